@@ -1,0 +1,58 @@
+# Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean python java
+
+VENV := .venv
+BIN := $(VENV)/bin
+JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
+NEW_ENOUGH := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,\
+	$(shell $(name) -c '$(NEW_ENOUGH)' 2>/dev/null && echo $(name))))
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_ARGS="--store postgresql://... --seed 7")
+	@$(BIN)/dedup demo $(DEMO_ARGS)
+
+test: java $(VENV)/.jars ## Run all tests (PYTEST_ARGS="-k checkpoint -x")
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.ready ## Check style, types and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: java $(VENV)/.jars ## Measure side by side with the usual ways, write benchmarks/latest.json
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+clean: ## Remove .venv and everything that the other targets made
+	rm -rf $(VENV) build dist *.egg-info .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.ready: setup.cfg pyproject.toml constraints.txt | python
+	@echo "Setting up $(VENV) (once; Spark alone is 400 MB to download) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools wheel
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+python:
+	@test -n "$(PYTHON)" && $(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { echo >&2 "Python 3.11 or newer, with its venv module,\
+	 is needed and was not found: install it, or name it with make PYTHON=/path/to/python3.11."; exit 1; }
+
+java:
+	@version=$$("$(JAVA)" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
+	if test -z "$$version"; then \
+		echo >&2 "Spark needs Java 17 or newer and $(JAVA) does not run: install it, or point JAVA_HOME to it."; exit 1; \
+	elif test "$$version" -lt 17; then \
+		echo >&2 "Spark needs Java 17 or newer and $(JAVA) is older: install one, or point JAVA_HOME to it."; exit 1; \
+	fi
+
+# Spark resolves them by itself at any start; here nobody waits in mid-demo for a download.
+$(VENV)/.jars: dedup/spark/session.py $(VENV)/.ready | java
+	@echo "Starting Spark once (the first time it fetches the jars of Delta) ..."
+	@$(BIN)/python -m dedup.spark.session >$(VENV)/jars.log 2>&1 || { cat $(VENV)/jars.log >&2; exit 1; }
+	@touch $@

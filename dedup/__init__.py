@@ -1,0 +1,91 @@
+"""Exactly-once effect for Spark Structured Streaming: every message handled once, none lost.
+
+The public names. Importing this needs neither pyspark nor a driver: each name is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+
+def _refuse_namesakes() -> None:
+    """Say so in one sentence where a user's own checkpoint.py or deadletter.py hides our package of that name."""
+    home = Path(__file__).parent.parent
+    for name in ("checkpoint", "deadletter"):
+        spec = importlib.util.find_spec(name)
+        found = Path(spec.origin) if spec and spec.origin else None
+        if found == home / name / "__init__.py":
+            continue
+        sentence = f"dedup has a package of its own named {name!r}, and Python finds {found or 'none'} in its place: " + (
+            f"rename {found.name}, or start Python from another folder." if found else "install dedup again."
+        )
+        # under `python -m dedup` nothing of ours runs before this that could catch an exception
+        raise SystemExit(f"dedup: {sentence}") if sys.argv[:1] == ["-m"] and "dedup" in sys.orig_argv else ImportError(sentence)
+
+
+_refuse_namesakes()
+
+from checkpoint.errors import (  # noqa: E402  a namesake has to be refused before it is imported
+    CheckpointError,
+    ConfigError,
+    DedupError,
+    Fenced,
+    HandlerError,
+    KeyConflict,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from dedup import decode
+    from dedup.consumer import Consumer
+    from dedup.delta import DeltaStore
+    from dedup.envelope import Columns
+    from dedup.postgres import PostgresStore
+    from dedup.store import Selection
+
+__all__ = [
+    "CheckpointError",
+    "Columns",
+    "ConfigError",
+    "Consumer",
+    "DedupError",
+    "DeltaStore",
+    "Fenced",
+    "HandlerError",
+    "KeyConflict",
+    "PostgresStore",
+    "Selection",
+    "StoreError",
+    "__version__",
+    "decode",
+]
+
+_HOMES = {
+    "Columns": "dedup.envelope",
+    "Consumer": "dedup.consumer",
+    "DeltaStore": "dedup.delta",
+    "PostgresStore": "dedup.postgres",
+    "Selection": "dedup.store",
+    "decode": "dedup.decode",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then: a program that uses one store needs the other one's driver as little as Spark's shell does."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "dedup").split(".")[0]
+        if package == "dedup":
+            raise
+        raise ImportError(f"{name} needs {package}: pip install 'dedup[{home.removeprefix('dedup.')}]'") from missing
+    return module if name == "decode" else getattr(module, name)

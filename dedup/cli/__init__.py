@@ -1,0 +1,5 @@
+"""The command `dedup`."""
+
+from dedup.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,1 @@
+"""What needs Spark: frames, columns, and a local session. The only place that imports pyspark."""

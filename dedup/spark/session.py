@@ -1,0 +1,69 @@
+"""A local Spark session with Delta, sized for one small machine: for the demo, the tests and the benchmarks.
+
+The one home of the versions of Spark's jars. Spark's own Ivy resolves them at the first start and caches them.
+A cluster brings a session of its own; nothing in the library calls this.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+
+from pyspark.sql import SparkSession
+
+DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
+"""Delta for Spark 4.2 and Scala 2.13."""
+
+JDBC = "org.postgresql:postgresql:42.7.7"
+"""PostgreSQL's JDBC driver; only the benchmarks compare with it."""
+
+CONF = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # the defaults, 50 and 200, make a first local commit take 20 seconds
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.memory": "2g",
+    "spark.driver.host": "127.0.0.1",  # host names of laptops and containers often do not resolve
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+def local_session(app: str, *, packages: tuple[str, ...] = (), cores: int = 2, **conf: str) -> SparkSession:
+    """The one session of this process, started where there is none yet; later callers get it as it is.
+
+    Args:
+        app: name shown in logs.
+        packages: Maven coordinates beside Delta's, such as `JDBC`.
+        cores: threads that run tasks.
+        conf: further settings, `**{"spark.sql.ansi.enabled": "false"}`; they win over `CONF`.
+
+    Raises:
+        pyspark.errors.PySparkRuntimeError: Java is missing or the JVM did not start; its log is on standard error.
+    """
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.appName(app).master(f"local[{cores}]")
+    settings = {"spark.jars.packages": ",".join((DELTA, *packages)), **CONF, **conf}
+    if "spark.sql.warehouse.dir" not in settings and SparkSession.getActiveSession() is None:
+        settings["spark.sql.warehouse.dir"] = _scratch()
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _scratch() -> str:
+    """A folder that goes with this process, so that no warehouse is left in the working directory."""
+    folder = tempfile.mkdtemp(prefix="dedup-warehouse-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+if __name__ == "__main__":  # fetches the jars, and shows that Java and Spark work together
+    local_session("dedup set-up").stop()
