@@ -1,0 +1,110 @@
+"""The error tree of the project. Split by what the caller does next.
+
+    DedupError
+    ├── ConfigError              wrong settings or input shape          -> fix and restart
+    │   ├── SettingsChanged      state was written with other settings  -> old settings, another name, or reset
+    │   └── AmbiguousPosition    one position, different contents       -> name the part column
+    ├── StoreError               the store could not do its part        -> batch is undone; run it again
+    │   ├── SchemaOutdated       state is missing or older than this library
+    │   ├── StateTooNew          state was written by a newer library
+    │   ├── StoreUnavailable     no connection, or it was lost before the commit
+    │   ├── CommitConflict       another writer committed first; plan again
+    │   ├── CommitUnknown        the answer to the commit was lost and cannot be read back yet
+    │   ├── SinkMismatch         rows do not fit the sink table
+    │   └── PublicationStuck     a decided batch that a sink refuses
+    ├── Fenced                   a newer copy of this consumer has taken over -> stop this copy
+    ├── StillHeld                another copy is alive and holds this consumer
+    ├── CheckpointError          the log and our checkpoint disagree    -> a person decides
+    │   ├── PositionGap          positions between checkpoint and batch are missing
+    │   ├── StoreRestored        our state is older than what Spark remembers
+    │   └── IncarnationChanged   the topic was re-created
+    ├── HandlerError             the handler broke a rule of the transaction
+    └── KeyConflict              same idempotence key, another payload (only with on_key_conflict="error")
+
+Each docstring is the class's default message. All are picklable: Spark moves them between processes.
+"""
+
+from __future__ import annotations
+
+
+class DedupError(Exception):
+    """Something went wrong in dedup."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__)
+
+
+class ConfigError(DedupError):
+    """The settings or the shape of the input are wrong. Fix them and start again."""
+
+
+class SettingsChanged(ConfigError):
+    """This consumer's state was written with other key settings. Use the old settings, another consumer name, or `dedup consumer reset`."""
+
+
+class AmbiguousPosition(ConfigError):
+    """One position occurs twice in a batch with different contents. Name the column that tells the rows apart with part=."""
+
+
+class StoreError(DedupError):
+    """The store could not do its part. The batch is undone; run it again."""
+
+
+class SchemaOutdated(StoreError):
+    """The state is missing or older than this library. Run `dedup migrate`."""
+
+
+class StateTooNew(StoreError):
+    """The state was written by a newer version of dedup. Upgrade this installation."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, or was lost before the commit. Nothing of the batch was committed; run it again."""
+
+
+class CommitConflict(StoreError):
+    """Another writer committed first. Nothing of this attempt was committed; plan it again."""
+
+
+class CommitUnknown(StoreError):
+    """The answer to the commit was lost and could not be read back. Either outcome is safe: run the batch again."""
+
+
+class SinkMismatch(StoreError):
+    """The rows do not fit the sink table. Nothing was sent; change the table or the rows."""
+
+
+class PublicationStuck(StoreError):
+    """A decided batch could not be published to its sink. Repair the sink and run `dedup publish`."""
+
+
+class Fenced(DedupError):
+    """A newer copy of this consumer has taken over. Stop this copy."""
+
+
+class StillHeld(DedupError):
+    """Another copy of this consumer is running. Stop it, wait until its heartbeat is old, or take over by force."""
+
+
+class CheckpointError(DedupError):
+    """The log and our checkpoint disagree. A person has to decide how to go on."""
+
+
+class PositionGap(CheckpointError):
+    """Positions between the checkpoint and this batch are missing. Read from the checkpoint, or `dedup consumer accept-gap`."""
+
+
+class StoreRestored(CheckpointError):
+    """The state is older than what Spark remembers. Run `dedup consumer accept-restore` once the loss is understood."""
+
+
+class IncarnationChanged(CheckpointError):
+    """The topic seems to have been re-created. Run `dedup consumer accept-incarnation` to start its new life at its first position."""
+
+
+class HandlerError(DedupError):
+    """The handler broke a rule of its transaction. Nothing of the batch was committed."""
+
+
+class KeyConflict(DedupError):
+    """An event has the idempotence key of another one and a different payload. Choose what to do with on_key_conflict=."""

@@ -1,0 +1,93 @@
+"""What a dead letter is: its kinds, its statuses, its columns, its id and the fingerprint of its error.
+
+A letter needs a position and bytes, not a decoded message: what cannot be decoded must still be parkable.
+Called by the planning code (which makes letters) and both stores (which keep them). Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from enum import StrEnum
+
+import pyarrow as pa
+
+
+class Kind(StrEnum):
+    """Why an event was parked."""
+
+    HANDLER_ERROR = "HANDLER_ERROR"  # the handler raised
+    REJECTED = "REJECTED"  # the handler said no
+    UNDECODABLE = "UNDECODABLE"  # the body is not null and does not decode
+    NO_KEY = "NO_KEY"  # every part of the idempotence key is null
+    KEY_CONFLICT = "KEY_CONFLICT"  # known key, another payload
+    TOO_LARGE = "TOO_LARGE"  # body above max_body: digest and first bytes only
+    CRASHED = "CRASHED"  # it killed the process
+
+
+class Status(StrEnum):
+    """Where a letter stands. OPEN and BLOCKED hold the key, DISCARDED too unless released."""
+
+    OPEN = "OPEN"
+    BLOCKED = "BLOCKED"
+    REPROCESSED = "REPROCESSED"
+    DUPLICATE = "DUPLICATE"
+    DISCARDED = "DISCARDED"
+    LOST = "LOST"
+
+
+HOLDS_NO_KEY = frozenset({Kind.UNDECODABLE, Kind.NO_KEY, Kind.KEY_CONFLICT})
+"""Kinds whose letters hold no key: there is none, or another event has it."""
+
+PROPERTIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""Headers as brokers have them: ordered, names may repeat, values are bytes."""
+
+LETTERS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),  # letter_id(): the same position parks under the same id
+        pa.field("consumer", pa.string(), nullable=False),
+        pa.field("generation", pa.int32(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("incarnation", pa.int32(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("sequence_number", pa.int64(), nullable=False),
+        pa.field("part", pa.int64(), nullable=False),
+        pa.field("offset", pa.string()),  # opaque, as the broker gave it
+        pa.field("enqueued_time", pa.timestamp("us", tz="UTC")),
+        pa.field("event_key", pa.binary()),  # the broker's partition key
+        pa.field("key", pa.binary(16)),  # hash of the idempotence key; null where there is none
+        pa.field("holds_key", pa.bool_(), nullable=False),
+        pa.field("idempotence_key", pa.string()),  # readable, cut to 1,000 characters
+        pa.field("payload_hash", pa.int64()),
+        pa.field("body", pa.binary()),  # exact bytes; the first 64 kB for TOO_LARGE
+        pa.field("body_size", pa.int64()),  # bytes of the whole body; null for a null body
+        pa.field("body_sha256", pa.binary()),
+        pa.field("properties", PROPERTIES),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("error_type", pa.string()),
+        pa.field("error_message", pa.string()),
+        pa.field("stack", pa.string()),
+        pa.field("fingerprint", pa.string(), nullable=False),
+        pa.field("attempts", pa.int32(), nullable=False),
+        pa.field("first_failed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("last_failed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("sequence_key", pa.string()),
+        pa.field("blocked_by", pa.string()),
+    ]
+)
+"""One row per letter, as it is parked. Stores add `duplicates`: how many later copies of a held key were dropped."""
+
+
+def letter_id(*position: object) -> str:
+    """32 hex digits from (consumer, generation, source, topic, incarnation, partition, sequence_number, part)."""
+    text = "\x1f".join(f"{len(str(p))}:{p}" for p in position)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def fingerprint(kind: str, message: str, frame: str = "") -> str:
+    """16 hex digits that are equal for errors of the same kind, place and wording; digits and ids in the message are ignored."""
+    words = re.sub(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F-]{8,}\b|\d+", "?", message)
+    return hashlib.sha256(f"{kind}\x1f{frame}\x1f{words}".encode("utf-8", "surrogatepass")).hexdigest()[:16]

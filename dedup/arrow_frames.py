@@ -1,0 +1,50 @@
+"""Arrow tables as handler frames: for the plain runner, the kill tests and everything else without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError
+from dedup.rows import ArrowRows
+from dedup.store import Rows
+
+
+class ArrowFrames:
+    """Implements `dedup.tx.Frames` for pa.Table."""
+
+    def columns(self, rows: pa.Table) -> list[str]:
+        """Column names."""
+        return list(rows.column_names)
+
+    def positions(self, rows: pa.Table, condition: Any | None, columns: list[str]) -> pa.Table:
+        """These columns where the condition (boolean array or expression) is true."""
+        if condition is not None:
+            rows = rows.filter(condition, null_selection_behavior="drop") if not isinstance(condition, pc.Expression) else rows.filter(condition)
+        return rows.select(columns)
+
+    def without(self, rows: pa.Table, positions: pa.Table) -> pa.Table:
+        """Rows whose position is not among `positions`, in their order."""
+        numbered = rows.append_column("_order", pa.array(range(rows.num_rows), pa.int64()))
+        keys = positions.column_names
+        kept = numbered.select([*keys, "_order"]).join(positions.group_by(keys).aggregate([]), keys=keys, join_type="left anti")
+        return rows.take(kept["_order"].sort())
+
+    def rows(self, rows: Any) -> Rows:
+        """A table, a dict or a list of dicts as rows for the store."""
+        return ArrowRows(to_table(rows))
+
+
+def to_table(rows: Any) -> pa.Table:
+    """An Arrow table from a table, a record batch, a dict or a list of dicts. Raises ConfigError for anything else."""
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, dict):
+        return pa.Table.from_pylist([rows])
+    if isinstance(rows, list) and all(isinstance(r, dict) for r in rows):
+        return pa.Table.from_pylist(rows)
+    raise ConfigError(f"tx.write takes a DataFrame, an Arrow table, a dict or a list of dicts, not {type(rows).__name__}.")

@@ -1,0 +1,232 @@
+"""The Consumer: one handler around which every batch is one exactly-once effect.
+
+`consumer(batch, batch_id)` is what `foreachBatch` calls. The flow of a batch is `_process`; of a chunk, `flow.commit_chunk`.
+Picklable: settings travel, connections and epochs do not.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from checkpoint.errors import CommitConflict, ConfigError
+from dedup import flow, planning
+from dedup.envelope import Columns, Prepare
+from dedup.feed import Feed, open_feed
+from dedup.keys import KeySettings
+from dedup.planning import OnKeyConflict
+from dedup.process import this_process
+from dedup.store import Head, Holder, Run, Store
+from dedup.tx import Tx
+
+log = logging.getLogger("dedup")
+
+Handler = Callable[[Any, Tx], None]
+
+CONFLICT_ATTEMPTS = 5
+"""How often a batch is planned again after another commit of the same epoch came first."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """One query run of this process that holds the epoch."""
+
+    run_key: str
+    head: Head
+
+
+@dataclass
+class Report:
+    """What became of one batch, in rows; `delivered` is the sum of the others."""
+
+    delivered: int = 0
+    redelivered: int = 0
+    processed: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+
+    def add(self, state: Any) -> None:
+        """Count the rows of one committed chunk."""
+        counts = np.bincount(state, minlength=8)
+        self.delivered += len(state)
+        self.redelivered += int(counts[planning.REDELIVERED])
+        self.processed += int(counts[planning.NEW])
+        self.duplicates += int(counts[planning.DUPLICATE])
+        self.skipped += int(counts[planning.SKIPPED])
+        self.dead_lettered += int(sum(counts[k] for k in planning.LETTER_KINDS))
+
+
+class Consumer:
+    """A named application that handles every event of its topics with an exactly-once effect.
+
+    Args:
+        name: names the state. One Spark query per name.
+        store: PostgresStore or DeltaStore; keeps the state beside the sinks.
+        idempotence_key: what makes two deliveries the same message: a column (`data.order_id`), several, or, on Spark,
+            a SQL expression. Default: the message id, else the position. **It names the message, not the entity.**
+        payload: columns whose change makes a KEY_CONFLICT of an equal key. Default: the body.
+        key_scope: "topic": a key counts within (consumer, source, topic); "consumer": across all its topics.
+        null_key: "dead_letter" parks an event whose every key part is null as NO_KEY; "position" uses its position.
+        on_key_conflict: "dead_letter", "duplicate" (first payload wins, silently counted) or "error" (the batch fails).
+        decode: `decode.json(schema)`, `decode.avro(schema)` or a function Column -> Column; adds the column `data`.
+        positions: "auto" recognises Spark's Kafka source and the eventhubs schema; `Columns(...)` maps anything else;
+            None is the key-only mode: keys dedupe, no checkpoint, nothing to prove.
+        source: which broker, where the frame does not say. Two topics of one name on two brokers are two topics.
+        part: column that numbers the rows one event was exploded into.
+        max_events_per_transaction: rows of one commit; bounds driver memory. Default: the store's.
+        max_body: bytes of a body that a dead letter keeps whole.
+        query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
+        takeover_after: seconds without a sign of life after which another copy is taken over.
+        takeover: take over a live copy at once.
+        scratch: folder that driver and executors share, for batches too large for the driver.
+
+    Raises:
+        ConfigError: settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        *,
+        idempotence_key: str | Sequence[str] | None = None,
+        payload: str | Sequence[str] | None = None,
+        key_scope: Literal["topic", "consumer"] = "topic",
+        null_key: Literal["dead_letter", "position"] = "dead_letter",
+        on_key_conflict: OnKeyConflict = "dead_letter",
+        decode: Any | None = None,
+        positions: Columns | Literal["auto"] | None = "auto",
+        source: str | None = None,
+        part: str | None = None,
+        max_events_per_transaction: int | None = None,
+        max_body: int = 20 * 1024 * 1024,
+        query: str | None = None,
+        takeover_after: float = 60.0,
+        takeover: bool = False,
+        scratch: str | None = None,
+    ) -> None:
+        if not name or len(name) > 200 or "\x00" in name:
+            raise ConfigError("A consumer needs a name of 1 to 200 characters without NUL.")
+        if on_key_conflict not in ("dead_letter", "duplicate", "error"):
+            raise ConfigError(f"on_key_conflict is 'dead_letter', 'duplicate' or 'error', not {on_key_conflict!r}.")
+        if max_events_per_transaction is not None and max_events_per_transaction < 1:
+            raise ConfigError("max_events_per_transaction must be at least 1.")
+        if positions is None and (idempotence_key is None or null_key == "position"):
+            raise ConfigError("Without positions every event needs an idempotence key: give idempotence_key= and leave null_key='dead_letter'.")
+        self.name, self.store = name, store
+        self.keys = KeySettings(columns=_names(idempotence_key), payload=_names(payload), scope=key_scope, null_key=null_key)
+        self.on_key_conflict: OnKeyConflict = on_key_conflict
+        self.decode, self.positions, self.source, self.part = decode, positions, source, part
+        self.max_events = max_events_per_transaction or store.default_max_events
+        self.max_body, self.query, self.scratch = max_body, query, scratch
+        self.takeover_after, self.takeover = takeover_after, takeover
+        self._handler: Handler | None = None
+        self._live: Live | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_live": None}
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.name!r}, {self.store!r})"
+
+    def foreach_batch(self, handler: Handler) -> Handler:
+        """Register the handler: called with a frame of new events only, and a `Tx`. Usable as a decorator."""
+        if self._handler is not None:
+            raise ConfigError(f"Consumer {self.name!r} has a handler already. Use one consumer per handler.")
+        self._handler = handler
+        return handler
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings that decide which keys and positions are equal; the state is bound to them."""
+        mode = "none" if self.positions is None else "yes"
+        return {**self.keys.canonical(), "part": self.part or "", "positions": mode}
+
+    def __call__(self, batch: Any, batch_id: int) -> Report:
+        """Process one batch: a Spark DataFrame (from foreachBatch) or a pyarrow Table.
+
+        Returns what became of its rows. Safe to call again with the same batch after any failure.
+
+        Raises:
+            ConfigError: the frame cannot be mapped; nothing was written.
+            Fenced: a newer copy runs; stop this one.
+            CheckpointError: a person has to decide; the message names the command.
+            StoreError: the store failed; nothing of the running chunk was committed.
+            Anything the handler raised: nothing of the running chunk was committed.
+
+        Crash: before a chunk's commit nothing of it is true; after it, all of it is. The next call with the same
+        events finds their positions recorded and drops them.
+        """
+        self._policy()
+        started, feed = time.monotonic(), open_feed(batch, self.scratch)
+        report = self._with_replanning(feed, int(batch_id))
+        log.info(
+            "%s batch %s: delivered %d, redelivered %d, processed %d, duplicates %d, skipped %d, dead-lettered %d, %.2f s",
+            *(self.name, batch_id, report.delivered, report.redelivered, report.processed),
+            *(report.duplicates, report.skipped, report.dead_lettered, time.monotonic() - started),
+        )
+        return report
+
+    def _with_replanning(self, feed: Feed, batch_id: int) -> Report:
+        for _ in range(CONFLICT_ATTEMPTS - 1):
+            try:
+                return self._process(feed, batch_id)
+            except CommitConflict:
+                log.warning("%s batch %s: another commit came first; planning again", self.name, batch_id)
+        return self._process(feed, batch_id)
+
+    def _process(self, feed: Feed, batch_id: int) -> Report:
+        epoch = self._take_epoch(feed.run_key).epoch
+        head = self.store.head(self.name)
+        query = self.query or feed.query_id
+        run = Run(query or feed.run_key, batch_id, durable=query is not None)
+        report = Report()
+        with self.store.heartbeat(self.name, epoch, every=max(self.takeover_after / 6, 0.1)), feed.materialise(self._prepare(head)) as material:
+            index = flow.index_of(material)
+            planning.guard(head, run, self.settings, {p: first for p, (first, _) in index.spans.items()})
+            for number, rows in enumerate(planning.chunks(index, self.max_events)):
+                chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head)
+                report.add(flow.commit_chunk(chunk, self.store, epoch, self._policy()))
+        return report
+
+    def _take_epoch(self, run_key: str) -> Head:
+        """The epoch of this query run, taken at its first batch. A copy that was fenced stays fenced."""
+        if self._live is None or self._live.run_key != run_key:
+            host, pid, started = this_process()
+            holder = Holder(host, pid, started, run_key)
+            head = self.store.take_epoch(self.name, holder, takeover_after=self.takeover_after, force=self.takeover, on_wait=_tell_waiting)
+            log.info("%s: epoch %d", self.name, head.epoch)
+            self._live = Live(run_key, head)
+        return self._live.head
+
+    def _prepare(self, head: Head) -> Prepare:
+        return Prepare(
+            consumer=self.name,
+            keys=self.keys,
+            columns=self.positions,
+            source=self.source,
+            part=self.part,
+            positions=self.positions is not None,
+            decoder=self.decode,
+            keyspace=head.keyspace,
+            incarnations=dict(head.incarnations),
+        )
+
+    def _policy(self) -> flow.Policy:
+        if self._handler is None:
+            raise ConfigError(f"Consumer {self.name!r} has no handler. Register one with @consumer.foreach_batch.")
+        return flow.Policy(self._handler, self.settings, self.on_key_conflict, self.max_body)
+
+
+def _names(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _tell_waiting(seconds: float, who: str) -> None:
+    log.warning("waiting %.0f s for the other copy (%s) to show no life; takeover=True does not wait", seconds, who)

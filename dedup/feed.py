@@ -1,0 +1,110 @@
+"""What the flow needs of a batch, whatever brought it: materialised rows by number, and frames for the handler.
+
+A batch is evaluated once, here, before anything is decided; handler, reservations, outcomes and checkpoint speak of these rows.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from checkpoint.errors import ConfigError
+from dedup import arrow
+from dedup.arrow_frames import ArrowFrames
+from dedup.envelope import INTERNAL, Prepare
+from dedup.index import INDEX_COLUMNS, Ints
+from dedup.tx import Frames
+
+
+class Material(Protocol):
+    """The rows of one batch, evaluated once. Rows are named by their number in it."""
+
+    frames: Frames
+
+    @property
+    def index(self) -> pa.Table:
+        """INDEX_COLUMNS of every row."""
+
+    def content(self, rows: Ints) -> pa.Table:
+        """All prepared columns of these rows, in this order. For few rows: letters, checkpoints."""
+
+    def frame(self, rows: Ints) -> Any:
+        """The handler's frame of these rows, without internal columns."""
+
+
+class Feed(Protocol):
+    """One batch as it came."""
+
+    run_key: str  # the query run it belongs to: an epoch is taken once for each
+    query_id: str | None  # an id that outlives the process, where there is one
+
+    def materialise(self, prepare: Prepare) -> AbstractContextManager[Material]:
+        """Map, decode, compute keys, and evaluate, once."""
+
+
+_run: tuple[int, str] = (0, "")
+
+
+def process_run() -> str:
+    """A random id of this process; another one after a fork."""
+    global _run
+    if _run[0] != os.getpid():
+        _run = (os.getpid(), uuid.uuid4().hex)
+    return _run[1]
+
+
+def open_feed(batch: Any, scratch: str | None) -> Feed:
+    """The feed for a pyarrow Table or a Spark DataFrame. Raises ConfigError for anything else."""
+    if isinstance(batch, pa.Table | pa.RecordBatch):
+        return ArrowFeed(batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch]))
+    if type(batch).__module__.split(".")[0] == "pyspark":
+        from dedup.spark.feed import SparkFeed
+
+        return SparkFeed(batch, scratch)
+    raise ConfigError(f"A batch is a Spark DataFrame or a pyarrow Table, not {type(batch).__name__}.")
+
+
+class ArrowFeed:
+    """A pyarrow Table as a batch."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self.run_key = process_run()
+        self.query_id: str | None = None
+
+    @contextmanager
+    def materialise(self, prepare: Prepare) -> Iterator[ArrowMaterial]:
+        """Computed here, by pyarrow."""
+        yield ArrowMaterial(arrow.prepare(self._table, prepare))
+
+
+@dataclass(frozen=True)
+class ArrowMaterial:
+    """Rows in memory, handed to the handler as pa.Table."""
+
+    table: pa.Table
+    frames: Frames = ArrowFrames()
+
+    @property
+    def index(self) -> pa.Table:
+        """INDEX_COLUMNS of every row."""
+        return self.table.select(list(INDEX_COLUMNS))
+
+    def content(self, rows: Ints) -> pa.Table:
+        """These rows, in this order."""
+        return self.table.take(pa.array(rows))
+
+    def frame(self, rows: Ints) -> pa.Table:
+        """These rows as the handler sees them."""
+        return visible(self.table).take(pa.array(rows))
+
+
+def visible(table: pa.Table) -> pa.Table:
+    """Without the internal columns."""
+    return table.drop_columns(list(INTERNAL))

@@ -1,0 +1,147 @@
+"""One chunk from its rows to its commit: the whole protocol in one place.
+
+The numbered order is fence, redeliveries, reserve, handler, write, then what `decision.decide` says. Every store runs it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from checkpoint.errors import CommitConflict
+from checkpoint.position import Partition
+from dedup import decision, planning
+from dedup.envelope import check_positions
+from dedup.feed import Material
+from dedup.index import KEY_ONLY, Index, check_repeats
+from dedup.planning import OnKeyConflict, Settled, Sifted
+from dedup.store import Checkpoint, Head, Run, Selection, Store, Transaction
+from dedup.tx import Tx
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the consumer's settings say about a chunk."""
+
+    handler: Callable[[Any, Tx], None]
+    settings: Mapping[str, str]
+    on_key_conflict: OnKeyConflict
+    max_body: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that commit together."""
+
+    material: Material
+    index: Index
+    run: Run
+    assumed: Head  # the head that the keys were computed with
+
+
+def index_of(material: Material) -> Index:
+    """The batch in position order. Raises ConfigError or AmbiguousPosition, naming rows."""
+    check_positions(material.index)
+    return Index.of(material.index)
+
+
+def commit_chunk(chunk: Chunk, store: Store, epoch: int, policy: Policy) -> npt.NDArray[np.int8]:
+    """Make the effect of one chunk true, once; returns what became of each of its rows (planning's states).
+
+    Raises:
+        CommitConflict: the state changed since the batch was prepared; plan the batch again.
+
+    Crash: until the commit step has acted nothing of the chunk is true; from then on all of it is.
+    """
+    with store.begin(chunk.assumed.consumer, epoch) as transaction:
+        head = transaction.head
+        _check_assumptions(chunk.assumed, head)
+        sifted = _sift(chunk, transaction, head, store.on_step)
+        if sifted.replayed.any():
+            _check_redeliveries(sifted, transaction, store, head, policy)
+        if _nothing_to_record(chunk, sifted, head):
+            return sifted.state
+        store.on_step("reserve")
+        settled = planning.settle(sifted, transaction.reserve(sifted.reserve), policy.on_key_conflict)
+        settled, reasons = _handle(chunk, settled, transaction, policy, store.on_step)
+        for step in _decide(chunk, settled, reasons, head, policy):
+            store.on_step(step.name)
+            transaction.execute(step)
+    return settled.state
+
+
+def _check_assumptions(assumed: Head, head: Head) -> None:
+    """Keys depend on the keyspace and on incarnations; a person may have changed them since they were computed."""
+    if (assumed.keyspace, dict(assumed.incarnations)) != (head.keyspace, dict(head.incarnations)):
+        raise CommitConflict(f"Consumer {head.consumer!r}: its incarnations or its keyspace changed while the batch was prepared.")
+
+
+def _sift(chunk: Chunk, transaction: Transaction, head: Head, on_step: Callable[[str], None]) -> Sifted:
+    on_step("redeliveries")
+    index = chunk.index
+    repeats = index.repeated()
+    if len(repeats):
+        pairs = np.stack([repeats - 1, repeats], axis=1).ravel()
+        check_repeats(index, repeats, chunk.material.content(index.order[pairs]))
+    old = {p: span for p, span in index.spans.items() if p in head.checkpoints and span[0] <= head.checkpoints[p].sequence_number}
+    return planning.sift(index, head, transaction.seen(old) if old else {}, repeats)
+
+
+def _nothing_to_record(chunk: Chunk, sifted: Sifted, head: Head) -> bool:
+    """Whether this is a replay of what was recorded under this very query and batch: nothing would change."""
+    replay = head.query_id == chunk.run.query_id and head.batch_id is not None and chunk.run.batch_id <= head.batch_id
+    return replay and bool((sifted.state == planning.REDELIVERED).all())
+
+
+def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, head: Head, policy: Policy) -> None:
+    """Refuse a topic that was re-created: its positions were seen, its events were not."""
+    known = transaction.known(sifted.recheck)
+    rows = planning.suspects(sifted, known, compare_payload=policy.on_key_conflict != "duplicate")
+    if len(rows):
+        parts = [(p, sifted.index.numbers[mine]) for p, r in sifted.index.by_partition() if len(mine := np.intersect1d(r, rows))]
+        spans = [Selection(head.consumer, *p, first=int(n.min()), last=int(n.max()), limit=None) for p, n in parts]
+        planning.check_redeliveries(sifted.index, rows, pa.concat_tables([store.letters(s) for s in spans]), head)
+
+
+def _handle(
+    chunk: Chunk, settled: Settled, transaction: Transaction, policy: Policy, on_step: Callable[[str], None]
+) -> tuple[Settled, Mapping[int, str]]:
+    """Run the handler on the new rows and hand over what it wrote. Without new rows it is not called."""
+    if not len(settled.new):
+        return settled, {}
+    frames = chunk.material.frames
+    tx = Tx(frames, settled, transaction)
+    on_step("handler")
+    with transaction.attempt():
+        policy.handler(chunk.material.frame(settled.index.order[settled.new]), tx)
+        tx.perform_writes()
+    rejected = np.array(sorted(tx.rejected), dtype=np.int64)
+    return planning.apply_outcomes(settled, rejected, tx.skipped), tx.rejected
+
+
+def _decide(chunk: Chunk, settled: Settled, reasons: Mapping[int, str], head: Head, policy: Policy) -> tuple[Any, ...]:
+    rows = decision.letter_rows(settled)
+    content = chunk.material.content(settled.index.order[rows]) if len(rows) else None
+    now = dt.datetime.now(dt.UTC)
+    letters = decision.LETTERS.empty_table()
+    if content is not None:
+        letters = decision.make_letters(settled, content, reasons, head, chunk.run, now, policy.max_body)
+    return decision.decide(settled, letters, head, chunk.run, policy.settings, _marks(chunk, settled))
+
+
+def _marks(chunk: Chunk, settled: Settled) -> dict[Partition, Checkpoint]:
+    """The checkpoint that the highest row of each partition makes."""
+    tops = {p: int(rows[-1]) for p, rows in settled.index.by_partition() if p != KEY_ONLY}
+    if not tops:
+        return {}
+    content = chunk.material.content(settled.index.order[list(tops.values())]).select(["offset", "enqueued_time"])
+    return {
+        p: Checkpoint(int(settled.index.numbers[row]), seen["offset"], seen["enqueued_time"], chunk.run.query_id)
+        for (p, row), seen in zip(tops.items(), content.to_pylist(), strict=True)
+    }

@@ -1,0 +1,252 @@
+"""What a batch means: pure functions from (head, events) to what has to be written.
+
+No driver, no clock, no randomness, no I/O: the stores execute what is decided here, and the simulation runs this
+very code. The order is: guard -> chunks -> sift (positions) -> settle (keys) -> handler -> decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from checkpoint.errors import IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
+from checkpoint.position import Partition, Ranges
+from dedup.index import Bools, Index, Ints, keys_table
+from dedup.store import Head, Run
+
+OnKeyConflict = Literal["dead_letter", "duplicate", "error"]
+
+NEW, REDELIVERED, DUPLICATE, UNDECODABLE, NO_KEY, KEY_CONFLICT, REJECTED, SKIPPED = range(8)
+"""What became of a row. Rows that stay NEW after the handler were processed."""
+
+LETTER_KINDS = {UNDECODABLE: "UNDECODABLE", NO_KEY: "NO_KEY", KEY_CONFLICT: "KEY_CONFLICT", REJECTED: "REJECTED"}
+
+
+def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Partition, int]) -> None:
+    """Refuse a batch that the state contradicts, before anything of it is written.
+
+    Args:
+        firsts: lowest sequence number of each partition in the batch; empty in key-only mode.
+
+    Raises:
+        SettingsChanged, StoreRestored, PositionGap: each names the command to go on.
+    """
+    if head.settings is not None and dict(head.settings) != dict(settings):
+        raise SettingsChanged(_settings_message(head, settings))
+    ours = head.batch_id if head.query_id == run.query_id and run.durable else None
+    if ours is not None and run.batch_id > ours + 1:
+        raise StoreRestored(
+            f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, our state at batch {ours}: the state was restored "
+            f"to an older time. Find out what is missing, then run `dedup consumer accept-restore {head.consumer}`."
+        )
+    gaps = [] if head.gap_accepted else [g for p, first in sorted(firsts.items()) if (g := _gap(head, run, p, first))]
+    if gaps:
+        raise PositionGap(
+            f"Consumer {head.consumer!r}: positions would be left out: {', '.join(gaps)}. Start the query at the checkpoint, "
+            f"or run `dedup consumer accept-gap {head.consumer}` to go on without them."
+        )
+
+
+def _gap(head: Head, run: Run, partition: Partition, first: int) -> str | None:
+    point = head.checkpoints.get(partition)
+    if point is None or point.query_id == run.query_id or first <= point.sequence_number + 1:
+        return None  # the same query may jump: transaction markers and compaction leave gaps
+    return f"{partition} {point.sequence_number + 1}-{first - 1}"
+
+
+def _settings_message(head: Head, settings: Mapping[str, str]) -> str:
+    old = dict(head.settings or {})
+    changed = [f"{k}: was {old.get(k)!r}, now {settings.get(k)!r}" for k in sorted({*old, *settings}) if old.get(k) != settings.get(k)]
+    return (
+        f"Consumer {head.consumer!r}: its state was written with other key settings ({'; '.join(changed)}). With the new ones old keys would not be "
+        f"recognised. Go back to the old settings, use another consumer name, or start over with `dedup consumer reset {head.consumer}`."
+    )
+
+
+def chunks(index: Index, max_events: int) -> list[slice]:
+    """Slices of the position-ordered index of at most `max_events` rows; parts of one position stay together."""
+    found, start, total = [], 0, len(index)
+    while start < total:
+        stop = min(start + max_events, total)
+        while stop < total and index.same_event(stop - 1, stop):
+            stop += 1
+        found.append(slice(start, stop))
+        start = stop
+    return found or [slice(0, 0)]
+
+
+@dataclass(frozen=True)
+class Sifted:
+    """A chunk after its positions were judged; arrays are per row of the chunk."""
+
+    index: Index
+    state: npt.NDArray[np.int8]
+    late: Bools
+    reserve: pa.Table  # KEYS: distinct keys of new rows, sorted, with the payload of their first row
+    replayed: Bools  # positions that batch records hold as seen, above the purged ones
+    recheck: pa.Table  # KEYS: distinct keys of `replayed` rows
+
+
+def sift(index: Index, head: Head, seen: Mapping[Partition, Ranges], repeats: Ints) -> Sifted:
+    """Tell redeliveries from new positions, and park what has no usable key.
+
+    Args:
+        seen: positions that batch records hold as seen, at least within the span of this chunk.
+        repeats: rows whose position an earlier row of this chunk has, with the same content (see `Index.repeated`).
+    """
+    state = np.zeros(len(index), dtype=np.int8)
+    late = np.zeros(len(index), dtype=bool)
+    for partition, rows in index.by_partition():
+        numbers = index.numbers[rows]
+        known = seen.get(partition, Ranges()).contains(numbers)
+        state[rows[known]] = REDELIVERED
+        point = head.checkpoints.get(partition)
+        if point is not None:
+            late[rows] = ~known & (numbers <= point.sequence_number)
+    replayed = _replayed(index, head, state == REDELIVERED)
+    state[repeats] = REDELIVERED
+    late[repeats] = False
+    fresh = state == NEW
+    state[fresh & index.undecodable] = UNDECODABLE
+    state[fresh & ~index.undecodable & index.no_key] = NO_KEY
+    recheck = keys_table(index, replayed & ~index.no_key & ~index.undecodable)
+    return Sifted(index, state, late, keys_table(index, state == NEW), replayed, recheck)
+
+
+def _replayed(index: Index, head: Head, redelivered: Bools) -> Bools:
+    """Redelivered rows whose decision must still be on record: those above what a purge may have taken."""
+    due = redelivered.copy()
+    for partition, rows in index.by_partition() if head.floors else ():
+        due[rows] &= index.numbers[rows] > head.floors.get(partition, np.iinfo(np.int64).min)
+    return due
+
+
+def suspects(sifted: Sifted, known: pa.Table, compare_payload: bool) -> Ints:
+    """Rows at positions seen before that reservations alone do not explain: no key, an unknown key, or another payload.
+
+    Args:
+        known: which of `sifted.recheck` are decided, with their payload hashes.
+        compare_payload: False where copies with another payload leave no letter (on_key_conflict="duplicate").
+    """
+    index, replayed = sifted.index, np.flatnonzero(sifted.replayed)
+    at, payload = Index.of_keys(known).find(index.keys_of(replayed))
+    explained = (at >= 0) & ~index.no_key[replayed] & ~index.undecodable[replayed]
+    if compare_payload:
+        explained &= payload == index.payload[replayed]
+    return replayed[~explained]
+
+
+def check_redeliveries(index: Index, rows: Ints, letters: pa.Table, head: Head) -> None:
+    """Raise IncarnationChanged where a position seen before now holds another event than the one decided then.
+
+    A re-created topic starts again at sequence number 0; without this its events would pass for redeliveries and be lost.
+
+    Args:
+        rows: the suspects.
+        letters: letters at their positions; one with the row's payload hash explains it.
+    """
+    lives = [head.incarnations.get((s, t), 0) for s, t in zip(letters["source"].to_pylist(), letters["topic"].to_pylist(), strict=True)]
+    current = letters.filter(pa.array([a == b for a, b in zip(letters["incarnation"].to_pylist(), lives, strict=True)], pa.bool_()))
+    parked = set(zip(index.locate(current).tolist(), current["payload_hash"].to_pylist(), strict=True))
+    wrong = [row for row in rows.tolist() if (row, int(index.payload[row])) not in parked]
+    if not wrong:
+        return
+    partition = index.partition_of(wrong[0])
+    raise IncarnationChanged(
+        f"Consumer {head.consumer!r}: positions decided before now hold other events ({', '.join(index.describe(r) for r in wrong[:5])}). "
+        f"If topic {partition.topic!r} was deleted and created again, run `dedup consumer accept-incarnation {head.consumer} "
+        f"--source {partition.source!r} --topic {partition.topic!r}`; if not, the idempotence key or the payload is not the same each time it is computed."
+    )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A chunk after its keys were judged: rows in state NEW go to the handler."""
+
+    index: Index
+    state: npt.NDArray[np.int8]
+    late: Bools
+    reserved: int  # keys reserved by this chunk
+
+    @property
+    def new(self) -> Ints:
+        """Rows for the handler, in position order."""
+        return np.flatnonzero(self.state == NEW)
+
+
+def settle(sifted: Sifted, known: pa.Table, on_conflict: OnKeyConflict) -> Settled:
+    """Tell new keys from copies and conflicts: the first position of an unknown key wins.
+
+    Args:
+        known: what `reserve` returned: keys decided before, with the payload hash they were decided with.
+
+    Raises:
+        KeyConflict: with on_conflict="error", naming positions.
+    """
+    index, state = sifted.index, sifted.state.copy()
+    rows = np.flatnonzero(state == NEW)
+    group, first = index.groups(rows)  # rows of one key share a group; `first` is each group's first row
+    at, payload = Index.of_keys(known).find(index.keys_of(first))
+    reference = np.where(at >= 0, payload, index.payload[first])
+    is_first = np.zeros(len(index), dtype=bool)
+    is_first[first[at < 0]] = True
+    copies = ~is_first[rows]
+    conflict = copies & (index.payload[rows] != reference[group])
+    if on_conflict == "error" and conflict.any():
+        raise KeyConflict(f"Same idempotence key, another payload at {', '.join(index.describe(r) for r in rows[conflict][:5])}.")
+    state[rows[copies]] = DUPLICATE
+    if on_conflict == "dead_letter":
+        state[rows[conflict]] = KEY_CONFLICT
+    return Settled(index, state, sifted.late, int((at < 0).sum()))
+
+
+def apply_outcomes(settled: Settled, rejected: Ints, skipped: Ints) -> Settled:
+    """The chunk with what the handler said about its rows; a row that was both rejected and skipped is rejected."""
+    state = settled.state.copy()
+    state[skipped] = SKIPPED
+    state[rejected] = REJECTED
+    return replace(settled, state=state)
+
+
+def accept_gap(head: Head) -> Head:
+    """The next batch may begin after positions that nobody has seen."""
+    return replace(head, gap_accepted=True)
+
+
+def accept_incarnation(head: Head, source: str, topic: str) -> Head:
+    """The topic begins a new life: its checkpoints are dropped, old batch records no longer apply; keys still count."""
+    lives = {**head.incarnations, (source, topic): head.incarnations.get((source, topic), 0) + 1}
+    return replace(
+        head,
+        incarnations=lives,
+        checkpoints={p: c for p, c in head.checkpoints.items() if (p.source, p.topic) != (source, topic)},
+        floors={p: f for p, f in head.floors.items() if (p.source, p.topic) != (source, topic)},
+    )
+
+
+def accept_restore(head: Head) -> Head:
+    """Go on from the restored state: a new generation that remembers no Spark query."""
+    return replace(head, generation=head.generation + 1, query_id=None, batch_id=None)
+
+
+def reset(head: Head) -> Head:
+    """Begin again as if nothing had been processed: checkpoints, records and reservations of the old life no longer count."""
+    return replace(
+        head,
+        generation=head.generation + 1,
+        keyspace=head.generation + 1,
+        settings=None,
+        query_id=None,
+        batch_id=None,
+        gap_accepted=False,
+        checkpoints={},
+        floors={},
+    )
+
+
+Amendment = Callable[[Head], Head]

@@ -1,0 +1,261 @@
+"""The one seam: what the flow asks of a store, and the values that cross it.
+
+A store keeps five things that change together: sink rows, reservations, dead letters, batch records and
+checkpoints. It decides nothing: the flow plans with pure functions (planning.py) and the store executes.
+Not a public extension point. Both stores pass the one contract suite in tests/contract.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+
+from checkpoint.position import Partition, Ranges
+
+Topic = tuple[str, str]
+"""(source, topic)"""
+
+RANGES = pa.list_(pa.struct([pa.field("first", pa.int64(), nullable=False), pa.field("last", pa.int64(), nullable=False)]))
+
+KEYS = pa.schema([pa.field("key", pa.binary(16), nullable=False), pa.field("payload_hash", pa.int64(), nullable=False)])
+"""One row per reservation: 128-bit key hash, 64-bit payload hash."""
+
+BATCHES = pa.schema(
+    [
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("incarnation", pa.int32(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),  # -1 in key-only mode, with empty source and topic
+        pa.field("query_id", pa.string(), nullable=False),
+        pa.field("batch_id", pa.int64(), nullable=False),
+        pa.field("chunk", pa.int32(), nullable=False),  # 0, 1, ... within the batch
+        pa.field("seen", RANGES, nullable=False),  # new positions of this chunk
+        pa.field("duplicates", RANGES, nullable=False),  # positions of which every part was a duplicate
+        pa.field("skipped", RANGES, nullable=False),  # positions of which every part was skipped
+        pa.field("late", RANGES, nullable=False),  # positions at or below the checkpoint, never seen before
+        pa.field("delivered", pa.int64(), nullable=False),  # rows; = redelivered + the next four counts
+        pa.field("redelivered", pa.int64(), nullable=False),
+        pa.field("processed", pa.int64(), nullable=False),
+        pa.field("duplicate", pa.int64(), nullable=False),
+        pa.field("skipped_rows", pa.int64(), nullable=False),
+        pa.field("dead_lettered", pa.int64(), nullable=False),
+        pa.field("reserved", pa.int64(), nullable=False),  # keys newly reserved
+    ]
+)
+"""The batch record: one row per chunk and partition. Stores add consumer, generation, epoch, seq, committed_at."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The low watermark of one partition: every position up to it is decided."""
+
+    sequence_number: int
+    offset: str | None = None  # the broker's opaque offset of that event
+    enqueued_time: dt.datetime | None = None  # aware, UTC
+    query_id: str = ""  # the query that last advanced it
+
+
+@dataclass(frozen=True)
+class Head:
+    """A consumer's state as of its last decision. Empty mappings and seq 0 for a new one."""
+
+    consumer: str
+    seq: int = 0  # decisions so far; +1 at each commit of any kind
+    epoch: int = 0
+    generation: int = 0  # +1 at reset and accept-restore
+    keyspace: int = 0  # the generation that began with the last reset: keys and batch records of older ones no longer count
+    settings: Mapping[str, str] | None = None  # canonical key settings the state was written with
+    query_id: str | None = None  # last query and batch that committed anything
+    batch_id: int | None = None
+    gap_accepted: bool = False  # set by a person, cleared by the next batch
+    floors: Mapping[Partition, int] = field(default_factory=dict)  # at or below: reservations may have been purged
+    checkpoints: Mapping[Partition, Checkpoint] = field(default_factory=dict)
+    incarnations: Mapping[Topic, int] = field(default_factory=dict)  # topics not named here are in incarnation 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Which query and batch a chunk belongs to."""
+
+    query_id: str
+    batch_id: int
+    chunk: int = 0
+    durable: bool = False  # the query id outlives the process (Spark's own, or query=): the restore guard is on
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that takes an epoch."""
+
+    host: str
+    pid: int
+    started: str  # the process's start time as its host tells it; equal only for the same process
+    run_id: str
+
+
+# Steps: what `planning.decide` orders and a transaction executes, in this order.
+
+
+@dataclass(frozen=True)
+class Park:
+    """Keep these dead letters (LETTERS schema). A letter whose id exists already is left as it is."""
+
+    name: ClassVar[str] = "park"
+    letters: pa.Table
+
+
+@dataclass(frozen=True)
+class Note:
+    """Count copies on the letters that hold these keys: columns key binary(16), count int64. Keys without a letter are ignored."""
+
+    name: ClassVar[str] = "note"
+    copies: pa.Table
+
+
+@dataclass(frozen=True)
+class Record:
+    """Keep the batch record (BATCHES schema) and the last query and batch; clear gap_accepted; set the settings."""
+
+    name: ClassVar[str] = "record"
+    batches: pa.Table
+    run: Run
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Set these checkpoints. Never backwards: values are at or above the head's (equal where only the query changed)."""
+
+    name: ClassVar[str] = "advance"
+    checkpoints: Mapping[Partition, Checkpoint]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Make everything of this transaction true at once."""
+
+    name: ClassVar[str] = "commit"
+
+
+Step = Park | Note | Record | Advance | Commit
+
+
+class Rows(Protocol):
+    """What `tx.write` recorded: rows of one sink, evaluated exactly once by one of the two methods."""
+
+    in_tasks: bool  # too many for the driver: use files()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the rows, known without evaluating them."""
+
+    def arrow(self) -> pa.Table:
+        """The rows, on this machine."""
+
+    def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
+        """The results of `write(iterator of record batches)` -> iterator of str, run where the rows are (Spark tasks)."""
+
+
+class Transaction(Protocol):
+    """One chunk. Left without Commit executed, nothing of it is true."""
+
+    head: Head  # as read under this transaction's fence
+
+    @property
+    def connection(self) -> Any:
+        """The database connection of this transaction; AttributeError with advice where the store has none."""
+
+    def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
+        """Positions in [first, last] that batch records hold as seen: of generations >= head.keyspace, current incarnation of each topic."""
+
+    def reserve(self, keys: pa.Table) -> pa.Table:
+        """Reserve the new ones of these distinct keys (KEYS); returns the known ones with the payload hash they were reserved with."""
+
+    def known(self, keys: pa.Table) -> pa.Table:
+        """Those of these distinct keys (KEYS) that are reserved or held by a letter, with their payload hash. Reserves nothing."""
+
+    def attempt(self) -> AbstractContextManager[None]:
+        """What is written inside vanishes if the block raises; the transaction goes on."""
+
+    def write(self, table: str, rows: Rows) -> int:
+        """Append rows to a sink as part of this transaction. Returns their number. Raises SinkMismatch before any row is sent."""
+
+    def execute(self, step: Step) -> None:
+        """Do one step of the decision."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which dead letters: all that are not None must match."""
+
+    consumer: str | None = None
+    source: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    first: int | None = None  # sequence numbers, both ends included
+    last: int | None = None
+    kind: str | None = None
+    status: str | None = None
+    fingerprint: str | None = None
+    id: str | None = None  # whole or a prefix
+    limit: int | None = 100
+
+
+class Store(Protocol):
+    """Where a consumer's state lives, beside its sinks. Picklable; opens its connections lazily."""
+
+    steps: ClassVar[Mapping[str, str]]  # every name given to on_step, in order -> what is true if the process dies right before it
+    on_step: Callable[[str], None]  # called with each name right before the step acts
+    default_max_events: ClassVar[int]
+
+    def migrate(self) -> list[str]:
+        """Bring the state to this library's version; returns what was applied. Safe to call twice, and twice at once."""
+
+    def take_epoch(
+        self,
+        consumer: str,
+        holder: Holder,
+        *,
+        takeover_after: float,
+        force: bool = False,
+        on_wait: Callable[[float, str], None] = lambda seconds, who: None,
+    ) -> Head:
+        """Become the one copy that may commit; returns the new head. Waits `takeover_after` seconds for a live or unknowable holder."""
+
+    def head(self, consumer: str) -> Head:
+        """The state now, without any lock."""
+
+    def begin(self, consumer: str, epoch: int) -> AbstractContextManager[Transaction]:
+        """Open the transaction of one chunk. Raises Fenced when a newer epoch was taken."""
+
+    def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
+        """While the block runs, tell other copies every `every` seconds that this one is alive, outside any transaction."""
+
+    def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
+        """A person's decision about the state (accept-gap and so on): replace the head by `change(head)`, recorded with who and why."""
+
+    def publish(self, consumer: str) -> int:
+        """Bring decided batches that their sinks do not show yet; returns how many. Always 0 where sinks commit with the decision."""
+
+    def consumers(self) -> list[str]:
+        """Names, sorted."""
+
+    def batches(self, consumer: str) -> pa.Table:
+        """Batch records (BATCHES + generation int32, epoch int64, seq int64, committed_at timestamp), in seq order."""
+
+    def letters(self, selection: Selection) -> pa.Table:
+        """Dead letters (LETTERS + duplicates int64) in position order."""
+
+    def reserved(self, consumer: str) -> int | None:
+        """How many reservations of its current keyspace are kept; None where this cannot be told per consumer."""
+
+    def problems(self, consumer: str) -> list[str]:
+        """Contradictions only this store can see (headers, publication marks); empty when all is well."""
+
+    def close(self) -> None:
+        """Let go of connections. The store can be used again."""

@@ -1,0 +1,158 @@
+"""The handler's side of a transaction: `Tx` records what the handler wants; the flow evaluates it once, afterwards.
+
+`Frames` is how rows of one kind (Spark DataFrame, Arrow table) are asked for what Tx needs of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from checkpoint.errors import HandlerError
+from dedup.envelope import POSITION
+from dedup.index import Index, Ints
+from dedup.planning import NEW, Settled
+from dedup.store import Rows, Transaction
+
+
+class Frames(Protocol):
+    """What Tx needs of one kind of rows."""
+
+    def columns(self, rows: Any) -> list[str]:
+        """Column names."""
+
+    def positions(self, rows: Any, condition: Any | None, columns: list[str]) -> pa.Table:
+        """These columns of the rows for which the condition is true (None: of all rows). One evaluation."""
+
+    def without(self, rows: Any, positions: pa.Table) -> Any:
+        """The rows whose position is not among `positions`, compared by its columns."""
+
+    def rows(self, rows: Any) -> Rows:
+        """The rows as a store takes them. Accepts the frame's own kind, an Arrow table, a dict, or a list of dicts."""
+
+
+class Tx:
+    """What a handler may do. Everything it records is in the same transaction, or nothing of it is.
+
+    Only `connection` acts at once; what `write` recorded is not visible to it.
+    """
+
+    def __init__(self, frames: Frames, settled: Settled, transaction: Transaction) -> None:
+        self._frames, self._settled, self._transaction = frames, settled, transaction
+        self._writes: list[tuple[str, Any]] = []
+        self._outcomes: dict[bool, dict[int, str]] = {True: {}, False: {}}  # rejected?, row -> reason
+
+    @property
+    def connection(self) -> Any:
+        """The store's own connection, inside this transaction (PostgreSQL: psycopg). Transaction control is refused."""
+        return self._transaction.connection
+
+    def write(self, rows: Any, table: str) -> None:
+        """Append rows to a sink table, matched by column name.
+
+        Args:
+            rows: DataFrame, Arrow table, dict or list of dicts.
+            table: PostgreSQL: `table` or `schema.table`; Delta: a path, a catalog name or a name from the store's `tables`.
+        """
+        self._writes.append((table, rows))
+
+    def reject(self, rows: Any, condition: Any, reason: str) -> Any:
+        """Park the events for which `condition` is true as dead letters; returns the rest. NULL counts as not rejected.
+
+        The condition is evaluated once, here, and the decision is kept as data: a condition that would answer differently
+        the next time cannot put an event on both sides or on neither.
+
+        Args:
+            rows: rows that still have their position columns.
+            condition: Spark: SQL text or Column; Arrow: a boolean array or a pyarrow expression.
+            reason: what the letter says.
+        """
+        return self._settle_rows(rows, condition, reason, rejected=True)
+
+    def skip(self, rows: Any, condition: Any) -> Any:
+        """Say that nothing is to be done for the events for which `condition` is true; returns the rest."""
+        return self._settle_rows(rows, condition, "", rejected=False)
+
+    def dead_letter(self, rows: Any, reason: str) -> None:
+        """Park all events of `rows`, which must have their position columns."""
+        self._mark(self._positions(rows, None), reason, rejected=True)
+
+    def _settle_rows(self, rows: Any, condition: Any, reason: str, *, rejected: bool) -> Any:
+        positions = self._positions(rows, condition)
+        self._mark(positions, reason, rejected=rejected)
+        return self._frames.without(rows, positions) if positions.num_rows else rows
+
+    def _positions(self, rows: Any, condition: Any | None) -> pa.Table:
+        missing = [c for c in POSITION if c not in self._frames.columns(rows)]
+        if missing:
+            raise HandlerError(
+                f"tx.reject, tx.skip and tx.dead_letter need the position columns; missing: {', '.join(missing)}. Call them before selecting `data.*`."
+            )
+        return self._frames.positions(rows, condition, list(POSITION))
+
+    def _mark(self, positions: pa.Table, reason: str, *, rejected: bool) -> None:
+        found = self._settled.index.locate(positions)
+        valid = (found >= 0) & (self._settled.state[np.maximum(found, 0)] == NEW)
+        if not valid.all():
+            raise HandlerError("The handler rejected or skipped a position that it was not given.")
+        chosen = self._outcomes[rejected]
+        for row in found.tolist():
+            chosen.setdefault(row, reason)
+
+    # The flow's side.
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        """Row of the chunk -> reason, of what the handler parked."""
+        return self._outcomes[True]
+
+    @property
+    def skipped(self) -> Ints:
+        """Rows of the chunk that the handler skipped and did not park."""
+        return np.array(sorted(set(self._outcomes[False]) - set(self.rejected)), dtype=np.int64)
+
+    def perform_writes(self) -> None:
+        """Evaluate and hand over what was recorded, each once, in the order of the calls."""
+        parked = np.array(sorted(self.rejected), dtype=np.int64)
+        for table, rows in self._writes:
+            self._transaction.write(table, _Checked(self._frames.rows(rows), self._settled.index, parked, table))
+
+
+class _Checked:
+    """Rows that must not carry a parked position, where they carry positions at all."""
+
+    def __init__(self, rows: Rows, index: Index, parked: Ints, table: str) -> None:
+        self._rows, self._table = rows, table
+        self.in_tasks = rows.in_tasks
+        carries = len(parked) > 0 and set(POSITION) <= set(rows.schema.names)
+        self._forbidden = _PositionSet(index, parked) if carries else None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._rows.schema
+
+    def arrow(self) -> pa.Table:
+        table = self._rows.arrow()
+        if self._forbidden is not None:
+            self._forbidden.check(table, self._table)
+        return table
+
+    def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
+        return self._rows.files(write, columns)
+
+
+class _PositionSet:
+    """The parked rows of a chunk, to look written rows up in."""
+
+    def __init__(self, index: Index, parked: Ints) -> None:
+        self._index, self._parked = index, parked
+
+    def check(self, table: pa.Table, sink: str) -> None:
+        found = self._index.locate(table.select(list(POSITION)))
+        wrong = np.isin(found, self._parked)
+        if wrong.any():
+            where = self._index.describe(int(found[wrong][0]))
+            raise HandlerError(f"The event at {where} was rejected and is still written to {sink!r}. Write the rows that tx.reject returned.")
