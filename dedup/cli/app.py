@@ -1,14 +1,34 @@
-"""The command line: one typer application."""
+"""The command `dedup`: tables for people, `--json` for programs, one sentence for whatever goes wrong.
+
+Nothing that changes a decision is done without `--yes`; without it the command tells what it would do.
+Exit codes: 0 done, 1 `verify` or `demo` found a contradiction, 2 the command could not do its work.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
 
 import dedup
+from dedup.cli import consumers, letters, reading, upkeep
+from dedup.cli.stores import mask_secrets
 
-app = typer.Typer(name="dedup", no_args_is_help=True, add_completion=False, help="Every message handled once, and none lost.")
+app = typer.Typer(
+    name="dedup",
+    help="Every message handled once, and none lost. The store is --store URL or the variable DEDUP_STORE.",
+    epilog="Example: dedup verify --store postgresql://localhost/shop",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+upkeep.register(app)
+consumers.register(app)
+reading.register(app)
+letters.register(app)
 
 
 def _version(wanted: bool) -> None:
@@ -23,5 +43,20 @@ def _app(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 
 def main() -> None:
-    """Run the command `dedup`."""
-    app()
+    """Run the command; an error is one line on standard error and exit code 2, a stack trace only with DEDUP_DEBUG=1."""
+    try:
+        app(prog_name="dedup")
+    except BrokenPipeError:  # `| head` has read enough; Python would complain once more when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:  # the last place that can turn an error into a sentence
+        if os.environ.get("DEDUP_DEBUG"):
+            raise
+        typer.echo(f"dedup: {_sentence(error)}", err=True)
+        sys.exit(2)
+
+
+def _sentence(error: Exception) -> str:
+    known = isinstance(error, (dedup.DedupError, ImportError))
+    text = str(error) if known else f"{type(error).__name__}: {error} (DEDUP_DEBUG=1 shows where)"
+    return mask_secrets(" ".join(text.split()))

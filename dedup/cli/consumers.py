@@ -1,0 +1,162 @@
+"""`dedup consumer`: what state each consumer is in, and a person's decisions about it."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Annotated, Any
+
+import typer
+
+import dedup
+from dedup import planning
+from dedup.cli.show import AsJson, print_json, print_table
+from dedup.cli.stores import StoreUrl, check_consumer, open_store
+from dedup.planning import Amendment
+from dedup.store import Head, Store
+
+Name = Annotated[str, typer.Argument(help="The consumer's name.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only show what would change.")]
+By = Annotated[str, typer.Option("--by", help="Who decides; kept with the decision.  [default: the login name]", show_default=False)]
+Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the decision.", show_default=False)]
+
+commands = typer.Typer(help="The state of consumers, and decisions about it.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add `dedup consumer ...`."""
+    app.add_typer(commands, name="consumer")
+
+
+@commands.command("list", epilog="Example: dedup consumer list --store /lake/dedup --json")
+def list_(store: StoreUrl = "", as_json: AsJson = False) -> None:
+    """All consumers of the store."""
+    opened = open_store(store)
+    heads = [opened.head(name) for name in opened.consumers()]
+    if as_json:
+        print_json([head_json(head) for head in heads])
+        return
+    columns = ["consumer", "epoch", "generation", "decisions", "partitions", "query", "last batch"]
+    rows = [(h.consumer, h.epoch, h.generation, h.seq, len(h.checkpoints), h.query_id, h.batch_id) for h in heads]
+    print_table(columns, rows, empty="no consumers yet")
+
+
+@commands.command(epilog="Example: dedup consumer show orders --store /lake/dedup")
+def show(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
+    """Everything about one consumer: epoch, generation, settings, checkpoints."""
+    opened = open_store(store)
+    check_consumer(opened, name)
+    document = {**head_json(opened.head(name)), "reserved": opened.reserved(name)}
+    if as_json:
+        print_json(document)
+        return
+    points, incarnations = document.pop("checkpoints"), document.pop("incarnations")
+    print_table(["", name], [(key, value) for key, value in document.items() if key != "consumer"])
+    print_table(CHECKPOINTS, [[point[c] for c in CHECKPOINTS] for point in points], title="checkpoints", empty="no checkpoints yet")
+    if incarnations:
+        print_table(["source", "topic", "incarnation"], [list(i.values()) for i in incarnations], title="re-created topics")
+
+
+@commands.command(epilog="Example: dedup consumer accept-gap orders --reason 'retention passed over the weekend' --yes")
+def accept_gap(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
+    """Go on although positions between the checkpoint and the next batch were never delivered."""
+    _amend(open_store(store), name, planning.accept_gap, yes, by, reason)
+
+
+@commands.command(epilog="Example: dedup consumer accept-incarnation orders --source broker-1 --topic orders --yes")
+def accept_incarnation(
+    name: Name,
+    source: Annotated[str, typer.Option("--source", help="The topic's source, as `dedup checkpoints` shows it.", show_default=False)],
+    topic: Annotated[str, typer.Option("--topic", help="The topic that was created again.", show_default=False)],
+    store: StoreUrl = "",
+    yes: Yes = False,
+    by: By = "",
+    reason: Reason = "",
+) -> None:
+    """Begin the new life of a topic that was deleted and created again at its first position."""
+    opened = open_store(store)
+    check_consumer(opened, name)
+    known = {(p.source, p.topic) for p in opened.head(name).checkpoints}
+    if (source, topic) not in known:
+        raise dedup.ConfigError(
+            f"{name!r} has no checkpoint of topic {topic!r} of {source!r}. It has: {', '.join(map('/'.join, sorted(known)))}."
+        )
+    _amend(opened, name, lambda head: planning.accept_incarnation(head, source, topic), yes, by, reason)
+
+
+@commands.command(epilog="Example: dedup consumer accept-restore orders --reason 'database restored to 09:00' --yes")
+def accept_restore(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
+    """Go on from state that was restored to an older time, once what is missing is understood."""
+    _amend(open_store(store), name, planning.accept_restore, yes, by, reason)
+
+
+@commands.command(epilog="Example: dedup consumer reset orders --reason 'new sink, read all again' --yes")
+def reset(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
+    """Begin again as if nothing had been processed. Events that are read again have their effect again; sinks stay as they are."""
+    _amend(open_store(store), name, planning.reset, yes, by, reason)
+
+
+def _amend(store: Store, name: str, change: Amendment, yes: bool, by: str, reason: str) -> None:
+    """Show what a decision changes and, with `yes`, make it.
+
+    Crash: the store replaces the head in one commit, so the decision is made whole or not at all; repeat the command to see which.
+    """
+    check_consumer(store, name)
+    before = store.head(name)
+    planned = changes(before, change(before))
+    if not planned:
+        typer.echo(f"{name}: nothing to change.")
+        return
+    print_table([name, "now", "then"], planned)
+    if not yes:
+        typer.echo("Nothing was changed. Repeat the command with --yes to do it.")
+        return
+    after = store.amend(name, change, by=by or getpass.getuser(), reason=reason)
+    typer.echo(f"{name}: done, as decision {after.seq} of generation {after.generation}.")
+
+
+def changes(before: Head, after: Head) -> list[tuple[str, Any, Any]]:
+    """(what, now, then) for each part of the head that differs; checkpoints and incarnations one by one."""
+    old, new = _flat(before), _flat(after)
+    return [(key, old.get(key, ""), new.get(key, "")) for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+
+
+def _flat(head: Head) -> dict[str, Any]:
+    return {
+        "generation": head.generation,
+        "keyspace": head.keyspace,
+        "settings": dict(head.settings) if head.settings else None,
+        "query": head.query_id,
+        "last batch": head.batch_id,
+        "gap accepted": head.gap_accepted,
+        **{f"checkpoint {p}": c.sequence_number for p, c in sorted(head.checkpoints.items())},
+        **{f"incarnation {'/'.join(topic)}": life for topic, life in sorted(head.incarnations.items())},
+    }
+
+
+CHECKPOINTS = ["source", "topic", "partition", "sequence_number", "offset", "enqueued_time", "query_id"]
+"""Columns of a checkpoint."""
+
+
+def checkpoint_rows(head: Head) -> list[dict[str, Any]]:
+    """One dict per partition, in order, with the keys CHECKPOINTS."""
+    return [
+        dict(zip(CHECKPOINTS, (*partition, c.sequence_number, c.offset, c.enqueued_time, c.query_id), strict=True))
+        for partition, c in sorted(head.checkpoints.items())
+    ]
+
+
+def head_json(head: Head) -> dict[str, Any]:
+    """The head as one JSON object."""
+    return {
+        "consumer": head.consumer,
+        "epoch": head.epoch,
+        "generation": head.generation,
+        "keyspace": head.keyspace,
+        "decisions": head.seq,
+        "query_id": head.query_id,
+        "batch_id": head.batch_id,
+        "gap_accepted": head.gap_accepted,
+        "settings": dict(head.settings) if head.settings is not None else None,
+        "checkpoints": checkpoint_rows(head),
+        "incarnations": [{"source": s, "topic": t, "incarnation": life} for (s, t), life in sorted(head.incarnations.items())],
+    }

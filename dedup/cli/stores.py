@@ -1,0 +1,66 @@
+"""From a URL to a store, and never a password on the screen."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import dedup
+from dedup.store import Store
+
+StoreUrl = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        envvar="DEDUP_STORE",
+        show_envvar=True,
+        show_default=False,
+        help="postgresql://... or the folder or URL of a Delta store.",
+    ),
+]
+"""The option every command has that needs a store."""
+
+
+def is_postgres(url: str) -> bool:
+    """Whether the URL names a PostgreSQL database: a URL of its own scheme or a libpq string such as `host=db dbname=shop`."""
+    return url.startswith(("postgresql://", "postgres://")) or bool(re.match(r"\w+\s*=", url))
+
+
+def open_store(url: str, *, new: bool = False) -> Store:
+    """The store at this URL. `new`: it may not be there yet.
+
+    Raises:
+        ConfigError: no URL was given, or there is no such folder.
+        ImportError: the driver is missing; the message names the extra to install.
+    """
+    if not url:
+        raise dedup.ConfigError("No store given. Use --store postgresql://... or --store /path/to/delta, or set DEDUP_STORE.")
+    if is_postgres(url):
+        store: Store = dedup.PostgresStore(url)
+        return store
+    if not new and "://" not in url and not Path(url).exists():
+        raise dedup.ConfigError(f"There is no folder {url}. Check --store, or let `dedup migrate` begin a new store there.")
+    return dedup.DeltaStore(url)
+
+
+def check_consumer(store: Store, name: str) -> None:
+    """Raise ConfigError, with the names there are, where the store does not know this consumer."""
+    names = store.consumers()
+    if name not in names:
+        raise dedup.ConfigError(f"There is no consumer {name!r} in this store. It has: {', '.join(names) or 'none'}.")
+
+
+_SECRETS = (
+    (re.compile(r"(://[^/\s:@]*:)[^\s]*(?=@)"), r"\1***"),  # user:password@, the password may hold an @ of its own
+    (re.compile(r"\b(password|sslpassword|sig|secret|token)(\s*=\s*)('[^']*'|[^\s&;]+)", re.IGNORECASE), r"\1\2***"),
+)
+
+
+def mask_secrets(text: str) -> str:
+    """The text with passwords, keys and signatures of URLs and connection strings replaced by ***."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text

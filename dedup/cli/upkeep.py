@@ -1,0 +1,82 @@
+"""`dedup demo`, `migrate` and `publish`: what is run by hand, or once per release."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import dedup
+from dedup.cli.show import AsJson
+from dedup.cli.stores import StoreUrl, check_consumer, is_postgres, open_store
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of upkeep."""
+    app.command(epilog="Example: dedup demo --seed 7")(demo)
+    app.command(epilog="Example: dedup migrate --sql > dedup.sql")(migrate)
+    app.command(epilog="Example: dedup publish orders --store /lake/dedup")(publish)
+
+
+def demo(
+    store: Annotated[
+        str, typer.Option("--store", help="postgresql://... or a folder.  [default: Delta in .demo]", show_default=False)
+    ] = "",
+    seed: Annotated[int | None, typer.Option(help="Same deliveries and same moments to kill.  [default: another one each time]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stream 336,776 flights, kill the process group three times in mid-run, and count what arrived.
+
+    Exits with 1 where anything is lost, doubled or off by one. Starts Spark, so it needs Java and `pip install 'dedup[demo]'`.
+    """
+    from dedup.demo.main import run
+
+    raise typer.Exit(run(store=store or None, seed=seed, as_json=as_json))
+
+
+def migrate(
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the SQL of PostgreSQL's migrations, to be run by another role; needs no store.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied.")] = False,
+    store: StoreUrl = "",
+) -> None:
+    """Bring the state in the store to this version of dedup. Forward only, and safe to repeat.
+
+    Crash: each migration is one transaction that also records it; the next run goes on after the last one applied.
+    """
+    if sql:
+        typer.echo(_migration_sql(store))
+        return
+    opened = open_store(store, new=not dry_run)
+    steps = opened.pending() if dry_run else opened.migrate()
+    for step in steps:
+        typer.echo(f"{'would apply' if dry_run else 'applied'} {step}")
+    if not steps:
+        typer.echo("The state is up to date.")
+
+
+def _migration_sql(store: str) -> str:
+    if store and not is_postgres(store):
+        raise dedup.ConfigError("A Delta store has no SQL: `dedup migrate` creates its tables.")
+    from dedup.postgres.sqlfiles import filled, migrations
+
+    return "\n".join(filled(migration, "dedup").decode() for migration in migrations())
+
+
+def publish(
+    name: Annotated[str, typer.Argument(help="The consumer's name; all of them where none is given.", show_default=False)] = "",
+    accept_sink: Annotated[
+        bool, typer.Option("--accept-sink", help="A sink was dropped, re-created or restored on purpose: go on with it as it is now.")
+    ] = False,
+    store: StoreUrl = "",
+) -> None:
+    """Bring decided batches that a sink does not show yet. Idempotent; PostgreSQL never has any.
+
+    Crash: each batch is published by one commit with a transaction id; repeat the command, and it goes on where it stopped.
+    """
+    opened = open_store(store)
+    if name:
+        check_consumer(opened, name)
+    for consumer in [name] if name else opened.consumers():
+        typer.echo(f"{consumer}: {opened.publish(consumer)} batches published")
