@@ -41,7 +41,8 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """Dead letters in position order; all filters that are given must match."""
-    selection = Selection(consumer, source, topic, partition, first, last, kind, status, fingerprint, None, limit or None)
+    kind_name, status_name = kind.value if kind else None, status.value if status else None
+    selection = Selection(consumer, source, topic, partition, first, last, kind_name, status_name, fingerprint, None, limit or None)
     letters = open_store(store).letters(selection)
     if as_json:
         print_json(json_rows(letters))

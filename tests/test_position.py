@@ -1,0 +1,111 @@
+"""Ranges against Python's own sets: the same answers, and one representation for one set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint import Partition, Range, Ranges
+
+BIG = 2**63 - 1
+
+numbers = st.sets(st.integers(0, 40))
+pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1])))
+
+
+def as_set(ranges: Ranges) -> set[int]:
+    return {n for r in ranges.items for n in range(r.first, r.last + 1)}
+
+
+def assert_canonical(ranges: Ranges) -> None:
+    """Sorted, not empty, and with at least one missing number between neighbours."""
+    assert all(r.first <= r.last for r in ranges.items)
+    assert all(a.last + 1 < b.first for a, b in zip(ranges.items, ranges.items[1:], strict=False))
+
+
+@given(numbers)
+def test_of_numbers_holds_exactly_these_numbers(values: set[int]) -> None:
+    """Numbers in any order, with repeats, give the set of them in its one form."""
+    ranges = Ranges.of_numbers(sorted(values, key=lambda n: n % 7) * 2)
+    assert as_set(ranges) == values
+    assert len(ranges) == len(values)
+    assert_canonical(ranges)
+
+
+@given(pairs)
+def test_of_pairs_is_their_union(closed: list[tuple[int, int]]) -> None:
+    """Closed pairs in any order, overlapping or adjacent, give their union in its one form."""
+    ranges = Ranges.of(closed)
+    assert as_set(ranges) == {n for first, last in closed for n in range(first, last + 1)}
+    assert_canonical(ranges)
+
+
+@given(numbers)
+def test_one_set_is_one_value(values: set[int]) -> None:
+    """Two ways to build a set give equal values, so that batch records can be compared."""
+    assert Ranges.of((n, n) for n in values) == Ranges.of_numbers(list(values))
+
+
+@given(numbers, numbers)
+def test_set_operations_agree_with_sets(left: set[int], right: set[int]) -> None:
+    """Union, intersection and difference are those of Python's sets, in the one form."""
+    a, b = Ranges.of_numbers(list(left)), Ranges.of_numbers(list(right))
+    for ours, theirs in ((a | b, left | right), (a & b, left & right), (a - b, left - right)):
+        assert as_set(ours) == theirs
+        assert_canonical(ours)
+
+
+@given(numbers, numbers)
+def test_difference_and_intersection_part_a_set(left: set[int], right: set[int]) -> None:
+    """What is in the other set and what is not make up the whole, as every coverage proof assumes."""
+    a, b = Ranges.of_numbers(list(left)), Ranges.of_numbers(list(right))
+    assert (a - b) | (a & b) == a
+    assert not ((a - b) & b)
+
+
+@given(numbers, st.lists(st.integers(-5, 45)))
+def test_contains_agrees_with_in(values: set[int], asked: list[int]) -> None:
+    """The vectorised question has the answers of `in`, number by number."""
+    ranges = Ranges.of_numbers(list(values))
+    assert ranges.contains(np.array(asked, dtype=np.int64)).tolist() == [n in values for n in asked]
+
+
+@given(numbers)
+def test_only_the_empty_set_is_false(values: set[int]) -> None:
+    """A set is true as soon as it holds one number, zero included."""
+    assert bool(Ranges.of_numbers(list(values))) == bool(values)
+
+
+def test_largest_sequence_numbers_do_not_overflow() -> None:
+    """A broker may count up to 2**63 - 1; sets that touch it stay right."""
+    ranges = Ranges.of([(0, 0), (BIG - 1, BIG)])
+    assert Ranges.of_numbers([BIG, 0, BIG - 1]) == ranges
+    assert ranges.contains(np.array([BIG, BIG - 2], dtype=np.int64)).tolist() == [True, False]
+    assert ranges - Ranges.of([(BIG, BIG)]) == Ranges((Range(0, 0), Range(BIG - 1, BIG - 1)))
+
+
+def test_a_long_range_costs_no_memory_per_number() -> None:
+    """A range of all numbers is one item, whose size is counted and not enumerated."""
+    everything = Ranges.of([(0, BIG - 1)])
+    assert (everything & Ranges.of([(5, 6), (9, 9)])).items == (Range(5, 6), Range(9, 9))
+    assert len(everything) == BIG
+
+
+def test_a_range_that_ends_before_it_starts_is_refused() -> None:
+    """A reversed pair is a mistake of the caller, not an empty set."""
+    with pytest.raises(ValueError, match="5-4 ends before it starts"):
+        Ranges.of([(5, 4)])
+
+
+def test_sets_read_as_people_write_them() -> None:
+    """Messages name ranges in the short form."""
+    assert str(Ranges.of([(1, 3), (7, 7)])) == "[1-3, 7]"
+    assert str(Partition("kafka", "orders", 3)) == "kafka/orders/3"
+
+
+def test_partitions_sort_by_source_topic_number() -> None:
+    """Partitions sort by number, not by its digits, so that locks are always taken in one order."""
+    assert sorted([Partition("a", "t", 10), Partition("a", "t", 9), Partition("a", "s", 11)])[0].partition == 11
+    assert Partition("a", "t", 9) < Partition("a", "t", 10)

@@ -1,0 +1,68 @@
+"""The public names of `dedup`: exactly these, from anywhere, without a driver."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dedup
+
+NAMES = [
+    "CheckpointError",
+    "Columns",
+    "ConfigError",
+    "Consumer",
+    "DedupError",
+    "DeltaStore",
+    "Fenced",
+    "HandlerError",
+    "KeyConflict",
+    "PostgresStore",
+    "Selection",
+    "StoreError",
+    "__version__",
+    "decode",
+]
+
+DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "azure", "delta", "pandas"}
+
+
+def test_all_is_exactly_the_public_names() -> None:
+    """Nothing becomes public by accident, and nothing public disappears."""
+    assert dedup.__all__ == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_public_name_can_be_imported(name: str) -> None:
+    """`from dedup import name` gives something of that name."""
+    value = getattr(dedup, name)
+    assert getattr(value, "__name__", name).rsplit(".", 1)[-1] in (name, name.strip("_"))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """Lazy names do not hide a typing mistake."""
+    with pytest.raises(AttributeError, match="Costumer"):
+        _ = dedup.Costumer
+
+
+def test_importing_the_public_names_imports_no_driver() -> None:
+    """A program pays for Spark, PostgreSQL or Delta when it asks for it, not before."""
+    program = (
+        "import sys, dedup.cli; from dedup import Consumer, Columns, Selection, decode; print(*{m.split('.')[0] for m in sys.modules})"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    assert "pyarrow" in loaded
+    assert not DRIVERS & set(loaded)
+
+
+def test_error_messages_name_commands_not_our_insides() -> None:
+    """No module exports a name that begins with an underscore to another package."""
+    root = Path(dedup.__file__).parent
+    for file in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("dedup", "checkpoint", "deadletter"):
+                assert not [a.name for a in node.names if a.name.startswith("_") and not a.name.startswith("__")], file
