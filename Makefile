@@ -35,7 +35,7 @@ clean: ## Remove .venv and everything that the other targets made
 $(VENV)/.ready: setup.cfg pyproject.toml constraints.txt | python
 	@echo "Setting up $(VENV) (once; Spark alone is 400 MB to download) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools wheel
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
