@@ -96,7 +96,8 @@ def _sift(chunk: Chunk, transaction: Transaction, head: Head, on_step: Callable[
 def _nothing_to_record(chunk: Chunk, sifted: Sifted, head: Head) -> bool:
     """Whether this is a replay of what was recorded under this very query and batch: nothing would change."""
     replay = head.query_id == chunk.run.query_id and head.batch_id is not None and chunk.run.batch_id <= head.batch_id
-    return replay and bool((sifted.state == planning.REDELIVERED).all())
+    known_query = all(p in head.checkpoints and head.checkpoints[p].query_id == chunk.run.query_id for p in chunk.index.spans)
+    return replay and known_query and bool((sifted.state == planning.REDELIVERED).all())
 
 
 def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, head: Head, policy: Policy) -> None:

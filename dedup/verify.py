@@ -44,8 +44,8 @@ class VerifyReport:
 
 COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
 
-Life = tuple[int, Partition, int]
-"""(generation, partition, incarnation): positions mean something only within one."""
+Life = tuple[Partition, int]
+"""(partition, incarnation): positions mean something only within one."""
 
 
 def verify(store: Store, consumer: str) -> VerifyReport:
@@ -73,7 +73,7 @@ def _partition(row: dict[str, Any]) -> Partition:
 
 
 def _life(row: dict[str, Any]) -> Life:
-    return row["generation"], _partition(row), row["incarnation"]
+    return _partition(row), row["incarnation"]
 
 
 def _ranges(items: Iterable[dict[str, int]]) -> Ranges:
@@ -114,9 +114,9 @@ def _check_letters(batches: list[dict[str, Any]], letters: list[dict[str, Any]])
         at[_life(letter)].append((letter["sequence_number"],) * 2)
     found = []
     for life, numbers in at.items():
-        outside = Ranges() if life[1] == KEY_ONLY else Ranges.of(numbers) - seen[life]
+        outside = Ranges() if life[0] == KEY_ONLY else Ranges.of(numbers) - seen[life]
         if outside:
-            found.append(f"{life[1]}: dead letters at {outside}, which no batch has seen")
+            found.append(f"{life[0]}: dead letters at {outside}, which no batch has seen")
     recorded = sum(b["dead_lettered"] for b in batches)
     if recorded != len(letters):
         found.append(f"batch records tell of {recorded} dead letters, there are {len(letters)}")

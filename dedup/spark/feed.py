@@ -1,0 +1,138 @@
+"""A Spark DataFrame as a batch: evaluated once, into Arrow on the driver or, where that is too much, into scratch Parquet."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructType
+
+from checkpoint.errors import ConfigError
+from dedup.envelope import INTERNAL, Prepare
+from dedup.feed import Material, process_run
+from dedup.index import INDEX_COLUMNS, Ints
+from dedup.spark.frames import SparkFrames
+from dedup.spark.prepare import prepare as prepare_columns
+
+log = logging.getLogger("dedup")
+
+ROW = "_row"
+
+
+class SparkFeed:
+    """One batch of a Structured Streaming query, or any DataFrame."""
+
+    def __init__(self, batch: DataFrame, scratch: str | None) -> None:
+        self._batch, self._scratch = batch, scratch
+        self.query_id = local_property(batch.sparkSession, "sql.streaming.queryId")
+        run = local_property(batch.sparkSession, "spark.jobGroup.id") if self.query_id else None
+        self.run_key = run or process_run()
+
+    @contextmanager
+    def materialise(self, prepare: Prepare) -> Iterator[Material]:
+        """Arrow on the driver; scratch Parquet where Spark says that the result is above spark.driver.maxResultSize."""
+        rows = prepare_columns(self._batch, prepare)
+        try:
+            table = rows.toArrow()
+        except PySparkException as error:
+            if "maxResultSize" not in str(error):
+                raise
+            log.warning("the batch is larger than spark.driver.maxResultSize; using scratch files")
+        else:
+            yield MemoryMaterial(self._batch.sparkSession, table, rows.schema)
+            return
+        with scratch_folder(self._batch.sparkSession, self._scratch) as folder:
+            rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
+            yield ScratchMaterial(self._batch.sparkSession.read.schema(_with_row(rows.schema)).parquet(folder))
+
+
+def local_property(session: SparkSession, name: str) -> str | None:
+    """A local property of the thread that runs the callback; None on Spark Connect, where there is none to read."""
+    try:
+        return session.sparkContext.getLocalProperty(name)
+    except (PySparkException, AttributeError):
+        return None
+
+
+@contextmanager
+def scratch_folder(session: SparkSession, scratch: str | None) -> Iterator[str]:
+    """A folder of one attempt, removed afterwards where it is local. Raises ConfigError where none can be shared."""
+    if scratch is not None:
+        yield f"{scratch.rstrip('/')}/dedup-{uuid.uuid4().hex}/rows"
+        return
+    if not _is_local(session):
+        raise ConfigError("The batch is too large for the driver. Give Consumer(scratch=...) a folder that driver and executors share.")
+    with tempfile.TemporaryDirectory(prefix="dedup-") as folder:
+        yield f"{folder}/rows"
+
+
+def _is_local(session: SparkSession) -> bool:
+    return str(session.conf.get("spark.master", "")).startswith("local")
+
+
+class MemoryMaterial:
+    """Rows on the driver as Arrow; frames are local relations of them."""
+
+    def __init__(self, session: SparkSession, table: pa.Table, schema: StructType) -> None:
+        self._session, self._table = session, table
+        self._schema = StructType([f for f in schema.fields if f.name not in INTERNAL])
+        self.frames = SparkFrames(session, in_tasks=False)
+
+    @property
+    def index(self) -> pa.Table:
+        """INDEX_COLUMNS of every row."""
+        return self._table.select(list(INDEX_COLUMNS))
+
+    def content(self, rows: Ints) -> pa.Table:
+        """These rows, in this order."""
+        return self._table.take(pa.array(rows))
+
+    def frame(self, rows: Ints) -> DataFrame:
+        """These rows as a DataFrame, in this order."""
+        table = self._table.drop_columns(list(INTERNAL))
+        whole = len(rows) == table.num_rows and bool((np.diff(rows) == 1).all())
+        return self._session.createDataFrame(table if whole else table.take(pa.array(rows)), schema=self._schema)
+
+
+class ScratchMaterial:
+    """Rows in Parquet files; only positions and keys come to the driver."""
+
+    def __init__(self, rows: DataFrame) -> None:
+        self._rows, self._session = rows, rows.sparkSession
+        self.frames = SparkFrames(self._session, in_tasks=True)
+        table = rows.select(*INDEX_COLUMNS, ROW).toArrow()
+        self._ids = table[ROW].to_numpy()
+        self._index = table.drop_columns([ROW])
+
+    @property
+    def index(self) -> pa.Table:
+        """INDEX_COLUMNS of every row."""
+        return self._index
+
+    def content(self, rows: Ints) -> pa.Table:
+        """These rows, in this order."""
+        found = self._chosen(rows, "inner").toArrow()
+        order = np.argsort(found[ROW].to_numpy())
+        back = np.searchsorted(found[ROW].to_numpy()[order], self._ids[rows])
+        return found.take(pa.array(order[back])).drop_columns([ROW])
+
+    def frame(self, rows: Ints) -> DataFrame:
+        """These rows as a DataFrame; their order is Spark's."""
+        chosen = self._rows if len(rows) == len(self._ids) else self._chosen(rows, "left_semi")
+        return chosen.drop(*INTERNAL, ROW)
+
+    def _chosen(self, rows: Ints, how: str) -> DataFrame:
+        ids = self._session.createDataFrame(pa.table({ROW: np.unique(self._ids[rows])}), schema=StructType().add(ROW, LongType()))
+        return self._rows.join(F.broadcast(ids), on=ROW, how=how)
+
+
+def _with_row(schema: StructType) -> StructType:
+    return StructType([*schema.fields]).add(ROW, LongType())

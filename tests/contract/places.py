@@ -1,0 +1,94 @@
+"""The two kinds of place a consumer can live in, as the contract suite sees them: make a store, make a sink, read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from dedup.store import Store
+
+SINK = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("amount", pa.int64())])
+"""The sink of most tests: what the handler makes of one order."""
+
+
+class Place(Protocol):
+    """Where sinks and state are; a new `store()` is what a new process would open."""
+
+    url: str
+
+    def store(self, **options: Any) -> Store: ...
+    def create_sink(self, name: str = "orders") -> None: ...
+    def drop_sink(self, name: str = "orders") -> None: ...
+    def read(self, name: str = "orders") -> list[dict[str, Any]]: ...
+
+
+class PostgresPlace:
+    """A fresh database."""
+
+    def __init__(self, dsn: str) -> None:
+        self.url = dsn
+
+    def store(self, **options: Any) -> Store:
+        """A new store object."""
+        from dedup.postgres import PostgresStore
+
+        return PostgresStore(self.url, **options)
+
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
+        """One statement, as the owner."""
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(sql)
+            return cursor.fetchall() if cursor.description else []
+
+    def create_sink(self, name: str = "orders") -> None:
+        """A table with the columns of SINK."""
+        self.execute(f'CREATE TABLE "{name}" (id text NOT NULL, amount bigint)')
+
+    def drop_sink(self, name: str = "orders") -> None:
+        """Gone."""
+        self.execute(f'DROP TABLE "{name}"')
+
+    def read(self, name: str = "orders") -> list[dict[str, Any]]:
+        """All rows, sorted."""
+        return [{"id": i, "amount": a} for i, a in self.execute(f'SELECT id, amount FROM "{name}" ORDER BY id, amount')]
+
+
+class DeltaPlace:
+    """A folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.url = folder, str(folder / "state")
+
+    def path(self, name: str) -> str:
+        """Where a sink lies."""
+        return str(self.folder / "sinks" / name)
+
+    def store(self, **options: Any) -> Store:
+        """A new store object that knows sinks by their plain names."""
+        from dedup.delta import DeltaStore
+
+        names = ("orders", "audit", "late", "missing", "lines")
+        return DeltaStore(self.url, tables={n: self.path(n) for n in names}, **options)
+
+    def create_sink(self, name: str = "orders") -> None:
+        """A table with the columns of SINK."""
+        from deltalake import DeltaTable
+
+        DeltaTable.create(self.path(name), schema=SINK)
+
+    def drop_sink(self, name: str = "orders") -> None:
+        """Gone."""
+        import shutil
+
+        shutil.rmtree(self.path(name))
+
+    def read(self, name: str = "orders") -> list[dict[str, Any]]:
+        """All rows, sorted."""
+        from deltalake import DeltaTable
+
+        rows = DeltaTable(self.path(name)).to_pyarrow_table().select(SINK.names).to_pylist()
+        return sorted(rows, key=lambda r: (r["id"], r["amount"] if r["amount"] is not None else -1))

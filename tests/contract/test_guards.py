@@ -1,0 +1,119 @@
+"""State and log disagree: each case is refused with the command to go on, and the command works."""
+
+from __future__ import annotations
+
+import pytest
+from orders import assert_proven, batch, consumer, event, ids, letters, orders
+from places import Place
+
+from checkpoint.errors import Fenced, IncarnationChanged, PositionGap, SettingsChanged, StoreRestored
+from dedup import planning
+
+
+def test_a_gap_can_be_accepted_once(place: Place) -> None:
+    """accept-gap lets exactly the next batch begin above the checkpoint."""
+    consumer(place.store(), query="one")(batch(*orders(range(3))), 0)
+    second = consumer(place.store(), query="two")
+    with pytest.raises(PositionGap):
+        second(batch(*orders([7])), 0)
+    place.store().amend("shop", planning.accept_gap, by="test", reason="known loss")
+    second(batch(*orders([7])), 0)
+    with pytest.raises(PositionGap):
+        consumer(place.store(), query="three")(batch(*orders([9])), 0)
+    assert_proven(place.store())
+
+
+def test_a_restored_store_is_noticed_by_its_batch_id(place: Place) -> None:
+    """The same query ahead of our state by more than one batch: our state is old. Positions alone cannot tell."""
+    run = consumer(place.store())
+    run(batch(*orders([0])), 0)
+    with pytest.raises(StoreRestored, match="accept-restore shop"):
+        run(batch(*orders([5])), 3)
+    place.store().amend("shop", planning.accept_restore, by="test", reason="restored from a backup")
+    run(batch(*orders([0, 5])), 3)
+    assert ids(place.read()) == ["p0-0", "p0-5"]
+    assert place.store().head("shop").generation == 1
+    assert_proven(place.store())
+
+
+def test_a_recreated_topic_is_refused_and_accepted(place: Place) -> None:
+    """Positions that were seen now hold other events: refused, not dropped as redeliveries; accepted, they are new."""
+    consumer(place.store())(batch(*orders(range(5))), 0)
+    reborn = batch(event(0, "x0"), event(1, "x1"))
+    with pytest.raises(IncarnationChanged, match="accept-incarnation shop"):
+        consumer(place.store(), query="q2")(reborn, 0)
+    place.store().amend("shop", lambda head: planning.accept_incarnation(head, "broker", "orders"), by="test", reason="re-created")
+    run = consumer(place.store(), query="q2")
+    assert run(reborn, 0).processed == 2
+    assert run(batch(event(0, "x0"), event(2, "p0-1", 1)), 1).duplicates == 1
+    assert len(place.read()) == 7
+    assert_proven(place.store())
+
+
+def test_a_recreated_topic_with_position_keys_is_refused_and_accepted(place: Place) -> None:
+    """With position keys the payload tells; in the new incarnation the same position is another message."""
+    settings = {"idempotence_key": None, "decode": None}
+
+    def run(rows, query):  # type: ignore[no-untyped-def]
+        made = consumer(place.store(), query=query, **settings)
+        made._handler = lambda new, tx: tx.write([{"id": b.decode(), "amount": 1} for b in new["body"].to_pylist()], "orders")
+        return made(rows, 0)
+
+    run(batch(event(0, body=b"a"), event(1, body=b"b")), "one")
+    with pytest.raises(IncarnationChanged):
+        run(batch(event(0, body=b"c")), "two")
+    place.store().amend("shop", lambda head: planning.accept_incarnation(head, "broker", "orders"), by="test", reason="re-created")
+    assert run(batch(event(0, body=b"c")), "two").processed == 1
+    assert ids(place.read()) == ["a", "b", "c"]
+
+
+def test_undecodable_events_of_a_recreated_topic_are_not_dropped(place: Place) -> None:
+    """An event without a usable key at a seen position is only a redelivery if that very event was parked there."""
+    consumer(place.store())(batch(event(0, "a"), event(1, body=b"junk")), 0)
+    assert consumer(place.store())(batch(event(0, "a"), event(1, body=b"junk")), 0).redelivered == 2
+    with pytest.raises(IncarnationChanged):
+        consumer(place.store(), query="q2")(batch(event(0, body=b"other junk")), 0)
+
+
+def test_changed_key_settings_are_refused(place: Place) -> None:
+    """A key that is computed otherwise would not recognise old messages: refused, naming the setting; reset starts over."""
+    consumer(place.store())(batch(*orders(range(2))), 0)
+    with pytest.raises(SettingsChanged, match="reset shop"):
+        consumer(place.store(), idempotence_key=["data.id", "data.amount"])(batch(*orders([2])), 1)
+    assert len(place.read()) == 2
+
+
+def test_a_reset_forgets_keys_positions_and_settings(place: Place) -> None:
+    """After reset the same events are new; what was parked before no longer holds its key."""
+    consumer(place.store())(batch(*orders(range(2)), event(2, "bad", -1)), 0)
+    place.store().amend("shop", planning.reset, by="test", reason="start over")
+    place.drop_sink()
+    place.create_sink()
+    report = consumer(place.store(), query="fresh", idempotence_key=["data.id", "data.amount"])(batch(*orders(range(2)), event(2, "bad", -1)), 0)
+    assert (report.processed, report.dead_lettered) == (2, 1)
+    assert len(letters(place.store())) == 2
+    assert_proven(place.store())
+
+
+def test_an_older_copy_is_fenced(place: Place) -> None:
+    """A copy whose epoch was taken over commits nothing and stays stopped."""
+    old, new = consumer(place.store()), consumer(place.store(), query="q")
+    old(batch(*orders([0])), 0)
+    new(batch(*orders([1])), 1)
+    for _ in range(2):
+        with pytest.raises(Fenced):
+            old(batch(*orders([2])), 2)
+    assert ids(place.read()) == ["p0-0", "p0-1"]
+    new(batch(*orders([2])), 2)
+    assert_proven(place.store())
+
+
+def test_two_consumers_of_one_store_do_not_meet(place: Place) -> None:
+    """Each consumer has its own checkpoint and its own keys."""
+    store = place.store()
+    for name in ("shop", 'other "; drop table'):
+        consumer(store, name=name)(batch(*orders(range(2))), 0)
+    assert sorted(store.consumers()) == sorted(["shop", 'other "; drop table'])
+    assert len(place.read()) == 4
+    for name in store.consumers():
+        assert_proven(store, name)

@@ -1,0 +1,199 @@
+"""What handlers and sinks do, and what must come of it."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
+from places import Place
+
+from checkpoint.errors import ConfigError, HandlerError, SinkMismatch
+
+
+def test_a_handler_that_raises_leaves_nothing(place: Place) -> None:
+    """Nothing of the batch is visible; the next attempt succeeds."""
+    run = consumer(place.store())
+    good = run._handler
+
+    def broken(rows: pa.Table, tx: Any) -> None:
+        assert good is not None
+        good(rows, tx)
+        raise RuntimeError("boom")
+
+    run._handler = broken
+    with pytest.raises(RuntimeError, match="boom"):
+        run(batch(*orders(range(3)), event(3, "bad", -1)), 0)
+    store = place.store()
+    assert place.read() == [] and letters(store) == [] and not store.head("shop").checkpoints
+    run._handler = good
+    assert run(batch(*orders(range(3)), event(3, "bad", -1)), 0).processed == 3
+    assert_proven(place.store())
+
+
+def test_a_handler_that_answers_differently_has_one_effect(place: Place) -> None:
+    """The first committed answer stays, however often the batch is replayed."""
+    for _ in range(4):
+        run = consumer(place.store())
+        run._handler = lambda rows, tx: tx.write(
+            flatten(tx.reject(rows, pa.array([random.random() < 0.5 for _ in range(rows.num_rows)]), "coin")), "orders"
+        )
+        run(batch(*orders(range(40))), 0)
+    store = place.store()
+    parked = [x["idempotence_key"] for x in letters(store)]
+    assert sorted(ids(place.read()) + parked) == sorted(f"p0-{n}" for n in range(40))
+    assert_proven(store)
+
+
+def test_rejected_events_are_parked_with_everything(place: Place) -> None:
+    """The letter has position, bytes, key and reason; a later copy of its key is a duplicate noted on it."""
+    store = place.store()
+    run = consumer(store)
+    bad = event(0, "bad", -1, key=b"k", properties=[{"key": "h", "value": b"\x00\xff"}, {"key": "h", "value": None}])
+    run(batch(bad, event(1, "a")), 0)
+    assert run(batch(event(2, "bad", -1)), 1).duplicates == 1
+    (letter,) = letters(store)
+    assert {k: letter[k] for k in ("kind", "reason", "status", "topic", "partition", "sequence_number", "offset", "event_key", "duplicates")} == {
+        "kind": "REJECTED",
+        "reason": "negative amount",
+        "status": "OPEN",
+        "topic": "orders",
+        "partition": 0,
+        "sequence_number": 0,
+        "offset": "@0",
+        "event_key": b"k",
+        "duplicates": 1,
+    }
+    assert letter["body"] == bad["body"] and letter["properties"] == bad["properties"]
+    assert_proven(store)
+
+
+def test_undecodable_bodies_are_parked_and_the_rest_goes_on(place: Place) -> None:
+    """Bytes that are not what the schema says become letters with those very bytes; a null body is no such case."""
+    store = place.store()
+    bodies = [b"", b"{", b"\xff\xfe\x00", b'{"id": 5, "amount": "x"}']
+    consumer(store)(batch(event(9, "a"), *[event(n, body=b) for n, b in enumerate(bodies)]), 0)
+    assert [(x["kind"], x["body"]) for x in letters(store)] == [("UNDECODABLE", b) for b in bodies]
+    assert ids(place.read()) == ["a"]
+    assert_proven(store)
+
+
+def test_skipped_events_are_recorded_and_not_written(place: Place) -> None:
+    """tx.skip: decided, neither written nor parked; a copy of the key is a duplicate."""
+    store = place.store()
+    run = consumer(store)
+    run._handler = lambda rows, tx: tx.write(flatten(tx.skip(rows, pa.array([True, False]))), "orders")
+    assert run(batch(*orders([0, 1])), 0).skipped == 1
+    assert run(batch(event(5, "p0-0", 0)), 1).duplicates == 1
+    assert ids(place.read()) == ["p0-1"]
+    assert store.batches("shop").to_pylist()[0]["skipped"] == [{"first": 0, "last": 0}]
+    assert_proven(store)
+
+
+def test_dead_letter_parks_what_it_is_given(place: Place) -> None:
+    """tx.dead_letter(rows, reason) parks those events."""
+    run = consumer(place.store())
+    run._handler = lambda rows, tx: tx.dead_letter(rows.slice(0, 1), "not today")
+    assert run(batch(*orders([0, 1])), 0).dead_lettered == 1
+    assert letters(place.store())[0]["reason"] == "not today"
+
+
+def test_rejecting_without_positions_is_a_clear_error(place: Place) -> None:
+    """tx.reject after the positions were selected away says what to do."""
+    run = consumer(place.store())
+    run._handler = lambda rows, tx: tx.reject(flatten(rows), pa.array([True]), "x")
+    with pytest.raises(HandlerError, match="before selecting"):
+        run(batch(*orders([0])), 0)
+
+
+def test_a_rejected_event_must_not_be_written(place: Place) -> None:
+    """Where the written rows carry positions, a parked one among them fails the batch."""
+    run = consumer(place.store())
+
+    def both(rows: pa.Table, tx: Any) -> None:
+        tx.reject(rows, pa.array([True, False]), "x")
+        tx.write(rows, "orders")
+
+    run._handler = both
+    with pytest.raises(HandlerError, match="rejected and is still written"):
+        run(batch(*orders([0, 1])), 0)
+    assert place.read() == [] and letters(place.store()) == []
+
+
+def test_several_sinks_and_several_writes_commit_together(place: Place) -> None:
+    """Two tables and two writes to one: all of it, or nothing."""
+    place.create_sink("audit")
+    run = consumer(place.store())
+
+    def handle(rows: pa.Table, tx: Any) -> None:
+        tx.write(flatten(rows), "orders")
+        tx.write({"id": "one", "amount": 1}, "audit")
+        tx.write([{"id": "two", "amount": None}], "audit")
+        if rows.num_rows == 1:
+            tx.write([{"id": None, "amount": 1}], "audit")
+
+    run._handler = handle
+    run(batch(*orders([0, 1])), 0)
+    with pytest.raises(SinkMismatch):
+        run(batch(*orders([2])), 1)
+    assert ids(place.read()) == ["p0-0", "p0-1"] and ids(place.read("audit")) == ["one", "two"]
+    assert_proven(place.store())
+
+
+def test_a_sink_can_be_added_later(place: Place) -> None:
+    """A handler that starts to write to another table needs no ceremony."""
+    consumer(place.store())(batch(*orders([0])), 0)
+    place.create_sink("late")
+    run = consumer(place.store())
+    run._handler = lambda rows, tx: tx.write(flatten(rows), "late")
+    run(batch(*orders([1])), 1)
+    assert ids(place.read()) == ["p0-0"] and ids(place.read("late")) == ["p0-1"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"id": "a", "amount": "many"}], "amount"),
+        ([{"id": "a", "amount": 1, "extra": 1}], "extra"),
+        ([{"id": None, "amount": 1}], "id"),
+        ([{"amount": 1}], "id"),
+    ],
+    ids=["type", "unknown column", "null", "missing column"],
+)
+def test_rows_that_do_not_fit_the_sink_are_refused_before_anything_is_sent(place: Place, rows: list[dict[str, Any]], says: str) -> None:
+    """The error names the column and the ALTER it would take; nothing of the batch is there."""
+    run = consumer(place.store())
+    run._handler = lambda _, tx: tx.write(rows, "orders")
+    with pytest.raises(SinkMismatch, match=f"{says}(.|\n)*ALTER TABLE"):
+        run(batch(*orders([0])), 0)
+    assert place.read() == [] and not place.store().head("shop").checkpoints
+
+
+def test_a_missing_sink_is_a_clear_error(place: Place) -> None:
+    """The table's name and what to do, and nothing is decided."""
+    run = consumer(place.store())
+    run._handler = lambda rows, tx: tx.write(flatten(rows), "missing")
+    with pytest.raises((SinkMismatch, ConfigError), match="missing"):
+        run(batch(*orders([0])), 0)
+    assert not place.store().head("shop").checkpoints
+
+
+def test_a_consumer_travels_without_its_connections(place: Place) -> None:
+    """Pickling takes the settings along, not the epoch: the copy starts as a new one would."""
+    original = consumer(place.store())
+    original(batch(*orders([0])), 0)
+    epoch = place.store().head("shop").epoch
+    copy = pickle.loads(pickle.dumps(original))
+    assert place.store().head("shop").epoch == epoch, "unpickling takes no epoch"
+    copy(batch(*orders([1])), 1)
+    assert place.store().head("shop").epoch == epoch + 1
+
+
+def test_nothing_secret_is_shown(place: Place) -> None:
+    """The store's repr has no password."""
+    from dedup.postgres import PostgresStore
+
+    assert "hunter2" not in repr(PostgresStore("postgresql://u:hunter2@h/d")) + repr(place.store())
