@@ -46,9 +46,6 @@ def main() -> None:
     """Run the command; an error is one line on standard error and exit code 2, a stack trace only with DEDUP_DEBUG=1."""
     try:
         app(prog_name="dedup")
-    except BrokenPipeError:  # `| head` has read enough; Python would complain once more when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except Exception as error:  # the last place that can turn an error into a sentence
         if os.environ.get("DEDUP_DEBUG"):
             raise

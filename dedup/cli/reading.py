@@ -7,13 +7,21 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
+from checkpoint.position import Ranges
+from dedup import verify as proof
 from dedup.cli.consumers import CHECKPOINTS, Name, checkpoint_rows
-from dedup.cli.show import AsJson, json_rows, print_json, print_table
+from dedup.cli.show import AsJson, cell, json_rows, print_json, print_table
 from dedup.cli.stores import StoreUrl, check_consumer, open_store
 from dedup.store import Store
+from dedup.verify import PartitionProof, VerifyReport
 
 TABLE_LIMIT = 50
 """Batches a table shows where nobody asked for more: one screen."""
+
+SHOWN_RANGES = 5
+"""Ranges of one partition that a table shows."""
+
+PROOF_COLUMNS = ["source", "topic", "partition", "checkpoint", "seen", "ranges", "absent", "absent ranges"]
 
 BATCH_COLUMNS = ["seq", "committed_at", "batch_id", "chunk", "topic", "partition", "seen", "delivered", "redelivered", "processed"]
 BATCH_COLUMNS += ["duplicate", "skipped_rows", "dead_lettered", "late"]
@@ -65,18 +73,16 @@ def verify(
 
     Exits with 1 where something contradicts, and names the ranges. It cannot see whether a handler forgot to write a row.
     """
-    from dedup.verify import verify as prove
-
     opened = open_store(store)
-    reports = {name: prove(opened, name) for name in _names(opened, names or [])}
+    reports = [proof.verify(opened, name) for name in _names(opened, names or [])]
     if as_json:
-        print_json([_report_json(name, report) for name, report in reports.items()])
+        print_json([_report_json(report) for report in reports])
     else:
-        for name, report in reports.items():
-            _print_report(name, report)
+        for report in reports:
+            _print_report(report)
         if not reports:
             typer.echo("no consumers yet")
-    if not all(report.ok for report in reports.values()):
+    if not all(report.ok for report in reports):
         raise typer.Exit(1)
 
 
@@ -86,26 +92,42 @@ def _names(store: Store, wanted: list[str]) -> list[str]:
     return wanted or store.consumers()
 
 
-def _report_json(name: str, report: Any) -> dict[str, Any]:
+def _report_json(report: VerifyReport) -> dict[str, Any]:
     return {
-        "consumer": name,
+        "consumer": report.consumer,
         "ok": report.ok,
         "contradictions": report.contradictions,
         "notes": report.notes,
-        "partitions": [{key: _textual(value) for key, value in row.items()} for row in report.partitions],
+        "counts": report.counts,
+        "partitions": [_proof_json(proof) for proof in report.partitions],
     }
 
 
-def _textual(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float, str, list, dict, type(None))) else str(value)
+def _proof_json(proof: PartitionProof) -> dict[str, Any]:
+    return {
+        **proof.partition._asdict(),
+        "incarnation": proof.incarnation,
+        "checkpoint": proof.checkpoint,
+        "seen": [r._asdict() for r in proof.seen.items],
+        "seen_count": len(proof.seen),
+        "absent": [r._asdict() for r in proof.absent.items],
+        "absent_count": len(proof.absent),
+    }
 
 
-def _print_report(name: str, report: Any) -> None:
-    if report.partitions:
-        columns = list(report.partitions[0])
-        print_table(columns, [[row.get(c) for c in columns] for row in report.partitions], title=name)
+def _print_report(report: VerifyReport) -> None:
+    rows = [[*p.partition, p.checkpoint, len(p.seen), _few(p.seen), len(p.absent), _few(p.absent)] for p in report.partitions]
+    print_table(PROOF_COLUMNS, rows, title=report.consumer, empty=f"{report.consumer}: no positions")
+    typer.echo(f"rows: {cell(report.counts)}")
     for note in report.notes:
-        typer.echo(f"{name}: note: {note}")
+        typer.echo(f"note: {note}")
     for contradiction in report.contradictions:
-        typer.echo(f"{name}: CONTRADICTION: {contradiction}")
-    typer.echo(f"{name}: {'everything is accounted for' if report.ok else f'{len(report.contradictions)} contradictions'}")
+        typer.echo(f"CONTRADICTION: {contradiction}")
+    typer.echo("everything is accounted for" if report.ok else f"contradictions: {len(report.contradictions)}")
+
+
+def _few(ranges: Ranges) -> str:
+    """The ranges as a table shows them; a log with transaction markers has one gap per transaction."""
+    if len(ranges.items) <= SHOWN_RANGES:
+        return str(ranges).strip("[]")
+    return f"{str(Ranges(ranges.items[:SHOWN_RANGES])).strip('[]')} and {len(ranges.items) - SHOWN_RANGES} more (--json)"

@@ -23,6 +23,7 @@ def demo(
         str, typer.Option("--store", help="postgresql://... or a folder.  [default: Delta in .demo]", show_default=False)
     ] = "",
     seed: Annotated[int | None, typer.Option(help="Same deliveries and same moments to kill.  [default: another one each time]")] = None,
+    events: Annotated[int | None, typer.Option(help="Only the first so many flights.  [default: all]", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Stream 336,776 flights, kill the process group three times in mid-run, and count what arrived.
@@ -31,7 +32,7 @@ def demo(
     """
     from dedup.demo.main import run
 
-    raise typer.Exit(run(store=store or None, seed=seed, as_json=as_json))
+    raise typer.Exit(run(store or None, seed, as_json, events))
 
 
 def migrate(
@@ -59,9 +60,10 @@ def migrate(
 def _migration_sql(store: str) -> str:
     if store and not is_postgres(store):
         raise dedup.ConfigError("A Delta store has no SQL: `dedup migrate` creates its tables.")
-    from dedup.postgres.sqlfiles import filled, migrations
+    _ = dedup.PostgresStore  # says which extra to install where its driver is missing
+    from dedup.postgres.migrate import migration_sql
 
-    return "\n".join(filled(migration, "dedup").decode() for migration in migrations())
+    return migration_sql("dedup")
 
 
 def publish(

@@ -1,0 +1,309 @@
+"""The command line: help with an example for each command, JSON that parses, and nothing decided without --yes.
+
+On both stores, real ones, with state that the consumer of the contract suite left there.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orders import batch, consumer, event, orders
+from places import DeltaPlace, Place, PostgresPlace
+from typer.main import get_command
+
+from dedup.cli import main
+from dedup.cli.app import app
+from dedup.cli.stores import mask_secrets
+
+Run = Callable[..., tuple[int, str, str]]
+
+READING = [
+    "consumer list",
+    "consumer show shop",
+    "checkpoints",
+    "checkpoints shop",
+    "batches shop",
+    "dead-letters list",
+    "verify",
+    "verify shop",
+]
+
+DECISIONS = {
+    "consumer accept-gap shop": {"gap_accepted": True},
+    "consumer accept-incarnation shop --source broker --topic orders": {"checkpoints": [], "incarnations": 1},
+    "consumer accept-restore shop": {"generation": 1, "batch_id": None},
+    "consumer reset shop": {"generation": 1, "keyspace": 1, "checkpoints": [], "settings": None},
+}
+"""Command -> what it changes in `consumer show --json`."""
+
+BODY = b'\x00{"id": "\xff'
+
+
+@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A place where `shop` has decided two batches: seven orders, one of them rejected, and a body that does not decode."""
+    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
+    made.create_sink()
+    store = made.store()
+    run = consumer(store)
+    run(batch(*orders(range(3)), event(3, "bad", -1)), 0)
+    run(batch(*orders(range(3), partition=1), event(4, "p0-0", 0), event(5, body=BODY, properties=[{"key": "h", "value": b"\xfe"}])), 1)
+    store.close()
+    return made
+
+
+@pytest.fixture
+def dedup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Run the command as the shell would; gives its exit code, output and errors."""
+    monkeypatch.delenv("DEDUP_STORE", raising=False)
+    monkeypatch.delenv("DEDUP_DEBUG", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(line: str, place: Place | None = None) -> tuple[int, str, str]:
+        arguments = [*shlex.split(line), *(["--store", place.url] if place else [])]
+        monkeypatch.setattr(sys, "argv", ["dedup", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0), out, err
+
+    return run
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its full name."""
+
+    def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+        if hasattr(command, "commands"):
+            for child, inner in command.commands.items():
+                yield from walk(f"{name} {child}".strip(), inner)
+        else:
+            yield name, command
+
+    yield from walk("", get_command(app))
+
+
+def document(run: Run, line: str, place: Place) -> Any:
+    """The one JSON document of a command that succeeded."""
+    code, out, err = run(f"{line} --json", place)
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda value: value if isinstance(value, str) else "")
+def test_each_command_has_help_with_an_example(name: str, command: Any, dedup: Run) -> None:
+    """`--help` says what the command does, every option has a text, and the example is a call that the command understands."""
+    code, out, _ = dedup(f"{name} --help")
+    assert code == 0
+    assert f"Example: dedup {name}" in " ".join(out.split())
+    assert all(p.help for p in command.params if p.param_type_name == "option")
+    words = shlex.split(command.epilog.removeprefix("Example: ").partition(">")[0])[1 + len(name.split()) :]
+    with command.make_context(name, words, resilient_parsing=False) as context:
+        assert not context.args
+
+
+@pytest.mark.parametrize("line", READING)
+def test_each_reading_command_shows_a_table_and_one_json_document(line: str, place: Place, dedup: Run) -> None:
+    """The table is for people and tells the consumer's name or numbers; --json is one document and nothing else."""
+    code, out, err = dedup(line, place)
+    assert (code, err) == (0, "")
+    assert "─" in out
+    assert document(dedup, line, place)
+
+
+def test_the_store_can_come_from_the_environment(place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DEDUP_STORE is used where --store is not given."""
+    monkeypatch.setenv("DEDUP_STORE", place.url)
+    code, out, _ = dedup("consumer list --json")
+    assert (code, [c["consumer"] for c in json.loads(out)]) == (0, ["shop"])
+
+
+def test_checkpoints_are_the_last_decided_positions(place: Place, dedup: Run) -> None:
+    """One row per partition, with source, topic and number."""
+    rows = document(dedup, "checkpoints shop", place)
+    assert [(r["consumer"], r["source"], r["topic"], r["partition"], r["sequence_number"]) for r in rows] == [
+        ("shop", "broker", "orders", 0, 5),
+        ("shop", "broker", "orders", 1, 2),
+    ]
+    assert document(dedup, "consumer show shop", place)["checkpoints"] == [{k: v for k, v in r.items() if k != "consumer"} for r in rows]
+
+
+def test_batches_count_every_row_and_name_ranges(place: Place, dedup: Run) -> None:
+    """The records add up to what was delivered; times are ISO; --limit keeps the newest."""
+    rows = document(dedup, "batches shop", place)
+    assert sum(r["delivered"] for r in rows) == 9
+    assert sum(r["duplicate"] for r in rows) == 1
+    assert {"first": 0, "last": 3} in [s for r in rows for s in r["seen"]]
+    assert all(dt.datetime.fromisoformat(r["committed_at"]).tzinfo for r in rows)
+    assert document(dedup, "batches shop --limit 1", place) == rows[-1:]
+    assert "the newest 1 of 3" in dedup("batches shop --limit 1", place)[1]
+
+
+def test_dead_letters_can_be_filtered(place: Place, dedup: Run) -> None:
+    """Each filter narrows; all that are given must match; nothing found is an empty list and a sentence."""
+
+    def kinds(options: str) -> list[str]:
+        return [letter["kind"] for letter in document(dedup, f"dead-letters list {options}", place)]
+
+    assert sorted(kinds("")) == ["REJECTED", "UNDECODABLE"]
+    assert kinds("--kind rejected --status OPEN --consumer shop --source broker --topic orders --partition 0") == ["REJECTED"]
+    assert kinds("--first 4 --last 5") == ["UNDECODABLE"]
+    assert len(kinds("--limit 1")) == 1
+    assert kinds("--consumer other") == kinds("--partition 1") == kinds("--fingerprint none") == kinds("--status DISCARDED") == []
+    assert "no dead letters match" in dedup("dead-letters list --consumer other", place)[1]
+
+
+def test_one_dead_letter_is_shown_whole(place: Place, dedup: Run) -> None:
+    """By its id or the first digits: exact bytes as base64 in JSON, readable without harm to the terminal in the table."""
+    (letter,) = document(dedup, "dead-letters list --kind UNDECODABLE", place)
+    whole = document(dedup, f"dead-letters show {letter['id'][:10]}", place)
+    assert whole == letter
+    assert base64.b64decode(whole["body_base64"]) == BODY
+    assert [(p["key"], base64.b64decode(p["value_base64"])) for p in whole["properties"]] == [("h", b"\xfe")]
+    assert whole["key_hex"] is None
+    code, out, _ = dedup(f"dead-letters show {letter['id']}", place)
+    assert code == 0
+    assert BODY.hex(" ") in out
+    assert "\x00" not in out
+
+
+def test_a_letter_that_is_not_there_or_not_one_is_an_error(place: Place, dedup: Run) -> None:
+    """An unknown id and a prefix of several ids both say so, with the command that lists them."""
+    for wrong, words in (("zzzz", "no dead letter begins"), ("''", "more than one dead letter begins")):
+        code, out, err = dedup(f"dead-letters show {wrong}", place)
+        assert (code, out, words in err, "dead-letters list" in err) == (2, "", True, True)
+
+
+@pytest.mark.parametrize("line", DECISIONS)
+def test_nothing_is_decided_without_yes(line: str, place: Place, dedup: Run) -> None:
+    """Without --yes a decision is shown and not made, not even as a new entry in the consumer's history."""
+    before = document(dedup, "consumer show shop", place)
+    code, out, err = dedup(line, place)
+    assert (code, err) == (0, "")
+    assert "Nothing was changed" in out
+    assert "--yes" in out
+    assert document(dedup, "consumer show shop", place) == before
+
+
+@pytest.mark.parametrize("line", DECISIONS)
+def test_a_decision_with_yes_is_what_was_shown(line: str, place: Place, dedup: Run) -> None:
+    """With --yes it is made once, by somebody, for a reason; the tables still prove themselves."""
+    before = document(dedup, "consumer show shop", place)
+    shown = dedup(line, place)[1].partition("Nothing was changed")[0]
+    code, out, err = dedup(f"{line} --yes --by ann --reason 'a test'", place)
+    assert (code, err) == (0, "")
+    assert out.startswith(shown)
+    after = document(dedup, "consumer show shop", place)
+    for key, value in DECISIONS[line].items():
+        assert (len(after[key]) if key == "incarnations" else after[key]) == value
+    assert after["decisions"] == before["decisions"] + 1
+    assert dedup("verify shop", place)[0] == 0
+
+
+def test_accepting_a_gap_twice_changes_nothing(place: Place, dedup: Run) -> None:
+    """A decision that is already made is not made again."""
+    dedup("consumer accept-gap shop --yes", place)
+    before = document(dedup, "consumer show shop", place)
+    assert "nothing to change" in dedup("consumer accept-gap shop --yes", place)[1]
+    assert document(dedup, "consumer show shop", place) == before
+
+
+def test_a_topic_that_the_consumer_does_not_read_cannot_be_reborn(place: Place, dedup: Run) -> None:
+    """A mistyped topic is an error that lists the topics there are."""
+    code, _, err = dedup("consumer accept-incarnation shop --source broker --topic order --yes", place)
+    assert (code, "broker/orders" in err) == (2, True)
+
+
+def test_verify_fails_on_a_contradiction_and_names_it(place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1, and the contradiction in words, in the table and in JSON."""
+    kind = type(place.store())
+    monkeypatch.setattr(kind, "problems", lambda self, consumer: [f"positions 7-9 of {consumer} are torn"])
+    code, out, _ = dedup("verify shop", place)
+    assert (code, "CONTRADICTION: positions 7-9 of shop are torn" in out) == (1, True)
+    code, out, _ = dedup("verify --json", place)
+    (report,) = json.loads(out)
+    assert (code, report["ok"], report["contradictions"]) == (1, False, ["positions 7-9 of shop are torn"])
+
+
+def test_publish_and_migrate_can_be_repeated(place: Place, dedup: Run) -> None:
+    """Both say that there is nothing left to do, and change nothing."""
+    before = document(dedup, "consumer show shop", place)
+    assert dedup("publish", place) == (0, "shop: 0 batches published\n", "")
+    assert dedup("publish shop", place) == (0, "shop: 0 batches published\n", "")
+    assert dedup("migrate", place) == (0, "The state is up to date.\n", "")
+    assert dedup("migrate --dry-run", place) == (0, "The state is up to date.\n", "")
+    assert document(dedup, "consumer show shop", place) == before
+
+
+def test_an_unknown_consumer_is_one_line_with_the_names_there_are(place: Place, dedup: Run) -> None:
+    """A mistyped name never reads as an empty, healthy consumer."""
+    for line in ("consumer show", "checkpoints", "batches", "verify", "publish", "consumer reset"):
+        code, out, err = dedup(f"{line} shoop", place)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "It has: shop" in err
+
+
+@pytest.mark.postgres
+def test_an_unreachable_server_is_one_line_without_the_password(dedup: Run) -> None:
+    """No stack trace, no secret, and what to do."""
+    code, out, err = dedup("verify --store postgresql://ann:s3cret@127.0.0.1:1/shop")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "s3cret" not in err
+
+
+def test_a_stack_trace_is_shown_on_request_only(dedup: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """DEDUP_DEBUG=1 lets the error through as Python tells it."""
+    code, _, err = dedup(f"verify --store {tmp_path}/none")
+    assert (code, err.count("\n"), "dedup migrate" in err) == (2, 1, True)
+    monkeypatch.setenv("DEDUP_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["dedup", "verify", "--store", f"{tmp_path}/none"])
+    with pytest.raises(Exception, match="There is no folder"):
+        main()
+
+
+def test_no_store_is_one_line_that_says_how_to_name_one(dedup: Run) -> None:
+    """The first thing everybody forgets."""
+    code, _, err = dedup("verify")
+    assert (code, "DEDUP_STORE" in err) == (2, True)
+
+
+@pytest.mark.postgres
+def test_migrate_prints_the_sql_and_touches_nothing(postgres: str, dedup: Run) -> None:
+    """--sql is for a role that may create tables; --dry-run names what is missing; only the plain command applies it."""
+    code, out, _ = dedup("migrate --sql")
+    assert (code, "create table" in out) == (0, True)
+    assert "would apply 0001" in dedup(f"migrate --dry-run --store {postgres}")[1]
+    assert "applied 0001" in dedup(f"migrate --store {postgres}")[1]
+    assert "up to date" in dedup(f"migrate --dry-run --store {postgres}")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("postgresql://ann:p@ss:word@db/shop failed", "postgresql://ann:***@db/shop failed"),
+        ("postgresql://ann@db/shop?password=secret&x=1", "postgresql://ann@db/shop?password=***&x=1"),
+        ("host=db password='a b' user=ann", "host=db password=*** user=ann"),
+        ("az://lake/dedup?sig=abc%2F", "az://lake/dedup?sig=***"),
+        ("postgresql://ann@db/shop", "postgresql://ann@db/shop"),
+    ],
+)
+def test_secrets_are_masked(text: str, masked: str) -> None:
+    """Passwords, keys and signatures never reach the screen, whatever form the URL has."""
+    assert mask_secrets(text) == masked
+
+
+@pytest.mark.postgres
+def test_output_into_a_closed_pipe_is_no_stack_trace() -> None:
+    """`dedup ... | head` ends quietly when head has read enough."""
+    line = '"$0" -m dedup migrate --sql | true'
+    assert subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, timeout=60, check=True).stderr == ""
