@@ -1,0 +1,136 @@
+"""The ledger as a whole: batch records, dead letter events, and contradictions.
+
+Reads everything, so it is for people and `verify`, not for the running consumer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from checkpoint.errors import DedupError
+from dedup.delta import tables
+from dedup.delta.events import EVENTS
+from dedup.delta.header import Header
+from dedup.delta.keyindex import KeyIndex
+from dedup.delta.ledger import BATCH, HEADER, KEYS, LOG, Ledger, LedgerFile
+from dedup.delta.publish import Publisher
+from dedup.delta.records import batch_table
+from dedup.delta.sink import open_sink, require_same
+from dedup.delta.state import ConsumerState
+from dedup.delta.storage import filesystem
+
+
+@dataclass(frozen=True)
+class Log:
+    """The section `log` of a ledger."""
+
+    files: list[LedgerFile]
+    rows: pa.Table
+
+    def headers(self) -> list[Header]:
+        """All headers in seq order, repeats included."""
+        docs = self.rows.filter(pc.equal(self.rows["kind"], HEADER))["doc"].to_pylist()
+        return sorted(map(Header.from_json, docs), key=lambda h: h.seq)
+
+    def batches(self) -> pa.Table:
+        """ALL_BATCHES."""
+        headers = {h.seq: h for h in self.headers()}
+        rows = self.rows.filter(pc.equal(self.rows["kind"], BATCH)).to_pylist()
+        return batch_table((r for r in rows if r["seq"] in headers), headers)
+
+
+def read_log(ledger: Ledger) -> Log:
+    """All of the log; empty where there is no ledger."""
+    table = ledger.open()
+    files = ledger.files(table) if table is not None else []
+    return Log(files, ledger.read([f for f in files if f.section == LOG], ["kind", "source", "topic", "partition", "doc"], 0))
+
+
+def read_events(state: ConsumerState, publisher: Publisher, uri: str, sink: str) -> pa.Table | None:
+    """EVENTS of a consumer, with those that are decided and not published; None where there are none."""
+    table = tables.open_table(uri, publisher.options)
+    found = [] if table is None else [table.to_pyarrow_table().select(EVENTS.names).cast(EVENTS)]
+    system = filesystem(uri, publisher.options)
+    for seq in sorted(state.pending):
+        header = state.decided[seq]
+        for entry in header.sinks:
+            done = table.transaction_version(publisher.app(header, sink)) if table is not None else None
+            if entry.name == sink and (done is None or done < seq):
+                found += [pq.read_table(add.path, filesystem=system).select(EVENTS.names).cast(EVENTS) for add in entry.adds]
+    return pa.concat_tables(found) if found else None
+
+
+def problems(state: ConsumerState, publisher: Publisher) -> list[str]:
+    """Sentences, one per contradiction, each naming decisions or sinks."""
+    if state.table is None:
+        return []
+    found = [state.damage] if state.damage else []
+    log = read_log(state.ledger)
+    headers = log.headers()
+    found += _numbering(headers)
+    found += _reservations(state, log, headers)
+    found += _publications(state, publisher)
+    return found
+
+
+def _numbering(headers: list[Header]) -> Iterator[str]:
+    counts = Counter(h.seq for h in headers)
+    last = max(counts, default=0)
+    if missing := [s for s in range(1, last + 1) if s not in counts]:
+        yield f"decisions {missing[:10]} have no header"
+    if repeated := [s for s, n in counts.items() if n > 1]:
+        yield f"decisions {repeated[:10]} have more than one header"
+    for before, after in zip(headers, headers[1:], strict=False):
+        if after.head.epoch < before.head.epoch:
+            yield f"decision {after.seq} has epoch {after.head.epoch}, an older one than decision {before.seq} ({before.head.epoch})"
+
+
+def _reservations(state: ConsumerState, log: Log, headers: list[Header]) -> Iterator[str]:
+    """Reservation rows against what headers and batch records say; days that were purged cannot be counted."""
+    rows: Counter[int] = Counter()
+    index, kept = KeyIndex(), 0
+    for file in (f for f in log.files if f.section != LOG):
+        table = state.ledger.read([file], ["key", "payload_hash"], 0)
+        rows.update(dict(zip(*(c.to_pylist() for c in pc.value_counts(table["seq"]).flatten()), strict=True)))
+        current = table.filter(pc.greater(table["seq"], state.header.keyspace_since))
+        kept += current.num_rows
+        index.add(current["key"], current["payload_hash"].to_numpy(), held=file.section != KEYS)
+    if kept != len(index):
+        yield f"{kept - len(index)} keys are reserved more than once"
+    purged = state.header.purged_before
+    recorded = _recorded(log)
+    for header in headers:
+        if purged is None or header.committed_at.date().isoformat() >= purged:
+            if rows[header.seq] != header.reserved:
+                yield f"decision {header.seq} reserved {header.reserved} keys and the ledger has {rows[header.seq]} rows of it"
+        if header.kind == "batch" and recorded[header.seq] != header.reserved:
+            yield f"decision {header.seq} reserved {header.reserved} keys and its batch records say {recorded[header.seq]}"
+
+
+def _recorded(log: Log) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
+        found[row["seq"]] += json.loads(row["doc"])["reserved"]
+    return found
+
+
+def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
+    for name, mark in sorted(state.marks.items()):
+        try:
+            require_same(open_sink(name, mark.uri, publisher.options), state.ledger.consumer, mark.table_id, mark)
+        except DedupError as error:
+            yield str(error)
+    for seq in sorted(state.pending):
+        header = state.decided[seq]
+        for entry in header.sinks:
+            table = tables.open_table(entry.uri, publisher.options)
+            done = table.transaction_version(publisher.app(header, entry.name)) if table is not None else None
+            if done is None or done < seq:
+                yield f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run `dedup publish {state.ledger.consumer}`"

@@ -1,0 +1,166 @@
+"""Data files of a table: written into its folder, invisible until a commit names them.
+
+Promises that a file holds rows that fit the table, and that its add action describes exactly that file.
+`FileWriter` travels to Spark tasks; the driver calls it, too.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from checkpoint.errors import SinkMismatch
+from dedup.delta.fit import conform
+from dedup.delta.stats import INDEXED_COLUMNS, statistics
+from dedup.delta.storage import Options, filesystem
+
+FILE_BYTES = 256 * 1024 * 1024
+"""Arrow bytes collected before a file is written: the memory one task needs, three times over at most."""
+
+
+class Add(NamedTuple):
+    """One data file, as the transaction log will name it."""
+
+    path: str  # relative to the table
+    size: int  # bytes
+    partition_values: Mapping[str, str | None]
+    modification_time: int  # milliseconds since 1970
+    stats: str  # JSON
+    rows: int
+
+    def to_json(self) -> str:
+        """One line of text that crosses from a task to the driver, and into a header."""
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Add:
+        """The inverse of `to_json`. Raises SinkMismatch where the task reported that its rows do not fit."""
+        value = json.loads(text)
+        if "mismatch" in value:
+            raise SinkMismatch(value["mismatch"])
+        return cls(**value)
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """Writes record batches as Parquet files of one table; call it with an iterator, it yields one JSON line per file.
+
+    Crash: files of a writer that dies, or whose commit never comes, are invisible; VACUUM takes them.
+    """
+
+    uri: str
+    options: Options
+    schema: pa.Schema  # of the table, partition columns included
+    table: str  # for messages
+    partition_by: tuple[str, ...] = ()
+    indexed: int = INDEXED_COLUMNS
+    prefix: str = ""  # folder below the table
+    codec: Mapping[str, Any] = field(default_factory=lambda: {"compression": "snappy"})
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
+        """Yield `Add` lines, or one line that says what does not fit: an exception would reach the driver as a task failure."""
+        try:
+            for table in _gathered(batches):
+                yield from (add.to_json() for add in self.write(table))
+        except SinkMismatch as error:
+            yield json.dumps({"mismatch": str(error)})
+
+    def write(self, rows: pa.Table) -> list[Add]:
+        """Write these rows now: one file, or one per partition value; none for no rows. Raises SinkMismatch."""
+        rows = conform(rows, self.schema, self.table)
+        if not rows.num_rows:
+            return []
+        return [self._write_file(part, values) for values, part in self._partitions(rows)]
+
+    def _partitions(self, rows: pa.Table) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+        if not self.partition_by:
+            yield {}, rows
+            return
+        kept = [n for n in rows.column_names if n not in self.partition_by]
+        codes, firsts = _group(rows, self.partition_by)
+        order = np.argsort(codes, kind="stable")
+        bounds = np.searchsorted(codes[order], np.arange(len(firsts) + 1))
+        data = rows.select(kept).take(pa.array(order))
+        heads = rows.select(list(self.partition_by)).take(pa.array(firsts)).to_pylist()
+        for i, head in enumerate(heads):
+            values = {name: self._partition_value(name, value) for name, value in head.items()}
+            yield values, data.slice(bounds[i], bounds[i + 1] - bounds[i])
+
+    def _partition_value(self, name: str, value: Any) -> str | None:
+        text = partition_text(value)
+        if text is None and not self.schema.field(name).nullable:
+            raise SinkMismatch(f"{self.table!r} is partitioned by {name}, which forbids NULL, and Delta cannot tell an empty string from NULL there.")
+        return text
+
+    def _write_file(self, rows: pa.Table, values: dict[str, str | None]) -> Add:
+        path = f"{self.prefix}part-{uuid.uuid4()}.parquet"
+        size = write_parquet(self.uri, self.options, path, rows, **self.codec)
+        return Add(path, size, values, int(time.time() * 1000), statistics(rows, self.indexed), rows.num_rows)
+
+
+def write_parquet(uri: str, options: Options, path: str, rows: pa.Table, **codec: Any) -> int:
+    """Write one file below a URI; returns its size in bytes.
+
+    Crash: half a file may stay behind under a name that nobody knows.
+    """
+    buffer = io.BytesIO()
+    pq.write_table(rows, buffer, **codec)
+    with filesystem(uri, options).open_output_stream(path) as stream:
+        stream.write(buffer.getbuffer())
+    return buffer.getbuffer().nbytes
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Tables of about FILE_BYTES."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= FILE_BYTES:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _group(rows: pa.Table, columns: Iterable[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For each row the number of its combination of values, and each combination's first row."""
+    combined = np.zeros(rows.num_rows, dtype=np.int64)
+    for name in columns:
+        encoded = rows[name].combine_chunks().dictionary_encode(null_encoding="encode")
+        combined = combined * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False)
+        combined = np.unique(combined, return_inverse=True)[1]
+    _, firsts, codes = np.unique(combined, return_index=True, return_inverse=True)
+    return codes, firsts
+
+
+def partition_text(value: Any) -> str | None:
+    """A partition value as the log spells it.
+
+    Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#partition-value-serialization, read 2025-06.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dt.datetime):
+        moment = value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo else value
+        return moment.isoformat(sep="T" if value.tzinfo else " ", timespec="microseconds") + ("Z" if value.tzinfo else "")
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return str(value)

@@ -1,0 +1,175 @@
+"""The commit header: one JSON document per decision, in the ledger. It is the decision.
+
+Promises that an older library refuses a newer header, and that a header read back equals the one written. Pure.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from checkpoint.errors import StateTooNew
+from checkpoint.position import Partition
+from dedup.delta.files import Add
+from dedup.store import Checkpoint, Head, Holder
+
+STATE_VERSION = 1
+"""Version of everything this package keeps: ledger columns, headers, dead letter events."""
+
+
+@dataclass(frozen=True)
+class SinkFiles:
+    """What one decision adds to one sink."""
+
+    name: str  # as the handler calls it
+    uri: str
+    table_id: str  # of the table that the rows were checked against
+    mode: str  # "files": the adds are files of the sink; "rows": staged files below the store, which Spark appends
+    fingerprint: str  # of the sink's schema then
+    adds: tuple[Add, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows."""
+        return sum(add.rows for add in self.adds)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far one sink shows the ledger, as of the last publication."""
+
+    seq: int  # of that publication
+    table_id: str
+    version: int  # of the sink's table: a RESTORE since then would have taken rows back
+    uri: str = ""
+    accepted: int = 0  # seq at which a person accepted another table under this name; decisions up to it may go there
+
+
+@dataclass(frozen=True)
+class Header:
+    """One decision: the head it leads to, and what belongs to it alone."""
+
+    kind: str  # "epoch", "batch", "amend", "accept-sink", "purge"
+    attempt: str  # tells whose commit this is when the answer was lost
+    head: Head
+    committed_at: dt.datetime
+    holder: Holder | None = None  # of the epoch
+    held_since: dt.datetime | None = None  # when the epoch was taken
+    generation_since: int = 0  # seq of the decision that began the generation; batch records above it count
+    keyspace_since: int = 0  # seq of the decision that began the keyspace; reservations above it count
+    summary: int = 0  # seq of the newest summary of seen positions at or before this one, 0 for none
+    sinks: tuple[SinkFiles, ...] = ()
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    pending: tuple[int, ...] = ()  # earlier seqs that were not known to be published when this was decided
+    dropped: tuple[tuple[int, str], ...] = ()  # (seq, sink) that a person gave up
+    purged_before: str | None = None  # ISO date: reservations decided on earlier days are gone
+    reserved: int = 0  # reservation rows of this decision
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def seq(self) -> int:
+        """Number of the decision."""
+        return self.head.seq
+
+    def to_json(self) -> str:
+        """The document."""
+        return json.dumps(_encode(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Header:
+        """The inverse of `to_json`. Raises StateTooNew."""
+        value = json.loads(text)
+        if value["v"] > STATE_VERSION:
+            raise StateTooNew(
+                f"The ledger of consumer {value['head']['consumer']!r} was written with state version {value['v']}; this library knows {STATE_VERSION}. "
+                "Upgrade this installation of dedup."
+            )
+        return _decode(value)
+
+    def following(self, kind: str, attempt: str, now: dt.datetime, **changes: Any) -> Header:
+        """The header after this one: everything that lasts stays, what belongs to one decision alone is cleared."""
+        alone: dict[str, Any] = {"sinks": (), "reserved": 0, "by": "", "reason": ""}
+        return replace(self, **(alone | {"kind": kind, "attempt": attempt, "committed_at": now} | changes))
+
+
+def first_header(consumer: str) -> Header:
+    """What stands before the first decision."""
+    return Header("", "", Head(consumer), dt.datetime.fromtimestamp(0, dt.UTC))
+
+
+def _encode(h: Header) -> dict[str, Any]:
+    return {
+        "v": STATE_VERSION,
+        "kind": h.kind,
+        "attempt": h.attempt,
+        "head": _encode_head(h.head),
+        "committed_at": _micros(h.committed_at),
+        "holder": None if h.holder is None else vars(h.holder),
+        "held_since": _micros(h.held_since),
+        "generation_since": h.generation_since,
+        "keyspace_since": h.keyspace_since,
+        "summary": h.summary,
+        "sinks": [{**vars(s), "adds": [a._asdict() for a in s.adds]} for s in h.sinks],
+        "marks": {name: vars(mark) for name, mark in h.marks.items()},
+        "pending": h.pending,
+        "dropped": h.dropped,
+        "purged_before": h.purged_before,
+        "reserved": h.reserved,
+        "by": h.by,
+        "reason": h.reason,
+    }
+
+
+def _decode(value: dict[str, Any]) -> Header:
+    plain = {k: value[k] for k in ("kind", "attempt", "generation_since", "keyspace_since", "summary", "purged_before", "reserved", "by", "reason")}
+    committed_at = _moment(value["committed_at"])
+    assert committed_at is not None
+    return Header(
+        **plain,
+        head=_decode_head(value["head"]),
+        committed_at=committed_at,
+        holder=Holder(**value["holder"]) if value["holder"] else None,
+        held_since=_moment(value["held_since"]),
+        sinks=tuple(SinkFiles(**{**s, "adds": tuple(Add(**a) for a in s["adds"])}) for s in value["sinks"]),
+        marks={name: Mark(**mark) for name, mark in value["marks"].items()},
+        pending=tuple(value["pending"]),
+        dropped=tuple((int(seq), name) for seq, name in value["dropped"]),
+    )
+
+
+_PLAIN = ("consumer", "seq", "epoch", "generation", "keyspace", "query_id", "batch_id", "gap_accepted")
+
+
+def _encode_head(head: Head) -> dict[str, Any]:
+    return {
+        **{name: getattr(head, name) for name in _PLAIN},
+        "settings": None if head.settings is None else dict(head.settings),
+        "floors": [[*p, floor] for p, floor in head.floors.items()],
+        "checkpoints": [[*p, c.sequence_number, c.offset, _micros(c.enqueued_time), c.query_id] for p, c in head.checkpoints.items()],
+        "incarnations": [[*topic, life] for topic, life in head.incarnations.items()],
+    }
+
+
+def _decode_head(value: dict[str, Any]) -> Head:
+    return Head(
+        **{name: value[name] for name in _PLAIN},
+        settings=value["settings"],
+        floors={Partition(s, t, p): floor for s, t, p, floor in value["floors"]},
+        checkpoints={Partition(s, t, p): Checkpoint(n, offset, _moment(at), query) for s, t, p, n, offset, at, query in value["checkpoints"]},
+        incarnations={(s, t): life for s, t, life in value["incarnations"]},
+    )
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def _micros(moment: dt.datetime | None) -> int | None:
+    return None if moment is None else (moment - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+def _moment(micros: int | None) -> dt.datetime | None:
+    return None if micros is None else _EPOCH + dt.timedelta(microseconds=micros)

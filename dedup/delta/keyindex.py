@@ -1,0 +1,147 @@
+"""The reserved keys of one consumer in memory: what a probe asks instead of the ledger table.
+
+Sorted runs of (128-bit key, payload hash, held), merged so that there are few of them; a probe is one binary search per run.
+25 bytes a key. Runs above `spill_rows` live in memory-mapped temporary files, so that the system can page them out.
+Called by the consumer state, which fills it from the ledger and from nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+SPILL_ROWS = 8_000_000
+"""Rows of a run (200 MB) above which it is kept in a file."""
+
+
+def halves(keys: pa.Array | pa.ChunkedArray) -> tuple[U64, U64]:
+    """High and low 64 bits of 16-byte keys, so ordered that (high, low) sorts as the bytes do. Raises ValueError for any other length or null."""
+    if isinstance(keys, pa.ChunkedArray):
+        keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
+    if keys.null_count:
+        raise ValueError(f"{keys.null_count} keys are null")
+    try:
+        fixed = keys if keys.type == pa.binary(16) else keys.cast(pa.binary()).cast(pa.binary(16))
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"keys must have 16 bytes each: {error}") from error
+    data = np.frombuffer(fixed.buffers()[1] or b"", dtype=">u8")[2 * fixed.offset : 2 * (fixed.offset + len(fixed))]
+    pairs = data.reshape(-1, 2).astype(np.uint64)
+    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+
+
+@dataclass(frozen=True)
+class Run:
+    """Keys in ascending order without repeats, and what belongs to each."""
+
+    high: U64
+    low: U64
+    payload: I64
+    held: Bool
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+    def position(self, high: U64, low: U64) -> npt.NDArray[np.intp]:
+        """For each key, where it stands or would be inserted."""
+        left, right = np.searchsorted(self.high, high, "left"), np.searchsorted(self.high, high, "right")
+        # Equal high halves are rare for real hashes, but must be right for any keys: a binary search on the low half, all keys at once.
+        while True:
+            open_ = left < right
+            if not open_.any():
+                return left
+            middle = (left + right) >> 1
+            below = np.zeros(len(high), dtype=bool)
+            below[open_] = self.low[middle[open_]] < low[open_]
+            left = np.where(open_ & below, middle + 1, left)
+            right = np.where(open_ & ~below, middle, right)
+
+    def find(self, high: U64, low: U64) -> tuple[Bool, npt.NDArray[np.intp]]:
+        """Which keys are here, and where."""
+        at = self.position(high, low)
+        if not len(self):
+            return np.zeros(len(high), dtype=bool), at
+        safe = np.minimum(at, len(self) - 1)
+        return (at < len(self)) & (self.high[safe] == high) & (self.low[safe] == low), safe
+
+
+class KeyIndex:
+    """Set of keys with payload hash and held flag; grows only. Not picklable: it is rebuilt from the ledger."""
+
+    def __init__(self, spill_rows: int = SPILL_ROWS) -> None:
+        self._runs: list[Run] = []
+        self._spill_rows = spill_rows
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def add(self, keys: pa.Array | pa.ChunkedArray, payload: npt.ArrayLike, held: bool | npt.ArrayLike = False) -> int:
+        """Take in keys; those already known keep what they have, of repeats the first counts. Returns how many were new."""
+        high, low = halves(keys)
+        order = np.lexsort((low, high))
+        high, low = high[order], low[order]
+        first = np.r_[True, (high[1:] != high[:-1]) | (low[1:] != low[:-1])][: len(high)]
+        values = np.asarray(payload, dtype=np.int64)[order][first]
+        flags = np.broadcast_to(np.asarray(held, dtype=bool), len(order))[order][first]
+        high, low = high[first], low[first]
+        new = ~self._known(high, low)
+        run = Run(high[new], low[new], values[new], flags[new])
+        if len(run):
+            self._push(run)
+        return len(run)
+
+    def probe(self, keys: pa.Array | pa.ChunkedArray) -> tuple[Bool, I64, Bool]:
+        """For each key: whether it is known, the payload hash it was reserved with (0 if unknown), and whether a letter holds it."""
+        high, low = halves(keys)
+        # Sorted questions walk the run once; random ones miss the cache at every step.
+        order = np.lexsort((low, high))
+        known, payload, held = np.zeros(len(high), bool), np.zeros(len(high), np.int64), np.zeros(len(high), bool)
+        for run in self._runs:
+            found, at = run.find(high[order], low[order])
+            hits = order[found]
+            known[hits], payload[hits], held[hits] = True, run.payload[at[found]], run.held[at[found]]
+        return known, payload, held
+
+    def _known(self, high: U64, low: U64) -> Bool:
+        known = np.zeros(len(high), dtype=bool)
+        for run in self._runs:
+            known |= run.find(high, low)[0]
+        return known
+
+    def _push(self, run: Run) -> None:
+        self._runs.append(run)
+        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
+            small, big = sorted((self._runs.pop(), self._runs.pop()), key=len)
+            self._runs.append(self._merge(big, small))
+
+    def _merge(self, big: Run, small: Run) -> Run:
+        at = big.position(small.high, small.low) + np.arange(len(small))
+        from_big = np.ones(len(big) + len(small), dtype=bool)
+        from_big[at] = False
+        folder = tempfile.TemporaryDirectory(prefix="dedup-keys-") if len(from_big) > self._spill_rows else None
+
+        def merged(name: str) -> Any:
+            left, right = getattr(big, name), getattr(small, name)
+            out = _array(folder.name if folder else None, name, left.dtype, len(from_big))
+            out[from_big], out[at] = left, right
+            return out
+
+        run = Run(merged("high"), merged("low"), merged("payload"), merged("held"))
+        if folder:
+            folder.cleanup()  # The mappings keep the files alive; a killed process leaves nothing behind.
+        return run
+
+
+def _array(folder: str | None, name: str, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
+    if folder is None:
+        return np.empty(length, dtype=dtype)
+    return np.memmap(os.path.join(folder, name), dtype=dtype, mode="w+", shape=(length,))

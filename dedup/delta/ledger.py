@@ -1,0 +1,179 @@
+"""The ledger table of one consumer: what is in it, how it is read, and the one commit that decides.
+
+Three sections, so that old days of one can be dropped by metadata alone: `log` (headers, batch records, summaries of seen positions),
+`keys` (reservations), `held` (reservations of keys that a dead letter holds). Called by the consumer state.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from checkpoint.errors import ConfigError, StoreUnavailable
+from dedup.delta import tables
+from dedup.delta.files import Add, FileWriter
+from dedup.delta.storage import Options, filesystem
+
+LOG, KEYS, HELD = "log", "keys", "held"
+HEADER, BATCH, SUMMARY, RESERVATION = "header", "batch", "summary", "reservation"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("section", pa.string()),
+        pa.field("day", pa.date32()),  # UTC day of the decision
+        pa.field("seq", pa.int64()),
+        pa.field("kind", pa.string()),
+        pa.field("key", pa.binary()),
+        pa.field("payload_hash", pa.int64()),
+        pa.field("source", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("doc", pa.string()),  # JSON: the header, the rest of the batch record, or seen ranges
+    ]
+)
+
+PROPERTIES = {
+    "delta.enableDeletionVectors": "false",  # files are read whole
+    "delta.checkpointInterval": "50",
+    "delta.dataSkippingNumIndexedCols": "4",
+    "delta.logRetentionDuration": "interval 7 days",
+}
+
+FORBIDDEN = "delta.setTransactionRetentionDuration"
+"""Would forget who decided last; Delta drops the transaction ids that everything here rests on."""
+
+
+class LedgerFile(NamedTuple):
+    """One data file of the current snapshot."""
+
+    path: str
+    section: str
+    day: dt.date
+    first: int  # lowest and highest seq in it
+    last: int
+    rows: int
+
+
+class Ledger:
+    """The table, and nothing about what its rows mean."""
+
+    def __init__(self, uri: str, options: Options, consumer: str) -> None:
+        self.uri, self.consumer = uri, consumer
+        self._options = options
+
+    def open(self) -> DeltaTable | None:
+        """The current snapshot; None where the consumer has none yet.
+
+        Raises:
+            ConfigError: somebody set a property that the protocol cannot live with.
+            StoreUnavailable: it cannot be read.
+        """
+        table = tables.open_table(self.uri, self._options)
+        if table is not None:
+            self._check_properties(table)
+        return table
+
+    def create(self) -> DeltaTable:
+        """The table, created if it is not there; of two creators one wins, both get the same table.
+
+        Crash: the table exists and is empty, or does not exist.
+        """
+        try:
+            DeltaTable.create(
+                self.uri,
+                SCHEMA,
+                partition_by=["section", "day"],
+                name=f"dedup ledger of {self.consumer}"[:250],
+                configuration=PROPERTIES,
+                storage_options=dict(self._options) if self._options else None,
+            )
+        except tables.DELTA_ERRORS as error:
+            if (table := self.open()) is None:
+                raise StoreUnavailable(f"The ledger {self.uri} cannot be created: {error}") from error
+            return table
+        table = self.open()
+        if table is None:
+            raise StoreUnavailable(f"The ledger {self.uri} was created and is not there.")
+        return table
+
+    def _check_properties(self, table: DeltaTable) -> None:
+        settings = table.metadata().configuration
+        if FORBIDDEN in settings:
+            raise ConfigError(
+                f"{FORBIDDEN} is set on the ledger {self.uri}: Delta would forget which decisions were made. "
+                f"Run ALTER TABLE delta.`{self.uri}` UNSET TBLPROPERTIES ('{FORBIDDEN}')."
+            )
+        if settings.get("delta.enableDeletionVectors") == "true":
+            raise ConfigError(
+                f"Deletion vectors are on for the ledger {self.uri}. Run ALTER TABLE delta.`{self.uri}` "
+                "SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false'), then REORG TABLE ... APPLY (PURGE)."
+            )
+
+    def files(self, table: DeltaTable) -> list[LedgerFile]:
+        """The data files of a snapshot, in order of their first seq."""
+        actions = pa.table(table.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return []
+        names = ("path", "partition.section", "partition.day", "min.seq", "max.seq", "num_records")
+        rows = zip(*(actions[n].to_pylist() for n in names), strict=True)
+        return sorted((LedgerFile(*row) for row in rows), key=lambda f: (f.first, f.last))
+
+    def read(self, files: Sequence[LedgerFile], columns: Sequence[str], after: int) -> pa.Table:
+        """Rows with seq > `after` of these files. `seq` is always among the columns. Raises StoreUnavailable."""
+        names = ["seq", *(c for c in columns if c != "seq")]
+        schema = pa.schema([SCHEMA.field(n) for n in names])
+        if not files:
+            return schema.empty_table()
+        system = filesystem(self.uri, self._options)
+        try:
+            found = [_read_file(system, f.path, names).cast(schema) for f in files]
+        except OSError as error:
+            raise StoreUnavailable(f"A file of the ledger {self.uri} cannot be read: {error}") from error
+        table = pa.concat_tables(found)
+        return table if all(f.first > after for f in files) else table.filter(pc.greater(table["seq"], after))
+
+    def write(self, section: str, day: dt.date, rows: pa.Table) -> list[Add]:
+        """Write rows (any subset of the columns) as one invisible file; none for no rows."""
+        if not rows.num_rows:
+            return []
+        count = rows.num_rows
+        rows = rows.append_column("section", pa.repeat(section, count)).append_column("day", pa.repeat(pa.scalar(day, pa.date32()), count))
+        codec = {"compression": "zstd"} if section == LOG else {"compression": "none", "use_dictionary": ["kind", "seq"]}
+        return FileWriter(self.uri, self._options, SCHEMA, self.uri, ("section", "day"), indexed=1, codec=codec).write(rows)
+
+    def app(self, table: DeltaTable, generation: int) -> str:
+        """The application id whose transaction version is the last seq of a generation."""
+        return f"{self.consumer}/{table.metadata().id}/{generation}"
+
+
+def _read_file(system: pafs.FileSystem, path: str, names: list[str]) -> pa.Table:
+    with system.open_input_file(path) as file:
+        return pq.ParquetFile(file).read(columns=names).select(names)
+
+
+def reservations(seq: int, keys: pa.Array, payload: pa.Array) -> pa.Table:
+    """Rows of the sections `keys` and `held`."""
+    count = len(keys)
+    return pa.table(
+        {
+            "seq": pa.repeat(pa.scalar(seq, pa.int64()), count),
+            "kind": pa.repeat(RESERVATION, count),
+            "key": keys.cast(pa.binary()),
+            "payload_hash": payload,
+        }
+    )
+
+
+def log_rows(seq: int, rows: Iterable[tuple[str, str | None, str | None, int | None, str]]) -> pa.Table:
+    """Rows of the section `log`: (kind, source, topic, partition, doc)."""
+    names = ("kind", "source", "topic", "partition", "doc")
+    columns = list(zip(*rows, strict=True))
+    data = {n: pa.array(c, SCHEMA.field(n).type) for n, c in zip(names, columns, strict=True)}
+    return pa.table({"seq": pa.repeat(pa.scalar(seq, pa.int64()), len(columns[0])), **data})

@@ -1,0 +1,156 @@
+"""Publication: what the ledger decided becomes visible in the sinks, each decision once and in order.
+
+Everything published is read from the ledger; a transaction id in the sink says what is done, so that any number of publishers may try.
+Called by the store after each decision, before each transaction, and by `dedup publish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from checkpoint.errors import PublicationStuck, SinkMismatch
+from dedup.delta import tables
+from dedup.delta.fit import check_schema
+from dedup.delta.header import Header, Mark, SinkFiles
+from dedup.delta.sink import Sink, open_sink, require_same
+from dedup.delta.state import ConsumerState
+from dedup.delta.storage import Options, filesystem, join
+
+ATTEMPTS = 10
+"""How often one publication is tried while others commit to the same sink."""
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Publishes for one consumer.
+
+    Args:
+        root: the store's own folder; staged rows are below it.
+        spark: gives the Spark side for sinks that delta-rs must not write; raises ConfigError where there is no Spark.
+    """
+
+    state: ConsumerState
+    root: str
+    options: Options
+    spark: Callable[[], Any]
+
+    def publish(self, fresh: int | None = None) -> int:
+        """Publish every pending decision, ascending; returns how many were not published before.
+
+        Args:
+            fresh: a decision of this very process, whose files need no looking for.
+
+        Raises:
+            PublicationStuck: a sink refuses, was replaced or restored, or files are gone; names seq, sink and what to do.
+
+        Crash: each (decision, sink) is done or not; whoever publishes next goes on there.
+        """
+        count = 0
+        for seq in sorted(self.state.pending):
+            header = self.state.decided[seq]
+            given_up = {name for dropped, name in self.state.header.dropped if dropped == seq}
+            done = [self._publish_one(header, e, fresh=seq == fresh) for e in header.sinks if e.name not in given_up]
+            self.state.pending.discard(seq)
+            count += any(done)
+        return count
+
+    def _publish_one(self, header: Header, entry: SinkFiles, *, fresh: bool) -> bool:
+        """Whether it took a commit of this process."""
+        app = self.app(header, entry.name)
+        failure: Exception | None = None
+        tried = False
+        for _ in range(ATTEMPTS):
+            sink = self._open(header, entry)
+            done = sink.table.transaction_version(app)
+            if done is not None and done >= header.seq:
+                self._mark(header.seq, entry, sink, sink.table.version())
+                return tried
+            if not fresh or failure is not None:
+                self._check_files(header, entry, sink)
+            tried = True
+            try:
+                if self._add(header, entry, sink, app):
+                    return True
+            except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS) as error:
+                failure = error
+        raise PublicationStuck(
+            f"Decision {header.seq} ({entry.rows} rows) cannot be published to the sink {entry.name!r} at {entry.uri}: {failure}. "
+            f"Repair the sink and run `dedup publish {self.state.ledger.consumer}`."
+        ) from failure
+
+    def app(self, header: Header, sink: str) -> str:
+        """The application id under which a sink remembers the last decision it took."""
+        table = self.state.table
+        assert table is not None
+        return f"{self.state.ledger.app(table, header.head.generation)}/{sink}"
+
+    def _open(self, header: Header, entry: SinkFiles) -> Sink:
+        consumer, mark = self.state.ledger.consumer, self.state.marks.get(entry.name)
+        uri = mark.uri if mark and mark.accepted >= header.seq else entry.uri
+        try:
+            sink = open_sink(entry.name, uri, self.options)
+        except SinkMismatch as error:
+            raise PublicationStuck(
+                f"Decision {header.seq} ({entry.rows} rows) cannot be published: {error} What it would take: the table back under that "
+                f"name, or `dedup publish {consumer} --accept-sink {entry.name}` once a new one is there."
+            ) from error
+        expected = mark.table_id if mark and mark.accepted >= header.seq else entry.table_id
+        require_same(sink, consumer, expected, mark)
+        return sink
+
+    def _check_files(self, header: Header, entry: SinkFiles, sink: Sink) -> None:
+        """Before files of an earlier time are added: are they still there, and does the table still mean the same?"""
+        missing = self.missing(entry, sink.uri)
+        if missing:
+            raise PublicationStuck(
+                f"Decision {header.seq} for the sink {entry.name!r}: {len(missing)} of {len(entry.adds)} files with its rows are gone (VACUUM, or the folder "
+                f"was deleted): {', '.join(missing[:3])}. Bring them back, or give those rows up with "
+                f"`dedup publish {self.state.ledger.consumer} --accept-sink {entry.name} --lost`."
+            )
+        if entry.mode == "files" and sink.fingerprint != entry.fingerprint:
+            self._check_schema(header, entry, sink)
+
+    def missing(self, entry: SinkFiles, sink_uri: str) -> list[str]:
+        """Files of an entry that are not there."""
+        system = filesystem(self.root if entry.mode == "rows" else sink_uri, self.options)
+        found = system.get_file_info([add.path for add in entry.adds])
+        return [info.path for info in found if info.type != pafs.FileType.File]
+
+    def _check_schema(self, header: Header, entry: SinkFiles, sink: Sink) -> None:
+        system, add = filesystem(sink.uri, self.options), entry.adds[0]
+        with system.open_input_file(add.path) as file:
+            written = pq.ParquetFile(file).schema_arrow
+        try:
+            if sink.special or sorted(add.partition_values) != sorted(sink.partition_by):
+                raise SinkMismatch("it has other partition columns now, or features that forbid adding files: " + ", ".join(sink.special))
+            for column in sink.partition_by:
+                written = written.append(sink.schema.field(column))
+            check_schema(written, sink.schema, entry.name)
+        except SinkMismatch as error:
+            raise PublicationStuck(
+                f"Decision {header.seq} ({entry.rows} rows) was made when the sink {entry.name!r} had other columns: {error} "
+                f"Change it back and run `dedup publish {self.state.ledger.consumer}`."
+            ) from error
+
+    def _add(self, header: Header, entry: SinkFiles, sink: Sink, app: str) -> bool:
+        """Try one publication; returns whether it is known to be done.
+
+        Crash: the sink shows all of it, with the transaction id, or nothing of it.
+        """
+        if entry.mode == "rows":
+            # Spark skips a transaction id that is there already, silently: whether it is done is read back from the table.
+            self.spark().append(sink.uri, [join(self.root, add.path) for add in entry.adds], app, header.seq)
+            return False
+        tables.commit(sink.table, entry.adds, {app: header.seq}, exact=False)
+        self._mark(header.seq, entry, sink, sink.table.version() + 1)
+        return True
+
+    def _mark(self, seq: int, entry: SinkFiles, sink: Sink, version: int) -> None:
+        old = self.state.marks.get(entry.name)
+        accepted = old.accepted if old and old.table_id == sink.table_id else 0
+        self.state.marks[entry.name] = Mark(seq, sink.table_id, version, sink.uri, accepted)

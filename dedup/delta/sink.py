@@ -1,0 +1,178 @@
+"""A sink table as it is now: its columns, its identity, and whether delta-rs may write to it.
+
+Promises that a table with any feature not known to be safe takes the row path (Spark appends), and that a table which was replaced or
+restored since the last publication is told before anything is written. Called by the transaction and the publisher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from checkpoint.errors import PublicationStuck, SinkMismatch
+from dedup.delta import tables
+from dedup.delta.header import Mark
+from dedup.delta.stats import INDEXED_COLUMNS
+from dedup.delta.storage import Options
+from dedup.delta.types import UnknownType, arrow_schema, sql_type
+
+SAFE_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "invariants",
+        "checkConstraints",
+        "changeDataFeed",
+        "generatedColumns",
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+    }
+)
+"""Writer features under which adding a file is all there is to an append - as long as no column or property uses them (checked).
+
+Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#valid-feature-names-in-table-features, read 2025-06; and each one tried.
+"""
+
+_SPECIAL_COLUMN = {
+    "delta.generationExpression": "a generated column",
+    "delta.identity.start": "an identity column",
+    "delta.invariants": "an invariant",
+    "CURRENT_DEFAULT": "a default value",
+    "delta.typeChanges": "a widened type",
+}
+
+_PARTITION_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date, pa.types.is_decimal)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """One snapshot of a sink."""
+
+    name: str
+    uri: str
+    table: DeltaTable
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+    fingerprint: str
+    special: tuple[str, ...]  # why delta-rs must not write; empty: it may
+    computed: frozenset[str] = frozenset()  # columns that the table fills where the rows lack them
+    constraints: dict[str, str] = field(default_factory=dict)  # CHECK constraints and invariants: name -> SQL
+    indexed: int = INDEXED_COLUMNS
+
+    @property
+    def table_id(self) -> str:
+        """Identity of the table: a re-created one has another."""
+        return str(self.table.metadata().id)
+
+    @property
+    def mode(self) -> str:
+        """`files` or `rows`."""
+        return "rows" if self.special else "files"
+
+
+def open_sink(name: str, uri: str, options: Options, rows: pa.Schema | None = None) -> Sink:
+    """The sink now. Raises SinkMismatch where there is none, with the statement that would create it for these rows."""
+    table = tables.open_table(uri, options)
+    if table is None:
+        raise SinkMismatch(f"The sink {name!r} has no Delta table at {uri}. {_creation(uri, rows)}")
+    return _describe(name, uri, table)
+
+
+def _creation(uri: str, rows: pa.Schema | None) -> str:
+    columns = ", ".join(f"`{f.name}` {sql_type(f.type)}" for f in rows) if rows is not None else "..."
+    return f"Create it: CREATE TABLE delta.`{uri}` ({columns}) USING delta; or deltalake.DeltaTable.create({uri!r}, schema=...)."
+
+
+def _describe(name: str, uri: str, table: DeltaTable) -> Sink:
+    schema_json, metadata = table.schema().to_json(), table.metadata()
+    settings, partition_by = dict(metadata.configuration), tuple(metadata.partition_columns)
+    fields = json.loads(schema_json)["fields"]
+    special = [*_protocol_reasons(table), *_setting_reasons(settings), *_column_reasons(fields)]
+    try:
+        schema = arrow_schema(schema_json)
+    except UnknownType as error:
+        raise SinkMismatch(f"The sink {name!r} has a column of type {error}, which dedup cannot write.") from error
+    special += [
+        f"partition column {c} is {sql_type(schema.field(c).type)}" for c in partition_by if not any(t(schema.field(c).type) for t in _PARTITION_TYPES)
+    ]
+    return Sink(
+        name,
+        uri,
+        table,
+        schema,
+        partition_by,
+        hashlib.sha256(json.dumps([fields, partition_by], sort_keys=True).encode()).hexdigest()[:16],
+        tuple(special),
+        frozenset(f["name"] for f in fields if any(k in _SPECIAL_COLUMN for k in f["metadata"]) and "delta.invariants" not in f["metadata"]),
+        _constraints(settings, fields),
+        int(settings.get("delta.dataSkippingNumIndexedCols", INDEXED_COLUMNS)),
+    )
+
+
+def _protocol_reasons(table: DeltaTable) -> list[str]:
+    protocol = table.protocol()
+    if protocol.min_writer_version < 7:
+        return ["writer version 6 (identity columns)"] if protocol.min_writer_version == 6 else []
+    unknown = sorted(set(protocol.writer_features or ()) - SAFE_FEATURES)
+    return [f"table feature {name}" for name in unknown] + ([] if protocol.min_writer_version == 7 else [f"writer version {protocol.min_writer_version}"])
+
+
+def _setting_reasons(settings: dict[str, str]) -> list[str]:
+    reasons = [f"CHECK constraint {k.removeprefix('delta.constraints.')}" for k in sorted(settings) if k.startswith("delta.constraints.")]
+    if settings.get("delta.columnMapping.mode", "none") != "none":
+        reasons.append("column mapping")
+    if settings.get("delta.enableRowTracking") == "true":
+        reasons.append("row tracking")
+    return reasons
+
+
+def _column_reasons(fields: list[dict[str, Any]]) -> list[str]:
+    found = []
+    for f in fields:
+        found += [f"{what} ({f['name']})" for key, what in _SPECIAL_COLUMN.items() if key in f["metadata"]]
+        if isinstance(f["type"], dict):
+            found += _column_reasons(_children(f["type"]))
+    return found
+
+
+def _children(kind: dict[str, Any]) -> list[dict[str, Any]]:
+    if kind["type"] == "struct":
+        return list(kind["fields"])
+    inner = [kind[k] for k in ("elementType", "keyType", "valueType") if isinstance(kind.get(k), dict)]
+    return [f for k in inner for f in _children(k)]
+
+
+def _constraints(settings: dict[str, str], fields: list[dict[str, Any]]) -> dict[str, str]:
+    found = {k.removeprefix("delta.constraints."): v for k, v in settings.items() if k.startswith("delta.constraints.")}
+    for f in fields:
+        if text := f["metadata"].get("delta.invariants"):
+            found[f"invariant of {f['name']}"] = json.loads(text)["expression"]["expression"]
+    return found
+
+
+def require_same(sink: Sink, consumer: str, table_id: str, mark: Mark | None) -> None:
+    """Raise PublicationStuck where the sink is another table than `table_id`, or was restored since the mark."""
+    how = f"`dedup publish {consumer} --accept-sink {sink.name}`"
+    if sink.table_id != table_id:
+        raise PublicationStuck(
+            f"The sink {sink.name!r} at {sink.uri} is another table than the one that was written to before (dropped and created again?). "
+            f"If that is meant, run {how}: what was published before stays out of the new one."
+        )
+    if mark is None or mark.table_id != table_id or mark.version == sink.table.version():
+        return
+    if sink.table.version() < mark.version or _restored_since(sink.table, mark.version):
+        raise PublicationStuck(
+            f"The sink {sink.name!r} at {sink.uri} was restored to an older version after decision {mark.seq} was published at version {mark.version}: "
+            f"published rows may be missing. Put them back if they are wanted, then run {how}."
+        )
+
+
+def _restored_since(table: DeltaTable, version: int) -> bool:
+    return any(entry.get("operation") == "RESTORE" for entry in table.history(table.version() - version))

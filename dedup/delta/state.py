@@ -1,0 +1,300 @@
+"""What one process knows of one consumer's ledger: the head, the seen positions, the keys; and the decision protocol.
+
+Promises that everything known was read from the ledger, that a decision is tried only against the snapshot everything known is as of,
+and that its outcome is told by the ledger and by nothing else. Called by the store.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from checkpoint.errors import CommitConflict, CommitUnknown, Fenced, StoreRestored, StoreUnavailable
+from checkpoint.position import Partition, Ranges
+from dedup.delta import tables
+from dedup.delta.files import Add
+from dedup.delta.header import Header, Mark, first_header
+from dedup.delta.keyindex import Bool, KeyIndex
+from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, SUMMARY, Ledger, LedgerFile, log_rows, reservations
+from dedup.delta.records import batch_docs
+from dedup.delta.seen import Seen
+from dedup.store import KEYS as KEYS_SCHEMA
+from dedup.store import Head
+
+MAINTENANCE_RACES = 20
+"""How often a decision is tried again because a commit that decides nothing (compaction) came first."""
+
+SUMMARY_EVERY = 200
+"""Decisions between two summaries of seen positions: what a starting process reads of the log at most."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Everything that has to become true with one commit of the ledger."""
+
+    header: Header
+    batches: pa.Table | None = None
+    keys: pa.Table = field(default_factory=KEYS_SCHEMA.empty_table)
+    held: pa.Table = field(default_factory=KEYS_SCHEMA.empty_table)  # keys that a letter of this decision holds
+
+
+class ConsumerState:
+    """One consumer as of the last look at its ledger. Not picklable, not for two threads."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.table: DeltaTable | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.header = first_header(self.ledger.consumer)
+        self.decided: dict[int, Header] = {}  # headers read lately, and all pending ones
+        self.pending: set[int] = set()
+        self.marks: dict[str, Mark] = {}
+        self.index = KeyIndex()
+        self._seen: dict[tuple[Partition, int], Seen] = {}
+        self._damage: str | None = None
+
+    def catch_up(self) -> None:
+        """Read what was decided since the last look.
+
+        Raises:
+            StoreRestored: the ledger is gone, or another one.
+            StoreUnavailable: it cannot be read now.
+        """
+        table = self.ledger.open()
+        if self.table is not None and (table is None or table.metadata().id != self.table.metadata().id):
+            raise StoreRestored(self._advice("was deleted or re-created while this process ran"))
+        if table is None:
+            return
+        files = self.ledger.files(table)
+        last = max((f.last for f in files if f.section == LOG), default=0)
+        if last < self.header.seq:
+            self._forget()  # restored while we ran: what is known is not so any more
+        if last > self.header.seq:
+            self._read(files, last)
+        self.table = table
+        self._compare_transaction(table)
+
+    def require_sound(self) -> None:
+        """Raise StoreRestored where the ledger contradicts itself: it was restored to an older state, or rows were deleted."""
+        if self._damage:
+            raise StoreRestored(self._damage)
+
+    def _require_sound_for(self, header: Header) -> None:
+        """A person who accepts a restore begins a new generation: that decision may follow damage."""
+        if header.head.generation == self.header.head.generation:
+            self.require_sound()
+
+    @property
+    def damage(self) -> str | None:
+        """What `require_sound` would say."""
+        return self._damage
+
+    def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
+        """Positions within the spans that batch records of this generation's incarnations hold as seen."""
+        lives = self.header.head.incarnations
+        found = {p: self._seen.get((p, lives.get((p.source, p.topic), 0))) for p in spans}
+        return {p: ranges for p, seen in found.items() if seen and (ranges := seen.within(*spans[p]))}
+
+    def decide(self, decision: Decision, on_step: Callable[[str], None]) -> None:
+        """Commit the decision, or raise.
+
+        Raises:
+            Fenced, CommitConflict: another decision came first, of a newer epoch or of this one.
+            CommitUnknown: the answer was lost, and the ledger cannot be read back.
+            StoreUnavailable: the commit failed, and the ledger does not show it.
+            StoreRestored: the ledger was restored or re-created.
+
+        Crash: before the commit nothing is true; from then on everything is, and the next reader of the ledger sees it.
+        """
+        base, header = self.header.seq, decision.header
+        self._require_sound_for(header)
+        table = self.table = self.table or self.ledger.create()
+        adds = self._write(decision)
+        on_step("decide")
+        for _ in range(MAINTENANCE_RACES):
+            failure = self._try(table, adds, header)
+            on_step("read_back")
+            self._read_back(failure)
+            if self.header.seq > base:
+                return self._judge(header)
+            self._require_sound_for(header)
+            if failure is None:
+                raise CommitUnknown(f"The ledger {self.ledger.uri} took decision {header.seq} and does not show it.")
+            if not isinstance(failure, tables.COMMIT_REFUSED):
+                raise StoreUnavailable(f"The ledger {self.ledger.uri} could not be written, and nothing was committed: {failure}") from failure
+            table = self.table or table
+        raise CommitConflict(f"The ledger {self.ledger.uri} is being rewritten all the time (compaction?). Nothing was committed; run the batch again.")
+
+    def _try(self, table: DeltaTable, adds: list[Add], header: Header) -> Exception | None:
+        """One commit against the snapshot that was read; returns what delta-rs raised."""
+        transactions = {self.ledger.app(table, header.head.generation): header.seq}
+        if header.head.generation != self.header.head.generation:
+            # The old generation's number moves on, too: a restore to before this decision is then seen by comparing it.
+            old = self.ledger.app(table, self.header.head.generation)
+            transactions[old] = max(table.transaction_version(old) or 0, self.header.seq) + 1
+        try:
+            tables.commit(table, adds, transactions, exact=True)
+        except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS) as error:
+            return error
+        return None
+
+    def _read_back(self, failure: Exception | None) -> None:
+        try:
+            self.catch_up()
+        except StoreUnavailable as error:
+            raise CommitUnknown(f"{CommitUnknown.__doc__} ({failure or 'committed'}; then: {error})") from (failure or error)
+
+    def _judge(self, header: Header) -> None:
+        """Whose decision has this number?"""
+        winner = self.decided[header.seq]
+        if winner.attempt == header.attempt:
+            return
+        if self.header.head.epoch > header.head.epoch:
+            raise self.fenced()
+        raise CommitConflict(f"Decision {header.seq} of consumer {self.ledger.consumer!r} was made by another commit ({winner.kind}) first. Plan again.")
+
+    def fenced(self) -> Fenced:
+        """The error that says who took over, and when."""
+        holder, at = self.header.holder, self.header.held_since
+        who = f"process {holder.pid} on {holder.host}" if holder else "another copy"
+        when = f" at {at:%Y-%m-%d %H:%M:%S} UTC" if at else ""
+        return Fenced(f"Consumer {self.ledger.consumer!r} was taken over by {who}{when} (epoch {self.header.head.epoch}). Stop this copy.")
+
+    def _write(self, decision: Decision) -> list[Add]:
+        """The ledger's own files of a decision, invisible until the commit."""
+        header, day = decision.header, decision.header.committed_at.date()
+        rows = [(HEADER, None, None, None, header.to_json())]
+        if header.summary == header.seq:
+            rows.append((SUMMARY, None, None, None, self._summary()))
+        rows.extend((BATCH, *doc) for doc in batch_docs(decision.batches) if decision.batches is not None)
+        adds = self.ledger.write(LOG, day, log_rows(header.seq, rows))
+        for section, keys in ((KEYS, decision.keys), (HELD, decision.held)):
+            adds += self.ledger.write(section, day, reservations(header.seq, keys["key"], keys["payload_hash"]))
+        return adds
+
+    def summary_due(self, seq: int) -> bool:
+        """Whether the decision `seq` should carry a summary of seen positions."""
+        return seq - max(self.header.summary, self.header.generation_since) >= SUMMARY_EVERY
+
+    def _summary(self) -> str:
+        return json.dumps([[*p, life, seen.pairs()] for (p, life), seen in self._seen.items()], separators=(",", ":"))
+
+    def _read(self, files: Sequence[LedgerFile], last: int) -> None:
+        """Take in the decisions after the known ones, up to `last`."""
+        known = self.header.seq
+        start = known or self._first_needed(files, last)
+        log = self.ledger.read([f for f in files if f.section == LOG and f.last > start], ["kind", "source", "topic", "partition", "doc"], start)
+        headers = {h.seq: h for h in map(Header.from_json, log.filter(pc.equal(log["kind"], HEADER))["doc"].to_pylist())}
+        if last not in headers:
+            raise StoreRestored(self._advice(f"has lost the header of decision {last}"))
+        old, self.header = self.header, headers[last]
+        new_life = old.head.generation != self.header.head.generation
+        count = pc.sum(pc.equal(log["kind"], HEADER)).as_py()
+        if new_life:
+            self._damage = None
+        if count != len(headers) or sorted(headers) != list(range(start + 1, last + 1)):
+            self._damage = self._advice(f"shows decisions {start + 1}-{last} not exactly once each")
+        self._take_seen(log, new_life=new_life)
+        self._take_keys(files, known)
+        self._take_publications(headers, fresh=not known, files=files)
+
+    def _first_needed(self, files: Sequence[LedgerFile], last: int) -> int:
+        """For a first look: the seq after which the log has to be read."""
+        newest = self._headers(files, {last}).get(last)
+        if newest is None:
+            raise StoreRestored(self._advice(f"has lost the header of decision {last}"))
+        return max(newest.summary, newest.generation_since, 1) - 1
+
+    def _headers(self, files: Sequence[LedgerFile], seqs: set[int]) -> dict[int, Header]:
+        if not seqs:
+            return {}
+        wanted = [f for f in files if f.section == LOG and any(f.first <= s <= f.last for s in seqs)]
+        rows = self.ledger.read(wanted, ["kind", "doc"], min(seqs) - 1)
+        rows = rows.filter(pc.and_(pc.equal(rows["kind"], HEADER), pc.is_in(rows["seq"], pa.array(sorted(seqs), pa.int64()))))
+        return {h.seq: h for h in map(Header.from_json, rows["doc"].to_pylist())}
+
+    def _take_seen(self, log: pa.Table, *, new_life: bool) -> None:
+        if new_life:
+            self._seen = {}
+        rows = log.filter(pc.and_(pc.not_equal(log["kind"], HEADER), pc.greater(log["seq"], self.header.generation_since))).sort_by("seq")
+        for row in rows.to_pylist():
+            doc = json.loads(row["doc"])
+            if row["kind"] == BATCH:
+                self._ranges(Partition(row["source"], row["topic"], row["partition"]), doc["incarnation"]).add(doc["seen"])
+            elif row["seq"] == self.header.summary and not self._seen:
+                for source, topic, partition, life, pairs in doc:
+                    self._ranges(Partition(source, topic, partition), life).add(pairs)
+
+    def _ranges(self, partition: Partition, life: int) -> Seen:
+        return self._seen.setdefault((partition, life), Seen())
+
+    def _take_keys(self, files: Sequence[LedgerFile], known: int) -> None:
+        after = max(known, self.header.keyspace_since)
+        if after > known:
+            self.index = KeyIndex()
+        for file in files:
+            if file.section in (KEYS, HELD) and file.last > after:
+                rows = self.ledger.read([file], ["key", "payload_hash"], after)
+                self.index.add(rows["key"], rows["payload_hash"].to_numpy(), held=file.section == HELD)
+
+    def _take_publications(self, headers: dict[int, Header], *, fresh: bool, files: Sequence[LedgerFile]) -> None:
+        """What is decided and perhaps not published: nobody forgets, and whoever knows better wins."""
+        for seq in sorted(headers):
+            header = headers[seq]
+            theirs = set(header.pending)
+            self.pending = (theirs if fresh else theirs & self.pending) | ({seq} if header.sinks else set())
+            fresh = False
+            for name, mark in header.marks.items():
+                if name not in self.marks or mark.seq >= self.marks[name].seq:
+                    self.marks[name] = mark
+        self.decided = {**self.decided, **headers}
+        self.decided |= self._headers(files, self.pending - set(self.decided))
+        for seq in sorted(self.decided)[:-SUMMARY_EVERY]:
+            if seq not in self.pending:
+                del self.decided[seq]
+
+    def _compare_transaction(self, table: DeltaTable) -> None:
+        version = table.transaction_version(self.ledger.app(table, self.header.head.generation)) or 0
+        if version != self.header.seq:
+            self._damage = self._advice(f"shows {self.header.seq} decisions and its transaction id says {version}: it was restored to an older state")
+
+    def _advice(self, what: str) -> str:
+        return (
+            f"The ledger {self.ledger.uri} of consumer {self.ledger.consumer!r} {what}. Find out what is missing in the sinks, then run "
+            f"`dedup consumer accept-restore {self.ledger.consumer}`."
+        )
+
+    def following(self, kind: str, attempt: str, now: dt.datetime, head: Head, **changes: Any) -> Header:
+        """The header of the next decision, with everything that this process knows of publications."""
+        last, seq = self.header, self.header.seq + 1
+        return last.following(
+            kind,
+            attempt,
+            now,
+            head=replace(head, seq=seq),
+            generation_since=last.generation_since if head.generation == last.head.generation else seq,
+            keyspace_since=last.keyspace_since if head.keyspace == last.head.keyspace else seq,
+            marks=dict(self.marks),
+            pending=tuple(sorted(self.pending)),
+            dropped=tuple(d for d in last.dropped if d[0] in self.pending),
+            **changes,
+        )
+
+    def split(self, keys: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """(known, new) of these KEYS; the known ones with the payload hash they were reserved with."""
+        known, payload, _ = self.index.probe(keys["key"])
+        found = keys.filter(pa.array(known))
+        return pa.table([found["key"], pa.array(payload[known], pa.int64())], schema=KEYS_SCHEMA), keys.filter(pa.array(~known))
+
+    def held(self, keys: pa.Array | pa.ChunkedArray) -> Bool:
+        """Which of these keys a letter holds."""
+        return self.index.probe(keys)[2]

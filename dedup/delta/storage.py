@@ -1,0 +1,98 @@
+"""Where tables and files live: names, URIs, file systems, and which storage can decide between two writers.
+
+Promises that a folder of a consumer is named reversibly, and that storage without put-if-absent is refused before anything is written.
+Called by everything in this package that touches a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pyarrow.fs as pafs
+from deltalake.fs import DeltaStorageHandler
+
+from checkpoint.errors import ConfigError
+
+Options = Mapping[str, str] | None
+
+_ATOMIC = frozenset({"file", "az", "azure", "abfs", "abfss", "adl", "gs"})
+"""Schemes whose put-if-absent needs no setting.
+
+Source: https://delta-io.github.io/delta-rs/usage/writing/ and docs.rs/object_store (PutMode::Create), read 2025-06.
+"""
+
+_S3_GUARDS = frozenset({"aws_s3_locking_provider", "s3_locking_provider", "aws_conditional_put", "conditional_put"})
+
+
+def absolute(uri: str) -> str:
+    """A URI that means the same in every process: schemes stay, `file:` and plain paths become absolute paths."""
+    parsed = urlparse(uri)
+    if parsed.scheme == "file":
+        return os.path.abspath(unquote(parsed.path))
+    return uri.rstrip("/") if "://" in uri else os.path.abspath(os.path.expanduser(uri))
+
+
+def is_local(uri: str) -> bool:
+    """Whether the (absolute) URI is a path on this machine."""
+    return "://" not in uri
+
+
+def join(uri: str, *parts: str) -> str:
+    """A path below a URI."""
+    return "/".join((uri.rstrip("/"), *parts))
+
+
+def filesystem(uri: str, options: Options) -> pafs.FileSystem:
+    """A file system whose root is the (absolute) URI; credentials come from the same options that the tables use."""
+    if is_local(uri):
+        os.makedirs(uri, exist_ok=True)
+        return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
+    return pafs.PyFileSystem(DeltaStorageHandler(uri, options=dict(options or {})))
+
+
+def require_put_if_absent(uri: str, options: Options) -> None:
+    """Raise ConfigError where two writers could both believe that they wrote the same commit."""
+    scheme = urlparse(uri).scheme if "://" in uri else "file"
+    if is_local(uri) and Path(uri).parts[:2] == ("/", "dbfs"):
+        raise ConfigError(
+            f"{uri} is a FUSE mount of object storage and cannot create a file only if it is absent: two copies could both commit. "
+            "Give the storage URI itself (abfss://, gs://, s3:// with conditional put)."
+        )
+    if scheme in ("s3", "s3a"):
+        _require_s3_guard(uri, options)
+    elif scheme not in _ATOMIC:
+        raise ConfigError(f"Storage {scheme}:// of {uri} is not known to create a file only if it is absent. Use {', '.join(sorted(_ATOMIC))} or s3.")
+
+
+def _require_s3_guard(uri: str, options: Options) -> None:
+    given = {k.lower(): str(v).lower() for source in (os.environ, options or {}) for k, v in source.items()}
+    unsafe = given.get("aws_s3_allow_unsafe_rename", given.get("allow_unsafe_rename", "false"))
+    if unsafe == "true" or not any(given.get(name, "disabled") not in ("", "disabled") for name in _S3_GUARDS):
+        raise ConfigError(
+            f"{uri}: two copies could both commit, because nothing says that this S3 storage creates a file only if it is absent. "
+            "Add storage_options={'aws_conditional_put': 'etag'} where the storage supports conditional puts (AWS does), "
+            "or {'AWS_S3_LOCKING_PROVIDER': 'dynamodb'}; and do not allow unsafe renames."
+        )
+
+
+def safe_name(consumer: str) -> str:
+    """A folder name for a consumer: letters, digits and inner - or _ stay, any other byte becomes ~XX."""
+    encoded = "".join(c if re.fullmatch(r"[A-Za-z0-9-]", c) else _escape(c, i) for i, c in enumerate(consumer))
+    if len(encoded) > 200:
+        raise ConfigError(f"The consumer name {consumer[:40]!r}... is too long for a folder: {len(encoded)} bytes, at most 200.")
+    return encoded
+
+
+def _escape(character: str, index: int) -> str:
+    if character == "_" and index:
+        return character  # a leading one would make the folder hidden to Spark
+    return "".join(f"~{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def consumer_name(folder: str) -> str:
+    """The inverse of `safe_name`."""
+    return unquote(folder.replace("~", "%"), errors="surrogatepass")

@@ -1,0 +1,299 @@
+"""DeltaStore: one ledger table per consumer decides, sinks follow.
+
+Promises the Store of dedup/store.py on Delta tables, with all commits made by delta-rs: no Spark is needed except for sinks that only
+Spark may write. Called by the consumer and by the command line.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+
+from checkpoint.errors import CommitConflict, ConfigError, StoreRestored
+from dedup.delta import audit
+from dedup.delta.events import ALL_LETTERS, EVENTS, letters_of, selected
+from dedup.delta.ledger import Ledger
+from dedup.delta.publish import Publisher
+from dedup.delta.sink import Sink, open_sink
+from dedup.delta.state import ConsumerState, Decision
+from dedup.delta.storage import Options, absolute, consumer_name, filesystem, join, require_put_if_absent, safe_name
+from dedup.delta.takeover import Heartbeat, Takeover, exists, take_epoch
+from dedup.delta.transaction import Context, DeltaTransaction
+from dedup.store import Head, Holder, Selection
+
+LETTERS_SINK = "dedup.dead_letters"
+"""Name under which headers list the table of dead letter events."""
+
+AMEND_ATTEMPTS = 20
+
+
+def _noop(_name: str) -> None:
+    pass
+
+
+class DeltaStore:
+    """State of consumers as Delta tables below `path`, beside any Delta tables as sinks.
+
+    Args:
+        path: folder or URI of the store; created when the first consumer starts.
+        tables: sink name -> path or URI, for names that are neither a path nor a table of Spark's catalog.
+        storage_options: credentials and settings for delta-rs, for the store and all sinks.
+        on_step: called with each step's name right before it acts.
+
+    Raises:
+        ConfigError: the storage cannot decide between two writers.
+    """
+
+    steps: ClassVar[Mapping[str, str]] = {
+        "catch_up": "Nothing of the batch has happened. The next copy begins here.",
+        "redeliveries": "Earlier decisions are published. Nothing of the batch has happened.",
+        "reserve": "Nothing is reserved: reservations are rows of the ledger commit.",
+        "handler": "Nothing is reserved or written. The next copy runs the handler for the first time.",
+        "check": "The handler has run; its rows were not written. It runs again.",
+        "files": "No file of the batch exists. The handler runs again.",
+        "park": "Files of sink rows exist that no commit names. The handler runs again; VACUUM takes them.",
+        "note": "As at park: nothing is decided.",
+        "record": "As at park: nothing is decided.",
+        "advance": "As at park: nothing is decided.",
+        "commit": "As at park: nothing is decided.",
+        "decide": "The ledger's own files exist, too, and no commit names them. Nothing is decided.",
+        "read_back": "The ledger commit was tried. If it landed, the batch is decided, and the next copy publishes it; if not, nothing is.",
+        "publish": "The batch is decided: reservations, letters, batch record and checkpoint are true. The next copy publishes its rows.",
+        "published": "Everything is true and visible.",
+    }
+    default_max_events: ClassVar[int] = 250_000
+
+    def __init__(
+        self,
+        path: str,
+        tables: Mapping[str, str] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        on_step: Callable[[str], None] = _noop,
+    ) -> None:
+        self.path = absolute(str(path))
+        self.tables = {name: absolute(str(uri)) for name, uri in (tables or {}).items()}
+        self.storage_options: Options = dict(storage_options) if storage_options else None
+        self.on_step = on_step
+        require_put_if_absent(self.path, self.storage_options)
+        for uri in self.tables.values():
+            require_put_if_absent(uri, self.storage_options)
+        self._states: dict[str, ConsumerState] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_states": {}}
+
+    def __repr__(self) -> str:
+        return f"DeltaStore({self.path!r})"
+
+    # What the flow calls.
+
+    def migrate(self) -> list[str]:
+        """Check that this library knows the state of every consumer. There is nothing to apply: each ledger is made by its first decision.
+
+        Raises:
+            StateTooNew: a newer library wrote here.
+        """
+        for consumer in self.consumers():
+            self._caught_up(consumer)
+        return []
+
+    def take_epoch(
+        self,
+        consumer: str,
+        holder: Holder,
+        *,
+        takeover_after: float,
+        force: bool = False,
+        on_wait: Callable[[float, str], None] = lambda seconds, who: None,
+    ) -> Head:
+        """Become the one copy that may commit; returns the new head. Waits `takeover_after` seconds for a live or unknowable holder.
+
+        Raises:
+            StillHeld: after twice `takeover_after` the other copy still shows signs of life.
+
+        Crash: either nothing has changed, or older copies are fenced and this one counts as gone.
+        """
+        rules = Takeover(holder, takeover_after, force, on_wait, _noop)
+        return take_epoch(self._state(consumer), self._heartbeat(consumer), rules)
+
+    def head(self, consumer: str) -> Head:
+        """The state now."""
+        return self._caught_up(consumer).header.head
+
+    @contextmanager
+    def begin(self, consumer: str, epoch: int) -> Iterator[DeltaTransaction]:
+        """Open the transaction of one chunk; decisions that are not published yet are published first.
+
+        Raises:
+            Fenced: a newer epoch was taken.
+            StoreRestored: the ledger is older than this copy.
+            PublicationStuck: an earlier decision cannot be published.
+        """
+        self.on_step("catch_up")
+        state = self._caught_up(consumer)
+        state.require_sound()
+        known = state.header.head.epoch
+        if known > epoch:
+            raise state.fenced()
+        if known < epoch:
+            raise StoreRestored(f"The ledger of consumer {consumer!r} is at epoch {known}, this copy at {epoch}: the ledger is older than this copy.")
+        self._publisher(state).publish()
+        yield DeltaTransaction(state, self._context())
+
+    def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
+        """While the block runs, tell other copies every `every` seconds that this one is alive."""
+        return self._heartbeat(consumer).beating(epoch, every)
+
+    # What people call.
+
+    def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
+        """Replace the head by `change(head)`, recorded with who and why. A running copy plans its batch again.
+
+        Raises:
+            ConfigError: there is no such consumer.
+            StoreRestored: the ledger was restored, and the change does not begin a new generation.
+
+        Crash: the change is made, with its record, or it is not.
+        """
+        for _ in range(AMEND_ATTEMPTS):
+            state = self._existing(consumer)
+            head = change(state.header.head)
+            header = state.following("amend", uuid.uuid4().hex, dt.datetime.now(dt.UTC), head, by=by, reason=reason)
+            try:
+                state.decide(Decision(header), _noop)
+            except CommitConflict:
+                continue
+            return state.header.head
+        raise CommitConflict(f"Consumer {consumer!r} commits all the time; the change was not made. Try again.")
+
+    def publish(self, consumer: str) -> int:
+        """Bring decided batches that their sinks do not show yet; returns how many.
+
+        Raises:
+            PublicationStuck: a sink refuses; names what to do.
+
+        Crash: whoever publishes next goes on.
+        """
+        state = self._caught_up(consumer)
+        state.require_sound()
+        return self._publisher(state).publish()
+
+    def consumers(self) -> list[str]:
+        """Names, sorted."""
+        if not exists(self.path, self.storage_options):
+            return []
+        selector = pafs.FileSelector("ledger", allow_not_found=True)
+        found = filesystem(self.path, self.storage_options).get_file_info(selector)
+        return sorted(consumer_name(info.base_name) for info in found if info.type == pafs.FileType.Directory)
+
+    def batches(self, consumer: str) -> pa.Table:
+        """Batch records (BATCHES + generation, epoch, seq, committed_at), in seq order."""
+        return audit.read_log(self._state(consumer).ledger).batches()
+
+    def letters(self, selection: Selection) -> pa.Table:
+        """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them."""
+        names = self.consumers() if selection.consumer is None else [selection.consumer]
+        found = [letters_of(events) for name in names if (events := self._events(name)) is not None]
+        table = pa.concat_tables([ALL_LETTERS.empty_table(), *found])
+        return selected(table, selection)
+
+    def reserved(self, consumer: str) -> int | None:
+        """How many reservations of its current keyspace are kept."""
+        return len(self._caught_up(consumer).index)
+
+    def problems(self, consumer: str) -> list[str]:
+        """Contradictions only this store can see; empty when all is well."""
+        try:
+            state = self._caught_up(consumer)
+        except StoreRestored as error:
+            return [str(error)]
+        return audit.problems(state, self._publisher(state))
+
+    def close(self) -> None:
+        """Forget what was read. The store can be used again."""
+        self._states.clear()
+
+    # How it does it.
+
+    def _state(self, consumer: str) -> ConsumerState:
+        if consumer not in self._states:
+            uri = join(self.path, "ledger", safe_name(consumer))
+            self._states[consumer] = ConsumerState(Ledger(uri, self.storage_options, consumer))
+        return self._states[consumer]
+
+    def _caught_up(self, consumer: str) -> ConsumerState:
+        state = self._state(consumer)
+        state.catch_up()
+        return state
+
+    def _existing(self, consumer: str) -> ConsumerState:
+        state = self._caught_up(consumer)
+        if state.table is None:
+            raise ConfigError(f"There is no consumer {consumer!r} in {self.path}. Known: {', '.join(self.consumers()) or 'none'}.")
+        return state
+
+    def _heartbeat(self, consumer: str) -> Heartbeat:
+        return Heartbeat(self.path, self.storage_options, safe_name(consumer))
+
+    def _publisher(self, state: ConsumerState) -> Publisher:
+        return Publisher(state, self.path, self.storage_options, self._spark)
+
+    def _context(self) -> Context:
+        return Context(self.path, self.storage_options, self._resolve, self._letters_sink, self._spark, self.on_step)
+
+    def _resolve(self, name: str) -> str:
+        """The URI of a sink. Raises ConfigError."""
+        if name in self.tables:
+            return self.tables[name]
+        if "/" in name:
+            uri = absolute(name)
+        elif (side := self._spark_side()) is not None:
+            uri = absolute(side.location(name))
+        else:
+            raise ConfigError(
+                f"The sink {name!r} is not a path, not in tables=, and there is no Spark session to ask for a table of that name. "
+                f"Name it in DeltaStore(..., tables={{{name!r}: '/path/of/the/table'}}), or write to its path."
+            )
+        require_put_if_absent(uri, self.storage_options)
+        return uri
+
+    def _spark(self) -> Any:
+        side = self._spark_side()
+        if side is None:
+            raise ConfigError("This sink can only be written by Spark, and there is no Spark session in this process. Run it where Spark runs.")
+        return side
+
+    def _spark_side(self) -> Any | None:
+        """The Spark side, where this process already has a session; importing Spark to find out would start one."""
+        if "pyspark" not in sys.modules:
+            return None
+        return importlib.import_module("dedup.spark.delta_rows").active()
+
+    def _letters_sink(self, consumer: str) -> Sink:
+        """The consumer's table of dead letter events, created if need be. Crash: it is there, empty, or not."""
+        uri = self._letters_uri(consumer)
+        DeltaTable.create(
+            uri,
+            EVENTS,
+            mode="ignore",
+            name=f"dedup dead letters of {consumer}"[:250],
+            configuration={"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": "4"},
+            storage_options=dict(self.storage_options) if self.storage_options else None,
+        )
+        return open_sink(LETTERS_SINK, uri, self.storage_options)
+
+    def _letters_uri(self, consumer: str) -> str:
+        return join(self.path, "dead_letters", safe_name(consumer))
+
+    def _events(self, consumer: str) -> pa.Table | None:
+        state = self._caught_up(consumer)
+        return audit.read_events(state, self._publisher(state), self._letters_uri(consumer), LETTERS_SINK)

@@ -1,0 +1,147 @@
+"""Who may commit: taking an epoch, and the heartbeat that says a long batch is alive.
+
+Promises that a live copy is not taken over without force, and that one which is provably gone is taken over at once.
+Called by the store.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow.fs as pafs
+
+from checkpoint.errors import CommitConflict, StillHeld
+from dedup.delta.state import ConsumerState, Decision
+from dedup.delta.storage import Options, filesystem, is_local, join
+from dedup.process import is_alive, this_process
+from dedup.store import Head, Holder
+
+log = logging.getLogger("dedup")
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """One small file per consumer; that its content changes is the sign of life."""
+
+    root: str
+    options: Options
+    name: str  # safe name of the consumer
+
+    def read(self) -> bytes:
+        """The content now; empty where there is none."""
+        try:
+            with filesystem(join(self.root, "heartbeat"), self.options).open_input_stream(self.name) as stream:
+                return bytes(stream.read())
+        except OSError:
+            return b""
+
+    def write(self, epoch: int) -> None:
+        """Replace the content in one piece. Crash: the old or the new content is there."""
+        process = this_process()
+        told = {"epoch": epoch, "host": process.host, "pid": process.pid, "beat": uuid.uuid4().hex}
+        system = filesystem(join(self.root, "heartbeat"), self.options)
+        target = f"{self.name}.{process.pid}.tmp" if is_local(self.root) else self.name
+        with system.open_output_stream(target) as stream:
+            stream.write(json.dumps(told).encode())
+        if target != self.name:
+            system.move(target, self.name)
+
+    @contextmanager
+    def beating(self, epoch: int, every: float) -> Iterator[None]:
+        """While the block runs, a thread writes a new content every `every` seconds."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(epoch, every, done), name="dedup-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _beat(self, epoch: int, every: float, done: threading.Event) -> None:
+        while True:
+            try:
+                self.write(epoch)
+            except OSError as error:
+                log.warning("heartbeat of %s cannot be written: %s", self.name, error)
+            if done.wait(every):
+                return
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """The rules for one attempt to become the copy that commits."""
+
+    holder: Holder
+    takeover_after: float
+    force: bool
+    on_wait: Callable[[float, str], None]
+    on_step: Callable[[str], None]
+
+
+def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> Head:
+    """Raise the epoch by a decision of the ledger.
+
+    Raises:
+        StillHeld: another copy is alive.
+        StoreRestored: the ledger contradicts itself.
+
+    Crash: before the decision nothing has changed; after it older copies are fenced, and this one counts as provably gone.
+    """
+    while True:
+        state.catch_up()
+        state.require_sound()
+        if not (rules.force or _free(state, rules.holder)):
+            _wait(state, heartbeat, rules)
+        now = dt.datetime.now(dt.UTC)
+        head = replace(state.header.head, epoch=state.header.head.epoch + 1)
+        header = state.following("epoch", uuid.uuid4().hex, now, head, holder=rules.holder, held_since=now)
+        try:
+            state.decide(Decision(header), rules.on_step)
+        except CommitConflict:
+            continue  # somebody else was quicker: who holds it has to be asked again
+        return state.header.head
+
+
+def _free(state: ConsumerState, mine: Holder) -> bool:
+    """Whether nobody holds the epoch, or provably nobody any more. This very process may take over from itself."""
+    held = state.header.holder
+    if held is None or (held.host, held.pid, held.started) == (mine.host, mine.pid, mine.started):
+        return True
+    return is_alive(held.host, held.pid, held.started) is False
+
+
+def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
+    """Return after `takeover_after` seconds without a sign of life; raise StillHeld after twice that with some."""
+    started = quiet_since = time.monotonic()
+    signs = (state.header.seq, heartbeat.read())
+    while time.monotonic() - quiet_since < rules.takeover_after:
+        held = state.header.holder
+        who = f"process {held.pid} on {held.host}" if held else "another copy"
+        if time.monotonic() - started > 2 * rules.takeover_after:
+            raise StillHeld(
+                f"Consumer {state.ledger.consumer!r} is held by {who}, which is alive (epoch {state.header.head.epoch}). Stop it first, or take over by force."
+            )
+        rules.on_wait(time.monotonic() - started, who)
+        time.sleep(min(1.0, rules.takeover_after / 4))
+        state.catch_up()
+        state.require_sound()
+        if _free(state, rules.holder):
+            return
+        if (now := (state.header.seq, heartbeat.read())) != signs:
+            signs, quiet_since = now, time.monotonic()
+
+
+def exists(root: str, options: Options) -> bool:
+    """Whether a store folder is there at all."""
+    if is_local(root):
+        return pafs.LocalFileSystem().get_file_info(root).type == pafs.FileType.Directory
+    return bool(filesystem(root, options).get_file_info(pafs.FileSelector("", allow_not_found=True)))

@@ -1,0 +1,216 @@
+"""One chunk on its way into the ledger: collects what becomes true together, then decides and publishes.
+
+Promises that nothing of it is visible before the ledger commit. Called by the flow, through the store.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import SinkMismatch
+from checkpoint.position import Partition, Ranges
+from dedup.delta.events import event_rows
+from dedup.delta.files import Add, FileWriter
+from dedup.delta.fit import check_schema
+from dedup.delta.header import Header, SinkFiles
+from dedup.delta.publish import Publisher
+from dedup.delta.sink import Sink, open_sink, require_same
+from dedup.delta.state import ConsumerState, Decision
+from dedup.delta.storage import Options, join, safe_name
+from dedup.store import KEYS, Advance, Commit, Head, Note, Park, Record, Rows, Step
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a transaction needs of its store."""
+
+    root: str
+    options: Options
+    resolve: Callable[[str], str]  # sink name -> absolute URI
+    letters: Callable[[str], Sink]  # consumer -> its table of dead letter events
+    spark: Callable[[], Any]
+    on_step: Callable[[str], None]
+
+
+@dataclass
+class _Collected:
+    """What becomes true with the commit."""
+
+    sinks: dict[str, SinkFiles] = field(default_factory=dict)
+    letters: list[pa.Table] = field(default_factory=list)
+    copies: list[pa.Table] = field(default_factory=list)
+    batches: pa.Table | None = None
+    head: dict[str, Any] = field(default_factory=dict)
+
+
+class DeltaTransaction:
+    """The transaction of one chunk. Use it inside `DeltaStore.begin`."""
+
+    def __init__(self, state: ConsumerState, context: Context) -> None:
+        self._state, self._context = state, context
+        self.head: Head = state.header.head
+        self._attempt = uuid.uuid4().hex
+        self._new = KEYS.empty_table()
+        self._collected = _Collected()
+        self._publisher = Publisher(state, context.root, context.options, context.spark)
+
+    @property
+    def connection(self) -> Any:
+        """There is none: AttributeError with advice."""
+        raise AttributeError("DeltaStore has no tx.connection: Delta has no transaction that a statement could join. Use tx.write.")
+
+    def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
+        """Positions in [first, last] that batch records of this generation's incarnations hold as seen."""
+        return self._state.seen(spans)
+
+    def reserve(self, keys: pa.Table) -> pa.Table:
+        """Reserve the new ones of these distinct keys; returns the known ones.
+
+        Crash: before the commit nothing is reserved.
+        """
+        known, new = self._state.split(keys)
+        self._new = pa.concat_tables([self._new, new])
+        return known
+
+    def known(self, keys: pa.Table) -> pa.Table:
+        """The known ones of these keys, without reserving any."""
+        return self._state.split(keys)[0]
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What is written inside vanishes if the block raises: its files are never named by a commit, and VACUUM takes them."""
+        before = dict(self._collected.sinks)
+        try:
+            yield
+        except Exception:
+            self._collected.sinks = before
+            raise
+
+    def write(self, table: str, rows: Rows) -> int:
+        """Append rows to a sink with the commit; returns their number.
+
+        Raises:
+            SinkMismatch: the sink is missing, or the rows do not fit. No file was committed.
+            PublicationStuck: the sink was replaced or restored.
+            ConfigError: the name cannot be resolved, or the sink needs Spark and there is none.
+
+        Crash: files that no commit names are invisible; VACUUM takes them.
+        """
+        context = self._context
+        context.on_step("check")
+        uri = context.resolve(table)
+        sink = open_sink(table, uri, context.options, rows.schema)
+        self._require_same(sink)
+        columns = check_schema(rows.schema, sink.schema, table, sink.computed)
+        spark = context.spark() if sink.special else None
+        context.on_step("files")
+        writer = self._writer(sink, columns)
+        adds = tuple(map(Add.from_json, rows.files(writer, columns))) if rows.in_tasks else tuple(writer.write(rows.arrow().select(columns)))
+        if spark is not None and adds:
+            self._check_constraints(sink, spark, adds)
+        self._add(SinkFiles(table, uri, sink.table_id, sink.mode, sink.fingerprint, adds))
+        return sum(add.rows for add in adds)
+
+    def _require_same(self, sink: Sink) -> None:
+        if mark := self._state.marks.get(sink.name):
+            require_same(sink, self.head.consumer, mark.table_id, mark)
+
+    def _writer(self, sink: Sink, columns: list[str]) -> FileWriter:
+        context = self._context
+        if not sink.special:
+            return FileWriter(sink.uri, context.options, sink.schema, sink.name, sink.partition_by, sink.indexed)
+        # Staged rows keep only what the handler gave: a missing generated column must stay missing for Spark to compute it.
+        schema = pa.schema([f for f in sink.schema if f.name in columns or f.name not in sink.computed])
+        prefix = f"staged/{safe_name(self.head.consumer)}/{self._attempt}/"
+        return FileWriter(context.root, context.options, schema, sink.name, prefix=prefix, indexed=0)
+
+    def _check_constraints(self, sink: Sink, spark: Any, adds: tuple[Add, ...]) -> None:
+        files = [join(self._context.root, add.path) for add in adds]
+        for name, count in spark.violations(sink.uri, files, sink.constraints).items():
+            raise SinkMismatch(
+                f"{count} of {sum(add.rows for add in adds)} rows violate {name} ({sink.constraints[name]}) of {sink.name!r}. Reject them in the handler, "
+                f"or ALTER TABLE <{sink.name}> DROP CONSTRAINT {name}."
+            )
+
+    def _add(self, entry: SinkFiles) -> None:
+        if not entry.adds:
+            return
+        old = self._collected.sinks.get(entry.name)
+        if old and (old.table_id, old.fingerprint) != (entry.table_id, entry.fingerprint):
+            raise SinkMismatch(f"The sink {entry.name!r} was changed between two writes of one transaction. Run the batch again.")
+        self._collected.sinks[entry.name] = replace(entry, adds=(*old.adds, *entry.adds)) if old else entry
+
+    def execute(self, step: Step) -> None:
+        """Collect a step; Commit decides and publishes.
+
+        Crash: as `ConsumerState.decide` and `Publisher.publish` say.
+        """
+        collected = self._collected
+        if isinstance(step, Park):
+            collected.letters.append(step.letters)
+        elif isinstance(step, Note):
+            collected.copies.append(step.copies)
+        elif isinstance(step, Record):
+            collected.batches = step.batches
+            run = step.run
+            collected.head |= {"query_id": run.query_id, "batch_id": run.batch_id, "gap_accepted": False, "settings": dict(step.settings)}
+        elif isinstance(step, Advance):
+            collected.head["checkpoints"] = {**self.head.checkpoints, **step.checkpoints}
+        else:
+            self._commit(step)
+
+    def _commit(self, _step: Commit) -> None:
+        keys, held = self._reservations()
+        self._write_events(held)
+        header = self._header(len(keys) + len(held))
+        self._state.decide(Decision(header, self._collected.batches, keys, held), self._context.on_step)
+        self._context.on_step("publish")
+        self._publisher.publish(fresh=header.seq)
+        self._context.on_step("published")
+
+    def _header(self, reserved: int) -> Header:
+        state, seq = self._state, self.head.seq + 1
+        now = dt.datetime.now(dt.UTC)
+        header = state.following("batch", self._attempt, now, replace(self.head, seq=seq, **self._collected.head))
+        summary = seq if state.summary_due(seq) else header.summary
+        return replace(header, sinks=tuple(self._collected.sinks.values()), summary=summary, reserved=reserved)
+
+    def _reservations(self) -> tuple[pa.Table, pa.Table]:
+        """Newly reserved keys: those that stay with their effect, and those that a letter of this transaction holds."""
+        parked = [table.filter(table["holds_key"]).select(["key", "payload_hash"]) for table in self._collected.letters]
+        letters = pa.concat_tables([KEYS.empty_table(), *(_as_keys(t) for t in parked)])
+        # A letter whose key nobody has reserved yet holds it from now on.
+        unreserved = self._state.split(letters.filter(pc.invert(_in(letters["key"], self._new["key"]))))[1]
+        holds = _in(self._new["key"], letters["key"])
+        return self._new.filter(pc.invert(holds)), pa.concat_tables([self._new.filter(holds), unreserved])
+
+    def _write_events(self, held: pa.Table) -> None:
+        """Letters and notes of copies, as one file of the consumer's table of dead letter events."""
+        notes = [self._held_copies(copies, held) for copies in self._collected.copies]
+        rows = event_rows(self._collected.letters, notes, self.head, self.head.seq + 1)
+        if not rows.num_rows:
+            return
+        sink = self._context.letters(self.head.consumer)
+        self._require_same(sink)
+        adds = tuple(FileWriter(sink.uri, self._context.options, sink.schema, sink.name).write(rows))
+        self._add(SinkFiles(sink.name, sink.uri, sink.table_id, sink.mode, sink.fingerprint, adds))
+
+    def _held_copies(self, copies: pa.Table, held: pa.Table) -> pa.Table:
+        return copies.filter(pc.or_(pa.array(self._state.held(copies["key"])), _in(copies["key"], held["key"])))
+
+
+def _as_keys(rows: pa.Table) -> pa.Table:
+    rows = rows.filter(pc.is_valid(rows["key"]))
+    return pa.table([rows["key"].cast(pa.binary(16)), pc.fill_null(rows["payload_hash"], 0)], schema=KEYS)
+
+
+def _in(keys: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.is_in(keys.cast(pa.binary()), value_set=among.cast(pa.binary()).combine_chunks())
