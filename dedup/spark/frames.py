@@ -57,7 +57,7 @@ class SparkRows:
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema, from the plan."""
-        return to_arrow_schema(self.frame.schema)
+        return to_arrow_schema(self.frame.schema, timezone="UTC")  # as toArrow does
 
     def arrow(self) -> pa.Table:
         """The rows, on the driver."""
