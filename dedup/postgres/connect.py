@@ -1,0 +1,123 @@
+"""Connections: opened when first needed, kept between batches, never shared by two users at once.
+
+Promises that nothing here prints a password, and that a connection of another process (after a fork) is never used.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+
+from checkpoint.errors import ConfigError
+from dedup.postgres import arrays
+from dedup.postgres.errors import translate
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "application_name": "dedup",
+    # A network that drops idle connections must not look like a batch that runs for ever.
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
+SECRETS = ("password", "sslpassword")
+
+
+def redacted(dsn: str) -> str:
+    """The DSN as it may be shown."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return "..."
+    return make_conninfo("", **{k: "***" if k in SECRETS else v for k, v in parts.items()})
+
+
+def checked(dsn: str) -> str:
+    """The DSN, if it is one. Raises ConfigError, without showing it: it may hold a password."""
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        raise ConfigError("The PostgreSQL DSN cannot be read. Write postgresql://user@host:port/database or host=... dbname=...") from None
+    return dsn
+
+
+def connect(dsn: str) -> Connection:
+    """A new connection in autocommit: transactions are begun and ended by statements of our own. Raises psycopg.Error."""
+    given = conninfo_to_dict(dsn)
+    settings = {**_DEFAULTS, **{k: v for k, v in given.items() if v is not None}, "client_encoding": "UTF8"}
+    # Statements are few and large: preparing them gains nothing, and poolers that switch sessions cannot have it.
+    connection = psycopg.connect("", autocommit=True, prepare_threshold=None, **settings)  # type: ignore[arg-type]
+    arrays.register(connection)
+    return connection
+
+
+class Pool:
+    """The idle connections of one store in one process."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn, self._lock = dsn, threading.Lock()
+        self._idle: list[Connection] = []
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        self.close()
+
+    @contextmanager
+    def borrow(self) -> Iterator[Connection]:
+        """A connection outside any transaction, given back at the end; a broken one is dropped. Raises StoreUnavailable."""
+        connection = self._take_living() or self.open()
+        try:
+            yield connection
+        finally:
+            self._give_back(connection)
+
+    def open(self) -> Connection:
+        """A connection that is not the pool's."""
+        try:
+            return connect(self._dsn)
+        except psycopg.Error as error:
+            raise translate(error, "Connecting to PostgreSQL") from error
+
+    def drop_idle(self) -> None:
+        """Close what is idle: after one connection turned out to be dead, the others probably are, too."""
+        while connection := self._take():
+            connection.close()
+
+    close = drop_idle
+
+    def _take_living(self) -> Connection | None:
+        """An idle connection that the server has not closed since it was used last."""
+        connection = self._take()
+        if connection is None:
+            return None
+        try:
+            connection.execute("")
+        except psycopg.Error:
+            connection.close()
+            self.drop_idle()
+            return None
+        return connection
+
+    def _take(self) -> Connection | None:
+        with self._lock:
+            if self._pid != os.getpid():  # a forked child: these belong to the parent
+                self._forsaken, self._idle, self._pid = self._idle, [], os.getpid()
+            return self._idle.pop() if self._idle else None
+
+    def _give_back(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        if connection.info.transaction_status != TransactionStatus.IDLE:
+            connection.close()
+            return
+        with self._lock:
+            self._idle.append(connection)

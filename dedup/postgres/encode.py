@@ -1,0 +1,85 @@
+"""Arrow tables into COPY: binary by pgpq where it knows every type, else row by row as text through psycopg, with the same result.
+
+The types are those of the target columns already (see fit.py). Called by the transaction for sinks and by records.py for letters.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pgpq
+import pyarrow as pa
+from pgpq import encoders
+from pgpq import schema as pg
+
+from dedup.postgres.connect import Connection
+from dedup.postgres.sqlfiles import quoted
+
+ROWS_PER_WRITE = 16_384
+"""Rows encoded at a time: bounds what is held twice."""
+
+
+def copy_in(connection: Connection, target: str, table: pa.Table, jsonb: frozenset[str] = frozenset()) -> int:
+    """COPY a table by pgpq into `target` (quoted already), columns by name; returns the number of rows. Raises psycopg.Error.
+
+    Crash: undone with the transaction.
+    """
+    nullable = pa.schema([pa.field(f.name, f.type) for f in table.schema])
+    chosen = {f.name: _encoder(f, f.name in jsonb) for f in nullable}
+    encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(nullable, chosen)
+    with connection.cursor().copy(_statement(target, table.column_names, "binary")) as copy:
+        copy.write(encoder.write_header())
+        for batch in table.cast(nullable).to_batches(max_chunksize=ROWS_PER_WRITE):
+            copy.write(encoder.write_batch(batch))
+        copy.write(encoder.finish())
+    return int(table.num_rows)
+
+
+def _encoder(field: pa.Field, jsonb: bool) -> Any:
+    if jsonb:
+        return encoders.StringEncoderBuilder.new_with_output(field, pg.Jsonb())
+    return pgpq.ArrowToPostgresBinaryEncoder.infer_encoder(field)
+
+
+def copy_text(connection: Connection, target: str, table: pa.Table, kinds: Mapping[str, str]) -> int:
+    """COPY a table as text, for types that pgpq cannot encode; returns the number of rows. Raises psycopg.Error.
+
+    Args:
+        kinds: type names of the columns in PostgreSQL, where a value needs help to become text.
+
+    Crash: undone with the transaction.
+    """
+    convert = [_CONVERSIONS.get(kinds.get(name, ""), _as_is) for name in table.column_names]
+    with connection.cursor().copy(_statement(target, table.column_names, "text")) as copy:
+        for batch in table.to_batches(max_chunksize=ROWS_PER_WRITE):
+            columns = [[None if v is None else f(v) for v in column.to_pylist()] for f, column in zip(convert, batch.columns, strict=True)]
+            for row in zip(*columns, strict=True):
+                copy.write_row(row)
+    return int(table.num_rows)
+
+
+def _statement(target: str, columns: Sequence[str], form: str) -> bytes:
+    return f"copy {target} ({', '.join(map(quoted, columns))}) from stdin (format {form})".encode()
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _uuid(value: bytes) -> uuid.UUID:
+    return uuid.UUID(bytes=value)
+
+
+def _uuids(values: list[bytes | None]) -> list[uuid.UUID | None]:
+    return [None if v is None else _uuid(v) for v in values]
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON text; text is JSON already."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {"uuid": _uuid, "_uuid": _uuids, "json": as_json, "jsonb": as_json}

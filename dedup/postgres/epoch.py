@@ -1,0 +1,126 @@
+"""Become the one copy of a consumer that may commit: at once where the holder is provably gone, else after a silence.
+
+Promises that after it returns, no transaction of an older epoch is open or can commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from checkpoint.errors import StillHeld, StoreError
+from dedup.postgres.connect import Connection
+from dedup.postgres.sqlfiles import Statements
+from dedup.postgres.state import one
+from dedup.process import is_alive
+from dedup.store import Holder
+
+LOCK_SECONDS = 1.0
+"""How long a takeover waits for an open batch of the older epoch before it ends that session."""
+
+GIVE_UP_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How to wait for a live or unknowable holder."""
+
+    takeover_after: float  # seconds without a sign of life
+    force: bool
+    on_wait: Callable[[float, str], None]  # seconds left, who
+
+
+def take(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience) -> int:
+    """Raise the epoch for `holder`; returns it.
+
+    Raises:
+        StillHeld: the holder goes on showing life, or its session cannot be ended.
+
+    Crash: the epoch is raised or not; raised, the new holder is on record and the next copy judges it like any other.
+    """
+    connection.execute(sql["ensure_consumer"], {"consumer": consumer})
+    until = time.monotonic() + GIVE_UP_SECONDS
+    while True:
+        row = _wait(connection, sql, consumer, holder, patience)
+        epoch = _raise_epoch(connection, sql, consumer, row, holder)
+        if epoch is not None:
+            return epoch
+        if time.monotonic() >= until:
+            raise StillHeld(
+                f"Consumer {consumer!r}: another session keeps the consumer's row locked and is not the one on record. "
+                f"Find it with: SELECT * FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE relation = '{sql.schema}.consumer'::regclass;"
+            )
+
+
+def _wait(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience) -> dict[str, Any]:
+    """Until nothing speaks against a takeover; returns the row that was judged."""
+    row = _read(connection, sql, consumer)
+    started = changed = time.monotonic()
+    alive = False
+    while not (patience.force or _is_free(row, holder)):
+        now = time.monotonic()
+        left = changed + patience.takeover_after - now
+        if left <= 0:
+            break
+        if alive and now - started >= 2 * patience.takeover_after:
+            raise StillHeld(
+                f"Consumer {consumer!r} is run by {_who(row)}, which shows life. Stop it first. If it must not go on: takeover=True, or --takeover."
+            )
+        patience.on_wait(left, _who(row))
+        time.sleep(min(1.0, left, max(patience.takeover_after / 10, 0.01)))
+        newer = _read(connection, sql, consumer)
+        if _signs(newer) != _signs(row):
+            changed, alive = time.monotonic(), True
+        row = newer
+    return row
+
+
+def _read(connection: Connection, sql: Statements, consumer: str) -> dict[str, Any]:
+    row = one(connection, sql, "holder", consumer=consumer)
+    if row is None:
+        raise StoreError(f"Consumer {consumer!r} was removed while its epoch was taken. Start again.")
+    return row
+
+
+def _signs(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["epoch"], row["seq"], row["beats"]
+
+
+def _who(row: dict[str, Any]) -> str:
+    return f"host {row['host']}, process {row['pid']}"
+
+
+def _is_free(row: dict[str, Any], holder: Holder) -> bool:
+    """Nobody holds it, the same run does, or the holder is provably gone: its database session ended, or its process on this host did."""
+    if row["host"] is None or row["run_id"] == holder.run_id or row["backend_gone"]:
+        return True
+    return is_alive(row["host"], row["pid"], row["started"]) is False
+
+
+def _raise_epoch(connection: Connection, sql: Statements, consumer: str, row: dict[str, Any], holder: Holder) -> int | None:
+    """The new epoch; None where somebody else was faster or a session that blocks us had to be ended: judge again."""
+    new = {"host": holder.host, "pid": holder.pid, "started": holder.started, "run_id": holder.run_id}
+    try:
+        with connection.transaction():
+            connection.execute(sql["set_local"], {"name": "lock_timeout", "value": f"{int(LOCK_SECONDS * 1000)}ms"})
+            taken = connection.execute(sql["take_epoch"], {"id": row["id"], "epoch": row["epoch"], **new}).fetchone()
+            if taken is not None:
+                connection.execute(sql["register_session"], {"consumer": consumer, "epoch": taken[0]})
+    except psycopg.errors.LockNotAvailable:
+        _end_session(connection, sql, consumer, row)
+        return None
+    return int(taken[0]) if taken else None
+
+
+def _end_session(connection: Connection, sql: Statements, consumer: str, row: dict[str, Any]) -> None:
+    try:
+        connection.execute(sql["end_session"], {"pid": row["backend_pid"], "start": row["backend_start"]})
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise StillHeld(
+            f"Consumer {consumer!r}: the open transaction of {_who(row)} (PostgreSQL session {row['backend_pid']}) blocks the takeover, and this role may "
+            f"not end it. Use the role that it uses, GRANT pg_signal_backend, or end it by hand: SELECT pg_terminate_backend({row['backend_pid']});"
+        ) from error

@@ -1,0 +1,295 @@
+"""Does an Arrow column fit a PostgreSQL column, and what must it be cast to: judged by types first, then by values.
+
+Promises that what is sent is what was given: a cast that would lose anything is refused, and the refusal names the ALTER TABLE
+that would make room. Pure; called by sink.py before any row is sent.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from dedup.postgres.encode import as_json
+
+_VARLENA_HEADER = 4
+"""A type modifier of text and numeric counts from here. Source: PostgreSQL's VARHDRSZ."""
+
+_INTS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
+_TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "xml"})
+_PGPQ_ELEMENTS = frozenset({"bool", "int2", "int4", "int8", "float4", "float8", "text", "bytea", "date", "timestamp"})
+"""Element types for which pgpq writes the type number that PostgreSQL compares."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a sink, as the catalog has it."""
+
+    name: str
+    type: str  # as people write it: character varying(5)
+    base: str  # pg_type's name; a domain's base type
+    kind: str  # pg_type.typtype: b base, e enum, c composite, ...
+    element: str | None  # element type of an array
+    modifier: int  # atttypmod; -1 for none
+    not_null: bool
+    has_default: bool
+    generated: bool
+
+
+class Misfit(Exception):  # noqa: N818  never leaves this package: sink.py makes a SinkMismatch of it
+    """A column that does not fit; `wanted` is the PostgreSQL type that would."""
+
+    def __init__(self, why: str, wanted: str | None = None) -> None:
+        super().__init__(why)
+        self.wanted = wanted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to send one column."""
+
+    cast: Callable[[pa.ChunkedArray], pa.ChunkedArray]
+    fast: bool  # pgpq can encode the result
+
+
+def plan(arrow: pa.DataType, column: Column) -> Plan:
+    """How values of this type go into the column. Raises Misfit."""
+    arrow = _plain(arrow)
+    for takes, makes in _RULES:
+        if takes(column):
+            found = makes(arrow, column)
+            if found is None:
+                raise Misfit(f"{_named(arrow)} does not go into {column.type}", type_for(arrow))
+            return Plan(lambda values: found.cast(_decoded(values)), found.fast)
+    raise AssertionError("the last rule takes every column")
+
+
+def _plain(arrow: pa.DataType) -> pa.DataType:
+    if at.is_dictionary(arrow):
+        return _plain(arrow.value_type)
+    return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
+
+
+def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = pa.chunked_array([c.storage for c in values.chunks], _plain(values.type))
+    return values.cast(_plain(values.type)) if at.is_dictionary(values.type) else values
+
+
+def _to(arrow: pa.DataType, fast: bool = True) -> Plan:
+    def cast(values: pa.ChunkedArray) -> pa.ChunkedArray:
+        try:
+            return values.cast(arrow)
+        except pa.ArrowInvalid as error:
+            raise Misfit(f"a value does not fit: {error}", type_for(values.type)) from error
+
+    return Plan(cast, fast)
+
+
+def _is_text(arrow: pa.DataType) -> bool:
+    return at.is_string(arrow) or at.is_large_string(arrow) or at.is_string_view(arrow)
+
+
+def _is_bytes(arrow: pa.DataType) -> bool:
+    return at.is_binary(arrow) or at.is_large_binary(arrow) or at.is_fixed_size_binary(arrow) or at.is_binary_view(arrow)
+
+
+def _bool(arrow: pa.DataType, column: Column) -> Plan | None:
+    return _to(pa.bool_()) if at.is_boolean(arrow) or at.is_null(arrow) else None
+
+
+def _int(arrow: pa.DataType, column: Column) -> Plan | None:
+    return _to(_INTS[column.base]) if at.is_integer(arrow) or at.is_null(arrow) or (at.is_decimal(arrow) and arrow.scale <= 0) else None
+
+
+def _float(arrow: pa.DataType, column: Column) -> Plan | None:
+    if at.is_float64(arrow) and column.base == "float4":
+        return None
+    fits = at.is_floating(arrow) or at.is_integer(arrow) or at.is_null(arrow)
+    return _to(pa.float32() if column.base == "float4" else pa.float64()) if fits else None
+
+
+def _numeric(arrow: pa.DataType, column: Column) -> Plan | None:
+    if at.is_floating(arrow):
+        return Plan(lambda values: values, fast=False)  # PostgreSQL reads the shortest decimal form; infinities included
+    if not (at.is_decimal(arrow) or at.is_integer(arrow) or at.is_null(arrow)):
+        return None
+    precision, scale = _precision(column, arrow)
+    return _to(pa.decimal128(precision, scale)) if 0 <= scale <= precision <= 38 else Plan(lambda values: values, fast=False)
+
+
+def _precision(column: Column, arrow: pa.DataType) -> tuple[int, int]:
+    if column.modifier >= _VARLENA_HEADER:
+        packed = column.modifier - _VARLENA_HEADER
+        scale = packed & 0x7FF
+        return packed >> 16, scale - 0x800 if scale >= 0x400 else scale
+    return (arrow.precision, arrow.scale) if at.is_decimal(arrow) else (20, 0)
+
+
+def _text(arrow: pa.DataType, column: Column) -> Plan | None:
+    if not (_is_text(arrow) or at.is_null(arrow)):
+        return None
+    limit = column.modifier - _VARLENA_HEADER if column.base in ("varchar", "bpchar") and column.modifier >= 0 else None
+    return Plan(lambda values: _short(_clean(values.cast(pa.string())), limit), fast=True)
+
+
+def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Refuse what PostgreSQL's text cannot hold."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise Misfit(f"text that is not UTF-8: {error}", "bytea") from error
+    nul = pc.index(pc.fill_null(pc.match_substring(values, "\0"), False), True).as_py() if len(values) else -1
+    if nul >= 0:
+        raise Misfit(f"row {nul} holds a NUL character, which PostgreSQL's text cannot: replace it, or keep bytes", "bytea")
+    return values
+
+
+def _short(values: pa.ChunkedArray, limit: int | None) -> pa.ChunkedArray:
+    if limit is not None and (longest := pc.max(pc.utf8_length(values)).as_py() or 0) > limit:
+        raise Misfit(f"a value has {longest} characters", f"varchar({longest})")
+    return values
+
+
+def _json(arrow: pa.DataType, column: Column) -> Plan | None:
+    if _is_text(arrow) or at.is_null(arrow):
+        return Plan(lambda values: _clean(values.cast(pa.string())), fast=True)
+    if at.is_nested(arrow):
+        return Plan(
+            lambda values: pa.chunked_array([[None if v is None else as_json(v) for v in values.to_pylist()]], pa.string()), fast=True
+        )
+    return None
+
+
+def _bytea(arrow: pa.DataType, column: Column) -> Plan | None:
+    return _to(pa.binary()) if _is_bytes(arrow) or at.is_null(arrow) else None
+
+
+def _uuid(arrow: pa.DataType, column: Column) -> Plan | None:
+    if _is_text(arrow):
+        return Plan(_parsed_uuids, fast=True)
+    fits = at.is_null(arrow) or (at.is_fixed_size_binary(arrow) and arrow.byte_width == 16) or at.is_binary(arrow)
+    return _to(pa.binary(16)) if fits else None
+
+
+def _parsed_uuids(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    digits = pc.replace_substring(values.cast(pa.string()), "-", "")
+    wrong = pc.invert(pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$"))
+    at_row = pc.index(pc.fill_null(wrong, False), True).as_py() if len(values) else -1
+    if at_row >= 0:
+        raise Misfit(f"row {at_row} is not a UUID", "text")
+    present = pc.drop_null(digits)
+    raw = binascii.unhexlify("".join(present.to_pylist()))
+    packed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(present), [None, pa.py_buffer(raw)])
+    valid = pc.is_valid(digits)
+    place = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
+    return pa.chunked_array([packed.take(pc.if_else(valid, place, None).combine_chunks())], pa.binary(16))
+
+
+def _date(arrow: pa.DataType, column: Column) -> Plan | None:
+    return _to(pa.date32()) if at.is_date(arrow) or at.is_null(arrow) else None
+
+
+def _timestamp(arrow: pa.DataType, column: Column) -> Plan | None:
+    if not (at.is_timestamp(arrow) or at.is_null(arrow)):
+        return None
+    if column.base == "timestamptz":
+        return _to(pa.timestamp("us", "UTC"))  # without a zone: taken as UTC
+    return Plan(
+        lambda values: _to(pa.timestamp("us", getattr(arrow, "tz", None) and "UTC")).cast(values).cast(pa.timestamp("us")), fast=True
+    )
+
+
+def _time(arrow: pa.DataType, column: Column) -> Plan | None:
+    return _to(pa.time64("us")) if at.is_time(arrow) or at.is_null(arrow) else None
+
+
+def _interval(arrow: pa.DataType, column: Column) -> Plan | None:
+    return _to(pa.duration("us")) if at.is_duration(arrow) or at.is_null(arrow) else None
+
+
+def _array(arrow: pa.DataType, column: Column) -> Plan | None:
+    if not (at.is_list(arrow) or at.is_large_list(arrow) or at.is_fixed_size_list(arrow)):
+        return _to(pa.list_(pa.null()), fast=False) if at.is_null(arrow) else None
+    element = Column("", column.element or "", column.element or "", "b", None, column.modifier, False, False, False)
+    inner = plan(arrow.value_type, element)
+    fast = inner.fast and element.base in _PGPQ_ELEMENTS
+
+    def cast(values: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pa.chunked_array([_inner(c.cast(pa.list_(arrow.value_type)), inner) for c in values.chunks])
+
+    return Plan(cast, fast)
+
+
+def _inner(chunk: pa.ListArray, inner: Plan) -> pa.ListArray:
+    items = inner.cast(pa.chunked_array([chunk.flatten()]))
+    lengths = pc.fill_null(pc.list_value_length(chunk), 0)
+    ends = pc.cumulative_sum(lengths.cast(pa.int32())) if len(chunk) else pa.array([], pa.int32())
+    starts = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    merged = items.combine_chunks()
+    flat = pa.concat_arrays(merged.chunks) if isinstance(merged, pa.ChunkedArray) else merged
+    return pa.ListArray.from_arrays(starts, flat, mask=chunk.is_null())
+
+
+def _anything(arrow: pa.DataType, column: Column) -> Plan | None:
+    """Other types are read by the server from their text form."""
+    fits = _is_text(arrow) or at.is_null(arrow) or (column.kind == "b" and at.is_integer(arrow))
+    return Plan(lambda values: _clean(values.cast(pa.string())), fast=column.kind == "e") if fits else None
+
+
+_RULES: tuple[tuple[Callable[[Column], bool], Callable[[pa.DataType, Column], Plan | None]], ...] = (
+    (lambda c: c.base == "bool", _bool),
+    (lambda c: c.base in _INTS, _int),
+    (lambda c: c.base in ("float4", "float8"), _float),
+    (lambda c: c.base == "numeric", _numeric),
+    (lambda c: c.base in _TEXTS, _text),
+    (lambda c: c.base in ("json", "jsonb"), _json),
+    (lambda c: c.base == "bytea", _bytea),
+    (lambda c: c.base == "uuid", _uuid),
+    (lambda c: c.base == "date", _date),
+    (lambda c: c.base in ("timestamp", "timestamptz"), _timestamp),
+    (lambda c: c.base == "time", _time),
+    (lambda c: c.base == "interval", _interval),
+    (lambda c: c.element is not None, _array),
+    (lambda c: True, _anything),
+)
+
+
+_NAMES: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (at.is_boolean, "boolean"),
+    (at.is_int8, "smallint"),
+    (at.is_int16, "smallint"),
+    (at.is_uint8, "smallint"),
+    (at.is_int32, "integer"),
+    (at.is_uint16, "integer"),
+    (at.is_uint64, "numeric(20)"),
+    (at.is_integer, "bigint"),
+    (at.is_float64, "double precision"),
+    (at.is_floating, "real"),
+    (at.is_date, "date"),
+    (at.is_time, "time"),
+    (at.is_duration, "interval"),
+    (_is_bytes, "bytea"),
+    (at.is_nested, "jsonb"),
+)
+
+
+def type_for(arrow: pa.DataType) -> str:
+    """The PostgreSQL type that takes every value of an Arrow type."""
+    arrow = _plain(arrow)
+    if at.is_decimal(arrow):
+        return f"numeric({arrow.precision},{arrow.scale})"
+    if at.is_timestamp(arrow):
+        return "timestamptz" if arrow.tz else "timestamp"
+    if at.is_list(arrow) and not at.is_nested(arrow.value_type):
+        return type_for(arrow.value_type) + "[]"
+    return next((name for is_it, name in _NAMES if is_it(arrow)), "text")
+
+
+def _named(arrow: pa.DataType) -> str:
+    return f"{arrow} ({type_for(arrow)})"

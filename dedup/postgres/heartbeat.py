@@ -1,0 +1,46 @@
+"""Signs of life while a batch runs, on a connection and a thread of their own.
+
+Promises never to fail the batch: a beat that cannot be written is logged, and tried again at the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from dedup.postgres.connect import Connection, connect
+from dedup.postgres.sqlfiles import Statements
+
+log = logging.getLogger("dedup")
+
+
+@contextmanager
+def beating(dsn: str, sql: Statements, consumer: str, epoch: int, every: float) -> Iterator[None]:
+    """Beat every `every` seconds until the block ends. A batch that is done before the first beat shows life by its commit."""
+    stop = threading.Event()
+    thread = threading.Thread(target=_beat, args=(stop, dsn, sql, consumer, epoch, every), name=f"dedup heartbeat {consumer}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5)
+
+
+def _beat(stop: threading.Event, dsn: str, sql: Statements, consumer: str, epoch: int, every: float) -> None:
+    connection: Connection | None = None
+    while not stop.wait(every):
+        try:
+            connection = connection or connect(dsn)
+            connection.execute(sql["beat"], {"consumer": consumer, "epoch": epoch})
+        except psycopg.Error as error:
+            log.warning("%s: no heartbeat: %s", consumer, type(error).__name__)
+            if connection:
+                connection.close()
+            connection = None
+    if connection:
+        connection.close()

@@ -1,0 +1,110 @@
+"""Bring the tables to the version of this library, and refuse to work on others.
+
+Promises that each migration and the note that it was applied are one transaction, and that two migrations at once are safe.
+"""
+
+from __future__ import annotations
+
+from checkpoint.errors import ConfigError, SchemaOutdated, StateTooNew, StoreError
+from dedup.postgres.connect import Connection
+from dedup.postgres.errors import translating
+from dedup.postgres.sqlfiles import Migration, Statements, filled, latest_version, migrations, queries, quoted
+
+OLDEST_SERVER = 140000
+"""PostgreSQL 14: the first one with multiranges."""
+
+
+def migrate(connection: Connection, schema: str) -> list[str]:
+    """Apply what is missing; returns the names.
+
+    Crash: each migration is applied as a whole or not at all; the next call goes on with the first missing one.
+    """
+    sql, applied = Statements(schema), []
+    with translating(f"Migrating schema {schema!r}"):
+        _check_server(connection, sql, schema)
+        for migration in migrations():
+            with connection.transaction():
+                connection.execute(sql["migration_lock"], {"schema": schema})
+                _make_schema(connection, sql, schema)
+                if _apply(connection, sql, migration, schema):
+                    applied.append(f"{migration.version:04d}_{migration.name}")
+    return applied
+
+
+def _make_schema(connection: Connection, sql: Statements, schema: str) -> None:
+    has_schema, has_versions, _, _ = _check_server(connection, sql, schema)
+    if not has_schema:  # "if not exists" asks for the right to create schemas even where it exists
+        connection.execute(sql["make_schema"], {})
+    if not has_versions:
+        connection.execute(sql["make_schema_version"], {})
+
+
+def _apply(connection: Connection, sql: Statements, migration: Migration, schema: str) -> bool:
+    versions = _versions(connection, sql)
+    _refuse_newer(versions, schema)
+    if migration.version in versions:
+        if versions[migration.version] != migration.checksum:
+            raise StoreError(
+                f"Migration {migration.version:04d}_{migration.name} was applied to schema {schema!r} from another text than this library has. "
+                f"Install the version of dedup that applied it."
+            )
+        return False
+    connection.execute(filled(migration, schema))
+    connection.execute(sql["add_schema_version"], {"version": migration.version, "name": migration.name, "checksum": migration.checksum})
+    return True
+
+
+def migration_sql(schema: str) -> str:
+    """Everything `migrate` would run on an empty database, as a script for psql."""
+    own = [queries()[name].text.replace("{schema}", quoted(schema)) + ";" for name in ("make_schema", "make_schema_version")]
+    parts = ["begin;", *own]
+    for migration in migrations():
+        values = f"({migration.version}, '{migration.name}', '{migration.checksum}')"
+        note = f"insert into {quoted(schema)}.schema_version (version, name, checksum) values {values};"
+        parts += [f"-- {migration.version:04d}_{migration.name}", filled(migration, schema).decode(), note]
+    return "\n\n".join([*parts, "commit;\n"])
+
+
+def ensure(connection: Connection, schema: str, *, auto: bool) -> None:
+    """Check that the tables are of this version; migrate if `auto` and the role may.
+
+    Raises:
+        SchemaOutdated: older or missing, and not to be changed from here: run `dedup migrate`.
+        StateTooNew: written by a newer library.
+    """
+    sql = Statements(schema)
+    with translating(f"Looking at schema {schema!r}"):
+        _, exists, may_change, may_use = _check_server(connection, sql, schema)
+        if not may_use:
+            raise StoreError(
+                f"This role may not use schema {schema!r}. Run: GRANT USAGE ON SCHEMA {quoted(schema)} TO ...; see docs/postgres.md."
+            )
+        versions = _versions(connection, sql) if exists else {}
+    _refuse_newer(versions, schema)
+    if max(versions, default=0) == latest_version():
+        return
+    if not (auto and may_change):
+        raise SchemaOutdated(
+            f"Schema {schema!r} is at version {max(versions, default=0)}, this library needs {latest_version()}. Run `dedup migrate` as a role that may change it."
+        )
+    migrate(connection, schema)
+
+
+def _check_server(connection: Connection, sql: Statements, schema: str) -> tuple[bool, bool, bool, bool]:
+    row = connection.execute(sql["schema_state"], {"schema": schema}).fetchone()
+    assert row is not None
+    has_schema, has_versions, may_change, may_use, server = row
+    if server < OLDEST_SERVER:
+        raise ConfigError(f"This server is PostgreSQL {server // 10000}; dedup needs 14 or newer.")
+    return has_schema, has_versions, may_change, may_use
+
+
+def _versions(connection: Connection, sql: Statements) -> dict[int, str]:
+    return {version: checksum for version, _, checksum in connection.execute(sql["schema_versions"], {}).fetchall()}
+
+
+def _refuse_newer(versions: dict[int, str], schema: str) -> None:
+    if max(versions, default=0) > latest_version():
+        raise StateTooNew(
+            f"Schema {schema!r} is at version {max(versions)}, this library knows {latest_version()}. Upgrade this installation of dedup."
+        )

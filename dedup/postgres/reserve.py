@@ -1,0 +1,102 @@
+"""Reservations: ask for known keys in one round trip, COPY the new ones.
+
+Promises that of all transactions that want one key at the same time, the first to commit has it, and the others learn of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+
+from dedup.postgres import arrays
+from dedup.postgres.connect import Connection
+from dedup.postgres.sqlfiles import Statements, quoted
+from dedup.store import KEYS
+
+
+def known(connection: Connection, sql: Statements, keys: pa.Table) -> pa.Table:
+    """Those of these keys that are reserved or held by a letter (KEYS)."""
+    if not keys.num_rows:
+        return KEYS.empty_table()
+    return arrays.known_table(_probe(connection, sql, arrays.keys_of(keys["key"])))
+
+
+def _probe(connection: Connection, sql: Statements, keys: arrays.Keys) -> bytes:
+    with connection.cursor(binary=True) as cursor:
+        row = cursor.execute(sql["known_keys"], {"keys": arrays.uuid_array(keys)}).fetchone()
+    assert row is not None
+    return bytes(row[0])
+
+
+def reserve(connection: Connection, sql: Statements, keys: pa.Table) -> pa.Table:
+    """Reserve the keys that are not known; returns the known ones (KEYS).
+
+    Waits while another transaction holds one of them, and wins it if that one fails.
+
+    Crash: before the commit nothing is reserved.
+    """
+    if not keys.num_rows:
+        return KEYS.empty_table()
+    connection.execute(sql["share_reservations"], {})
+    child = _current(connection, sql)
+    wanted = arrays.keys_of(keys["key"])
+    hashes = keys["payload_hash"].to_numpy()
+    order = arrays.order_of(wanted)  # one order for all: nobody waits in a circle
+    wanted, hashes = wanted[order], hashes[order]
+    answer = arrays.known_table(_probe(connection, sql, wanted))
+    new = ~_among(wanted, arrays.keys_of(answer["key"]))
+    if not new.any():
+        return answer
+    raced = _take(connection, sql, child, wanted[new], hashes[new])
+    if not len(raced):
+        return answer
+    return pa.concat_tables([answer, arrays.known_table(_probe(connection, sql, raced))])
+
+
+def _current(connection: Connection, sql: Statements) -> str:
+    row = connection.execute(sql["current_reservations"], {}).fetchone()
+    assert row is not None
+    return f"{quoted(sql.schema)}.reservation_{row[0]:06d}"
+
+
+def _take(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> arrays.Keys:
+    """Write the reservations; returns those that another transaction committed since the probe."""
+    try:
+        with (
+            connection.transaction(),
+            connection.cursor().copy(f"copy {child} (key, payload_hash) from stdin (format binary)".encode()) as copy,
+        ):
+            copy.write(arrays.COPY_HEADER)
+            copy.write(arrays.copy_rows(keys, hashes))
+            copy.write(arrays.COPY_END)
+    except psycopg.errors.UniqueViolation:
+        return _take_free(connection, sql, child, keys, hashes)
+    return keys[:0]
+
+
+def _take_free(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> arrays.Keys:
+    statement = sql["reserve_one_by_one"].replace(b"{child}", child.replace("%", "%%").encode())
+    with connection.cursor(binary=True) as cursor:
+        row = cursor.execute(statement, {"keys": arrays.uuid_array(keys), "hashes": arrays.int8_array(hashes)}).fetchone()
+    assert row is not None
+    mine = np.frombuffer(bytes(row[0]), dtype="V16")
+    return keys[~_among(keys, mine)]
+
+
+def _among(keys: arrays.Keys, others: arrays.Keys) -> Any:
+    """For each key, whether it is among the others."""
+    if not len(others):
+        return np.zeros(len(keys), dtype=bool)
+    # numpy cannot sort raw bytes: a pair of halves is one complex-like value, so compare through unique group numbers.
+    both = np.concatenate([keys, others]).view(np.dtype([("high", ">u8"), ("low", ">u8")]))
+    order = np.lexsort((both["low"], both["high"]))
+    ordered = both[order]
+    new_group = np.r_[True, (ordered["high"][1:] != ordered["high"][:-1]) | (ordered["low"][1:] != ordered["low"][:-1])]
+    group = np.empty(len(both), dtype=np.int64)
+    group[order] = np.cumsum(new_group)
+    held = np.zeros(len(both) + 1, dtype=bool)
+    held[group[len(keys) :]] = True
+    return held[group[: len(keys)]]

@@ -1,0 +1,148 @@
+"""The head of a consumer: read from its tables, and replaced by a person's decision.
+
+Called by the transaction (under its fence), the store (without locks) and `dedup consumer ...` (amend).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from checkpoint.errors import ConfigError
+from checkpoint.position import Partition
+from dedup.postgres.connect import Connection
+from dedup.postgres.sqlfiles import Statements
+from dedup.store import Checkpoint, Head, Topic
+
+
+@dataclass
+class State:
+    """A head with the numbers that its rows have in the tables."""
+
+    id: int
+    head: Head
+    topics: dict[Topic, int] = field(default_factory=dict)
+
+
+def one(connection: Connection, sql: Statements, name: str, **parameters: Any) -> dict[str, Any] | None:
+    """The first row of a named statement by column name; None where there is none."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cast("dict[str, Any] | None", cursor.execute(sql[name], parameters).fetchone())
+
+
+def read(connection: Connection, sql: Statements, consumer: str) -> State | None:
+    """The state as the present snapshots show it; None for a consumer nobody has created."""
+    row = one(connection, sql, "head", consumer=consumer)
+    if row is None:
+        return None
+    topics = connection.execute(sql["topics"], {"id": row["id"]}).fetchall()
+    points, floors = _checkpoints(connection, sql, row["id"])
+    head = Head(
+        consumer=consumer,
+        seq=row["seq"],
+        epoch=row["epoch"],
+        generation=row["generation"],
+        keyspace=row["keyspace"],
+        settings=row["settings"],
+        query_id=row["query_id"],
+        batch_id=row["batch_id"],
+        gap_accepted=row["gap_accepted"],
+        floors=floors,
+        checkpoints=points,
+        incarnations={(source, topic): life for _, source, topic, life in topics if life},
+    )
+    return State(row["id"], head, {(source, topic): number for number, source, topic, _ in topics})
+
+
+def _checkpoints(connection: Connection, sql: Statements, consumer_id: int) -> tuple[dict[Partition, Checkpoint], dict[Partition, int]]:
+    points, floors = {}, {}
+    for source, topic, partition, number, offset, enqueued, query, floor in connection.execute(sql["checkpoints"], {"id": consumer_id}):
+        where = Partition(source, topic, partition)
+        points[where] = Checkpoint(number, offset, enqueued, query)
+        if floor is not None:
+            floors[where] = floor
+    return points, floors
+
+
+def topic_id(connection: Connection, sql: Statements, state: State, topic: Topic) -> int:
+    """The number of a topic, made known if it is new.
+
+    Crash: undone with the transaction.
+    """
+    if topic not in state.topics:
+        life = state.head.incarnations.get(topic, 0)
+        connection.execute(sql["add_topic"], {"id": state.id, "source": topic[0], "topic": topic[1], "incarnation": life})
+        rows = connection.execute(sql["topics"], {"id": state.id}).fetchall()
+        state.topics.update({(source, name): number for number, source, name, _ in rows})
+    return state.topics[topic]
+
+
+def amend(connection: Connection, sql: Statements, consumer: str, change: Callable[[Head], Head], by: str, reason: str) -> Head:
+    """Replace the head inside the transaction that is open on `connection`; returns the new one.
+
+    Raises ConfigError for a consumer that does not exist.
+
+    Crash: undone with the transaction.
+    """
+    locked = one(connection, sql, "lock_consumer", consumer=consumer)
+    state = read(connection, sql, consumer) if locked else None
+    if state is None:
+        raise ConfigError(f"There is no consumer {consumer!r} here. `dedup consumer list` shows the names.")
+    old, new = state.head, change(state.head)
+    connection.execute(sql["amend_consumer"], {"id": state.id, "generation": new.generation, "keyspace": new.keyspace})
+    settings = None if new.settings is None else Jsonb(dict(new.settings))
+    last = {"settings": settings, "query_id": new.query_id, "batch_id": new.batch_id, "gap_accepted": new.gap_accepted}
+    connection.execute(sql["amend_progress"], {"id": state.id, **last})
+    _put_topics(connection, sql, state, new)
+    _put_checkpoints(connection, sql, state, new)
+    told = {"before": Jsonb(_plain(old)), "after": Jsonb(_plain(new))}
+    connection.execute(sql["add_action"], {"id": state.id, "by": by, "reason": reason, **told})
+    after = read(connection, sql, consumer)
+    assert after is not None
+    return after.head
+
+
+def _put_topics(connection: Connection, sql: Statements, state: State, new: Head) -> None:
+    for topic in {*state.topics, *new.incarnations}:
+        life = new.incarnations.get(topic, 0)
+        connection.execute(sql["add_topic"], {"id": state.id, "source": topic[0], "topic": topic[1], "incarnation": life})
+
+
+def _put_checkpoints(connection: Connection, sql: Statements, state: State, new: Head) -> None:
+    connection.execute(sql["drop_checkpoints"], {"id": state.id})
+    known = dataclasses.replace(state, head=new, topics=dict(state.topics))
+    for where, point in new.checkpoints.items():
+        number = topic_id(connection, sql, known, (where.source, where.topic))
+        row = {**checkpoint_row(where, point), "floor": new.floors.get(where)}
+        connection.execute(sql["put_checkpoint"], {"id": state.id, "topic_id": number, **row})
+
+
+def checkpoint_row(where: Partition, point: Checkpoint) -> dict[str, Any]:
+    """A checkpoint as the statements' parameters."""
+    return {
+        "partition": where.partition,
+        "sequence_number": point.sequence_number,
+        "offset": point.offset,
+        "enqueued_time": point.enqueued_time,
+        "query_id": point.query_id,
+    }
+
+
+def _plain(head: Head) -> Mapping[str, Any]:
+    """A head as JSON."""
+    return {
+        **{
+            f.name: getattr(head, f.name)
+            for f in dataclasses.fields(head)
+            if f.name not in ("settings", "floors", "checkpoints", "incarnations")
+        },
+        "settings": None if head.settings is None else dict(head.settings),
+        "floors": {str(p): number for p, number in head.floors.items()},
+        "checkpoints": {str(p): point.sequence_number for p, point in head.checkpoints.items()},
+        "incarnations": {"/".join(topic): life for topic, life in head.incarnations.items()},
+    }

@@ -1,0 +1,271 @@
+"""PostgresStore: sink rows, reservations, dead letters, batch records and checkpoints in one database transaction.
+
+The store of `Consumer(..., store=PostgresStore(dsn))`. Each part is a module of this package; this one holds them together.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import psycopg
+import pyarrow as pa
+from psycopg.pq import TransactionStatus
+
+from checkpoint.errors import ConfigError, StoreError
+from dedup.postgres import epoch as epochs
+from dedup.postgres import heartbeat, migrate, reading, state
+from dedup.postgres import transaction as transactions
+from dedup.postgres.connect import Connection, Pool, checked, redacted
+from dedup.postgres.errors import translating
+from dedup.postgres.sqlfiles import Statements
+from dedup.postgres.transaction import PgTransaction
+from dedup.store import Head, Holder, Selection
+
+_NOTHING = "nothing of the chunk is true; it is delivered again"
+_IN_DOUBT = "the server has all of it or nothing; the next run reads which"
+
+
+def _no_step(name: str) -> None:
+    """Tell nobody."""
+
+
+class PostgresStore:
+    """State and sinks in one PostgreSQL database (14 or newer), committed by one transaction per chunk.
+
+    Args:
+        dsn: libpq connection string or URL. Leave the password to `~/.pgpass` or PGPASSWORD where you can; it is never shown.
+        schema: where the tables of dedup are; sinks are wherever the user has them.
+        on_step: called with the name of each step right before it acts.
+        auto_migrate: create or upgrade the tables at first use, if the role may; else `dedup migrate` is asked for.
+
+    Raises:
+        ConfigError: the DSN or the schema's name cannot be used.
+    """
+
+    steps: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "fence": _NOTHING,
+            "redeliveries": _NOTHING,
+            "reserve": _NOTHING,
+            "handler": _NOTHING,
+            "write": _NOTHING,
+            "release": _NOTHING,
+            "park": _NOTHING,
+            "note": _NOTHING,
+            "record": _NOTHING,
+            "advance": _NOTHING,
+            "commit": f"{_NOTHING}; once COMMIT is sent, {_IN_DOUBT}",
+            "committed": "all of the chunk is true; delivered again, its positions are dropped as redeliveries",
+        }
+    )
+    default_max_events: ClassVar[int] = 100_000
+
+    def __init__(self, dsn: str, schema: str = "dedup", on_step: Callable[[str], None] = _no_step, auto_migrate: bool = True) -> None:
+        if not schema or "\0" in schema or len(schema.encode()) > 63 or schema.startswith("pg_"):
+            raise ConfigError("A schema needs a name of 1 to 63 bytes without NUL that does not begin with pg_.")
+        self.dsn, self.schema, self.on_step, self.auto_migrate = checked(dsn), schema, on_step, auto_migrate
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._sql = Statements(self.schema)
+        self._pool = Pool(self.dsn)
+        self._ready = False
+        self._registered: dict[tuple[str, int], int] = {}  # (consumer, epoch) -> session on record
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dsn": self.dsn, "schema": self.schema, "on_step": self.on_step, "auto_migrate": self.auto_migrate}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+        self._begin_anew()
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({redacted(self.dsn)!r}, schema={self.schema!r})"
+
+    def migrate(self) -> list[str]:
+        """Bring the tables to this library's version; returns the names of what was applied. Safe to call twice, and twice at once.
+
+        Crash: each migration is applied as a whole or not at all.
+        """
+        with self._pool.borrow() as connection:
+            applied = migrate.migrate(connection, self.schema)
+        self._ready = True
+        return applied
+
+    def migration_sql(self) -> str:
+        """What `migrate` runs on an empty database, for a DBA to read and run."""
+        return migrate.migration_sql(self.schema)
+
+    @contextmanager
+    def _connection(self, doing: str) -> Iterator[Connection]:
+        """A connection outside any transaction, with the tables known to be right; the driver's errors translated."""
+        with self._pool.borrow() as connection, translating(doing):
+            self._ensure(connection)
+            yield connection
+
+    def _ensure(self, connection: Connection) -> None:
+        if not self._ready:
+            migrate.ensure(connection, self.schema, auto=self.auto_migrate)
+            self._ready = True
+
+    def take_epoch(
+        self,
+        consumer: str,
+        holder: Holder,
+        *,
+        takeover_after: float,
+        force: bool = False,
+        on_wait: Callable[[float, str], None] = lambda seconds, who: None,
+    ) -> Head:
+        """Become the one copy that may commit; returns the new head.
+
+        At once where the holder is provably gone (its database session, or its process on this host), with `force`, or for the same run;
+        else after `takeover_after` seconds without a commit or heartbeat of it. A session of the older epoch that keeps its
+        transaction open is ended.
+
+        Args:
+            on_wait: called about once a second with the seconds left and who holds it.
+
+        Raises:
+            StillHeld: the holder showed life for twice `takeover_after`, or its session cannot be ended from here.
+
+        Crash: the epoch is raised or not; raised, the next copy finds this one gone and takes over at once.
+        """
+        patience = epochs.Patience(takeover_after, force, on_wait)
+        with self._connection(f"Taking the epoch of {consumer!r}") as connection:
+            number = epochs.take(connection, self._sql, consumer, holder, patience)
+            self._registered[consumer, number] = connection.info.backend_pid
+            found = state.read(connection, self._sql, consumer)
+        assert found is not None
+        return found.head
+
+    def head(self, consumer: str) -> Head:
+        """The state now, without any lock."""
+        with self._connection(f"Reading the state of {consumer!r}") as connection:
+            found = state.read(connection, self._sql, consumer)
+        return found.head if found else Head(consumer)
+
+    @contextmanager
+    def begin(self, consumer: str, epoch: int) -> Iterator[PgTransaction]:
+        """Open the transaction of one chunk.
+
+        Raises:
+            Fenced: a newer epoch was taken. StoreRestored: the tables are older than this epoch. StoreUnavailable: no connection.
+
+        Crash: without a commit nothing of the transaction is true, also when the process vanishes.
+        """
+        with self._pool.borrow() as connection:
+            with translating(f"Beginning a batch of {consumer!r}"):
+                self._ensure(connection)
+                self._register(connection, consumer, epoch)
+                self.on_step("fence")
+            try:
+                with translating(f"Beginning a batch of {consumer!r}"):
+                    found, attempt = transactions.begin(connection, self._sql, consumer, epoch)
+                yield PgTransaction(connection, self._sql, found, attempt, self)
+            finally:
+                _leave(connection)
+
+    def _register(self, connection: Connection, consumer: str, epoch: int) -> None:
+        """Put this session on record, so that whoever takes over knows which one to look for."""
+        session = connection.info.backend_pid
+        if self._registered.get((consumer, epoch)) != session:
+            connection.execute(self._sql["register_session"], {"consumer": consumer, "epoch": epoch})
+            self._registered = {(consumer, epoch): session}
+
+    @contextmanager
+    def fresh(self) -> Iterator[Connection]:
+        """A new connection of its own, for use beside a transaction whose connection broke. Raises StoreUnavailable, psycopg.Error."""
+        connection = self._pool.open()
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def epoch_now(self, consumer: str) -> Mapping[str, Any] | None:
+        """The epoch and its holder as a new connection sees them; None where that cannot be known."""
+        try:
+            with self.fresh() as connection:
+                return state.one(connection, self._sql, "epoch_now", consumer=consumer)
+        except (psycopg.Error, StoreError):
+            return None
+
+    def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
+        """While the block runs, show life every `every` seconds, on a connection of its own."""
+        return heartbeat.beating(self.dsn, self._sql, consumer, epoch, every)
+
+    def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
+        """Replace the head by `change(head)`, between two batches; who and why is kept in consumer_action. Returns the new head.
+
+        Crash: the change and its record are one transaction.
+        """
+        with self._connection(f"Changing the state of {consumer!r}") as connection, connection.transaction():
+            return state.amend(connection, self._sql, consumer, change, by, reason)
+
+    def publish(self, consumer: str) -> int:
+        """Always 0: sinks commit with the decision."""
+        return 0
+
+    def consumers(self) -> list[str]:
+        """Names, sorted."""
+        with self._connection("Reading the consumers") as connection:
+            return [row[0] for row in connection.execute(self._sql["consumers"], {})]
+
+    def batches(self, consumer: str) -> pa.Table:
+        """Batch records in seq order."""
+        with self._connection(f"Reading the batch records of {consumer!r}") as connection:
+            return reading.batches(connection, self._sql, consumer)
+
+    def letters(self, selection: Selection) -> pa.Table:
+        """Dead letters in position order."""
+        with self._connection("Reading dead letters") as connection:
+            return reading.letters(connection, self._sql, selection)
+
+    def reserved(self, consumer: str) -> int | None:
+        """How many reservations are kept; None where several consumers, or lives of one, share the tables."""
+        with self._connection("Counting reservations") as connection:
+            found = state.read(connection, self._sql, consumer)
+            return reading.reserved(connection, self._sql, found.head.keyspace) if found else 0
+
+    def problems(self, consumer: str) -> list[str]:
+        """Contradictions between the tables. Reads every reservation: minutes where there are billions."""
+        with self._connection(f"Checking the tables of {consumer!r}") as connection:
+            return reading.problems(connection, self._sql, consumer)
+
+    def rotate_reservations(self) -> str:
+        """Begin a new table of reservations; returns its name. Waits for open batches, at most ten seconds.
+
+        Crash: the new table is there and current, or not there at all.
+        """
+        with self._connection("Rotating reservations") as connection:
+            row = connection.execute(self._sql["rotate"], {}).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def purge_reservations(self, before: dt.datetime) -> int:
+        """Drop the tables of reservations closed before that time; returns how many. Keys held by letters stay held.
+
+        Crash: all of them are dropped, or none.
+        """
+        with self._connection("Purging reservations") as connection:
+            row = connection.execute(self._sql["purge"], {"before": before}).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def close(self) -> None:
+        """Let go of connections: another copy may then take over at once. The store can be used again."""
+        self._pool.close()
+        self._registered.clear()
+
+
+def _leave(connection: Connection) -> None:
+    """Roll back what was not committed, so that the connection is as good as new; one that cannot is closed."""
+    try:
+        if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
+            connection.execute("rollback")
+    except psycopg.Error:
+        connection.close()

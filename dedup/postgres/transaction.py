@@ -1,0 +1,240 @@
+"""One chunk as one database transaction: READ COMMITTED, durable, fenced; left without a commit, nothing of it is true.
+
+Called by the flow through `PostgresStore.begin`. The statements are in sql/postgres/queries.sql, each with the rule that keeps it correct.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg.pq import TransactionStatus
+
+from checkpoint.errors import ConfigError, Fenced, HandlerError, StoreRestored
+from checkpoint.position import Partition, Range, Ranges
+from dedup.postgres import outcome, records, reserve, sink, state
+from dedup.postgres.connect import Connection
+from dedup.postgres.errors import ends_transaction, is_lost, translate
+from dedup.postgres.handler import HandlerConnection
+from dedup.postgres.outcome import Attempt
+from dedup.postgres.sqlfiles import Statements
+from dedup.store import Advance, Commit, Head, Note, Park, Record, Rows, Step
+
+
+def begin(connection: Connection, sql: Statements, consumer: str, epoch: int) -> tuple[state.State, Attempt]:
+    """Open the transaction, fence it, lock the checkpoints, read the head. Raises Fenced, ConfigError, psycopg.Error."""
+    connection.execute("begin isolation level read committed, read write")
+    facts = state.one(connection, sql, "transaction_facts")
+    assert facts is not None
+    refuse_lazy_commit(facts["synchronous_commit"])
+    row = state.one(connection, sql, "fence", consumer=consumer)
+    check_epoch(consumer, epoch, row)
+    assert row is not None
+    connection.execute(sql["lock_checkpoints"], {"id": row["id"]})
+    found = state.read(connection, sql, consumer)
+    assert found is not None
+    return found, Attempt(uuid.uuid4(), facts["xid"], facts["backend_pid"], facts["backend_start"])
+
+
+def refuse_lazy_commit(setting: str) -> None:
+    """Raise ConfigError where a commit would be reported before it is durable."""
+    if setting == "off":
+        raise ConfigError(
+            "synchronous_commit is off: a crash of the server would lose commits that Spark believes done. "
+            "Run: ALTER ROLE ... SET synchronous_commit = on (or on the database, or take it out of the DSN's options)."
+        )
+
+
+def check_epoch(consumer: str, epoch: int, row: Mapping[str, Any] | None) -> None:
+    """Raise Fenced where a newer epoch was taken, StoreRestored where the table knows less than we do."""
+    if row is None or row["epoch"] < epoch:
+        raise StoreRestored(
+            f"Consumer {consumer!r}: this copy holds epoch {epoch}, the tables know {'no such consumer' if row is None else row['epoch']}: they were "
+            f"restored or re-created. Find out what is missing, run `dedup consumer accept-restore {consumer}`, and start this copy again."
+        )
+    if row["epoch"] > epoch:
+        raise Fenced(
+            f"Consumer {consumer!r}: epoch {epoch} of this copy was taken over by epoch {row['epoch']} "
+            f"(host {row['host']}, process {row['pid']}) at {row['taken_at']:%Y-%m-%d %H:%M:%S %Z}. Stop this copy."
+        )
+
+
+class PgTransaction:
+    """What `PostgresStore.begin` yields."""
+
+    def __init__(self, connection: Connection, sql: Statements, found: state.State, attempt: Attempt, store: Any) -> None:
+        self.head: Head = found.head
+        self._connection, self._sql, self._state, self._attempt = connection, sql, found, attempt
+        self._store = store  # for on_step, and for a second connection when an answer is lost
+        self._seq: int | None = None
+        self.committed = False
+
+    @property
+    def connection(self) -> HandlerConnection:
+        """The handler's view of this transaction's connection."""
+        return HandlerConnection(self._connection)
+
+    @contextmanager
+    def _our_statements(self, doing: str) -> Iterator[None]:
+        """Translate the driver's errors; a lost connection is a takeover where a newer epoch exists."""
+        try:
+            yield
+        except psycopg.Error as error:
+            if is_lost(error) or self._connection.closed:
+                self._refuse_fenced(error)
+            raise translate(error, f"Consumer {self.head.consumer!r}, {doing}") from error
+
+    def _refuse_fenced(self, cause: BaseException) -> None:
+        row = self._store.epoch_now(self.head.consumer)
+        if row is not None and row["epoch"] > self.head.epoch:
+            try:
+                check_epoch(self.head.consumer, self.head.epoch, row)
+            except Fenced as fenced:
+                raise fenced from cause
+
+    def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
+        """Positions in [first, last] that batch records of this generation's incarnations hold as seen."""
+        topics = self._state.topics
+        known = [p for p in spans if (p.source, p.topic) in topics]
+        lives = [self.head.incarnations.get((p.source, p.topic), 0) for p in known]
+        asked = {
+            "topics": [topics[p.source, p.topic] for p in known],
+            "incarnations": lives,
+            "partitions": [p.partition for p in known],
+            "firsts": [spans[p][0] for p in known],
+            "lasts": [spans[p][1] for p in known],
+        }
+        found: dict[Partition, list[Range]] = {p: [] for p in spans}
+        with self._our_statements("reading the batch records"):
+            rows = self._connection.execute(self._sql["seen"], {"id": self._state.id, "generation": self.head.generation, **asked})
+            for number, first, last in rows:
+                found[known[number - 1]].append(Range(first, last))
+        return {p: Ranges.of(items) for p, items in found.items()}
+
+    def known(self, keys: pa.Table) -> pa.Table:
+        """Those of these distinct keys (KEYS) that are reserved or held by a letter, with their payload hash."""
+        with self._our_statements("looking keys up"):
+            return reserve.known(self._connection, self._sql, keys)
+
+    def reserve(self, keys: pa.Table) -> pa.Table:
+        """Reserve the new ones of these distinct keys; returns the known ones. Waits for another transaction that holds one of them.
+
+        Crash: before the commit nothing is reserved.
+        """
+        with self._our_statements("reserving keys"):
+            return reserve.reserve(self._connection, self._sql, keys)
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What is written inside vanishes if the block raises; the transaction goes on.
+
+        Deferred constraints are checked at the end of the block, where a failure can still be undone, and stay deferred for the next one.
+
+        Raises:
+            HandlerError: the block ended the transaction.
+            StoreUnavailable, CommitConflict: errors after which no retry inside this transaction can work; whatever the block raised, otherwise.
+
+        Crash: nothing of the block is true before the commit.
+        """
+        with self._our_statements("beginning an attempt"):
+            self._connection.execute("savepoint dedup_attempt")
+        try:
+            yield
+            self._store.on_step("release")
+            self._release()
+        except psycopg.Error as error:
+            if ends_transaction(error) or self._connection.closed:
+                self._refuse_fenced(error)
+                raise translate(error, f"Consumer {self.head.consumer!r}, in the handler") from error
+            self._undo_attempt()
+            raise
+        except Exception:
+            self._undo_attempt()
+            raise
+
+    def _release(self) -> None:
+        self._refuse_ended()
+        try:
+            self._connection.execute("savepoint dedup_constraints")
+            self._connection.execute("set constraints all immediate")
+            # Back to how they were: the next attempt may need them deferred. The commit checks them once more.
+            self._connection.execute("rollback to savepoint dedup_constraints")
+            self._connection.execute("release savepoint dedup_attempt")
+        except psycopg.errors.InvalidSavepointSpecification as error:
+            raise HandlerError(_ENDED) from error
+        except psycopg.IntegrityError as error:
+            raise sink.refused("A deferred constraint", error) from error
+
+    def _undo_attempt(self) -> None:
+        if self._connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            with self._our_statements("undoing an attempt"):
+                self._connection.execute("rollback to savepoint dedup_attempt")
+                self._connection.execute("release savepoint dedup_attempt")
+
+    def _refuse_ended(self) -> None:
+        if self._connection.info.transaction_status == TransactionStatus.IDLE:
+            raise HandlerError(_ENDED)
+
+    def write(self, table: str, rows: Rows) -> int:
+        """Append rows to a sink as part of this transaction. Raises SinkMismatch; then nothing of them is kept.
+
+        Crash: undone with the transaction.
+        """
+        self._refuse_ended()
+        self._store.on_step("write")
+        with self._our_statements(f"writing to {table!r}"):
+            return sink.write(self._connection, self._sql, table, rows)
+
+    def execute(self, step: Step) -> None:
+        """Do one step of the decision.
+
+        Crash: before Commit has reached the server nothing is true; after it, all is. In between the next run reads it from the tables.
+        """
+        self._refuse_ended()
+        doing: dict[type[Any], Callable[[Any], None]] = {
+            Park: lambda s: records.park(self._connection, self._sql, s),
+            Note: lambda s: records.note(self._connection, self._sql, s),
+            Record: lambda s: records.record(self._connection, self._sql, self._state, s, self._decision(), self._attempt.id),
+            Advance: lambda s: records.advance(self._connection, self._sql, self._state, s),
+            Commit: lambda s: self._commit(),
+        }
+        with self._our_statements(step.name):
+            doing[type(step)](step)
+
+    def _decision(self) -> int:
+        if self._seq is None:
+            self._seq = records.bump(self._connection, self._sql, self._state, self._attempt.id)
+        return self._seq
+
+    def _commit(self) -> None:
+        self._decision()
+        now = state.one(self._connection, self._sql, "transaction_check")
+        assert now is not None
+        if now["xid"] != self._attempt.xid:
+            raise HandlerError(_ENDED)
+        refuse_lazy_commit(now["synchronous_commit"])
+        try:
+            answer = self._connection.execute("commit").statusmessage
+        except psycopg.IntegrityError as error:
+            raise sink.refused("A deferred constraint", error) from error
+        except psycopg.Error as error:
+            if not (is_lost(error) or self._connection.closed):
+                raise
+            outcome.settle(self._store, self._sql, self._state, self._attempt, error, lambda: self._refuse_fenced(error))
+            answer = "COMMIT"
+        if answer != "COMMIT":
+            raise HandlerError(
+                "A statement of the handler failed and its error was swallowed: PostgreSQL rolled the transaction back. Let it raise."
+            )
+        self.committed = True
+        self._store.on_step("committed")
+
+
+_ENDED = (
+    "The handler ended the transaction (COMMIT or ROLLBACK through tx.connection). What it wrote until then may be committed without its "
+    "checkpoint: compare the sink with the events of this batch. Leave the commit to dedup."
+)

@@ -1,0 +1,381 @@
+-- name: schema_versions
+-- The migrations that were applied, with the checksum of each file.
+-- Read under the migration lock before anything is applied, so that two migrations at once do the work once.
+select version, name, checksum from {schema}.schema_version order by version;
+
+-- name: make_schema
+-- Create the schema.
+-- Runs under the migration lock: "if not exists" alone can fail when two sessions create at once.
+create schema if not exists {schema};
+
+-- name: make_schema_version
+-- Create the list of migrations.
+-- Runs under the migration lock, like `make_schema`.
+create table if not exists {schema}.schema_version (
+    version int primary key,
+    name text not null,
+    checksum text not null,
+    applied_at timestamptz not null default clock_timestamp(),
+    applied_by text not null default current_user
+);
+
+-- name: add_schema_version
+-- Note that a migration was applied.
+-- In the transaction of the migration itself: either both are true or neither.
+insert into {schema}.schema_version (version, name, checksum) values (%(version)s, %(name)s, %(checksum)s);
+
+-- name: schema_state
+-- Whether the schema and its list of migrations exist, and whether this role may create or change them.
+-- Only advice: the migration itself asks again under its lock.
+select s.oid is not null, t.oid is not null,
+    case when s.oid is null then has_database_privilege(current_database(), 'CREATE') else pg_has_role(s.nspowner, 'USAGE') end,
+    s.oid is null or has_schema_privilege(s.oid, 'USAGE'),
+    current_setting('server_version_num')::int
+from (values (%(schema)s::text)) wanted (name)
+left join pg_namespace s on s.nspname = wanted.name
+left join pg_class t on t.relnamespace = s.oid and t.relname = 'schema_version';
+
+-- name: migration_lock
+-- Wait for any other migration of this schema.
+-- Held to the end of the transaction, so the list of migrations read after it is complete.
+select pg_advisory_xact_lock(1684366448, hashtext(%(schema)s));
+
+-- name: ensure_consumer
+-- Create the rows of a consumer if it is new.
+-- The unique name lets one of two newcomers insert; the other one finds the rows.
+with made as (
+    insert into {schema}.consumer (name) values (%(consumer)s) on conflict (name) do nothing returning id
+), progress as (
+    insert into {schema}.progress (consumer_id) select id from made
+)
+insert into {schema}.heartbeat (consumer_id) select id from made;
+
+-- name: holder
+-- Who holds a consumer, its signs of life, and whether its database session is known to have ended.
+-- Reads only; a session of another role hides its start time and counts as alive.
+select c.id, c.epoch, c.holder_host as host, c.holder_pid as pid, c.holder_started as started, c.holder_run_id as run_id, c.taken_at,
+    p.seq, h.beats, h.backend_pid, h.backend_start,
+    h.backend_pid is not null and not exists (
+        select from pg_stat_activity a where a.pid = h.backend_pid and coalesce(a.backend_start, h.backend_start) = h.backend_start
+    ) as backend_gone
+from {schema}.consumer c
+join {schema}.progress p on p.consumer_id = c.id
+join {schema}.heartbeat h on h.consumer_id = c.id
+where c.name = %(consumer)s;
+
+-- name: take_epoch
+-- Raise the epoch and name the new holder, unless somebody else did since `holder` was read.
+-- Waits for every open batch, which share-locks this row; a batch that begins afterwards sees the new epoch.
+update {schema}.consumer
+set epoch = epoch + 1, holder_host = %(host)s, holder_pid = %(pid)s, holder_started = %(started)s, holder_run_id = %(run_id)s,
+    taken_at = clock_timestamp()
+where id = %(id)s and epoch = %(epoch)s
+returning epoch;
+
+-- name: register_session
+-- Record this database session as the one of the epoch's holder.
+-- Outside any batch, so that others see it while a batch runs; an older epoch changes nothing.
+update {schema}.heartbeat
+set epoch = %(epoch)s, beats = beats + 1, beat_at = clock_timestamp(), backend_pid = pg_backend_pid(),
+    backend_start = (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid())
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s and epoch = %(epoch)s);
+
+-- name: beat
+-- Show a sign of life.
+-- A row of its own that no batch locks; an older epoch changes nothing.
+update {schema}.heartbeat h set beats = beats + 1, beat_at = clock_timestamp()
+from {schema}.consumer c
+where c.id = h.consumer_id and c.name = %(consumer)s and c.epoch = %(epoch)s;
+
+-- name: end_session
+-- End the database session that a fenced copy left behind: a stopped process keeps its locks for ever.
+-- Process number and start time must both match, so a newer session with the same number is safe.
+select pg_terminate_backend(a.pid) from pg_stat_activity a where a.pid = %(pid)s and a.backend_start = %(start)s;
+
+-- name: set_local
+-- Change a setting until the end of the transaction.
+-- Local: a pooled session never carries it into somebody else's transaction.
+select set_config(%(name)s, %(value)s, true);
+
+-- name: transaction_facts
+-- What the transaction runs under; compiling plans is switched off, since it costs more than the probe it would speed up.
+-- The transaction id is compared before the commit: another one means that somebody ended the transaction in between.
+select pg_current_xact_id()::text as xid, current_setting('synchronous_commit') as synchronous_commit, set_config('jit', 'off', true) as jit,
+    pg_backend_pid() as backend_pid, (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid()) as backend_start;
+
+-- name: transaction_check
+-- The transaction id and the durability of the coming commit.
+-- Asked right before the commit, after everything a handler could have done.
+select coalesce(pg_current_xact_id_if_assigned()::text, '') as xid, current_setting('synchronous_commit') as synchronous_commit;
+
+-- name: fence
+-- Share-lock the consumer and read its epoch.
+-- A takeover updates the row: it waits for this batch, and this batch can commit only under the epoch that it read here.
+select id, epoch, holder_host as host, holder_pid as pid, taken_at from {schema}.consumer where name = %(consumer)s for share;
+
+-- name: epoch_now
+-- The epoch and its holder, without a lock.
+-- Used after a lost connection to tell a takeover from an outage.
+select id, epoch, holder_host as host, holder_pid as pid, taken_at from {schema}.consumer where name = %(consumer)s;
+
+-- name: lock_checkpoints
+-- Lock the checkpoints of the consumer in one order.
+-- Waits for a commit whose answer was lost; what is read afterwards includes it. Partitions that it added are caught by `advance`.
+select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, partition for update;
+
+-- name: head
+-- The state of a consumer apart from its topics and checkpoints.
+-- Inside a batch it is read after the locks were granted, never in the same statement.
+select c.id, c.generation, c.keyspace, c.epoch, p.seq, p.settings, p.query_id, p.batch_id, p.gap_accepted
+from {schema}.consumer c join {schema}.progress p on p.consumer_id = c.id
+where c.name = %(consumer)s;
+
+-- name: topics
+-- The topics of a consumer.
+-- Inside a batch the consumer is share-locked, and only `amend`, which updates it, changes an incarnation.
+select id, source, topic, incarnation from {schema}.topic where consumer_id = %(id)s;
+
+-- name: add_topic
+-- Make a topic known.
+-- Two transactions that bring the same topic: one inserts, the other one waits and finds it.
+insert into {schema}.topic (consumer_id, source, topic, incarnation) values (%(id)s, %(source)s, %(topic)s, %(incarnation)s)
+on conflict (consumer_id, source, topic) do update set incarnation = excluded.incarnation where topic.incarnation <> excluded.incarnation;
+
+-- name: checkpoints
+-- The checkpoints of a consumer.
+-- Inside a batch they are locked before they are read.
+select t.source, t.topic, c.partition, c.sequence_number, c.event_offset, c.enqueued_time, c.query_id, c.floor
+from {schema}.checkpoint c join {schema}.topic t on t.id = c.topic_id
+where c.consumer_id = %(id)s;
+
+-- name: seen
+-- The positions between first and last that were seen, for each partition asked about.
+-- Read after the fence: whoever recorded positions of this consumer has committed or is fenced.
+select w.number, lower(r), upper(r) - 1
+from unnest(%(topics)s::int[], %(incarnations)s::int[], %(partitions)s::int[], %(firsts)s::bigint[], %(lasts)s::bigint[])
+    with ordinality w (topic_id, incarnation, partition, first, last, number)
+join {schema}.batch b on b.consumer_id = %(id)s and b.generation = %(generation)s and b.topic_id = w.topic_id
+    and b.incarnation = w.incarnation and b.partition = w.partition and b.last_seen >= w.first and b.first_seen <= w.last
+cross join lateral unnest(b.seen * int8multirange(int8range(w.first, w.last, '[]'))) r;
+
+-- name: share_reservations
+-- Keep the current table of reservations from being closed.
+-- Shared by all batches, exclusive for rotation: no two open transactions write different tables.
+select pg_advisory_xact_lock_shared({schema}.reservation_lock());
+
+-- name: current_reservations
+-- Number of the table that takes new reservations.
+-- Read after `share_reservations` in a statement of its own: only then does it see a rotation it has waited for.
+select id from {schema}.reservation_generation where closed_at is null;
+
+-- name: known_keys
+-- Which of these keys are reserved or held by a letter, as 16 bytes of key and 8 of payload hash each.
+-- Asks the tables of all generations. "limit 1" keeps it one index probe per key, however the statistics look.
+select coalesce(string_agg(uuid_send(k.key) || int8send(f.payload_hash), ''::bytea), ''::bytea)
+from unnest(%(keys)s::uuid[]) k (key)
+cross join lateral (
+    select r.payload_hash from (
+        (select r.payload_hash, 1 as place from {schema}.reservation r where r.key = k.key limit 1)
+        union all
+        (select coalesce(d.payload_hash, 0), 2 from {schema}.dead_letter d
+            where d.key = k.key and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED') limit 1)
+    ) r order by r.place limit 1
+) f;
+
+-- name: reserve_one_by_one
+-- Reserve the keys that nobody has; returns those that were new, 16 bytes each.
+-- Waits where another transaction holds a key: if that one commits, the key is not returned, if it fails, the key is ours. Sorted, so nobody waits in a circle.
+with mine as (
+    insert into {child} (key, payload_hash)
+    select k.key, k.payload_hash from unnest(%(keys)s::uuid[], %(hashes)s::bigint[]) k (key, payload_hash) order by k.key
+    on conflict (key) do nothing
+    returning key
+)
+select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from mine;
+
+-- name: sink
+-- A table as the handler named it: its quoted name, and its kind.
+-- Looked up inside the transaction, so a table that the handler has just made is found.
+select c.oid::bigint, n.nspname, c.relname, c.relkind, c.relrowsecurity
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.oid = to_regclass(%(table)s);
+
+-- name: sink_columns
+-- The columns of a sink with all that decides whether a row fits.
+-- The COPY that follows locks the table; a change between the two makes the COPY fail, never write wrongly.
+select a.attname as name, format_type(a.atttypid, a.atttypmod) as type, b.typname as base, b.typtype as kind, e.typname as element,
+    case when t.typtype = 'd' then t.typtypmod else a.atttypmod end as modifier,
+    a.attnotnull as not_null, a.atthasdef or a.attidentity <> '' as has_default, a.attgenerated <> '' as generated
+from pg_attribute a
+join pg_type t on t.oid = a.atttypid
+join pg_type b on b.oid = case when t.typtype = 'd' then t.typbasetype else t.oid end
+left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
+where a.attrelid = %(oid)s::bigint::oid and a.attnum > 0 and not a.attisdropped
+order by a.attnum;
+
+-- name: parked
+-- Which of these letters are kept already.
+-- A letter parked by somebody else in the meantime fails the COPY, and the batch is planned again.
+select id from {schema}.dead_letter where id = any(%(ids)s);
+
+-- name: note
+-- Count copies on the letters that hold these keys.
+-- Updates rows in the order of their keys, as every batch does.
+update {schema}.dead_letter d set duplicates = d.duplicates + k.count
+from (select * from unnest(%(keys)s::uuid[], %(counts)s::bigint[]) u (key, count) order by key) k
+where d.key = k.key and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED');
+
+-- name: bump
+-- Count one more decision, and say by which attempt.
+-- The row stays locked until the commit, so a copy that asks what became of a lost commit waits for the answer.
+update {schema}.progress set seq = seq + 1, attempt = %(attempt)s where consumer_id = %(id)s returning seq;
+
+-- name: record
+-- Keep what a batch leaves: its settings, query and batch.
+-- In the batch's transaction, after the fence.
+update {schema}.progress set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = false
+where consumer_id = %(id)s;
+
+-- name: add_batch
+-- Keep the record of one chunk and partition.
+-- In the batch's transaction, after the fence: ranges of two records never overlap.
+insert into {schema}.batch (
+    consumer_id, generation, topic_id, incarnation, partition, query_id, batch_id, chunk, epoch, seq, attempt, first_seen, last_seen,
+    seen, duplicates, skipped, late, delivered, redelivered, processed, duplicate, skipped_rows, dead_lettered, reserved, committed_at
+) values (
+    %(id)s, %(generation)s, %(topic_id)s, %(incarnation)s, %(partition)s, %(query_id)s, %(batch_id)s, %(chunk)s, %(epoch)s, %(seq)s, %(attempt)s,
+    lower(%(seen)s::int8multirange), upper(%(seen)s::int8multirange) - 1,
+    %(seen)s, %(duplicates)s, %(skipped)s, %(late)s, %(delivered)s, %(redelivered)s, %(processed)s, %(duplicate)s, %(skipped_rows)s,
+    %(dead_lettered)s, %(reserved)s, clock_timestamp()
+);
+
+-- name: advance
+-- Set a checkpoint, if it stands where the batch has read it.
+-- No row comes back where it stands elsewhere: another transaction was first, and the batch is planned again.
+insert into {schema}.checkpoint as c (consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id)
+values (%(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s)
+on conflict (consumer_id, topic_id, partition) do update
+set sequence_number = excluded.sequence_number, event_offset = excluded.event_offset, enqueued_time = excluded.enqueued_time,
+    query_id = excluded.query_id
+where c.sequence_number = %(expected)s and c.sequence_number <= excluded.sequence_number
+returning partition;
+
+-- name: committed_attempt
+-- What became of a commit whose answer was lost: whether the last decision is this attempt's, or a batch record names it.
+-- Read after `lock_progress`: by then that transaction has ended one way or the other.
+select coalesce(p.attempt = %(attempt)s, false)
+    or exists (select from {schema}.batch b where b.consumer_id = p.consumer_id and b.attempt = %(attempt)s)
+from {schema}.progress p where p.consumer_id = %(id)s;
+
+-- name: lock_progress
+-- Wait until the transaction that updated this row last has ended.
+-- A statement of its own: the one after it sees what that transaction committed.
+select from {schema}.progress where consumer_id = %(id)s for update;
+
+-- name: lock_consumer
+-- Lock a consumer for a person's decision.
+-- Waits for open batches, and makes new ones wait: the decision is between two batches, never inside one.
+select id from {schema}.consumer where name = %(consumer)s for no key update;
+
+-- name: amend_consumer
+-- Set the lives of a consumer.
+-- Under `lock_consumer`.
+update {schema}.consumer set generation = %(generation)s, keyspace = %(keyspace)s where id = %(id)s;
+
+-- name: amend_progress
+-- Set what the last decision left.
+-- Under `lock_consumer`.
+update {schema}.progress set seq = seq + 1, settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = %(gap_accepted)s
+where consumer_id = %(id)s;
+
+-- name: drop_checkpoints
+-- Forget all checkpoints of a consumer; those that stay are written again.
+-- Under `lock_consumer`.
+delete from {schema}.checkpoint where consumer_id = %(id)s;
+
+-- name: put_checkpoint
+-- Write a checkpoint as a person decided it.
+-- Under `lock_consumer`, after `drop_checkpoints`.
+insert into {schema}.checkpoint (consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id, floor)
+values (%(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s, %(floor)s);
+
+-- name: add_action
+-- Keep who changed the state, and why.
+-- In the transaction of the change.
+insert into {schema}.consumer_action (consumer_id, by, reason, before, after) values (%(id)s, %(by)s, %(reason)s, %(before)s, %(after)s);
+
+-- name: consumers
+-- The names of all consumers.
+-- One snapshot.
+select name from {schema}.consumer order by name collate "C";
+
+-- name: batches
+-- The batch records of a consumer with their ranges as two arrays of bounds each.
+-- One snapshot.
+select t.source, t.topic, b.incarnation, b.partition, b.query_id, b.batch_id, b.chunk,
+    array(select lower(r) from unnest(b.seen) r) as seen_first, array(select upper(r) - 1 from unnest(b.seen) r) as seen_last,
+    array(select lower(r) from unnest(b.duplicates) r) as duplicates_first, array(select upper(r) - 1 from unnest(b.duplicates) r) as duplicates_last,
+    array(select lower(r) from unnest(b.skipped) r) as skipped_first, array(select upper(r) - 1 from unnest(b.skipped) r) as skipped_last,
+    array(select lower(r) from unnest(b.late) r) as late_first, array(select upper(r) - 1 from unnest(b.late) r) as late_last,
+    b.delivered, b.redelivered, b.processed, b.duplicate, b.skipped_rows, b.dead_lettered, b.reserved,
+    b.generation, b.epoch, b.seq, b.committed_at
+from {schema}.batch b
+join {schema}.topic t on t.id = b.topic_id
+join {schema}.consumer c on c.id = b.consumer_id
+where c.name = %(consumer)s
+order by b.seq, t.source, t.topic, b.partition;
+
+-- name: letters
+-- Dead letters that match all that is given, in position order.
+-- One snapshot.
+select id, consumer, generation, source, topic, incarnation, partition, sequence_number, part, event_offset as "offset", enqueued_time, event_key,
+    uuid_send(key) as key, holds_key, idempotence_key, payload_hash, body, body_size, body_sha256, property_names, property_values,
+    kind, reason, error_type, error_message, stack, fingerprint, attempts, first_failed_at, last_failed_at, status, sequence_key, blocked_by,
+    duplicates
+from {schema}.dead_letter
+where (%(consumer)s::text is null or consumer = %(consumer)s) and (%(source)s::text is null or source = %(source)s)
+    and (%(topic)s::text is null or topic = %(topic)s) and (%(partition)s::int is null or partition = %(partition)s)
+    and (%(first)s::bigint is null or sequence_number >= %(first)s) and (%(last)s::bigint is null or sequence_number <= %(last)s)
+    and (%(kind)s::text is null or kind = %(kind)s) and (%(status)s::text is null or status = %(status)s)
+    and (%(fingerprint)s::text is null or fingerprint = %(fingerprint)s) and (%(letter_id)s::text is null or starts_with(id, %(letter_id)s))
+order by consumer, source, topic, incarnation, partition, sequence_number, part
+limit %(limit)s;
+
+-- name: count_reservations
+-- How many reservations are kept, and how many keys are in more than one table.
+-- One snapshot; reads all of them.
+select coalesce(sum(n), 0)::bigint, count(*) filter (where n > 1) from (select count(*) as n from {schema}.reservation group by key) k;
+
+-- name: expected_reservations
+-- How many reservations the batch records of all consumers tell of, and whether some were purged.
+-- One snapshot with `count_reservations` when both run in one repeatable-read transaction.
+select (select coalesce(sum(reserved), 0)::bigint from {schema}.batch),
+    exists (select from {schema}.reservation_generation where purged_at is not null),
+    (select count(*) from {schema}.consumer);
+
+-- name: contradictions
+-- Records that cannot be: decided after the last decision, or under an epoch that was never taken; letters whose held key is not reserved.
+-- One snapshot.
+select 'batch record with seq ' || b.seq || ', but the last decision is ' || p.seq
+from {schema}.batch b join {schema}.progress p using (consumer_id) join {schema}.consumer c on c.id = b.consumer_id
+where c.name = %(consumer)s and b.seq > p.seq
+union all
+select 'batch record with epoch ' || b.epoch || ', but the newest epoch is ' || c.epoch
+from {schema}.batch b join {schema}.consumer c on c.id = b.consumer_id
+where c.name = %(consumer)s and b.epoch > c.epoch
+union all
+select 'letter ' || d.id || ' holds a key that is not reserved'
+from {schema}.dead_letter d
+where d.consumer = %(consumer)s and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
+    and not exists (select from {schema}.reservation r where r.key = d.key)
+    and not exists (select from {schema}.reservation_generation where purged_at is not null);
+
+-- name: rotate
+-- Begin a new table of reservations.
+-- Waits for open batches; new ones wait for it.
+select {schema}.rotate_reservations();
+
+-- name: purge
+-- Drop the tables of reservations that were closed before that time.
+-- A table is dropped only when no open transaction has read it; keys held by letters are found in the letters.
+select {schema}.purge_reservations(%(before)s);
