@@ -6,14 +6,19 @@ Tests that need Spark run last, so that the rest is told first and the JVM start
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Run = Callable[..., tuple[int, str, str]]
+"""Runs `dedup` with a line of arguments, at a place with a store or without: exit code, output, errors."""
 
 pytest_plugins = ["fix_postgres"]
 
@@ -37,6 +42,27 @@ def spark() -> Iterator[SparkSession]:
     session = local_session("dedup tests")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def dedup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command as the shell would; gives its exit code, output and errors."""
+    from dedup.cli import main
+
+    monkeypatch.delenv("DEDUP_STORE", raising=False)
+    monkeypatch.delenv("DEDUP_DEBUG", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(line: str, place: Any = None) -> tuple[int, str, str]:
+        arguments = [*shlex.split(line), *(["--store", place.url] if place else [])]
+        monkeypatch.setattr(sys, "argv", ["dedup", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0), out, err
+
+    return run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -59,8 +59,8 @@ def test_importing_the_public_names_imports_no_driver() -> None:
     assert not DRIVERS & set(loaded)
 
 
-def test_error_messages_name_commands_not_our_insides() -> None:
-    """No module exports a name that begins with an underscore to another package."""
+def test_no_module_imports_the_private_names_of_another() -> None:
+    """A name that begins with an underscore stays in its module."""
     root = Path(dedup.__file__).parent
     for file in root.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

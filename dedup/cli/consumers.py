@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 from typing import Annotated, Any
 
 import typer
@@ -110,8 +111,16 @@ def _amend(store: Store, name: str, change: Amendment, yes: bool, by: str, reaso
     if not yes:
         typer.echo("Nothing was changed. Repeat the command with --yes to do it.")
         return
-    after = store.amend(name, change, by=by or getpass.getuser(), reason=reason)
+    after = store.amend(name, change, by=who(by), reason=reason)
     typer.echo(f"{name}: done, as decision {after.seq} of generation {after.generation}.")
+
+
+def who(by: str) -> str:
+    """Who decides: as told, else the login name, else the number of a user without one, as containers have them."""
+    try:
+        return by or getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def changes(before: Head, after: Head) -> list[tuple[str, Any, Any]]:

@@ -7,8 +7,12 @@ from typing import Annotated
 import typer
 
 import dedup
+from dedup.cli.consumers import By, Reason, Yes, who
 from dedup.cli.show import AsJson
 from dedup.cli.stores import StoreUrl, check_consumer, is_postgres, open_store
+from dedup.store import Store
+
+ACCEPT_HELP = "Name of a sink that was dropped, re-created or restored on purpose: go on with it as it is now."
 
 
 def register(app: typer.Typer) -> None:
@@ -68,10 +72,12 @@ def _migration_sql(store: str) -> str:
 
 def publish(
     name: Annotated[str, typer.Argument(help="The consumer's name; all of them where none is given.", show_default=False)] = "",
-    accept_sink: Annotated[
-        bool, typer.Option("--accept-sink", help="A sink was dropped, re-created or restored on purpose: go on with it as it is now.")
-    ] = False,
+    accept_sink: Annotated[str, typer.Option("--accept-sink", help=ACCEPT_HELP, show_default=False)] = "",
+    lost: Annotated[bool, typer.Option("--lost", help="With --accept-sink: give up decided rows whose files are gone.")] = False,
     store: StoreUrl = "",
+    yes: Yes = False,
+    by: By = "",
+    reason: Reason = "",
 ) -> None:
     """Bring decided batches that a sink does not show yet. Idempotent; PostgreSQL never has any.
 
@@ -80,5 +86,26 @@ def publish(
     opened = open_store(store)
     if name:
         check_consumer(opened, name)
+    if accept_sink and not _accept_sink(opened, name, accept_sink, lost, yes, by, reason):
+        return
     for consumer in [name] if name else opened.consumers():
         typer.echo(f"{consumer}: {opened.publish(consumer)} batches published")
+
+
+def _accept_sink(store: Store, name: str, sink: str, lost: bool, yes: bool, by: str, reason: str) -> bool:
+    """Take the sink as it is now, where a person says so; whether that was done."""
+    accept = getattr(store, "accept_sink", None)
+    if accept is None:
+        raise dedup.ConfigError("In PostgreSQL a sink commits with the decision: there is never one to accept.")
+    if not name:
+        raise dedup.ConfigError("--accept-sink needs the consumer's name as well.")
+    if not yes:
+        what = (
+            "rows that are decided and whose files are gone would be given up"
+            if lost
+            else "decided rows would go to the table that is there now"
+        )
+        typer.echo(f"{name}: sink {sink}: {what}. Nothing was changed. Repeat the command with --yes to do it.")
+        return False
+    accept(name, sink, lost=lost, by=who(by), reason=reason)
+    return True

@@ -1,0 +1,100 @@
+"""The command line before it has a store: help, errors, secrets, and the SQL that somebody else will run."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from dedup.cli import main
+from dedup.cli.app import app
+from dedup.cli.stores import mask_secrets
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its full name."""
+
+    def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+        if hasattr(command, "commands"):
+            for child, inner in command.commands.items():
+                yield from walk(f"{name} {child}".strip(), inner)
+        else:
+            yield name, command
+
+    yield from walk("", get_command(app))
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda value: value if isinstance(value, str) else "")
+def test_each_command_has_help_with_an_example(name: str, command: Any, dedup: Run) -> None:
+    """`--help` says what the command does, every option has a text, and the example is a call that the command understands."""
+    code, out, _ = dedup(f"{name} --help")
+    assert code == 0
+    assert f"Example: dedup {name}" in " ".join(out.split())
+    assert all(p.help for p in command.params if p.param_type_name == "option")
+    words = shlex.split(command.epilog.removeprefix("Example: ").partition(">")[0])[1 + len(name.split()) :]
+    with command.make_context(name, words, resilient_parsing=False) as context:
+        assert not context.args
+
+
+@pytest.mark.postgres
+def test_an_unreachable_server_is_one_line_without_the_password(dedup: Run) -> None:
+    """No stack trace, no secret, and what to do."""
+    code, out, err = dedup("verify --store postgresql://ann:s3cret@127.0.0.1:1/shop")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "s3cret" not in err
+
+
+def test_a_stack_trace_is_shown_on_request_only(dedup: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """DEDUP_DEBUG=1 lets the error through as Python tells it."""
+    code, _, err = dedup(f"verify --store {tmp_path}/none")
+    assert (code, err.count("\n"), "dedup migrate" in err) == (2, 1, True)
+    monkeypatch.setenv("DEDUP_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["dedup", "verify", "--store", f"{tmp_path}/none"])
+    with pytest.raises(Exception, match="There is no folder"):
+        main()
+
+
+def test_no_store_is_one_line_that_says_how_to_name_one(dedup: Run) -> None:
+    """The first thing everybody forgets."""
+    code, _, err = dedup("verify")
+    assert (code, "DEDUP_STORE" in err) == (2, True)
+
+
+@pytest.mark.postgres
+def test_migrate_prints_the_sql_and_touches_nothing(postgres: str, dedup: Run) -> None:
+    """--sql is for a role that may create tables; --dry-run names what is missing; only the plain command applies it."""
+    code, out, _ = dedup("migrate --sql")
+    assert (code, "create table" in out) == (0, True)
+    assert "would apply 0001" in dedup(f"migrate --dry-run --store {postgres}")[1]
+    assert "applied 0001" in dedup(f"migrate --store {postgres}")[1]
+    assert "up to date" in dedup(f"migrate --dry-run --store {postgres}")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("postgresql://ann:p@ss:word@db/shop failed", "postgresql://ann:***@db/shop failed"),
+        ("postgresql://ann@db/shop?password=secret&x=1", "postgresql://ann@db/shop?password=***&x=1"),
+        ("host=db password='a b' user=ann", "host=db password=*** user=ann"),
+        ("az://lake/dedup?sig=abc%2F", "az://lake/dedup?sig=***"),
+        ("postgresql://ann@db/shop", "postgresql://ann@db/shop"),
+    ],
+)
+def test_secrets_are_masked(text: str, masked: str) -> None:
+    """Passwords, keys and signatures never reach the screen, whatever form the URL has."""
+    assert mask_secrets(text) == masked
+
+
+@pytest.mark.postgres
+def test_output_into_a_closed_pipe_is_no_stack_trace() -> None:
+    """`dedup ... | head` ends quietly when head has read enough."""
+    line = '"$0" -m dedup migrate --sql | true'
+    assert subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, timeout=60, check=True).stderr == ""
