@@ -15,14 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoint.errors import DedupError
-from dedup.delta import tables
 from dedup.delta.events import EVENTS
 from dedup.delta.header import Header
 from dedup.delta.keyindex import KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, KEYS, LOG, Ledger, LedgerFile
 from dedup.delta.publish import Publisher
 from dedup.delta.records import batch_table
-from dedup.delta.sink import open_sink, require_same
+from dedup.delta.sink import require_same
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import filesystem
 
@@ -55,7 +54,7 @@ def read_log(ledger: Ledger) -> Log:
 
 def read_events(state: ConsumerState, publisher: Publisher, uri: str, sink: str) -> pa.Table | None:
     """EVENTS of a consumer, with those that are decided and not published; None where there are none."""
-    table = tables.open_table(uri, publisher.options)
+    table = publisher.sinks.table(uri)
     found = [] if table is None else [table.to_pyarrow_table().select(EVENTS.names).cast(EVENTS)]
     system = filesystem(uri, publisher.options)
     for seq in sorted(state.pending):
@@ -124,13 +123,13 @@ def _recorded(log: Log) -> Counter[int]:
 def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
     for name, mark in sorted(state.marks.items()):
         try:
-            require_same(open_sink(name, mark.uri, publisher.options), state.ledger.consumer, mark.table_id, mark)
+            require_same(publisher.sinks.open(name, mark.uri), state.ledger.consumer, mark.table_id, mark)
         except DedupError as error:
             yield str(error)
     for seq in sorted(state.pending):
         header = state.decided[seq]
         for entry in header.sinks:
-            table = tables.open_table(entry.uri, publisher.options)
+            table = publisher.sinks.table(entry.uri)
             done = table.transaction_version(publisher.app(header, entry.name)) if table is not None else None
             if done is None or done < seq:
                 yield f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run `dedup publish {state.ledger.consumer}`"

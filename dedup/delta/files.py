@@ -7,7 +7,6 @@ Promises that a file holds rows that fit the table, and that its add action desc
 from __future__ import annotations
 
 import datetime as dt
-import io
 import json
 import time
 import uuid
@@ -115,11 +114,12 @@ def write_parquet(uri: str, options: Options, path: str, rows: pa.Table, **codec
 
     Crash: half a file may stay behind under a name that nobody knows.
     """
-    buffer = io.BytesIO()
-    pq.write_table(rows, buffer, **codec)
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, **codec)
+    buffer = sink.getvalue()
     with filesystem(uri, options).open_output_stream(path) as stream:
-        stream.write(buffer.getbuffer())
-    return buffer.getbuffer().nbytes
+        stream.write(buffer)
+    return int(buffer.size)
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -39,6 +39,9 @@ SCHEMA = pa.schema(
     ]
 )
 
+FILE_SCHEMA = pa.schema([f for f in SCHEMA if f.name not in ("section", "day")])
+"""What is in a data file: the partition columns are in the log."""
+
 PROPERTIES = {
     "delta.enableDeletionVectors": "false",  # files are read whole
     "delta.checkpointInterval": "50",
@@ -67,6 +70,8 @@ class Ledger:
     def __init__(self, uri: str, options: Options, consumer: str) -> None:
         self.uri, self.consumer = uri, consumer
         self._options = options
+        self._handle = tables.Handle(uri, options)
+        self._written: dict[str, pa.Table] = {}  # reservation files of the running decision, which need no reading
 
     def open(self) -> DeltaTable | None:
         """The current snapshot; None where the consumer has none yet.
@@ -75,10 +80,14 @@ class Ledger:
             ConfigError: somebody set a property that the protocol cannot live with.
             StoreUnavailable: it cannot be read.
         """
-        table = tables.open_table(self.uri, self._options)
+        table = self._handle.look()
         if table is not None:
             self._check_properties(table)
         return table
+
+    def forget(self) -> None:
+        """Read everything anew at the next `open`."""
+        self._handle.forget()
 
     def create(self) -> DeltaTable:
         """The table, created if it is not there; of two creators one wins, both get the same table.
@@ -133,29 +142,36 @@ class Ledger:
             return schema.empty_table()
         system = filesystem(self.uri, self._options)
         try:
-            found = [_read_file(system, f.path, names).cast(schema) for f in files]
+            found = [self._rows_of(system, f.path, names).select(names).cast(schema) for f in files]
         except OSError as error:
             raise StoreUnavailable(f"A file of the ledger {self.uri} cannot be read: {error}") from error
         table = pa.concat_tables(found)
         return table if all(f.first > after for f in files) else table.filter(pc.greater(table["seq"], after))
 
+    def _rows_of(self, system: pafs.FileSystem, path: str, names: list[str]) -> pa.Table:
+        if path in self._written:
+            return self._written[path]
+        with system.open_input_file(path) as file:
+            return pq.ParquetFile(file).read(columns=names)
+
     def write(self, section: str, day: dt.date, rows: pa.Table) -> list[Add]:
         """Write rows (any subset of the columns) as one invisible file; none for no rows."""
         if not rows.num_rows:
             return []
-        count = rows.num_rows
-        rows = rows.append_column("section", pa.repeat(section, count)).append_column("day", pa.repeat(pa.scalar(day, pa.date32()), count))
         codec = {"compression": "zstd"} if section == LOG else {"compression": "none", "use_dictionary": ["kind", "seq"]}
-        return FileWriter(self.uri, self._options, SCHEMA, self.uri, ("section", "day"), indexed=1, codec=codec).write(rows)
+        writer = FileWriter(self.uri, self._options, FILE_SCHEMA, self.uri, indexed=1, codec=codec)
+        adds = [add._replace(partition_values={"section": section, "day": day.isoformat()}) for add in writer.write(rows)]
+        if section != LOG:
+            self._written |= {add.path: rows for add in adds}
+        return adds
+
+    def forget_written(self) -> None:
+        """Let go of the rows of the last decision."""
+        self._written = {}
 
     def app(self, table: DeltaTable, generation: int) -> str:
         """The application id whose transaction version is the last seq of a generation."""
         return f"{self.consumer}/{table.metadata().id}/{generation}"
-
-
-def _read_file(system: pafs.FileSystem, path: str, names: list[str]) -> pa.Table:
-    with system.open_input_file(path) as file:
-        return pq.ParquetFile(file).read(columns=names).select(names)
 
 
 def reservations(seq: int, keys: pa.Array, payload: pa.Array) -> pa.Table:

@@ -17,7 +17,7 @@ from checkpoint.errors import PublicationStuck, SinkMismatch
 from dedup.delta import tables
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, Mark, SinkFiles
-from dedup.delta.sink import Sink, open_sink, require_same
+from dedup.delta.sink import Sink, Sinks, require_same
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, filesystem, join
 
@@ -37,6 +37,7 @@ class Publisher:
     state: ConsumerState
     root: str
     options: Options
+    sinks: Sinks
     spark: Callable[[], Any]
 
     def publish(self, fresh: int | None = None) -> int:
@@ -93,7 +94,7 @@ class Publisher:
         consumer, mark = self.state.ledger.consumer, self.state.marks.get(entry.name)
         uri = mark.uri if mark and mark.accepted >= header.seq else entry.uri
         try:
-            sink = open_sink(entry.name, uri, self.options)
+            sink = self.sinks.open(entry.name, uri)
         except SinkMismatch as error:
             raise PublicationStuck(
                 f"Decision {header.seq} ({entry.rows} rows) cannot be published: {error} What it would take: the table back under that "

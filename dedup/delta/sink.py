@@ -77,12 +77,25 @@ class Sink:
         return "rows" if self.special else "files"
 
 
-def open_sink(name: str, uri: str, options: Options, rows: pa.Schema | None = None) -> Sink:
-    """The sink now. Raises SinkMismatch where there is none, with the statement that would create it for these rows."""
-    table = tables.open_table(uri, options)
-    if table is None:
-        raise SinkMismatch(f"The sink {name!r} has no Delta table at {uri}. {_creation(uri, rows)}")
-    return _describe(name, uri, table)
+class Sinks:
+    """Sinks by URI, looked at again and again. Not picklable, not for two threads."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._handles: dict[str, tables.Handle] = {}
+
+    def open(self, name: str, uri: str, rows: pa.Schema | None = None) -> Sink:
+        """The sink now. Raises SinkMismatch where there is none, with the statement that would create it for these rows."""
+        table = self.table(uri)
+        if table is None:
+            raise SinkMismatch(f"The sink {name!r} has no Delta table at {uri}. {_creation(uri, rows)}")
+        return _describe(name, uri, table)
+
+    def table(self, uri: str) -> DeltaTable | None:
+        """The table there now, if any."""
+        if uri not in self._handles:
+            self._handles[uri] = tables.Handle(uri, self._options)
+        return self._handles[uri].look()
 
 
 def _creation(uri: str, rows: pa.Schema | None) -> str:

@@ -51,6 +51,7 @@ class ConsumerState:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.table: DeltaTable | None = None
+        self._table_id: str | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -69,18 +70,30 @@ class ConsumerState:
             StoreRestored: the ledger is gone, or another one.
             StoreUnavailable: it cannot be read now.
         """
-        table = self.ledger.open()
-        if self.table is not None and (table is None or table.metadata().id != self.table.metadata().id):
+        self.table = None  # until everything is taken in: a decision must not go against a snapshot that is not known
+        try:
+            table = self.ledger.open()
+            self._require_same_table(table)
+            if table is not None:
+                self._take_in(table)
+        except Exception:
+            self.ledger.forget()
+            raise
+        self.table = table
+
+    def _require_same_table(self, table: DeltaTable | None) -> None:
+        found = None if table is None else str(table.metadata().id)
+        if self._table_id not in (None, found):
             raise StoreRestored(self._advice("was deleted or re-created while this process ran"))
-        if table is None:
-            return
+        self._table_id = found
+
+    def _take_in(self, table: DeltaTable) -> None:
         files = self.ledger.files(table)
         last = max((f.last for f in files if f.section == LOG), default=0)
         if last < self.header.seq:
             self._forget()  # restored while we ran: what is known is not so any more
         if last > self.header.seq:
             self._read(files, last)
-        self.table = table
         self._compare_transaction(table)
 
     def require_sound(self) -> None:
@@ -115,9 +128,15 @@ class ConsumerState:
 
         Crash: before the commit nothing is true; from then on everything is, and the next reader of the ledger sees it.
         """
+        try:
+            self._decide(decision, on_step)
+        finally:
+            self.ledger.forget_written()
+
+    def _decide(self, decision: Decision, on_step: Callable[[str], None]) -> None:
         base, header = self.header.seq, decision.header
         self._require_sound_for(header)
-        table = self.table = self.table or self.ledger.create()
+        table = self._table_to_write()
         adds = self._write(decision)
         on_step("decide")
         for _ in range(MAINTENANCE_RACES):
@@ -131,8 +150,17 @@ class ConsumerState:
                 raise CommitUnknown(f"The ledger {self.ledger.uri} took decision {header.seq} and does not show it.")
             if not isinstance(failure, tables.COMMIT_REFUSED):
                 raise StoreUnavailable(f"The ledger {self.ledger.uri} could not be written, and nothing was committed: {failure}") from failure
-            table = self.table or table
+            table = self._table_to_write()
         raise CommitConflict(f"The ledger {self.ledger.uri} is being rewritten all the time (compaction?). Nothing was committed; run the batch again.")
+
+    def _table_to_write(self) -> DeltaTable:
+        if self.table is None and self._table_id is not None:
+            raise StoreUnavailable(f"The ledger {self.ledger.uri} could not be read the last time; nothing was committed. Run the batch again.")
+        if self.table is None:
+            self.ledger.create()
+            self.catch_up()
+        assert self.table is not None
+        return self.table
 
     def _try(self, table: DeltaTable, adds: list[Add], header: Header) -> Exception | None:
         """One commit against the snapshot that was read; returns what delta-rs raised."""

@@ -23,7 +23,7 @@ from dedup.delta import audit
 from dedup.delta.events import ALL_LETTERS, EVENTS, letters_of, selected
 from dedup.delta.ledger import Ledger
 from dedup.delta.publish import Publisher
-from dedup.delta.sink import Sink, open_sink
+from dedup.delta.sink import Sink, Sinks
 from dedup.delta.state import ConsumerState, Decision
 from dedup.delta.storage import Options, absolute, consumer_name, filesystem, join, require_put_if_absent, safe_name
 from dedup.delta.takeover import Heartbeat, Takeover, exists, take_epoch
@@ -87,9 +87,10 @@ class DeltaStore:
         for uri in self.tables.values():
             require_put_if_absent(uri, self.storage_options)
         self._states: dict[str, ConsumerState] = {}
+        self._sinks = Sinks(self.storage_options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_states": {}}
+        return {**self.__dict__, "_states": {}, "_sinks": Sinks(self.storage_options)}
 
     def __repr__(self) -> str:
         return f"DeltaStore({self.path!r})"
@@ -221,6 +222,7 @@ class DeltaStore:
     def close(self) -> None:
         """Forget what was read. The store can be used again."""
         self._states.clear()
+        self._sinks = Sinks(self.storage_options)
 
     # How it does it.
 
@@ -245,10 +247,10 @@ class DeltaStore:
         return Heartbeat(self.path, self.storage_options, safe_name(consumer))
 
     def _publisher(self, state: ConsumerState) -> Publisher:
-        return Publisher(state, self.path, self.storage_options, self._spark)
+        return Publisher(state, self.path, self.storage_options, self._sinks, self._spark)
 
     def _context(self) -> Context:
-        return Context(self.path, self.storage_options, self._resolve, self._letters_sink, self._spark, self.on_step)
+        return Context(self.path, self.storage_options, self._sinks, self._resolve, self._letters_sink, self._spark, self.on_step)
 
     def _resolve(self, name: str) -> str:
         """The URI of a sink. Raises ConfigError."""
@@ -281,6 +283,8 @@ class DeltaStore:
     def _letters_sink(self, consumer: str) -> Sink:
         """The consumer's table of dead letter events, created if need be. Crash: it is there, empty, or not."""
         uri = self._letters_uri(consumer)
+        if self._sinks.table(uri) is not None:
+            return self._sinks.open(LETTERS_SINK, uri)
         DeltaTable.create(
             uri,
             EVENTS,
@@ -289,7 +293,7 @@ class DeltaStore:
             configuration={"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": "4"},
             storage_options=dict(self.storage_options) if self.storage_options else None,
         )
-        return open_sink(LETTERS_SINK, uri, self.storage_options)
+        return self._sinks.open(LETTERS_SINK, uri)
 
     def _letters_uri(self, consumer: str) -> str:
         return join(self.path, "dead_letters", safe_name(consumer))

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.files import Add
-from dedup.delta.storage import Options
+from dedup.delta.storage import Options, filesystem
 
 COMMIT_REFUSED = CommitFailedError
 """delta-rs says that the commit did not land; still read back, because its own retry may have met its own commit."""
 
 DELTA_ERRORS = (DeltaError, OSError)
 """Everything else that delta-rs raises about a table or its storage."""
+
+
+Stamp = tuple[int, int | None]
+"""Size and modification time of a log entry, which is written once and never changed."""
 
 
 def open_table(uri: str, options: Options) -> DeltaTable | None:
@@ -31,6 +36,55 @@ def open_table(uri: str, options: Options) -> DeltaTable | None:
         return None
     except DELTA_ERRORS as error:
         raise StoreUnavailable(f"The Delta table {uri} cannot be opened: {error}") from error
+
+
+class Handle:
+    """One table looked at again and again: only what is new in its log is read, as long as the log is provably the same.
+
+    The log entry of the known version must still be the very file it was. If it is not, the table may have been re-created, and is opened
+    anew. Not picklable, not for two threads.
+    """
+
+    def __init__(self, uri: str, options: Options) -> None:
+        self.uri = uri
+        self._options = options
+        self._table: DeltaTable | None = None
+        self._stamp: Stamp | None = None
+
+    def look(self) -> DeltaTable | None:
+        """The table as of now, or None where there is none. The same object as before where nothing has changed.
+
+        Raises:
+            StoreUnavailable: that cannot be told.
+        """
+        try:
+            self._table, self._stamp = self._look()
+        except DELTA_ERRORS as error:
+            self.forget()
+            raise StoreUnavailable(f"The Delta table {self.uri} cannot be read: {error}") from error
+        return self._table
+
+    def forget(self) -> None:
+        """Open the table anew next time."""
+        self._table = self._stamp = None
+
+    def _look(self) -> tuple[DeltaTable | None, Stamp | None]:
+        if self._table is not None and self._stamp is not None:
+            now, following = self._stamps(self._table.version())
+            if now == self._stamp and following is None:
+                return self._table, self._stamp
+            if now == self._stamp:
+                self._table.update_incremental()
+                return self._table, self._stamps(self._table.version())[0]
+        table = open_table(self.uri, self._options)
+        return table, None if table is None else self._stamps(table.version())[0]
+
+    def _stamps(self, version: int) -> tuple[Stamp | None, Stamp | None]:
+        """Of the log entries of this version and of the next one; None for one that is not there."""
+        names = [f"_delta_log/{v:020}.json" for v in (version, version + 1)]
+        found = filesystem(self.uri, self._options).get_file_info(names)
+        first, second = ((i.size, i.mtime_ns) if i.type == pafs.FileType.File else None for i in found)
+        return first, second
 
 
 def commit(

@@ -22,7 +22,7 @@ from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, SinkFiles
 from dedup.delta.publish import Publisher
-from dedup.delta.sink import Sink, open_sink, require_same
+from dedup.delta.sink import Sink, Sinks, require_same
 from dedup.delta.state import ConsumerState, Decision
 from dedup.delta.storage import Options, join, safe_name
 from dedup.store import KEYS, Advance, Commit, Head, Note, Park, Record, Rows, Step
@@ -34,6 +34,7 @@ class Context:
 
     root: str
     options: Options
+    sinks: Sinks
     resolve: Callable[[str], str]  # sink name -> absolute URI
     letters: Callable[[str], Sink]  # consumer -> its table of dead letter events
     spark: Callable[[], Any]
@@ -60,7 +61,7 @@ class DeltaTransaction:
         self._attempt = uuid.uuid4().hex
         self._new = KEYS.empty_table()
         self._collected = _Collected()
-        self._publisher = Publisher(state, context.root, context.options, context.spark)
+        self._publisher = Publisher(state, context.root, context.options, context.sinks, context.spark)
 
     @property
     def connection(self) -> Any:
@@ -107,7 +108,7 @@ class DeltaTransaction:
         context = self._context
         context.on_step("check")
         uri = context.resolve(table)
-        sink = open_sink(table, uri, context.options, rows.schema)
+        sink = context.sinks.open(table, uri, rows.schema)
         self._require_same(sink)
         columns = check_schema(rows.schema, sink.schema, table, sink.computed)
         spark = context.spark() if sink.special else None
