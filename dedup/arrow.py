@@ -1,0 +1,143 @@
+"""From an input table to events with keys, without Spark: envelope, decode, keys, as dedup/spark/prepare.py does it.
+
+For code that runs without Spark and for tests. Same columns, same keys, same verdicts; SQL expressions and column functions are
+Spark's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError
+from deadletter.letter import PROPERTIES
+from dedup import arrow_decode, arrow_keys, keys
+from dedup.decode import Decoder
+from dedup.envelope import ENVELOPE, Constant, Expression, Named, Origin, Prepare, does_not_fit, layout
+
+Frame = dict[str, pa.Array]
+
+
+def prepare(table: pa.Table, spec: Prepare) -> pa.Table:
+    """The input's rows, in their order, as events with keys.
+
+    Returns:
+        ENVELOPE columns, the input's other columns, `data` (with a decoder), `_key`, `_key_text`, `_payload_hash`, `_undecodable`.
+
+    Raises:
+        ConfigError: the input is not recognised, a column is missing or of a type that cannot fit, or a setting needs Spark.
+    """
+    plan = layout(table.column_names, spec)
+    columns: Frame = {name: _one(table, origin, name) for name, origin in plan.envelope.items()}
+    columns |= {name: _whole(table[name]) for name in plan.extras}
+    undecodable = pa.repeat(pa.scalar(False), table.num_rows)
+    if isinstance(spec.decoder, Decoder):
+        columns["data"], undecodable = arrow_decode.decode(columns["body"], spec.decoder)
+    elif spec.decoder is not None:
+        raise ConfigError("A function as decode= computes a Spark column; without Spark use decode.json or decode.avro.")
+    columns |= dict(zip(keys.INTERNAL, (*_keys(columns, spec), undecodable), strict=True))
+    return pa.table(columns)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _one(table: pa.Table, origin: Origin, name: str) -> pa.Array:
+    kind = ENVELOPE.field(name).type
+    if isinstance(origin, Constant):
+        return pa.repeat(pa.scalar(origin.value, kind), table.num_rows)
+    if isinstance(origin, Expression):
+        raise ConfigError(f"{name} is the SQL expression {origin.sql!r}, which needs Spark. Name a column.")
+    return _fit(_whole(table[origin.column]), kind, name, origin)
+
+
+def _fit(column: pa.Array, kind: pa.DataType, name: str, origin: Named) -> pa.Array:
+    types, given = pa.types, column.type
+    text = types.is_string(given) or types.is_large_string(given)
+    if given == kind or types.is_null(given):
+        return column.cast(kind)
+    if types.is_integer(kind) and (text or types.is_integer(given) or (types.is_decimal(given) and given.scale == 0)):
+        return _numbers(column, kind)
+    if types.is_string(kind) and (text or (name == "offset" and types.is_integer(given))):
+        return column.cast(kind)
+    if types.is_binary(kind) and (text or types.is_large_binary(given) or types.is_fixed_size_binary(given)):
+        return column.cast(kind)
+    if types.is_timestamp(kind) and types.is_timestamp(given) and given.tz:
+        return column.cast(kind, safe=False)
+    if kind == PROPERTIES and (pairs := _properties(column)) is not None:
+        return pairs
+    raise does_not_fit(name, repr(origin.column), str(given), _WANTED.get(name, str(kind)))
+
+
+_WANTED = {
+    "partition": "an integer",
+    "sequence_number": "an integer",
+    "part": "an integer",
+    "enqueued_time": "a timestamp with time zone",
+    "properties": "a map or a list of (key, value)",
+}
+
+
+def _numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    limit = 1 << (kind.bit_width - 1)
+    whole = column.cast(pa.string())
+    digits = pc.match_substring_regex(whole, r"^\s*[+-]?[0-9]{1,30}\s*$")
+    found = [None if value is None else int(value) for value in pc.if_else(digits, whole, None).to_pylist()]
+    return pa.array([None if value is None or not -limit <= value < limit else value for value in found], kind)
+
+
+def _properties(column: pa.Array) -> pa.Array | None:
+    types, kind = pa.types, column.type
+    if types.is_map(kind):
+        pair = {"key": kind.key_type, "value": kind.item_type}
+    elif types.is_list(kind) and types.is_struct(kind.value_type):
+        pair = {f.name: f.type for f in kind.value_type}
+    else:
+        return None
+    fits = list(pair) == ["key", "value"] and types.is_string(pair["key"]) and pair["value"] in (pa.string(), pa.binary())
+    return column.cast(PROPERTIES) if fits else None
+
+
+def _keys(columns: Frame, spec: Prepare) -> tuple[pa.Array, pa.Array, pa.Array]:
+    settings = spec.keys
+    named = _parts(columns, settings.columns or (keys.MESSAGE_ID,), "idempotence_key")
+    payload = arrow_keys.encode(_parts(columns, settings.payload or ("body",), "payload"))
+    before = arrow_keys.encode(_parts(columns, settings.scope_columns, "key_scope"), [keys.prefix(spec.consumer, spec.keyspace)])
+    before = before if settings.scope_columns else pa.repeat(before, len(payload))
+    absent = arrow_keys.all_null(named)
+    encoded = arrow_keys.join([before, arrow_keys.encode(named, [keys.USER_KEY])])
+    shown = arrow_keys.text(named)
+    if settings.falls_back and spec.positions:
+        place = _place(columns, spec)
+        encoded = pc.if_else(absent, arrow_keys.join([before, arrow_keys.encode(place, [keys.POSITION_KEY])]), encoded)
+        shown = pc.if_else(absent, arrow_keys.text(place), shown)
+        absent = pa.repeat(pa.scalar(False), len(payload))
+    return arrow_keys.key_hash(encoded, absent), pc.if_else(absent, None, shown), arrow_keys.payload_hash(payload)
+
+
+def _place(columns: Frame, spec: Prepare) -> list[pa.Array]:
+    number = arrow_keys.incarnations(columns["source"], columns["topic"], spec.incarnations)
+    return _parts(columns | {"incarnation": number}, spec.keys.position_columns, "position")
+
+
+def _parts(columns: Frame, names: Sequence[str], what: str) -> list[pa.Array]:
+    missing = [name for name in names if name not in columns and name != keys.MESSAGE_ID and name.split(".")[0] not in columns]
+    if missing:
+        raise ConfigError(
+            f"{what} names {', '.join(map(repr, missing))}, which the events do not have; they have {', '.join(columns)}. "
+            "SQL expressions need Spark."
+        )
+    return [arrow_keys.canonical(name, _part(columns, name)) for name in names]
+
+
+def _part(columns: Frame, name: str) -> pa.Array:
+    if name in columns:
+        return columns[name]
+    if name == keys.MESSAGE_ID:
+        return arrow_keys.message_id(columns["properties"])
+    first, *path = name.split(".")
+    return arrow_keys.field(columns[first], path, name)

@@ -1,0 +1,278 @@
+"""Decoding without Spark: bodies to the column `data`, with the same verdicts as dedup/spark/decode.py.
+
+One Python call per row: this is for code that runs without Spark and for tests, not for the fast path.
+Called by dedup/arrow.py.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+import math
+import re
+import struct
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError
+from dedup import schemas
+from dedup.decode import Decoder
+
+Read = Callable[[Any], Any]
+
+DATE = r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
+"""A date as in RFC 3339."""
+
+TIME = DATE + r"[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
+"""A date and time as in RFC 3339 without its offset; digits behind the microseconds are cut off."""
+
+OFFSET = r"(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9]|[+-]18:00)"
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_EPOCH = dt.datetime(1970, 1, 1)
+_MAX_DIGITS = 1000
+_INTEGERS = {pa.int16(): 2**15, pa.int32(): 2**31, pa.int64(): 2**63}
+_DECIMALS = Context(prec=76, rounding=ROUND_HALF_UP, Emin=-999999, Emax=999999)
+
+
+class _Wrong(ValueError):
+    """A value is not what the schema says."""
+
+
+def decode(bodies: pa.Array, decoder: Decoder) -> tuple[pa.Array, pa.Array]:
+    """`data` for each body, null where there is none, and whether a body is there and does not decode."""
+    read, kind = _json_reader(decoder) if decoder.format == "json" else _avro_reader(decoder)
+    rows = [None if body is None else _attempt(read, body) for body in bodies.to_pylist()]
+    try:
+        data = pa.array(rows, kind).cast(decoder.type)
+    except pa.ArrowInvalid:  # some value is too large for its column: find out which rows have one
+        data = pa.concat_arrays([_one(row, kind, decoder.type) for row in rows])
+    return data, pc.and_(bodies.is_valid(), data.is_null())
+
+
+def _one(row: Any, kind: pa.DataType, final: pa.DataType) -> pa.Array:
+    try:
+        return pa.array([row], kind).cast(final)
+    except pa.ArrowInvalid:
+        return pa.nulls(1, final)
+
+
+def _attempt(read: Read, body: bytes) -> Any:
+    try:
+        return read(body)
+    except (ValueError, ArithmeticError, RecursionError, EOFError, IndexError, LookupError):
+        return None  # the verdict is the caller's: a body without a row does not decode
+
+
+def _json_reader(decoder: Decoder) -> tuple[Read, pa.DataType]:
+    read = _struct(list(decoder.schema))
+    loads = json.JSONDecoder(object_pairs_hook=_Pairs, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse).decode
+
+    def whole(body: bytes) -> Any:
+        return read(loads(body.decode()))
+
+    return whole, decoder.type
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object as it was written, repeated names included."""
+
+
+class _Float(str):
+    """A JSON number with a fraction or an exponent, as it was written."""
+
+    __slots__ = ()
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise _Wrong
+    return int(text)
+
+
+def _fraction(text: str) -> _Float:
+    if len(text) > _MAX_DIGITS:
+        raise _Wrong
+    return _Float(text)
+
+
+def _refuse(word: str) -> Any:
+    raise _Wrong(word)
+
+
+def _reader(kind: pa.DataType) -> Read:
+    if pa.types.is_struct(kind):
+        return _struct(list(kind))
+    if pa.types.is_list(kind):
+        return _list(kind.value_field)
+    if pa.types.is_map(kind):
+        return _map(kind.item_field)
+    if pa.types.is_decimal(kind):
+        return lambda value: _decimal(value, kind)
+    if pa.types.is_timestamp(kind):
+        shape = re.compile(TIME + (OFFSET if kind.tz else ""))
+        return lambda value: _timestamp(value, shape)
+    if kind in _INTEGERS:
+        return lambda value: _whole(value, _INTEGERS[kind])
+    return {pa.bool_(): _boolean, pa.string(): _string, pa.date32(): _date, pa.float32(): _single}.get(kind, _number)
+
+
+def _field(field: pa.Field) -> Read:
+    read, nullable = _reader(field.type), field.nullable
+
+    def value(found: Any) -> Any:
+        if found is not None:
+            return read(found)
+        if not nullable:
+            raise _Wrong
+        return None
+
+    return value
+
+
+def _struct(found: list[pa.Field]) -> Read:
+    readers = {f.name: _reader(f.type) for f in found}
+    needed = {f.name for f in found if not f.nullable}
+    texts = {f.name for f in found if is_text(f.type)}
+
+    def value(pairs: Any) -> dict[str, Any]:
+        if type(pairs) is not _Pairs:
+            raise _Wrong
+        # Of a name that is repeated the last value counts. Spark judges the replaced ones too, unless they should be text.
+        row = {name: item if item is None or name in texts else readers[name](item) for name, item in pairs if name in readers}
+        row |= {name: readers[name](row[name]) for name in texts if row.get(name) is not None}
+        if any(row.get(name) is None for name in needed):
+            raise _Wrong
+        return row
+
+    return value
+
+
+def _list(item: pa.Field) -> Read:
+    read = _field(item)
+
+    def value(found: Any) -> list[Any]:
+        if type(found) is not list:
+            raise _Wrong
+        return [read(one) for one in found]
+
+    return value
+
+
+def _map(item: pa.Field) -> Read:
+    read = _field(item)
+
+    def value(pairs: Any) -> list[tuple[str, Any]]:
+        if type(pairs) is not _Pairs or len({name for name, _ in pairs}) < len(pairs):
+            raise _Wrong
+        return [(_string(name), read(one)) for name, one in pairs]
+
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _Wrong
+    found: bool = value
+    return found
+
+
+def _string(value: Any) -> str:
+    if type(value) is not str:
+        raise _Wrong
+    value.encode()  # half of a surrogate pair is no character
+    return value
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a value of this type is a JSON string."""
+    return pa.types.is_string(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
+
+
+def _whole(value: Any, limit: int) -> int:
+    if type(value) is not int or not -limit <= value < limit:
+        raise _Wrong
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, _Float):
+        raise _Wrong
+    number = float(value)  # raises OverflowError for an int beyond its range
+    if math.isinf(number):
+        raise _Wrong
+    return number
+
+
+def _single(value: Any) -> float:
+    number = _number(value)
+    struct.pack("f", number)  # raises OverflowError beyond its range
+    return number
+
+
+def _decimal(value: Any, kind: pa.DataType) -> Decimal:
+    text = str(value).replace(",", "") if type(value) is str else str(value)
+    if type(value) not in (int, _Float, str) or not _NUMBER.fullmatch(text):
+        raise _Wrong
+    try:
+        number = Decimal(text).quantize(Decimal(1).scaleb(-kind.scale), context=_DECIMALS)
+    except InvalidOperation as error:
+        raise _Wrong from error
+    if number.adjusted() >= kind.precision - kind.scale and number:
+        raise _Wrong
+    return number
+
+
+def _date(value: Any) -> int:
+    if type(value) is not str or not re.fullmatch(DATE, value):
+        raise _Wrong
+    return dt.date.fromisoformat(value).toordinal() - _EPOCH.toordinal()
+
+
+def _timestamp(value: Any, shape: re.Pattern[str]) -> int:
+    if type(value) is not str or not shape.fullmatch(value):
+        raise _Wrong
+    fraction = re.sub("[^0-9].*", "", value[20:]) if value[19:20] == "." else ""
+    seconds = (dt.datetime.fromisoformat(value[:19]) - _EPOCH) // dt.timedelta(seconds=1)
+    return (seconds - _seconds_east(value)) * 1_000_000 + int(fraction.ljust(6, "0")[:6])
+
+
+def _seconds_east(value: str) -> int:
+    zone = re.search(r"[+-]([0-9]{2}):([0-9]{2})$", value[19:])
+    if zone is None:
+        return 0
+    seconds = int(zone[1]) * 3600 + int(zone[2]) * 60
+    return -seconds if zone[0][0] == "-" else seconds
+
+
+def _avro_reader(decoder: Decoder) -> tuple[Read, pa.DataType]:
+    try:
+        import fastavro
+    except ImportError as error:
+        raise ConfigError("Decoding Avro without Spark needs fastavro: pip install fastavro.") from error
+    written = schemas.loaded(decoder.writer or "")
+    writer = fastavro.parse_schema(_plain(written))
+
+    def whole(body: bytes) -> Any:
+        stream = io.BytesIO(body)
+        row = fastavro.schemaless_reader(stream, writer, None)
+        if stream.read(1):
+            raise _Wrong
+        return row
+
+    return whole, schemas.nullable(pa.struct(list(schemas.from_avro(written))))
+
+
+def _plain(node: Any) -> Any:
+    """The schema without logical types of times and dates: their numbers fit Arrow as they are, and Python's types are narrower."""
+    if isinstance(node, list):
+        return [_plain(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    keep = {key: _plain(value) for key, value in node.items() if key != "logicalType"}
+    return keep | ({"logicalType": "decimal"} if node.get("logicalType") == "decimal" else {})

@@ -1,0 +1,88 @@
+"""Decoding: what turns a body into the column `data`, and tells apart what does not decode.
+
+`json(schema)` and `avro(schema)` make a Decoder; it is only a description, so it pickles. dedup/spark/decode.py follows it
+with Spark columns, dedup/arrow_decode.py with pyarrow; both give the same verdicts. Called where a consumer is made.
+"""
+
+from __future__ import annotations
+
+import json as _json
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+
+from checkpoint.errors import ConfigError
+from dedup import schemas
+
+Schema: TypeAlias = schemas.Json | str | pa.Schema
+"""A JSON Schema or an Avro schema, as a mapping or as JSON text, or an Arrow schema."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How bodies decode. Made by `json` and `avro`."""
+
+    format: Literal["json", "avro"]
+    schema: pa.Schema
+    """Of `data`. A field that is not nullable must be there: without it the body does not decode."""
+    writer: str | None = None
+    """JSON text of the Avro schema that bodies were written with."""
+
+    @property
+    def type(self) -> pa.DataType:
+        """Type of the column `data`: the schema, every field of it nullable."""
+        return schemas.nullable(pa.struct(list(self.schema)))
+
+
+def json(schema: Schema) -> Decoder:
+    """Decode bodies that hold one JSON object, in UTF-8.
+
+    A body does not decode when it is empty, no JSON, not an object, has anything behind the object, lacks a required field, or has
+    a value of another type than the schema says. Fields the schema does not name are ignored; null and missing are the same.
+
+    Args:
+        schema: a JSON Schema, an Avro schema or an Arrow schema. Dates and times are strings as in RFC 3339, times with offset.
+
+    Raises:
+        ConfigError: the schema has something that columns cannot hold; names its path.
+    """
+    found = _arrow(schema)
+    _refuse_in_json(found.types, "$")
+    return Decoder("json", found)
+
+
+def avro(schema: Schema) -> Decoder:
+    """Decode bodies that hold one Avro record in binary encoding, without a header or a schema in front of it.
+
+    A body does not decode when bytes are missing, left over or impossible, or a string in it is not UTF-8.
+
+    Args:
+        schema: the Avro schema that the bodies were written with; or a JSON Schema or an Arrow schema, where the writer's is the
+            record with the same fields in this order and nullable ones as the union of null and the type.
+
+    Raises:
+        ConfigError: the schema has something that columns cannot hold; names its path.
+    """
+    found = _arrow(schema)
+    given = None if isinstance(schema, pa.Schema) else schemas.loaded(schema)
+    writer = given if given is not None and schemas.is_avro(given) else schemas.to_avro(found)
+    return Decoder("avro", found, _json.dumps(writer))
+
+
+def _arrow(schema: Schema) -> pa.Schema:
+    if isinstance(schema, pa.Schema):
+        found = schema
+    else:
+        given = schemas.loaded(schema)
+        found = schemas.from_avro(given) if schemas.is_avro(given) else schemas.from_json_schema(given)
+    if not len(found):
+        raise ConfigError("The schema has no fields.")
+    return schemas.normal(found)
+
+
+def _refuse_in_json(kinds: list[pa.DataType], path: str) -> None:
+    for kind in kinds:
+        if pa.types.is_binary(kind):
+            raise ConfigError("JSON has no bytes; describe the field as a string and decode it in the handler (Spark: unbase64).")
+        _refuse_in_json([kind.field(i).type for i in range(kind.num_fields)], path)

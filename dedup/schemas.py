@@ -1,0 +1,262 @@
+"""JSON Schema, Avro schema and Arrow schema, each as the Arrow schema of the decoded `data`.
+
+A field that must be there is not nullable. Null and missing are the same. What has no counterpart is refused, naming its path.
+Called by dedup/decode.py when a consumer is made. Pure: pyarrow only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from checkpoint.errors import ConfigError
+
+Json: TypeAlias = Mapping[str, Any]
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+_JSON_SCALARS = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64()}
+_JSON_STRINGS = {"date-time": TIMESTAMP, "date": pa.date32()}
+_UNCHECKABLE = ("allOf", "oneOf", "anyOf", "not", "if", "patternProperties", "prefixItems", "contentEncoding")
+_AVRO_SCALARS = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_AVRO_LOGICAL = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): pa.timestamp("ms", tz="UTC"),
+    ("long", "timestamp-micros"): TIMESTAMP,
+    ("string", "uuid"): pa.string(),
+}
+
+
+def loaded(schema: Json | str) -> Json:
+    """A schema given as a mapping or as JSON text. Raises ConfigError for text that is not a JSON object."""
+    try:
+        found = json.loads(schema) if isinstance(schema, str) else schema
+    except ValueError as error:
+        raise ConfigError(f"The schema is not valid JSON: {error}.") from error
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"A schema is a JSON object or an Arrow schema, not {type(found).__name__}.")
+    return found
+
+
+def is_avro(schema: Json) -> bool:
+    """Whether a schema object is Avro's rather than a JSON Schema."""
+    return schema.get("type") == "record"
+
+
+def from_json_schema(schema: Json) -> pa.Schema:
+    """The Arrow schema of what a JSON Schema describes. Constraints on values (enum, pattern, minimum ...) are not checked."""
+    kind, nullable = _json_type(schema, "$", schema, ())
+    if nullable or not pa.types.is_struct(kind):
+        raise ConfigError(f'A JSON Schema must describe an object ("type": "object" with "properties"), not {kind}.')
+    return pa.schema(list(kind))
+
+
+def _json_type(node: Any, path: str, root: Json, refs: tuple[str, ...]) -> tuple[pa.DataType, bool]:
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"JSON Schema at {path}: {node!r} says nothing about the type; give it one.")
+    if "$ref" in node:
+        return _json_ref(node["$ref"], path, root, refs)
+    for word in ("anyOf", "oneOf"):
+        if word in node and len(node[word]) == 2 and {"type": "null"} in node[word]:
+            other = next(option for option in node[word] if option != {"type": "null"})
+            return _json_type(other, path, root, refs)[0], True
+    refused = [word for word in _UNCHECKABLE if word in node]
+    if refused:
+        raise ConfigError(f"JSON Schema at {path}: {refused[0]!r} has no counterpart in columns. Describe one type, or null and one type.")
+    given: Any = node.get("type") or []
+    kinds: list[str] = [given] if isinstance(given, str) else list(given)
+    names = [kind for kind in kinds if kind != "null"]
+    if len(names) != 1:
+        raise ConfigError(f"JSON Schema at {path}: the type is {given!r}; it must be one type, or null and one type.")
+    return _json_named(names[0], node, path, root, refs), "null" in kinds
+
+
+def _json_named(name: str, node: Json, path: str, root: Json, refs: tuple[str, ...]) -> pa.DataType:
+    if name == "object":
+        return _json_object(node, path, root, refs)
+    if name == "array":
+        if "items" not in node:
+            raise ConfigError(f"JSON Schema at {path}: an array needs items.")
+        kind, nullable = _json_type(node["items"], path + "[]", root, refs)
+        return pa.list_(pa.field("item", kind, nullable))
+    if name == "string":
+        return _JSON_STRINGS.get(node.get("format", ""), pa.string())
+    if name not in _JSON_SCALARS:
+        raise ConfigError(f"JSON Schema at {path}: the type {name!r} is not known.")
+    return _JSON_SCALARS[name]
+
+
+def _json_object(node: Json, path: str, root: Json, refs: tuple[str, ...]) -> pa.DataType:
+    properties = node.get("properties")
+    if not properties:
+        if not isinstance(node.get("additionalProperties"), Mapping):
+            raise ConfigError(f"JSON Schema at {path}: an object needs properties, or additionalProperties with a type (a map).")
+        kind, nullable = _json_type(node["additionalProperties"], path + ".*", root, refs)
+        return pa.map_(pa.string(), pa.field("value", kind, nullable))
+    required = set(node.get("required", ()))
+    unknown = sorted(required - set(properties))
+    if unknown:
+        raise ConfigError(f"JSON Schema at {path}: required names {', '.join(unknown)}, which properties does not describe.")
+    made = []
+    for name, child in properties.items():
+        kind, nullable = _json_type(child, f"{path}.{name}", root, refs)
+        made.append(pa.field(name, kind, nullable or name not in required))
+    return pa.struct(made)
+
+
+def _json_ref(ref: str, path: str, root: Json, refs: tuple[str, ...]) -> tuple[pa.DataType, bool]:
+    if ref in refs:
+        raise ConfigError(f"JSON Schema at {path}: {ref} contains itself; columns cannot be recursive.")
+    node: Any = root
+    for step in ref.removeprefix("#/").split("/"):
+        node = node.get(step) if isinstance(node, Mapping) else None
+    if not ref.startswith("#/") or node is None:
+        raise ConfigError(f"JSON Schema at {path}: $ref {ref!r} does not point into this schema.")
+    return _json_type(node, path, root, (*refs, ref))
+
+
+def from_avro(schema: Json) -> pa.Schema:
+    """The Arrow schema of an Avro record, with timestamps in the unit that is written."""
+    return pa.schema(list(_avro_type(schema, "$", {})))
+
+
+def _avro_type(node: Any, path: str, named: dict[str, pa.DataType]) -> pa.DataType:
+    if isinstance(node, str):
+        node = {"type": node}
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"Avro schema at {path}: a union of {node!r} has no counterpart in columns; only null and one type has.")
+    name, logical = node.get("type"), node.get("logicalType")
+    if not isinstance(name, str):
+        return _avro_type(name, path, named)
+    if name in ("record", "enum", "fixed"):
+        kind = _avro_named(node, path, named)
+        named |= {str(node.get("name")): kind, f"{node.get('namespace')}.{node.get('name')}": kind}
+        return kind
+    if name == "array":
+        return pa.list_(_avro_field("item", node["items"], path + "[]", named))
+    if name == "map":
+        return pa.map_(pa.string(), _avro_field("value", node["values"], path + ".*", named))
+    if logical == "decimal":
+        return _avro_decimal(node, path)
+    if logical and (name, logical) not in _AVRO_LOGICAL:
+        raise ConfigError(f"Avro schema at {path}: the logical type {logical!r} of {name} is not supported.")
+    kind = _AVRO_LOGICAL.get((name, logical or "")) or _AVRO_SCALARS.get(name) or named.get(name)
+    if kind is None:
+        raise ConfigError(f"Avro schema at {path}: the type {name!r} is not known (or the record contains itself).")
+    return kind
+
+
+def _avro_named(node: Json, path: str, named: dict[str, pa.DataType]) -> pa.DataType:
+    if node["type"] == "enum":
+        return pa.string()
+    if node["type"] == "fixed":
+        if node.get("logicalType") not in (None, "decimal"):
+            raise ConfigError(f"Avro schema at {path}: the logical type {node['logicalType']!r} of fixed is not supported.")
+        return _avro_decimal(node, path) if node.get("logicalType") else pa.binary()
+    return pa.struct([_avro_field(f["name"], f["type"], f"{path}.{f['name']}", named) for f in node["fields"]])
+
+
+def _avro_field(name: str, node: Any, path: str, named: dict[str, pa.DataType]) -> pa.Field:
+    union = node if isinstance(node, list) else None
+    if union is not None and len(union) == 2 and "null" in union:
+        return pa.field(name, _avro_type(next(option for option in union if option != "null"), path, named), True)
+    return pa.field(name, _avro_type(node, path, named), False)
+
+
+def _avro_decimal(node: Json, path: str) -> pa.DataType:
+    precision, scale = node.get("precision", 0), node.get("scale", 0)
+    if not 1 <= precision <= 38 or not 0 <= scale <= precision:
+        raise ConfigError(f"Avro schema at {path}: decimal({precision}, {scale}) does not fit into 38 digits.")
+    return pa.decimal128(precision, scale)
+
+
+def nullable(kind: pa.DataType) -> pa.DataType:
+    """The type with every field of it nullable."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, nullable(f.type)) for f in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("item", nullable(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(pa.string(), pa.field("value", nullable(kind.item_type)))
+    return kind
+
+
+def normal(schema: pa.Schema) -> pa.Schema:
+    """The schema in the types that every implementation has: strings are utf8, timestamps microseconds, with zone in UTC."""
+    _refuse_twins(list(schema), "$")
+    return pa.schema([_normal_field(f, "$") for f in schema])
+
+
+def _refuse_twins(found: list[pa.Field], path: str) -> None:
+    names = [f.name.lower() for f in found]
+    twins = sorted({f.name for f in found if names.count(f.name.lower()) > 1})
+    if twins:
+        raise ConfigError(f"Schema at {path}: the fields {', '.join(twins)} differ only by case, or not at all.")
+
+
+def _normal_field(field: pa.Field, path: str) -> pa.Field:
+    return pa.field(field.name, _normal_type(field.type, f"{path}.{field.name}"), field.nullable)
+
+
+def _normal_type(kind: pa.DataType, path: str) -> pa.DataType:
+    types = pa.types
+    if types.is_struct(kind):
+        _refuse_twins(list(kind), path)
+        return pa.struct([_normal_field(f, path) for f in kind])
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(pa.field("item", _normal_type(kind.value_type, path + "[]"), kind.value_field.nullable))
+    if types.is_map(kind) and types.is_string(kind.key_type):
+        return pa.map_(pa.string(), pa.field("value", _normal_type(kind.item_type, path + ".*"), kind.item_field.nullable))
+    if types.is_string(kind) or types.is_large_string(kind):
+        return pa.string()
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return pa.binary()
+    if types.is_timestamp(kind):
+        return TIMESTAMP if kind.tz else pa.timestamp("us")
+    same = (types.is_boolean, types.is_int16, types.is_int32, types.is_int64, types.is_float32, types.is_float64, types.is_date32)
+    if any(is_one(kind) for is_one in same) or (types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision):
+        return kind
+    raise ConfigError(f"Schema at {path}: the Arrow type {kind} is not supported; use one that Spark has too.")
+
+
+def to_avro(schema: pa.Schema) -> dict[str, Any]:
+    """The Avro schema of bodies written from this Arrow schema: nullable fields are unions of null and the type."""
+    return _avro_record(list(schema), "body")
+
+
+def _avro_record(found: list[pa.Field], name: str) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": f.name, "type": _avro_of(f, f"{name}_{f.name}")} for f in found]}
+
+
+def _avro_of(field: pa.Field, name: str) -> Any:
+    kind = _avro_of_type(field.type, name)
+    return ["null", kind] if field.nullable else kind
+
+
+def _avro_of_type(kind: pa.DataType, name: str) -> Any:
+    if pa.types.is_struct(kind):
+        return _avro_record(list(kind), name)
+    if pa.types.is_list(kind):
+        return {"type": "array", "items": _avro_of(kind.value_field, name)}
+    if pa.types.is_map(kind):
+        return {"type": "map", "values": _avro_of(kind.item_field, name)}
+    if pa.types.is_decimal(kind):
+        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return {"type": "long", "logicalType": "timestamp-micros"}
+    if pa.types.is_date32(kind):
+        return {"type": "int", "logicalType": "date"}
+    for avro, arrow in _AVRO_SCALARS.items():
+        if arrow == kind:
+            return avro
+    raise ConfigError(f"The field {name} is of type {kind}, which Avro does not have. Give the Avro schema itself.")
