@@ -209,3 +209,50 @@ def test_this_environment_is_the_pinned_one() -> None:
     for name, version in re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE):
         with suppress(PackageNotFoundError):  # of an extra that development does not install
             assert distribution(name).version == version, name
+
+
+def make(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run make in the checkout, with another environment."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    return subprocess.run(["make", *arguments], cwd=ROOT, env={**clean, **env}, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("answer", ["", 'java version "1.8.0_392"', 'openjdk version "11.0.22" 2024-01-16'])
+def test_java_that_is_missing_or_too_old_is_one_sentence(answer: str, tmp_path: Path) -> None:
+    """`make` says which Java it needs, and where to point to it, before anything else fails."""
+    if answer:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/java").write_text(f"#!/bin/sh\necho '{answer}' >&2\n")
+        (tmp_path / "bin/java").chmod(0o755)
+    done = make("java", JAVA_HOME=str(tmp_path))
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert done.returncode != 0
+    assert len(said) == 1
+    assert "Java 17 or newer" in said[0]
+    assert str(tmp_path) in said[0]
+
+
+@pytest.mark.parametrize("answer", ['openjdk version "17.0.15" 2025-04-15', 'java version "21"', 'openjdk version "25-ea" 2025-09-16'])
+def test_java_that_is_new_enough_is_silent(answer: str, tmp_path: Path) -> None:
+    """Versions are compared as numbers, however the vendor writes them."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/java").write_text(f"#!/bin/sh\necho 'Picked up JAVA_TOOL_OPTIONS: -Dx'\necho '{answer}' >&2\n")
+    (tmp_path / "bin/java").chmod(0o755)
+    done = make("java", JAVA_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("python", ["", "/no/such/python"])
+def test_python_that_is_missing_is_one_sentence(python: str) -> None:
+    """`make` says which Python it needs and how to name it."""
+    done = make("python", f"PYTHON={python}")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert done.returncode != 0
+    assert len(said) == 1
+    assert "Python 3.11 or newer" in said[0]
+
+
+def test_make_help_names_every_command_of_the_readme() -> None:
+    """`make` alone lists what there is, from the comments of the targets."""
+    listed = {line.split()[1] for line in make().stdout.splitlines()}
+    assert listed == {"help", "demo", "test", "lint", "bench", "clean"}

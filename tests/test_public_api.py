@@ -28,7 +28,7 @@ NAMES = [
     "decode",
 ]
 
-DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "azure", "delta", "pandas"}
+DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "azure", "delta"}
 
 
 def test_all_is_exactly_the_public_names() -> None:
