@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import dedup
+from checkpoint.errors import SchemaOutdated
 from dedup.cli.consumers import By, Reason, Yes, who
 from dedup.cli.show import AsJson
 from dedup.cli.stores import StoreUrl, check_consumer, is_postgres, open_store
@@ -53,11 +54,22 @@ def migrate(
     if sql:
         typer.echo(_migration_sql(store))
         return
-    opened = open_store(store, new=not dry_run)
-    steps = opened.pending() if dry_run else opened.migrate()
+    if dry_run:
+        _tell_migration(store)
+        return
+    steps = open_store(store, new=True).migrate()
     for step in steps:
-        typer.echo(f"{'would apply' if dry_run else 'applied'} {step}")
+        typer.echo(f"applied {step}")
     if not steps:
+        typer.echo("The state is up to date.")
+
+
+def _tell_migration(store: str) -> None:
+    try:
+        open_store(store).consumers()
+    except SchemaOutdated as outdated:
+        typer.echo(f"Would migrate: {outdated}")
+    else:
         typer.echo("The state is up to date.")
 
 
