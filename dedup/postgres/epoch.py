@@ -52,7 +52,7 @@ def take(connection: Connection, sql: Statements, consumer: str, holder: Holder,
         if time.monotonic() >= until:
             raise StillHeld(
                 f"Consumer {consumer!r}: another session keeps the consumer's row locked and is not the one on record. "
-                f"Find it with: SELECT * FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE relation = '{sql.schema}.consumer'::regclass;"
+                f"Look for an old transaction in pg_stat_activity, and end it with pg_terminate_backend."
             )
 
 
@@ -68,7 +68,8 @@ def _wait(connection: Connection, sql: Statements, consumer: str, holder: Holder
             break
         if alive and now - started >= 2 * patience.takeover_after:
             raise StillHeld(
-                f"Consumer {consumer!r} is run by {_who(row)}, which shows life. Stop it first. If it must not go on: takeover=True, or --takeover."
+                f"Consumer {consumer!r} is run by {_who(row)}, which shows life. Stop it first. "
+                f"If it must not go on, take over by force: takeover=True, or --takeover."
             )
         patience.on_wait(left, _who(row))
         time.sleep(min(1.0, left, max(patience.takeover_after / 10, 0.01)))
@@ -121,6 +122,7 @@ def _end_session(connection: Connection, sql: Statements, consumer: str, row: di
         connection.execute(sql["end_session"], {"pid": row["backend_pid"], "start": row["backend_start"]})
     except psycopg.errors.InsufficientPrivilege as error:
         raise StillHeld(
-            f"Consumer {consumer!r}: the open transaction of {_who(row)} (PostgreSQL session {row['backend_pid']}) blocks the takeover, and this role may "
-            f"not end it. Use the role that it uses, GRANT pg_signal_backend, or end it by hand: SELECT pg_terminate_backend({row['backend_pid']});"
+            f"Consumer {consumer!r}: the open transaction of {_who(row)} (PostgreSQL session {row['backend_pid']}) blocks the takeover, "
+            f"and this role may not end it. Use the same role, GRANT pg_signal_backend, or end it by hand: "
+            f"SELECT pg_terminate_backend({row['backend_pid']});"
         ) from error

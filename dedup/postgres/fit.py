@@ -41,7 +41,7 @@ class Column:
     generated: bool
 
 
-class Misfit(Exception):  # noqa: N818  never leaves this package: sink.py makes a SinkMismatch of it
+class Misfit(Exception):
     """A column that does not fit; `wanted` is the PostgreSQL type that would."""
 
     def __init__(self, why: str, wanted: str | None = None) -> None:
@@ -65,8 +65,12 @@ def plan(arrow: pa.DataType, column: Column) -> Plan:
             found = makes(arrow, column)
             if found is None:
                 raise Misfit(f"{_named(arrow)} does not go into {column.type}", type_for(arrow))
-            return Plan(lambda values: found.cast(_decoded(values)), found.fast)
+            return _decoding(found)
     raise AssertionError("the last rule takes every column")
+
+
+def _decoding(inner: Plan) -> Plan:
+    return Plan(lambda values: inner.cast(_decoded(values)), inner.fast)
 
 
 def _plain(arrow: pa.DataType) -> pa.DataType:
@@ -92,11 +96,11 @@ def _to(arrow: pa.DataType, fast: bool = True) -> Plan:
 
 
 def _is_text(arrow: pa.DataType) -> bool:
-    return at.is_string(arrow) or at.is_large_string(arrow) or at.is_string_view(arrow)
+    return bool(at.is_string(arrow) or at.is_large_string(arrow) or at.is_string_view(arrow))
 
 
 def _is_bytes(arrow: pa.DataType) -> bool:
-    return at.is_binary(arrow) or at.is_large_binary(arrow) or at.is_fixed_size_binary(arrow) or at.is_binary_view(arrow)
+    return bool(at.is_binary(arrow) or at.is_large_binary(arrow) or at.is_fixed_size_binary(arrow) or at.is_binary_view(arrow))
 
 
 def _bool(arrow: pa.DataType, column: Column) -> Plan | None:
@@ -164,6 +168,10 @@ def _json(arrow: pa.DataType, column: Column) -> Plan | None:
             lambda values: pa.chunked_array([[None if v is None else as_json(v) for v in values.to_pylist()]], pa.string()), fast=True
         )
     return None
+
+
+def _as_json(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    return _clean(pa.chunked_array([[None if v is None else as_json(v) for v in values.to_pylist()]], pa.string()))
 
 
 def _bytea(arrow: pa.DataType, column: Column) -> Plan | None:

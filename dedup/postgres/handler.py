@@ -50,12 +50,12 @@ class HandlerCursor(psycopg.Cursor[Any]):
     """A psycopg cursor that refuses transaction control."""
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> HandlerCursor:
-        """psycopg's execute."""
+        """Psycopg's execute."""
         check(_text(query, self.connection))
         return super().execute(query, params, **options)
 
     def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
-        """psycopg's executemany."""
+        """Psycopg's executemany."""
         check(_text(query, self.connection))
         super().executemany(query, params_seq, **options)
 
@@ -82,12 +82,12 @@ class HandlerConnection:
 
     @property
     def info(self) -> psycopg.ConnectionInfo:
-        """psycopg's connection info."""
+        """Psycopg's connection info."""
         return self._connection.info
 
     @property
     def adapters(self) -> Any:
-        """psycopg's adapters map."""
+        """Psycopg's adapters map."""
         return self._connection.adapters
 
     def __getattr__(self, name: str) -> Any:

@@ -45,8 +45,8 @@ def _apply(connection: Connection, sql: Statements, migration: Migration, schema
     if migration.version in versions:
         if versions[migration.version] != migration.checksum:
             raise StoreError(
-                f"Migration {migration.version:04d}_{migration.name} was applied to schema {schema!r} from another text than this library has. "
-                f"Install the version of dedup that applied it."
+                f"Migration {migration.version:04d}_{migration.name} of schema {schema!r} was applied from another text than this "
+                f"library has. Install the version of dedup that applied it."
             )
         return False
     connection.execute(filled(migration, schema))
@@ -85,7 +85,8 @@ def ensure(connection: Connection, schema: str, *, auto: bool) -> None:
         return
     if not (auto and may_change):
         raise SchemaOutdated(
-            f"Schema {schema!r} is at version {max(versions, default=0)}, this library needs {latest_version()}. Run `dedup migrate` as a role that may change it."
+            f"Schema {schema!r} is at version {max(versions, default=0)}, this library needs {latest_version()}. "
+            f"Run `dedup migrate` as a role that may change it."
         )
     migrate(connection, schema)
 

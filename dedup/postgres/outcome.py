@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime as dt
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +34,11 @@ class Attempt:
     backend_start: dt.datetime
 
 
-def settle(store: Any, sql: Statements, state: State, attempt: Attempt, error: psycopg.Error, refuse_fenced: Callable[[], None]) -> None:
+def settle(store: Any, sql: Statements, state: State, attempt: Attempt, error: psycopg.Error) -> None:
     """Return if the attempt was committed after all.
 
     Raises:
-        Fenced, StoreUnavailable: it was not, and never will be.
+        StoreUnavailable: it was not, and never will be.
         CommitUnknown: the server could not be asked; running the batch again is safe either way.
     """
     until = time.monotonic() + READ_BACK_SECONDS
@@ -55,7 +54,6 @@ def settle(store: Any, sql: Statements, state: State, attempt: Attempt, error: p
                 ) from failed
             time.sleep(PAUSE_SECONDS)
     if not committed:
-        refuse_fenced()
         raise StoreUnavailable(
             f"Consumer {state.head.consumer!r}: the connection broke before the commit. Nothing of it is true; run it again."
         ) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 
@@ -64,11 +65,9 @@ def _current(connection: Connection, sql: Statements) -> str:
 
 def _take(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> arrays.Keys:
     """Write the reservations; returns those that another transaction committed since the probe."""
+    statement = f"copy {child} (key, payload_hash) from stdin (format binary)".encode()
     try:
-        with (
-            connection.transaction(),
-            connection.cursor().copy(f"copy {child} (key, payload_hash) from stdin (format binary)".encode()) as copy,
-        ):
+        with connection.transaction(), connection.cursor().copy(statement) as copy:
             copy.write(arrays.COPY_HEADER)
             copy.write(arrays.copy_rows(keys, hashes))
             copy.write(arrays.COPY_END)
@@ -83,14 +82,15 @@ def _take_free(connection: Connection, sql: Statements, child: str, keys: arrays
         row = cursor.execute(statement, {"keys": arrays.uuid_array(keys), "hashes": arrays.int8_array(hashes)}).fetchone()
     assert row is not None
     mine = np.frombuffer(bytes(row[0]), dtype="V16")
-    return keys[~_among(keys, mine)]
+    raced: arrays.Keys = keys[~_among(keys, mine)]
+    return raced
 
 
-def _among(keys: arrays.Keys, others: arrays.Keys) -> Any:
+def _among(keys: arrays.Keys, others: arrays.Keys) -> npt.NDArray[np.bool_]:
     """For each key, whether it is among the others."""
     if not len(others):
         return np.zeros(len(keys), dtype=bool)
-    # numpy cannot sort raw bytes: a pair of halves is one complex-like value, so compare through unique group numbers.
+    # numpy does not sort raw bytes: sort both as pairs of halves, number the groups of equal ones, and see which groups hold others.
     both = np.concatenate([keys, others]).view(np.dtype([("high", ">u8"), ("low", ">u8")]))
     order = np.lexsort((both["low"], both["high"]))
     ordered = both[order]
@@ -99,4 +99,5 @@ def _among(keys: arrays.Keys, others: arrays.Keys) -> Any:
     group[order] = np.cumsum(new_group)
     held = np.zeros(len(both) + 1, dtype=bool)
     held[group[len(keys) :]] = True
-    return held[group[: len(keys)]]
+    found: npt.NDArray[np.bool_] = held[group[: len(keys)]]
+    return found

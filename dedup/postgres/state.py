@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
@@ -32,7 +32,7 @@ class State:
 def one(connection: Connection, sql: Statements, name: str, **parameters: Any) -> dict[str, Any] | None:
     """The first row of a named statement by column name; None where there is none."""
     with connection.cursor(row_factory=dict_row) as cursor:
-        return cast("dict[str, Any] | None", cursor.execute(sql[name], parameters).fetchone())
+        return cursor.execute(sql[name], parameters).fetchone()
 
 
 def read(connection: Connection, sql: Statements, consumer: str) -> State | None:
@@ -131,6 +131,9 @@ def checkpoint_row(where: Partition, point: Checkpoint) -> dict[str, Any]:
         "enqueued_time": point.enqueued_time,
         "query_id": point.query_id,
     }
+
+
+_MAPPINGS = frozenset({"settings", "floors", "checkpoints", "incarnations"})
 
 
 def _plain(head: Head) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import psycopg
 import pyarrow as pa
 from psycopg.pq import TransactionStatus
 
-from checkpoint.errors import ConfigError, Fenced, HandlerError, StoreRestored
+from checkpoint.errors import ConfigError, Fenced, HandlerError, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Range, Ranges
 from dedup.postgres import outcome, records, reserve, sink, state
 from dedup.postgres.connect import Connection
@@ -52,9 +52,10 @@ def refuse_lazy_commit(setting: str) -> None:
 def check_epoch(consumer: str, epoch: int, row: Mapping[str, Any] | None) -> None:
     """Raise Fenced where a newer epoch was taken, StoreRestored where the table knows less than we do."""
     if row is None or row["epoch"] < epoch:
+        known = "no such consumer" if row is None else f"epoch {row['epoch']}"
         raise StoreRestored(
-            f"Consumer {consumer!r}: this copy holds epoch {epoch}, the tables know {'no such consumer' if row is None else row['epoch']}: they were "
-            f"restored or re-created. Find out what is missing, run `dedup consumer accept-restore {consumer}`, and start this copy again."
+            f"Consumer {consumer!r}: this copy holds epoch {epoch}, the tables know {known}: they were restored or re-created. "
+            f"Find out what is missing, run `dedup consumer accept-restore {consumer}`, and start this copy again."
         )
     if row["epoch"] > epoch:
         raise Fenced(
@@ -136,7 +137,8 @@ class PgTransaction:
 
         Raises:
             HandlerError: the block ended the transaction.
-            StoreUnavailable, CommitConflict: errors after which no retry inside this transaction can work; whatever the block raised, otherwise.
+            StoreUnavailable, CommitConflict: an error after which no retry inside this transaction can work.
+            Whatever else the block raised, as it is.
 
         Crash: nothing of the block is true before the commit.
         """
@@ -224,7 +226,7 @@ class PgTransaction:
         except psycopg.Error as error:
             if not (is_lost(error) or self._connection.closed):
                 raise
-            outcome.settle(self._store, self._sql, self._state, self._attempt, error, lambda: self._refuse_fenced(error))
+            self._settle(error)
             answer = "COMMIT"
         if answer != "COMMIT":
             raise HandlerError(
@@ -232,6 +234,13 @@ class PgTransaction:
             )
         self.committed = True
         self._store.on_step("committed")
+
+    def _settle(self, error: psycopg.Error) -> None:
+        try:
+            outcome.settle(self._store, self._sql, self._state, self._attempt, error)
+        except StoreUnavailable:
+            self._refuse_fenced(error)
+            raise
 
 
 _ENDED = (

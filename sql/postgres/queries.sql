@@ -196,7 +196,7 @@ select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from mine;
 -- name: sink
 -- A table as the handler named it: its quoted name, and its kind.
 -- Looked up inside the transaction, so a table that the handler has just made is found.
-select c.oid::bigint, n.nspname, c.relname, c.relkind, c.relrowsecurity
+select c.oid::bigint, n.nspname, c.relname, c.relkind
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.oid = to_regclass(%(table)s);
 
