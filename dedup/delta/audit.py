@@ -5,6 +5,7 @@ Reads everything, so it is for people and `verify`, not for the running consumer
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoint.errors import DedupError
+from checkpoint.position import Partition
 from dedup.delta.events import EVENTS
 from dedup.delta.header import Header
 from dedup.delta.keyindex import KeyIndex
@@ -64,6 +66,18 @@ def read_events(state: ConsumerState, publisher: Publisher, uri: str, sink: str)
             if entry.name == sink and (done is None or done < seq):
                 found += [pq.read_table(add.path, filesystem=system).select(EVENTS.names).cast(EVENTS) for add in entry.adds]
     return pa.concat_tables(found) if found else None
+
+
+def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:
+    """The highest position of each partition that was decided before that UTC day, in its present life."""
+    log, lives = read_log(state.ledger), state.header.head.incarnations
+    old = {h.seq for h in log.headers() if h.committed_at.date() < before and h.seq > state.header.generation_since}
+    found: dict[Partition, int] = {}
+    for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
+        doc, partition = json.loads(row["doc"]), Partition(row["source"], row["topic"], row["partition"])
+        if row["seq"] in old and doc["seen"] and doc["incarnation"] == lives.get((partition.source, partition.topic), 0):
+            found[partition] = max(found.get(partition, -1), doc["seen"][-1][1])
+    return found
 
 
 def problems(state: ConsumerState, publisher: Publisher) -> list[str]:

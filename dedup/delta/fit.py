@@ -29,7 +29,10 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
     extra = [n for n in rows.names if n not in sink.names]
     if extra:
         columns = ", ".join(f"`{n}` {sql_type(rows.field(n).type)}" for n in extra)
-        raise SinkMismatch(f"{table!r} lacks columns of the rows: ALTER TABLE <{table}> ADD COLUMNS ({columns}); or leave them out of the rows.")
+        raise SinkMismatch(
+            f"{table!r} has no column {', '.join(extra)}, which the rows have. "
+            f"Leave it out of the rows, or ALTER TABLE <{table}> ADD COLUMNS ({columns})."
+        )
     missing = [f.name for f in sink if f.name not in rows.names and not f.nullable and f.name not in computed]
     if missing:
         raise SinkMismatch(
@@ -39,7 +42,8 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
     wrong = [f for f in sink if f.name in rows.names and not fits(rows.field(f.name).type, f.type)]
     if wrong:
         told = "; ".join(f"{f.name} is {sql_type(rows.field(f.name).type)} and the sink has {sql_type(f.type)}" for f in wrong)
-        raise SinkMismatch(f"The rows do not fit {table!r} without loss: {told}. Cast the columns in the handler, or change the table.")
+        alter = "; ".join(f"ALTER TABLE <{table}> ALTER COLUMN `{f.name}` TYPE {sql_type(rows.field(f.name).type)}" for f in wrong)
+        raise SinkMismatch(f"The rows do not fit {table!r} without loss: {told}. Cast in the handler, or, where Delta can widen the type, {alter}.")
     return [f.name for f in sink if f.name in rows.names]
 
 

@@ -53,6 +53,10 @@ FORBIDDEN = "delta.setTransactionRetentionDuration"
 """Would forget who decided last; Delta drops the transaction ids that everything here rests on."""
 
 
+LogRow = tuple[str, str | None, str | None, int | None, str]
+"""kind, source, topic, partition, doc"""
+
+
 class LedgerFile(NamedTuple):
     """One data file of the current snapshot."""
 
@@ -169,6 +173,18 @@ class Ledger:
         """Let go of the rows of the last decision."""
         self._written = {}
 
+    def drop_reservations(self, before: dt.date) -> None:
+        """Remove whole days of the section `keys`, by metadata alone. Crash: they are there, or all gone."""
+        table = self.open()
+        if table is None:
+            return
+        try:
+            table.delete(f"section = '{KEYS}' and day < '{before.isoformat()}'")
+        except tables.DELTA_ERRORS as error:
+            raise StoreUnavailable(f"Old reservations of {self.uri} could not be dropped: {error}") from error
+        finally:
+            self.forget()
+
     def app(self, table: DeltaTable, generation: int) -> str:
         """The application id whose transaction version is the last seq of a generation."""
         return f"{self.consumer}/{table.metadata().id}/{generation}"
@@ -187,8 +203,8 @@ def reservations(seq: int, keys: pa.Array, payload: pa.Array) -> pa.Table:
     )
 
 
-def log_rows(seq: int, rows: Iterable[tuple[str, str | None, str | None, int | None, str]]) -> pa.Table:
-    """Rows of the section `log`: (kind, source, topic, partition, doc)."""
+def log_rows(seq: int, rows: Iterable[LogRow]) -> pa.Table:
+    """Rows of the section `log`."""
     names = ("kind", "source", "topic", "partition", "doc")
     columns = list(zip(*rows, strict=True))
     data = {n: pa.array(c, SCHEMA.field(n).type) for n, c in zip(names, columns, strict=True)}

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from checkpoint.errors import PublicationStuck, SinkMismatch
+from checkpoint.errors import PublicationStuck, SinkMismatch, StoreUnavailable
 from dedup.delta import tables
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, Mark, SinkFiles
@@ -21,7 +21,7 @@ from dedup.delta.sink import Sink, Sinks, require_same
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, filesystem, join
 
-ATTEMPTS = 10
+ATTEMPTS = 5
 """How often one publication is tried while others commit to the same sink."""
 
 
@@ -77,8 +77,9 @@ class Publisher:
             try:
                 if self._add(header, entry, sink, app):
                     return True
-            except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS) as error:
+            except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS, StoreUnavailable) as error:
                 failure = error
+                self.sinks.forget(sink.uri)
         raise PublicationStuck(
             f"Decision {header.seq} ({entry.rows} rows) cannot be published to the sink {entry.name!r} at {entry.uri}: {failure}. "
             f"Repair the sink and run `dedup publish {self.state.ledger.consumer}`."

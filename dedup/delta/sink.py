@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +47,10 @@ _SPECIAL_COLUMN = {
     "delta.invariants": "an invariant",
     "CURRENT_DEFAULT": "a default value",
     "delta.typeChanges": "a widened type",
+    "__CHAR_VARCHAR_TYPE_STRING": "a length limit",
 }
+
+_COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start", "CURRENT_DEFAULT"})
 
 _PARTITION_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date, pa.types.is_decimal)
 
@@ -63,7 +67,9 @@ class Sink:
     fingerprint: str
     special: tuple[str, ...]  # why delta-rs must not write; empty: it may
     computed: frozenset[str] = frozenset()  # columns that the table fills where the rows lack them
-    constraints: dict[str, str] = field(default_factory=dict)  # CHECK constraints and invariants: name -> SQL
+    generated: dict[str, str] = field(default_factory=dict)  # generated column -> SQL
+    always: frozenset[str] = frozenset()  # identity columns that rows must not bring
+    constraints: dict[str, str] = field(default_factory=dict)  # what rows must satisfy besides types and NOT NULL: name -> SQL
     indexed: int = INDEXED_COLUMNS
 
     @property
@@ -97,6 +103,10 @@ class Sinks:
             self._handles[uri] = tables.Handle(uri, self._options)
         return self._handles[uri].look()
 
+    def forget(self, uri: str) -> None:
+        """Open it anew next time."""
+        self._handles.pop(uri, None)
+
 
 def _creation(uri: str, rows: pa.Schema | None) -> str:
     columns = ", ".join(f"`{f.name}` {sql_type(f.type)}" for f in rows) if rows is not None else "..."
@@ -123,7 +133,9 @@ def _describe(name: str, uri: str, table: DeltaTable) -> Sink:
         partition_by,
         hashlib.sha256(json.dumps([fields, partition_by], sort_keys=True).encode()).hexdigest()[:16],
         tuple(special),
-        frozenset(f["name"] for f in fields if any(k in _SPECIAL_COLUMN for k in f["metadata"]) and "delta.invariants" not in f["metadata"]),
+        frozenset(f["name"] for f in fields if _COMPUTED & set(f["metadata"])),
+        {f["name"]: f["metadata"]["delta.generationExpression"] for f in fields if "delta.generationExpression" in f["metadata"]},
+        frozenset(f["name"] for f in fields if f["metadata"].get("delta.identity.allowExplicitInsert") is False),
         _constraints(settings, fields),
         int(settings.get("delta.dataSkippingNumIndexedCols", INDEXED_COLUMNS)),
     )
@@ -165,8 +177,13 @@ def _children(kind: dict[str, Any]) -> list[dict[str, Any]]:
 def _constraints(settings: dict[str, str], fields: list[dict[str, Any]]) -> dict[str, str]:
     found = {k.removeprefix("delta.constraints."): v for k, v in settings.items() if k.startswith("delta.constraints.")}
     for f in fields:
-        if text := f["metadata"].get("delta.invariants"):
-            found[f"invariant of {f['name']}"] = json.loads(text)["expression"]["expression"]
+        name, metadata = f["name"], f["metadata"]
+        if text := metadata.get("delta.invariants"):
+            found[f"the invariant of {name}"] = json.loads(text)["expression"]["expression"]
+        if expression := metadata.get("delta.generationExpression"):
+            found[f"the generated column {name}"] = f"`{name}` <=> ({expression})"
+        if limit := re.search(r"\((\d+)\)", metadata.get("__CHAR_VARCHAR_TYPE_STRING", "")):
+            found[f"the length limit of {name}"] = f"`{name}` IS NULL OR length(rtrim(`{name}`)) <= {limit[1]}"
     return found
 
 

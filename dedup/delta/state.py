@@ -22,7 +22,7 @@ from dedup.delta import tables
 from dedup.delta.files import Add
 from dedup.delta.header import Header, Mark, first_header
 from dedup.delta.keyindex import Bool, KeyIndex
-from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, SUMMARY, Ledger, LedgerFile, log_rows, reservations
+from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, SUMMARY, Ledger, LedgerFile, LogRow, log_rows, reservations
 from dedup.delta.records import batch_docs
 from dedup.delta.seen import Seen
 from dedup.store import KEYS as KEYS_SCHEMA
@@ -200,7 +200,7 @@ class ConsumerState:
     def _write(self, decision: Decision) -> list[Add]:
         """The ledger's own files of a decision, invisible until the commit."""
         header, day = decision.header, decision.header.committed_at.date()
-        rows = [(HEADER, None, None, None, header.to_json())]
+        rows: list[LogRow] = [(HEADER, None, None, None, header.to_json())]
         if header.summary == header.seq:
             rows.append((SUMMARY, None, None, None, self._summary()))
         rows.extend((BATCH, *doc) for doc in batch_docs(decision.batches) if decision.batches is not None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import importlib
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
@@ -19,8 +18,10 @@ import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from checkpoint.errors import CommitConflict, ConfigError, StoreRestored
-from dedup.delta import audit
+from dedup.delta import audit, maintain
+from dedup.delta.amend import acceptance, amendment, purging
 from dedup.delta.events import ALL_LETTERS, EVENTS, letters_of, selected
+from dedup.delta.header import Header
 from dedup.delta.ledger import Ledger
 from dedup.delta.publish import Publisher
 from dedup.delta.sink import Sink, Sinks
@@ -107,6 +108,10 @@ class DeltaStore:
             self._caught_up(consumer)
         return []
 
+    def pending(self) -> list[str]:
+        """What `migrate` would apply."""
+        return []
+
     def take_epoch(
         self,
         consumer: str,
@@ -165,15 +170,62 @@ class DeltaStore:
 
         Crash: the change is made, with its record, or it is not.
         """
+        return self._decide(consumer, lambda state: amendment(state, self._publisher(state), change, by=by, reason=reason)).head
+
+    def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str) -> None:
+        """Go on with the table that is under a sink's name now: it was dropped and created again, moved, or restored, on purpose.
+
+        What was published before stays out of it. What is decided and not published goes there.
+
+        Args:
+            lost: give up decided rows whose files are gone.
+
+        Raises:
+            ConfigError: the consumer has never written to that sink.
+            SinkMismatch: there is no table.
+            PublicationStuck: files with decided rows are gone, and `lost` is not said.
+
+        Crash: it is accepted, with its record, or it is not.
+        """
+        self._decide(consumer, lambda state: acceptance(state, self._publisher(state), sink, self.tables.get(sink), lost=lost, by=by, reason=reason))
+
+    def purge(self, consumer: str, before: dt.date, *, by: str, reason: str) -> None:
+        """Drop reservations that were decided before that UTC day; keys that a letter holds stay.
+
+        A copy of a message older than that will be taken for new. Running processes keep what they know until they restart.
+
+        Crash: it is recorded that they may be gone; the next purge drops what this one has left.
+        """
+        floors = audit.floors(self._existing(consumer), before)
+        state = self._caught_up(consumer)
+        self._decide(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
+        state.ledger.drop_reservations(before)
+
+    def maintain(self, consumer: str) -> None:
+        """Rewrite the small files of the ledger and of the dead letters into large ones, and drop files that nobody needs any more.
+
+        A running consumer does the first by itself.
+
+        Crash: no row changes; the next one goes on.
+        """
+        for uri in (self._existing(consumer).ledger.uri, self._letters_uri(consumer)):
+            maintain.compact(uri, self.storage_options)
+            maintain.vacuum(uri, self.storage_options)
+
+    def views(self, spark: Any) -> list[str]:
+        """Temporary views dedup_checkpoints, dedup_batches, dedup_reservations and dedup_dead_letters, as of now; returns their names."""
+        ledgers = {name: self._state(name).ledger.uri for name in self.consumers()}
+        return list(importlib.import_module("dedup.spark.delta_views").create(self, ledgers, spark))
+
+    def _decide(self, consumer: str, plan: Callable[[ConsumerState], Header]) -> Header:
+        """Commit what `plan` makes of the newest state; plan again where another decision comes first."""
         for _ in range(AMEND_ATTEMPTS):
             state = self._existing(consumer)
-            head = change(state.header.head)
-            header = state.following("amend", uuid.uuid4().hex, dt.datetime.now(dt.UTC), head, by=by, reason=reason)
             try:
-                state.decide(Decision(header), _noop)
+                state.decide(Decision(plan(state)), _noop)
             except CommitConflict:
                 continue
-            return state.header.head
+            return state.header
         raise CommitConflict(f"Consumer {consumer!r} commits all the time; the change was not made. Try again.")
 
     def publish(self, consumer: str) -> int:

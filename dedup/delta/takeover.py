@@ -143,5 +143,5 @@ def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
 def exists(root: str, options: Options) -> bool:
     """Whether a store folder is there at all."""
     if is_local(root):
-        return pafs.LocalFileSystem().get_file_info(root).type == pafs.FileType.Directory
+        return bool(pafs.LocalFileSystem().get_file_info(root).type == pafs.FileType.Directory)
     return bool(filesystem(root, options).get_file_info(pafs.FileSelector("", allow_not_found=True)))

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import SinkMismatch
 from checkpoint.position import Partition, Ranges
+from dedup.delta import maintain
 from dedup.delta.events import event_rows
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import check_schema
@@ -106,15 +107,19 @@ class DeltaTransaction:
         Crash: files that no commit names are invisible; VACUUM takes them.
         """
         context = self._context
+        given = None if rows.in_tasks else rows.arrow()
         context.on_step("check")
         uri = context.resolve(table)
         sink = context.sinks.open(table, uri, rows.schema)
         self._require_same(sink)
         columns = check_schema(rows.schema, sink.schema, table, sink.computed)
+        if brought := sorted(sink.always & set(columns)):
+            raise SinkMismatch(f"{table!r} numbers {', '.join(brought)} itself (GENERATED ALWAYS AS IDENTITY). Leave it out of the rows.")
         spark = context.spark() if sink.special else None
         context.on_step("files")
         writer = self._writer(sink, columns)
-        adds = tuple(map(Add.from_json, rows.files(writer, columns))) if rows.in_tasks else tuple(writer.write(rows.arrow().select(columns)))
+        written = map(Add.from_json, rows.files(writer, columns)) if given is None else writer.write(given.select(columns))
+        adds = tuple(written)
         if spark is not None and adds:
             self._check_constraints(sink, spark, adds)
         self._add(SinkFiles(table, uri, sink.table_id, sink.mode, sink.fingerprint, adds))
@@ -135,10 +140,10 @@ class DeltaTransaction:
 
     def _check_constraints(self, sink: Sink, spark: Any, adds: tuple[Add, ...]) -> None:
         files = [join(self._context.root, add.path) for add in adds]
-        for name, count in spark.violations(sink.uri, files, sink.constraints).items():
+        for name, count in spark.violations(files, sink.constraints, sink.generated).items():
             raise SinkMismatch(
-                f"{count} of {sum(add.rows for add in adds)} rows violate {name} ({sink.constraints[name]}) of {sink.name!r}. Reject them in the handler, "
-                f"or ALTER TABLE <{sink.name}> DROP CONSTRAINT {name}."
+                f"{count} of {sum(add.rows for add in adds)} rows violate {name} of {sink.name!r}: {sink.constraints[name]}. "
+                f"Reject them in the handler, or change the table (ALTER TABLE <{sink.name}> DROP CONSTRAINT ...)."
             )
 
     def _add(self, entry: SinkFiles) -> None:
@@ -176,6 +181,9 @@ class DeltaTransaction:
         self._context.on_step("publish")
         self._publisher.publish(fresh=header.seq)
         self._context.on_step("published")
+        if header.seq % maintain.COMPACT_EVERY == 0:
+            for uri in (self._state.ledger.uri, join(self._context.root, "dead_letters", safe_name(self.head.consumer))):
+                maintain.compact(uri, self._context.options)
 
     def _header(self, reserved: int) -> Header:
         state, seq = self._state, self.head.seq + 1

@@ -94,7 +94,7 @@ def fits(source: pa.DataType, target: pa.DataType) -> bool:
     if source == target or pa.types.is_null(source):
         return True
     if pa.types.is_struct(target):
-        return pa.types.is_struct(source) and all(_child_fits(source, f) for f in target) and {f.name for f in source} <= {f.name for f in target}
+        return bool(pa.types.is_struct(source)) and _struct_fits(source, target)
     if pa.types.is_map(target):
         return pa.types.is_map(source) and fits(source.key_type, target.key_type) and fits(source.item_type, target.item_type)
     if _is_list(target):
@@ -111,6 +111,10 @@ _SOURCES = {
 }
 
 
+def _struct_fits(source: pa.StructType, target: pa.StructType) -> bool:
+    return all(_child_fits(source, f) for f in target) and {f.name for f in source} <= {f.name for f in target}
+
+
 def _child_fits(source: pa.StructType, field: pa.Field) -> bool:
     at = source.get_field_index(field.name)
     return fits(source.field(at).type, field.type) if at >= 0 else field.nullable
@@ -122,8 +126,9 @@ def _number_fits(source: pa.DataType, target: pa.DataType) -> bool:
         return whole is not None and whole[0] <= target.precision - target.scale and whole[1] <= target.scale
     if pa.types.is_floating(target):
         mantissa = 53 if pa.types.is_float64(target) else 24
-        return _bits(source) <= mantissa if pa.types.is_integer(source) else pa.types.is_floating(source) and source.bit_width <= target.bit_width
-    return pa.types.is_signed_integer(target) and pa.types.is_integer(source) and _bits(source) < target.bit_width
+        narrower = pa.types.is_floating(source) and source.bit_width <= target.bit_width
+        return _bits(source) <= mantissa if pa.types.is_integer(source) else bool(narrower)
+    return bool(pa.types.is_signed_integer(target) and pa.types.is_integer(source) and _bits(source) < target.bit_width)
 
 
 def _bits(kind: pa.DataType) -> int:

@@ -1,0 +1,70 @@
+"""Decisions that people make about a consumer's state, as headers. Nothing is committed here; called by the store."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from checkpoint.errors import ConfigError, PublicationStuck
+from checkpoint.position import Partition
+from dedup.delta.header import Header, Mark
+from dedup.delta.publish import Publisher
+from dedup.delta.state import ConsumerState
+from dedup.store import Head
+
+
+def amendment(state: ConsumerState, publisher: Publisher, change: Callable[[Head], Head], *, by: str, reason: str) -> Header:
+    """The header after `change`; what is decided is published first, so that nothing old is left to a new life.
+
+    Raises:
+        PublicationStuck: something cannot be published, and the change does not begin all over.
+    """
+    head = change(state.header.head)
+    dropped: tuple[tuple[int, str], ...] = ()
+    try:
+        if state.damage is None:
+            publisher.publish()
+    except PublicationStuck:
+        if head.keyspace == state.header.head.keyspace:
+            raise
+        # After a reset every event comes again: rows of the old life must not come up late in its sinks.
+        dropped = tuple((seq, entry.name) for seq in sorted(state.pending) for entry in state.decided[seq].sinks)
+    header = _next(state, "amend", head, by, reason)
+    return replace(header, dropped=(*header.dropped, *dropped))
+
+
+def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str | None, *, lost: bool, by: str, reason: str) -> Header:
+    """The header that says: the table under this name now is the right one."""
+    mark = state.marks.get(sink)
+    waiting = {seq: entry for seq in sorted(state.pending) for entry in state.decided[seq].sinks if entry.name == sink}
+    known = uri or (mark.uri if mark else next((e.uri for e in waiting.values()), None))
+    if known is None:
+        names = sorted({*state.marks, *(e.name for seq in state.pending for e in state.decided[seq].sinks)})
+        raise ConfigError(f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}. It has to: {', '.join(names) or 'none'}.")
+    now = publisher.sinks.open(sink, known)
+    unpublished = {s: e for s, e in waiting.items() if (now.table.transaction_version(publisher.app(state.decided[s], sink)) or -1) < s}
+    gone = [s for s, entry in unpublished.items() if publisher.missing(entry, now.uri)]
+    if gone and not lost:
+        rows = sum(unpublished[s].rows for s in gone)
+        raise PublicationStuck(
+            f"Decisions {gone} with {rows} rows for {sink!r} are not known to be published, and their files are gone. If those rows were in the old table, "
+            f"or may be lost, say so: `dedup publish {state.ledger.consumer} --accept-sink {sink} --lost`."
+        )
+    header = _next(state, "accept-sink", state.header.head, by, reason)
+    accepted = Mark(mark.seq if mark else 0, now.table_id, now.table.version(), now.uri, header.seq)
+    return replace(header, marks={**header.marks, sink: accepted}, dropped=(*header.dropped, *((seq, sink) for seq in gone)))
+
+
+def purging(state: ConsumerState, before: dt.date, floors: Mapping[Partition, int], *, by: str, reason: str) -> Header:
+    """The header that says: reservations of days before this one may be gone."""
+    state.require_sound()
+    head = state.header.head
+    raised = {p: max(floor, head.floors.get(p, floor)) for p, floor in {**head.floors, **floors}.items()}
+    header = _next(state, "purge", replace(head, floors=raised), by, reason)
+    return replace(header, purged_before=max(before.isoformat(), header.purged_before or ""))
+
+
+def _next(state: ConsumerState, kind: str, head: Head, by: str, reason: str) -> Header:
+    return state.following(kind, uuid.uuid4().hex, dt.datetime.now(dt.UTC), head, by=by, reason=reason)

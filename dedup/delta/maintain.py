@@ -1,0 +1,42 @@
+"""Housekeeping of our own tables: few files, short logs. Changes no row.
+
+A failure here never fails a batch: it is logged, and the next turn tries again. Called by the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from deltalake import DeltaTable
+
+from checkpoint.errors import StoreUnavailable
+from dedup.delta import tables
+from dedup.delta.storage import Options
+
+log = logging.getLogger("dedup")
+
+COMPACT_EVERY = 100
+"""Decisions between two compactions: bounds the number of files that a start has to open."""
+
+TARGET_BYTES = 64 * 1024 * 1024
+"""Size above which a file is left alone."""
+
+
+def compact(uri: str, options: Options) -> None:
+    """Rewrite small files of each partition into one. Crash: the old files or the new ones are in the table."""
+    _quietly(uri, options, lambda table: table.optimize.compact(target_size=TARGET_BYTES), "compacted")
+
+
+def vacuum(uri: str, options: Options) -> None:
+    """Delete files that left the table longer ago than its retention, and those of attempts that never committed. Crash: some are deleted."""
+    _quietly(uri, options, lambda table: table.vacuum(dry_run=False, full=True), "vacuumed")
+
+
+def _quietly(uri: str, options: Options, act: Callable[[DeltaTable], object], what: str) -> None:
+    try:
+        table = tables.open_table(uri, options)
+        if table is not None:
+            act(table)
+    except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS, StoreUnavailable) as error:
+        log.warning("%s was not %s this time: %s", uri, what, error)

@@ -1,0 +1,109 @@
+"""The Spark side of the Delta store: names of the catalog, and sinks that only Spark may write (the row path).
+
+Promises that rows are appended with a transaction id, so that a second append of the same decision changes nothing; whether the first
+one landed is read back by the caller, because Spark skips a known id silently. Called by dedup/delta, where a session is active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from checkpoint.errors import ConfigError, StoreUnavailable
+
+try:
+    from py4j.protocol import Py4JError as _JavaError
+except ImportError:  # Spark Connect's client has no py4j
+
+    class _JavaError(Exception):  # type: ignore[no-redef]
+        pass
+
+
+_ERRORS = (PySparkException, _JavaError)
+
+
+def active() -> SparkSide | None:
+    """The Spark side of this process's session; None where there is none. Never starts one."""
+    session = SparkSession.getActiveSession()
+    return None if session is None else SparkSide(session)
+
+
+class SparkSide:
+    """What the Delta store asks of a Spark session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def location(self, name: str) -> str:
+        """Where a table of the catalog lies; `name` has one to three parts.
+
+        Raises:
+            ConfigError: there is no such table, or it is no Delta table.
+        """
+        try:
+            rows = self._session.sql(f"DESCRIBE DETAIL {_quoted(name)}").select("format", "location").collect()
+        except _ERRORS as error:
+            raise ConfigError(f"The catalog of this Spark session has no table {name!r} that can be described: {_first_line(error)}") from error
+        if rows[0]["format"] != "delta":
+            raise ConfigError(f"The table {name!r} is not a Delta table but {rows[0]['format']}.")
+        return _plain(str(rows[0]["location"]))
+
+    def append(self, uri: str, files: Sequence[str], app: str, version: int) -> None:
+        """Append staged rows to a sink with a transaction id.
+
+        Raises:
+            StoreUnavailable: Spark said no; whether it landed has to be read back.
+
+        Crash: the sink shows all rows, with the transaction id, or none.
+        """
+        rows = self._read(files)
+        try:
+            rows.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version).save(_spark_uri(uri))
+        except _ERRORS as error:
+            raise StoreUnavailable(f"Spark cannot append to {uri}: {_first_line(error)}") from error
+
+    def violations(self, files: Sequence[str], constraints: Mapping[str, str], generated: Mapping[str, str]) -> dict[str, int]:
+        """How many staged rows violate each constraint; only those that are violated. One job for all of them.
+
+        As in Delta, a condition that is NULL is violated.
+
+        Raises:
+            ConfigError: a constraint cannot be evaluated on these rows.
+        """
+        rows = self._read(files)
+        for column, expression in generated.items():
+            if column not in rows.columns:
+                rows = rows.withColumn(column, F.expr(expression))
+        tests = [F.sum(F.when(F.coalesce(F.expr(sql), F.lit(False)), 0).otherwise(1)).alias(f"c{i}") for i, sql in enumerate(constraints.values())]
+        if not tests:
+            return {}
+        try:
+            counts = rows.agg(*tests).collect()[0]
+        except _ERRORS as error:
+            raise ConfigError(f"The constraints {', '.join(constraints)} cannot be evaluated: {_first_line(error)}") from error
+        return {name: count for name, count in zip(constraints, counts, strict=True) if count}
+
+    def _read(self, files: Sequence[str]) -> DataFrame:
+        return self._session.read.parquet(*(_spark_uri(f) for f in files))
+
+
+def _quoted(name: str) -> str:
+    return ".".join(part if part.startswith("`") else f"`{part}`" for part in name.split("."))
+
+
+def _spark_uri(uri: str) -> str:
+    """A local path said so, because Spark's default file system may be another one."""
+    return uri if "://" in uri else f"file://{uri}"
+
+
+def _plain(uri: str) -> str:
+    """Spark says file:/x or file:///x for a local path."""
+    return "/" + uri.removeprefix("file:").lstrip("/") if uri.startswith("file:") else uri
+
+
+def _first_line(error: Any) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
