@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,11 @@ def is_postgres(url: str) -> bool:
     return url.startswith(("postgresql://", "postgres://")) or bool(re.match(r"\w+\s*=", url))
 
 
+def postgres_schema() -> str:
+    """The PostgreSQL schema that the state is in: the variable DEDUP_SCHEMA, by default `dedup`."""
+    return os.environ.get("DEDUP_SCHEMA") or "dedup"
+
+
 def open_store(url: str, *, new: bool = False) -> Store:
     """The store at this URL. `new`: it may not be there yet.
 
@@ -39,7 +45,9 @@ def open_store(url: str, *, new: bool = False) -> Store:
     if not url:
         raise dedup.ConfigError("No store given. Use --store postgresql://... or --store /path/to/delta, or set DEDUP_STORE.")
     if is_postgres(url):
-        return dedup.PostgresStore(url, auto_migrate=False)  # who only looks creates no tables in a database that was mistyped
+        return dedup.PostgresStore(
+            url, schema=postgres_schema(), auto_migrate=False
+        )  # who only looks creates no tables in a database that was mistyped
     if not new and "://" not in url and not Path(url).exists():
         raise dedup.ConfigError(f"There is no folder {url}. Check --store, or let `dedup migrate` begin a new store there.")
     return dedup.DeltaStore(url)

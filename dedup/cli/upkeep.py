@@ -10,7 +10,7 @@ import dedup
 from checkpoint.errors import SchemaOutdated
 from dedup.cli.consumers import By, Reason, Yes, who
 from dedup.cli.show import AsJson
-from dedup.cli.stores import StoreUrl, check_consumer, is_postgres, open_store
+from dedup.cli.stores import StoreUrl, check_consumer, is_postgres, open_store, postgres_schema
 from dedup.store import Store
 
 ACCEPT_HELP = "Name of a sink that was dropped, re-created or restored on purpose: go on with it as it is now."
@@ -79,7 +79,7 @@ def _migration_sql(store: str) -> str:
     _ = dedup.PostgresStore  # says which extra to install where its driver is missing
     from dedup.postgres.migrate import migration_sql
 
-    return migration_sql("dedup")
+    return migration_sql(postgres_schema())
 
 
 def publish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ class DeltaTarget:
 
     def __init__(self, lake: Path) -> None:
         self._path = lake / CONSUMER
-        self.url = str(lake / "dedup")
+        self._state = str(lake / "dedup")
 
     def prepare(self) -> None:
         """Create the sink. The folder is new: main.py has emptied it. Crash: nothing that matters; the next demo starts anew."""
@@ -29,7 +30,7 @@ class DeltaTarget:
 
     def store(self) -> Store:
         """The store of `lake/dedup`."""
-        return DeltaStore(self.url, tables={self.sink: str(self._path)})
+        return DeltaStore(self._state, tables={self.sink: str(self._path)})
 
     def rows(self) -> pa.Table:
         """All rows of the sink, read by deltalake."""
@@ -37,4 +38,8 @@ class DeltaTarget:
 
     def where(self) -> dict[str, str]:
         """The two folders."""
-        return {"sink": str(self._path), "state": self.url}
+        return {"sink": str(self._path), "state": self._state}
+
+    def command(self, words: str) -> str:
+        """With the folder of the state."""
+        return f"dedup {words} --store {shlex.quote(self._state)}"

@@ -19,7 +19,7 @@ STORE = "DEDUP_DEMO_STORE"
 """Variable with the store as `dedup demo --store` was given it; empty for the default."""
 
 
-def stream(spark: Any, folder: Path, place: Target) -> None:
+def stream(spark: Any, folder: Path, place: Target, checkpoint: str = "spark-checkpoint") -> None:
     """Read the landing folder to its end, one file a batch; continue where the Spark checkpoint stands.
 
     Crash: at any moment; starting it again is all that is needed.
@@ -32,7 +32,7 @@ def stream(spark: Any, folder: Path, place: Target) -> None:
         tx.write(flown.select("data.*"), place.sink)
 
     events = spark.readStream.schema(ENVELOPE_DDL).option("maxFilesPerTrigger", 1).parquet(str(folder / "landing"))
-    query = events.writeStream.foreachBatch(consumer).option("checkpointLocation", str(folder / "spark-checkpoint"))
+    query = events.writeStream.foreachBatch(consumer).option("checkpointLocation", str(folder / checkpoint))
     query.trigger(availableNow=True).start().awaitTermination()
 
 

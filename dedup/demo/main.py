@@ -79,14 +79,14 @@ class Demo:
         self._store, self._seed = store, seed
         self.folder, self.place = target(store)
 
-    def prepare(self, events: int | None) -> tuple[pa.Table, delivery.Delivery]:
+    def prepare(self, events: int | None, files: int = FILES) -> tuple[pa.Table, delivery.Delivery]:
         """Empty the folder and the store, write the landing folder and the log of what it delivers.
 
         Crash: anything may be missing; the next run begins anew.
         """
         _clear(self.folder)
         table = flights.read(events)
-        planned = delivery.plan(table.num_rows, self._seed, FILES)
+        planned = delivery.plan(table.num_rows, self._seed, files)
         delivery.write(planned, table, self.folder / "landing")
         pq.write_table(planned.topic, self.folder / "topic.parquet")
         pq.write_table(planned.log, self.folder / "delivery-log.parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 
 import psycopg
 import pyarrow as pa
@@ -27,7 +28,6 @@ class PostgresTarget:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self.url = mask_secrets(dsn)
 
     def prepare(self) -> None:
         """Replace the schema, create the sink.
@@ -57,11 +57,16 @@ class PostgresTarget:
     def rows(self) -> pa.Table:
         """All rows of the sink, by COPY: 300,000 rows as Python objects would take longer than writing them did."""
         statement = f"COPY (SELECT {', '.join(FLIGHT.names)} FROM {self.sink}) TO STDOUT (FORMAT csv, HEADER)"
-        with psycopg.connect(self._dsn, options="-c timezone=UTC") as connection, connection.cursor().copy(statement) as copy:
-            raw = io.BytesIO(b"".join(copy))
-        # PostgreSQL writes an offset of two digits, which Arrow reads as one of ISO 8601
+        with psycopg.connect(self._dsn) as connection:
+            connection.execute("SET TIME ZONE 'UTC'")
+            with connection.cursor().copy(statement) as copy:
+                raw = io.BytesIO(b"".join(copy))
         return csv.read_csv(raw, convert_options=csv.ConvertOptions(column_types=FLIGHT, strings_can_be_null=False))
 
     def where(self) -> dict[str, str]:
         """The table and the schema."""
         return {"sink": self.sink, "state": f"schema {SCHEMA}"}
+
+    def command(self, words: str) -> str:
+        """With the schema, and without a password."""
+        return f"DEDUP_SCHEMA={SCHEMA} dedup {words} --store {shlex.quote(mask_secrets(self._dsn))}"

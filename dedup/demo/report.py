@@ -40,7 +40,7 @@ def as_table(audit: Audit, kills: int, title: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column("events", justify="right")
-    table.add_column("", style="dim")
+    table.add_column("", style="dim", overflow="fold")
     for name, count, meaning in _lines(audit, kills):
         style = "bold red" if name in ("lost", "doubled") and count else None
         table.add_row(name, f"{count:,}", meaning, style=style)
@@ -82,7 +82,7 @@ def progress(console: Console, events: int, kills: int) -> Iterator[Callable[[in
 def show_where(console: Console, place: Target, folder: Path) -> None:
     """Paths to look into and commands to type."""
     places = {**place.where(), "what was delivered": f"{folder}/delivery-log.parquet", "the driver's log": f"{folder}/driver.log"}
-    commands = ("dead-letters list", "checkpoints", f"verify {CONSUMER}")
+    commands = map(place.command, ("dead-letters list", "checkpoints", f"verify {CONSUMER}"))
     console.print("\nWhere to look next")
-    for line in (*(f"{name}: {path}" for name, path in places.items()), *(f"dedup {command} --store {place.url}" for command in commands)):
+    for line in (*(f"{name}: {path}" for name, path in places.items()), *commands):
         console.print(f"  {line}", soft_wrap=True, markup=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -73,7 +74,7 @@ def run(
         environment: of the child; None: this process's own.
 
     Raises:
-        DemoFailed: the child ended with an error; the end of its log is in the message.
+        DemoFailed: the child ended with an error; the last one in its log is in the message.
 
     Crash: killed children leave whatever they were doing, which is the point; if this process dies by an exception, its child dies first.
     """
@@ -114,8 +115,9 @@ def _until_kill(child: subprocess.Popen[bytes], kill: Kill | None, decided: Call
 
 def _check_end(child: subprocess.Popen[bytes], log: Path) -> None:
     if child.returncode:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-        raise DemoFailed(f"The stream ended with exit code {child.returncode}. The end of {log}:\n{tail}")
+        lines = log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if re.match(r"([A-Za-z_]\w*\.)*[A-Z]\w+: ", line)] or lines
+        raise DemoFailed(f"The stream ended with exit code {child.returncode} ({''.join(errors[-1:])}). All it said is in {log}.")
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

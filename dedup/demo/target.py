@@ -22,8 +22,6 @@ class Target(Protocol):
 
     sink: str
     """What `tx.write` calls the sink."""
-    url: str
-    """What `dedup --store` takes to look at it, without a password."""
 
     def prepare(self) -> None:
         """Make it empty: what an earlier demo left is removed, the sink table is created.
@@ -40,14 +38,17 @@ class Target(Protocol):
     def where(self) -> dict[str, str]:
         """What there is to look at: name -> path, or table."""
 
+    def command(self, words: str) -> str:
+        """What to type for `dedup WORDS` on this store."""
+
 
 def target(store: str | None) -> tuple[Path, Target]:
     """The demo's folder and place: PostgreSQL for its URL, Delta inside the folder that `store` names; by default `.demo`."""
     if store and is_postgres(store):
         from dedup.demo.postgres import PostgresTarget
 
-        return Path(DEFAULT), PostgresTarget(store)
+        return Path(DEFAULT).absolute(), PostgresTarget(store)
     from dedup.demo.delta import DeltaTarget
 
-    folder = Path(store or DEFAULT)
+    folder = Path(store or DEFAULT).absolute()  # the JVM and its workers may stand elsewhere
     return folder, DeltaTarget(folder / "lake")
