@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -50,12 +51,18 @@ def local_session(app: str, *, packages: tuple[str, ...] = (), cores: int = 2, *
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(app).master(f"local[{cores}]")
-    settings = {"spark.jars.packages": ",".join((DELTA, *packages)), **CONF, **conf}
+    settings = {"spark.jars.packages": ",".join((DELTA, *packages)), "spark.jars.ivy": _jars(), **CONF, **conf}
     if "spark.sql.warehouse.dir" not in settings and SparkSession.getActiveSession() is None:
         settings["spark.sql.warehouse.dir"] = _scratch()
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _jars() -> str:
+    """Where Ivy keeps jars: Spark's own default, except for users whose home folder Java gets wrong or who have none."""
+    home = Path("~").expanduser()
+    return str(home / ".ivy2.5.2" if os.access(home, os.W_OK) else Path(tempfile.gettempdir()) / f"ivy-{os.getuid()}")
 
 
 def _scratch() -> str:
