@@ -63,6 +63,7 @@ def make_letters(
         "consumer": [head.consumer] * count,
         "generation": [head.generation] * count,
         "incarnation": [head.incarnations.get((s, t), 0) for s, t in zip(*(content[c].to_pylist() for c in ("source", "topic")), strict=True)],
+        "sequence_number": np.where(content["partition"].to_numpy() == KEY_ONLY.partition, -1, settled.index.numbers[rows]),
         "event_key": content["key"],
         "key": pc.if_else(pa.array(holds, pa.bool_()), key_bytes(settled.index.high[rows], settled.index.low[rows]), pa.scalar(None, pa.binary(16))),
         "holds_key": holds,

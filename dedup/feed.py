@@ -81,7 +81,8 @@ class ArrowFeed:
     @contextmanager
     def materialise(self, prepare: Prepare) -> Iterator[ArrowMaterial]:
         """Computed here, by pyarrow."""
-        yield ArrowMaterial(arrow.prepare(self._table, prepare))
+        table = arrow.prepare(self._table, prepare)
+        yield ArrowMaterial(table if prepare.positions else numbered(table))
 
 
 @dataclass(frozen=True)
@@ -108,3 +109,9 @@ class ArrowMaterial:
 def visible(table: pa.Table) -> pa.Table:
     """Without the internal columns."""
     return table.drop_columns(list(INTERNAL))
+
+
+def numbered(table: pa.Table) -> pa.Table:
+    """Rows without positions get a number of this batch, so that `tx.reject` can name them; it is never stored."""
+    at = table.column_names.index("sequence_number")
+    return table.set_column(at, table.schema.field(at), pa.array(range(table.num_rows), pa.int64()))

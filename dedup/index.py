@@ -66,8 +66,7 @@ class Index:
         high, low = key_words(table["_key"])
         payload = table["_payload_hash"].to_numpy()
         # Without positions the order must still be the same each time the batch is delivered.
-        tie = (payload, low, high) if partitions == (KEY_ONLY,) else ()
-        order = np.lexsort((*tie, parts, numbers, place))
+        order = np.lexsort((numbers, payload, low, high) if partitions == (KEY_ONLY,) else (parts, numbers, place))
         return cls(
             partitions,
             order,

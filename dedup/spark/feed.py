@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError
 from dedup.envelope import INTERNAL, Prepare
-from dedup.feed import Material, process_run
+from dedup.feed import Material, numbered, process_run
 from dedup.index import INDEX_COLUMNS, Ints
 from dedup.spark.frames import SparkFrames
 from dedup.spark.prepare import prepare as prepare_columns
@@ -47,9 +47,11 @@ class SparkFeed:
                 raise
             log.warning("the batch is larger than spark.driver.maxResultSize; using scratch files")
         else:
-            yield MemoryMaterial(self._batch.sparkSession, table, rows.schema)
+            yield MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), rows.schema)
             return
         with scratch_folder(self._batch.sparkSession, self._scratch) as folder:
+            if not prepare.positions:
+                rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
             rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
             yield ScratchMaterial(self._batch.sparkSession.read.schema(_with_row(rows.schema)).parquet(folder))
 

@@ -7,10 +7,15 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from dedup.envelope import ENVELOPE, POSITION
 from dedup.store import Store
 
 SINK = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("amount", pa.int64())])
 """The sink of most tests: what the handler makes of one order."""
+
+
+POSITIONS = pa.schema([ENVELOPE.field(n) for n in POSITION])
+"""A sink that keeps where each row came from."""
 
 
 class Place(Protocol):
@@ -20,7 +25,9 @@ class Place(Protocol):
 
     def store(self, **options: Any) -> Store: ...
     def create_sink(self, name: str = "orders") -> None: ...
+    def create_position_sink(self) -> None: ...
     def drop_sink(self, name: str = "orders") -> None: ...
+    def accept_sink(self, name: str = "orders") -> None: ...
     def read(self, name: str = "orders") -> list[dict[str, Any]]: ...
 
 
@@ -48,6 +55,13 @@ class PostgresPlace:
         """A table with the columns of SINK."""
         self.execute(f'CREATE TABLE "{name}" (id text NOT NULL, amount bigint)')
 
+    def create_position_sink(self) -> None:
+        """A table `positions` with the columns of POSITIONS."""
+        self.execute("CREATE TABLE positions (source text, topic text, partition int, sequence_number bigint, part bigint)")
+
+    def accept_sink(self, name: str = "orders") -> None:
+        """Nothing to accept: sink rows and reservations are in one database."""
+
     def drop_sink(self, name: str = "orders") -> None:
         """Gone."""
         self.execute(f'DROP TABLE "{name}"')
@@ -71,7 +85,7 @@ class DeltaPlace:
         """A new store object that knows sinks by their plain names."""
         from dedup.delta import DeltaStore
 
-        names = ("orders", "audit", "late", "missing", "lines")
+        names = ("orders", "audit", "late", "missing", "positions")
         return DeltaStore(self.url, tables={n: self.path(n) for n in names}, **options)
 
     def create_sink(self, name: str = "orders") -> None:
@@ -79,6 +93,16 @@ class DeltaPlace:
         from deltalake import DeltaTable
 
         DeltaTable.create(self.path(name), schema=SINK)
+
+    def create_position_sink(self) -> None:
+        """A table `positions` with the columns of POSITIONS."""
+        from deltalake import DeltaTable
+
+        DeltaTable.create(self.path("positions"), schema=POSITIONS)
+
+    def accept_sink(self, name: str = "orders") -> None:
+        """What `dedup publish --accept-sink --lost` does."""
+        self.store().accept_sink("shop", name, lost=True, by="test", reason="re-created")  # type: ignore[attr-defined]
 
     def drop_sink(self, name: str = "orders") -> None:
         """Gone."""

@@ -22,7 +22,7 @@ def test_a_batch_is_written_once_and_accounted_for(place: Place) -> None:
 
 def test_a_replayed_batch_changes_nothing(place: Place) -> None:
     """The same batch id again, from a new process, finds its positions recorded."""
-    events = batch(*orders(range(5)), event(5, "p0-0"), event(6, "bad", -1), event(7, body=b"{"))
+    events = batch(*orders(range(5)), event(5, "p0-0", 0), event(6, "bad", -1), event(7, body=b"{"))
     consumer(place.store())(events, 0)
     before, store = place.read(), place.store()
     report = consumer(store)(events, 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from orders import assert_proven, batch, consumer, event, ids, letters, orders
-from places import Place
+from places import DeltaPlace, Place
 
-from checkpoint.errors import Fenced, IncarnationChanged, PositionGap, SettingsChanged, StoreRestored
+from checkpoint.errors import Fenced, IncarnationChanged, PositionGap, PublicationStuck, SettingsChanged, StoreRestored
 from dedup import planning
 
 
@@ -89,6 +89,7 @@ def test_a_reset_forgets_keys_positions_and_settings(place: Place) -> None:
     place.store().amend("shop", planning.reset, by="test", reason="start over")
     place.drop_sink()
     place.create_sink()
+    place.accept_sink()
     report = consumer(place.store(), query="fresh", idempotence_key=["data.id", "data.amount"])(batch(*orders(range(2)), event(2, "bad", -1)), 0)
     assert (report.processed, report.dead_lettered) == (2, 1)
     assert len(letters(place.store())) == 2
@@ -117,3 +118,17 @@ def test_two_consumers_of_one_store_do_not_meet(place: Place) -> None:
     assert len(place.read()) == 4
     for name in store.consumers():
         assert_proven(store, name)
+
+
+def test_a_sink_that_was_dropped_and_created_again(place: Place) -> None:
+    """Where the sink does not commit with the reservations, its loss is noticed and has to be accepted; then new rows go to the new table."""
+    consumer(place.store())(batch(*orders([0])), 0)
+    place.drop_sink()
+    place.create_sink()
+    if isinstance(place, DeltaPlace):
+        with pytest.raises(PublicationStuck, match="accept-sink"):
+            consumer(place.store())(batch(*orders([1])), 1)
+    place.accept_sink()
+    consumer(place.store())(batch(*orders([1])), 1)
+    assert ids(place.read()) == ["p0-1"]
+    assert_proven(place.store())
