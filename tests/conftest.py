@@ -49,8 +49,8 @@ def dedup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     """Run the command as the shell would; gives its exit code, output and errors."""
     from dedup.cli import main
 
-    monkeypatch.delenv("DEDUP_STORE", raising=False)
-    monkeypatch.delenv("DEDUP_DEBUG", raising=False)
+    for name in ("DEDUP_STORE", "DEDUP_SCHEMA", "DEDUP_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(line: str, place: Any = None) -> tuple[int, str, str]:

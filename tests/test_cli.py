@@ -45,12 +45,17 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place where `shop` has decided two batches: seven orders, one of them rejected, and a body that does not decode."""
     made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
     made.create_sink()
-    store = made.store()
+    decide_two_batches(made)
+    return made
+
+
+def decide_two_batches(place: Place) -> None:
+    """What every test finds."""
+    store = place.store()
     run = consumer(store)
     run(batch(*orders(range(3)), event(3, "bad", -1)), 0)
     run(batch(*orders(range(3), partition=1), event(4, "p0-0", 0), event(5, body=BODY, properties=[{"key": "h", "value": b"\xfe"}])), 1)
     store.close()
-    return made
 
 
 def document(run: Run, line: str, place: Place) -> Any:
@@ -191,6 +196,47 @@ def test_publish_and_migrate_can_be_repeated(place: Place, dedup: Run) -> None:
     assert dedup("migrate", place) == (0, "The state is up to date.\n", "")
     assert dedup("migrate --dry-run", place) == (0, "The state is up to date.\n", "")
     assert document(dedup, "consumer show shop", place) == before
+
+
+@pytest.mark.delta
+def test_a_sink_that_was_replaced_is_accepted_with_yes_only(tmp_path: Path, dedup: Run) -> None:
+    """A new table under a sink's name gets rows only after a person said so, and no row that the old one had."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    decide_two_batches(place)
+    place.drop_sink()
+    place.create_sink()
+    before = document(dedup, "consumer show shop", place)
+    code, out, _ = dedup("publish shop --accept-sink orders", place)
+    assert (code, "Nothing was changed" in out) == (0, True)
+    assert document(dedup, "consumer show shop", place) == before
+    assert dedup("publish --accept-sink orders --yes", place)[0] == 2
+    code, _, err = dedup("publish shop --accept-sink orders --yes", place)
+    assert (code, "--accept-sink orders --lost" in err) == (2, True)
+    assert document(dedup, "consumer show shop", place) == before
+    assert dedup("publish shop --accept-sink orders --lost --yes --reason 'a test'", place) == (0, "shop: 0 batches published\n", "")
+    consumer(place.store())(batch(*orders([9])), 2)
+    assert [row["id"] for row in place.read()] == ["p0-9"]
+
+
+@pytest.mark.postgres
+def test_a_postgres_sink_is_never_accepted(postgres: str, dedup: Run) -> None:
+    """There a sink commits with the decision: the option is an error that says so."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    decide_two_batches(place)
+    code, _, err = dedup("publish shop --accept-sink orders --yes", place)
+    assert (code, "never one to accept" in err) == (2, True)
+
+
+@pytest.mark.postgres
+def test_the_schema_can_come_from_the_environment(postgres: str, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DEDUP_SCHEMA names the schema of the state, also in the SQL that is printed."""
+    place = PostgresPlace(postgres)
+    monkeypatch.setenv("DEDUP_SCHEMA", "other")
+    assert 'create table "other".consumer' in dedup("migrate --sql")[1]
+    assert dedup("migrate", place)[0] == 0
+    assert [row[0] for row in place.execute("select nspname from pg_namespace where nspname in ('dedup', 'other')")] == ["other"]
 
 
 def test_an_unknown_consumer_is_one_line_with_the_names_there_are(place: Place, dedup: Run) -> None:

@@ -45,9 +45,8 @@ def open_store(url: str, *, new: bool = False) -> Store:
     if not url:
         raise dedup.ConfigError("No store given. Use --store postgresql://... or --store /path/to/delta, or set DEDUP_STORE.")
     if is_postgres(url):
-        return dedup.PostgresStore(
-            url, schema=postgres_schema(), auto_migrate=False
-        )  # who only looks creates no tables in a database that was mistyped
+        # who only looks creates no tables in a database that was mistyped
+        return dedup.PostgresStore(url, schema=postgres_schema(), auto_migrate=False)
     if not new and "://" not in url and not Path(url).exists():
         raise dedup.ConfigError(f"There is no folder {url}. Check --store, or let `dedup migrate` begin a new store there.")
     return dedup.DeltaStore(url)
