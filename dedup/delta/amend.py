@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from checkpoint.errors import ConfigError, PublicationStuck
 from checkpoint.position import Partition
+from dedup.delta.events import LETTERS_SINK
 from dedup.delta.header import Header, Mark
 from dedup.delta.publish import Publisher
 from dedup.delta.state import ConsumerState
@@ -21,7 +22,7 @@ def amendment(state: ConsumerState, publisher: Publisher, change: Callable[[Head
     Raises:
         PublicationStuck: something cannot be published, and the change does not begin all over.
     """
-    head = change(state.header.head)
+    head = replace(change(state.header.head), seq=state.header.seq)
     dropped: tuple[tuple[int, str], ...] = ()
     try:
         if state.damage is None:
@@ -32,6 +33,9 @@ def amendment(state: ConsumerState, publisher: Publisher, change: Callable[[Head
         # After a reset every event comes again: rows of the old life must not come up late in its sinks.
         dropped = tuple((seq, entry.name) for seq in sorted(state.pending) for entry in state.decided[seq].sinks)
     header = _next(state, "amend", head, by, reason)
+    if head.keyspace != state.header.head.keyspace:
+        # Whoever starts over may have emptied, dropped and re-created the sinks; the letters stay.
+        header = replace(header, marks={name: mark for name, mark in header.marks.items() if name == LETTERS_SINK})
     return replace(header, dropped=(*header.dropped, *dropped))
 
 

@@ -17,6 +17,9 @@ from dedup.store import Head, Selection
 
 PARKED, DUPLICATE = "parked", "duplicate"
 
+LETTERS_SINK = "dedup.dead_letters"
+"""Name under which headers list the table of dead letter events."""
+
 _ALWAYS = frozenset({"consumer", "generation"})
 
 EVENTS = pa.schema(

@@ -134,24 +134,25 @@ class ConsumerState:
             self.ledger.forget_written()
 
     def _decide(self, decision: Decision, on_step: Callable[[str], None]) -> None:
-        base, header = self.header.seq, decision.header
+        header, last = decision.header, decision.header.seq - 1
         self._require_sound_for(header)
-        table = self._table_to_write()
         adds = self._write(decision)
         on_step("decide")
         for _ in range(MAINTENANCE_RACES):
+            table = self._table_to_write()
+            if self.header.seq != last:  # somebody decided since this was planned, even if the newest snapshot would take it
+                return self._judge(header)
             failure = self._try(table, adds, header)
             on_step("read_back")
             self._read_back(failure)
-            if self.header.seq > base:
+            if self.header.seq != last:
                 return self._judge(header)
             self._require_sound_for(header)
             if failure is None:
                 raise CommitUnknown(f"The ledger {self.ledger.uri} took decision {header.seq} and does not show it.")
             if not isinstance(failure, tables.COMMIT_REFUSED):
-                raise StoreUnavailable(f"The ledger {self.ledger.uri} could not be written, and nothing was committed: {failure}") from failure
-            table = self._table_to_write()
-        raise CommitConflict(f"The ledger {self.ledger.uri} is being rewritten all the time (compaction?). Nothing was committed; run the batch again.")
+                raise StoreUnavailable(f"The ledger {self.ledger.uri} could not be written; nothing was committed: {failure}") from failure
+        raise CommitConflict(f"The ledger {self.ledger.uri} is rewritten all the time (compaction?). Nothing was committed; run the batch again.")
 
     def _table_to_write(self) -> DeltaTable:
         if self.table is None and self._table_id is not None:
@@ -183,12 +184,13 @@ class ConsumerState:
 
     def _judge(self, header: Header) -> None:
         """Whose decision has this number?"""
-        winner = self.decided[header.seq]
-        if winner.attempt == header.attempt:
+        winner = self.decided.get(header.seq)
+        if winner is not None and winner.attempt == header.attempt:
             return
         if self.header.head.epoch > header.head.epoch:
             raise self.fenced()
-        raise CommitConflict(f"Decision {header.seq} of consumer {self.ledger.consumer!r} was made by another commit ({winner.kind}) first. Plan again.")
+        by = f" ({winner.kind})" if winner else ""
+        raise CommitConflict(f"Decision {header.seq} of consumer {self.ledger.consumer!r} was made by another commit{by} first. Plan again.")
 
     def fenced(self) -> Fenced:
         """The error that says who took over, and when."""
@@ -281,6 +283,8 @@ class ConsumerState:
             theirs = set(header.pending)
             self.pending = (theirs if fresh else theirs & self.pending) | ({seq} if header.sinks else set())
             fresh = False
+            if header.generation_since == seq:
+                self.marks = {}  # the header of a new life says which sinks are still the same
             for name, mark in header.marks.items():
                 if name not in self.marks or mark.seq >= self.marks[name].seq:
                     self.marks[name] = mark
@@ -302,8 +306,8 @@ class ConsumerState:
         )
 
     def following(self, kind: str, attempt: str, now: dt.datetime, head: Head, **changes: Any) -> Header:
-        """The header of the next decision, with everything that this process knows of publications."""
-        last, seq = self.header, self.header.seq + 1
+        """The header of the decision after `head`, which was read before; with everything that this process knows of publications."""
+        last, seq = self.header, head.seq + 1
         return last.following(
             kind,
             attempt,

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from checkpoint.errors import CommitConflict, ConfigError, StoreRestored
 from dedup.delta import audit, maintain
 from dedup.delta.amend import acceptance, amendment, purging
-from dedup.delta.events import ALL_LETTERS, EVENTS, letters_of, selected
+from dedup.delta.events import ALL_LETTERS, EVENTS, LETTERS_SINK, letters_of, selected
 from dedup.delta.header import Header
 from dedup.delta.ledger import Ledger
 from dedup.delta.publish import Publisher
@@ -30,9 +30,6 @@ from dedup.delta.storage import Options, absolute, consumer_name, filesystem, jo
 from dedup.delta.takeover import Heartbeat, Takeover, exists, take_epoch
 from dedup.delta.transaction import Context, DeltaTransaction
 from dedup.store import Head, Holder, Selection
-
-LETTERS_SINK = "dedup.dead_letters"
-"""Name under which headers list the table of dead letter events."""
 
 AMEND_ATTEMPTS = 20
 

@@ -188,7 +188,7 @@ class DeltaTransaction:
     def _header(self, reserved: int) -> Header:
         state, seq = self._state, self.head.seq + 1
         now = dt.datetime.now(dt.UTC)
-        header = state.following("batch", self._attempt, now, replace(self.head, seq=seq, **self._collected.head))
+        header = state.following("batch", self._attempt, now, replace(self.head, **self._collected.head))
         summary = seq if state.summary_due(seq) else header.summary
         return replace(header, sinks=tuple(self._collected.sinks.values()), summary=summary, reserved=reserved)
 
