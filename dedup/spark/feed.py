@@ -39,21 +39,26 @@ class SparkFeed:
     @contextmanager
     def materialise(self, prepare: Prepare) -> Iterator[Material]:
         """Arrow on the driver; scratch Parquet where Spark says that the result is above spark.driver.maxResultSize."""
-        rows = prepare_columns(self._batch, prepare)
-        try:
-            table = rows.toArrow()
-        except PySparkException as error:
-            if "maxResultSize" not in str(error):
-                raise
-            log.warning("the batch is larger than spark.driver.maxResultSize; using scratch files")
-        else:
-            yield MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), rows.schema)
+        rows, session = prepare_columns(self._batch, prepare), self._batch.sparkSession
+        table = self.collect(rows)
+        if table is not None:
+            yield MemoryMaterial(session, table if prepare.positions else numbered(table), rows.schema)
             return
-        with scratch_folder(self._batch.sparkSession, self._scratch) as folder:
+        with scratch_folder(session, self._scratch) as folder:
             if not prepare.positions:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
             rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
-            yield ScratchMaterial(self._batch.sparkSession.read.schema(_with_row(rows.schema)).parquet(folder))
+            yield ScratchMaterial(session.read.schema(_with_row(rows.schema)).parquet(folder))
+
+    def collect(self, rows: DataFrame) -> pa.Table | None:
+        """The rows on the driver; None where Spark refuses because they are too large. Nothing is decided yet, so they may be computed again."""
+        try:
+            return rows.toArrow()
+        except Exception as error:  # py4j and Spark Connect wrap the same refusal differently
+            if "maxResultSize" not in str(error):
+                raise
+        log.warning("the batch is larger than spark.driver.maxResultSize; using scratch files")
+        return None
 
 
 def local_property(session: SparkSession, name: str) -> str | None:

@@ -1,0 +1,186 @@
+"""The contract through Structured Streaming: real queries, real checkpoints, both stores."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from orders import ORDER, assert_proven, ids, letters
+from places import DeltaPlace, Place, PostgresPlace
+
+from checkpoint.errors import ConfigError, DedupError
+from dedup import Columns, Consumer, decode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+KAFKA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+
+
+class Topic:
+    """A folder of JSON files that a stream reads as a Kafka source's rows, one file a batch."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder, self.files = spark, folder / "topic", 0
+        self.folder.mkdir()
+
+    def append(self, *orders: tuple[int, str | None, int]) -> None:
+        """One more batch of (offset, id, amount)."""
+        rows = [json.dumps({"offset": n, "value": json.dumps({"id": i, "amount": a})}) for n, i, a in orders]
+        (self.folder / f"{self.files:04}.json").write_text("\n".join(rows))
+        self.files += 1
+
+    def stream(self) -> DataFrame:
+        """Rows as Spark's Kafka source has them."""
+        raw = self.spark.readStream.schema("offset bigint, value string").option("maxFilesPerTrigger", 1).json(str(self.folder))
+        return raw.selectExpr(
+            "cast(null as binary) key",
+            "cast(value as binary) value",
+            "'orders' topic",
+            "0 partition",
+            "offset",
+            "timestamp'2026-01-01' timestamp",
+            "0 timestampType",
+        )
+
+
+def make(place: Place, **settings: Any) -> Consumer:
+    """A consumer whose handler rejects by SQL and writes `data.*`."""
+    consumer = Consumer("shop", place.store(), **{"idempotence_key": "data.id", "decode": decode.json(ORDER), "takeover_after": 2.0, **settings})
+
+    @consumer.foreach_batch
+    def load(rows: DataFrame, tx: Any) -> None:
+        good = tx.reject(rows, "data.amount < 0", "negative amount")
+        tx.write(good.select("data.*"), "orders")
+
+    return consumer
+
+
+def run(stream: DataFrame, consumer: Any, checkpoint: Path) -> None:
+    """Everything that is there, then stop."""
+    query = stream.writeStream.foreachBatch(consumer).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+def test_a_stream_is_written_once_through_restarts_and_a_lost_checkpoint(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """New, duplicate, bad and redelivered events over two runs of one query and one of a new query from the earliest."""
+    topic = Topic(spark, tmp_path)
+    topic.append((0, "a", 1), (1, "b", 2), (2, "a", 1), (3, "bad", -1), (4, None, 5))
+    run(topic.stream(), make(place), tmp_path / "one")
+    topic.append((5, "c", 3), (6, "b", 2))
+    topic.append((7, "a", 9))
+    run(topic.stream(), make(place), tmp_path / "one")
+    run(topic.stream(), make(place), tmp_path / "two")
+    assert ids(place.read()) == ["a", "b", "c"]
+    assert Counter(x["kind"] for x in letters(place.store())) == {"REJECTED": 1, "NO_KEY": 1, "KEY_CONFLICT": 1}
+    assert_proven(place.store())
+
+
+def test_a_condition_that_never_answers_the_same_splits_without_loss(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """rand() in tx.reject: each event is parked or written, never both, never neither."""
+    topic = Topic(spark, tmp_path)
+    topic.append(*[(n, f"k{n}", 1) for n in range(1000)])
+    consumer = make(place)
+
+    def load(rows: DataFrame, tx: Any) -> None:
+        tx.write(tx.reject(rows, "rand() < 0.5", "coin").select("data.*"), "orders")
+
+    consumer._handler = load
+    run(topic.stream(), consumer, tmp_path / "one")
+    written, parked = set(ids(place.read())), {x["idempotence_key"] for x in letters(place.store())}
+    assert not written & parked and len(written) + len(parked) == 1000
+    assert 300 < len(written) < 700
+    assert_proven(place.store())
+
+
+def test_rejecting_many_by_a_column_and_skipping(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """Conditions as Columns; NULL does not reject; skipped events are neither written nor parked."""
+    from pyspark.sql import functions as F
+
+    topic = Topic(spark, tmp_path)
+    topic.append(*[(n, f"k{n}", n) for n in range(10)])
+    consumer = make(place)
+
+    def load(rows: DataFrame, tx: Any) -> None:
+        rest = tx.reject(rows, F.when(F.col("data.amount") > 7, True), "above seven")
+        rest = tx.skip(rest, F.col("data.amount") < 3)
+        tx.write(rest.select("data.*"), "orders")
+
+    consumer._handler = load
+    run(topic.stream(), consumer, tmp_path / "one")
+    assert sorted(ids(place.read())) == [f"k{n}" for n in range(3, 8)]
+    (record,) = place.store().batches("shop").to_pylist()
+    assert record["skipped"] == [{"first": 0, "last": 2}] and record["dead_lettered"] == 2
+    assert_proven(place.store())
+
+
+def test_a_batch_too_large_for_the_driver_goes_through_scratch_files(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """The same effect when the rows stay with the tasks, in several chunks, with a replay."""
+    from dedup.spark import feed
+
+    class Scratch(feed.SparkFeed):
+        def collect(self, rows: DataFrame) -> None:
+            """As if Spark had refused."""
+
+    topic = Topic(spark, tmp_path)
+    topic.append(*[(n, f"k{n % 90}", n % 90 - 1) for n in range(100)], (100, None, 1))
+    frame = spark.read.schema("offset bigint, value string").json(str(topic.folder))
+    frame = frame.selectExpr("'orders' topic", "0 partition", "offset sequence_number", "cast(value as binary) body", "'broker' source")
+    for _ in range(2):
+        consumer = make(place, scratch=str(tmp_path / "scratch"), query="q", max_events_per_transaction=40)
+        consumer._policy()
+        consumer._with_replanning(Scratch(frame, consumer.scratch), 0)
+    assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(1, 90))
+    assert [(x["kind"], x["sequence_number"]) for x in letters(place.store())] == [("REJECTED", 0), ("NO_KEY", 100)]
+    assert_proven(place.store())
+
+
+def test_an_exploded_event_needs_part(spark: SparkSession, place: Place) -> None:
+    """A frame that was exploded upstream: refused without part=, whole with it."""
+    lines = spark.sql("select 't' topic, 0 partition, 7L sequence_number, 'b' source, posexplode(array('x', 'y')) as (line, id)")
+    rows = lines.selectExpr("*", "cast('same' as binary) body")
+    settings: dict[str, Any] = {"decode": None, "idempotence_key": "id", "query": "q"}
+
+    def load(new: DataFrame, tx: Any) -> None:
+        tx.write(new.selectExpr("id", "1L amount"), "orders")
+
+    consumer = make(place, **settings)
+    consumer._handler = load
+    with pytest.raises(ConfigError, match="part="):
+        consumer(rows, 0)
+    consumer = make(place, part="line", **settings)
+    consumer._handler = load
+    consumer(rows, 0)
+    assert ids(place.read()) == ["x", "y"]
+
+
+def test_any_frame_is_mapped_by_columns(spark: SparkSession, place: Place) -> None:
+    """Columns names what is not recognised; a missing column is one clear error before anything is written."""
+    rows = spark.sql("select 5L n, 1 p, id, 2L amount from values ('a'), ('b') as t(id)").selectExpr("n + monotonically_increasing_id() n", "p", "id", "amount")
+    settings: dict[str, Any] = {"decode": None, "idempotence_key": "id", "query": "q", "payload": "amount"}
+    consumer = make(place, positions=Columns(topic="'files'", partition="p", sequence_number="missing"), **settings)
+    with pytest.raises(ConfigError, match="missing"):
+        consumer(rows, 0)
+    consumer = make(place, positions=Columns(topic="'files'", partition="p", sequence_number="n"), **settings)
+    consumer._handler = lambda new, tx: tx.write(new.select("id", "amount"), "orders")
+    consumer(rows.coalesce(1), 0)
+    assert ids(place.read()) == ["a", "b"]
+    assert place.store().head("shop").checkpoints.keys().__iter__().__next__().topic == "files"
+
+
+def test_a_driver_killed_by_its_store_error_reports_it(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """An error of ours stops the query with its own message: the person sees the command to go on."""
+    topic = Topic(spark, tmp_path)
+    topic.append((5, "a", 1))
+    run(topic.stream(), make(place), tmp_path / "one")
+    topic.append((9, "b", 1))
+    for old in sorted(topic.folder.glob("0000*")):
+        old.unlink()
+    with pytest.raises(Exception, match="accept-gap shop"):
+        run(topic.stream(), make(place), tmp_path / uuid.uuid4().hex)
+    assert ids(place.read()) == ["a"]
+    assert issubclass(DedupError, Exception) and isinstance(place, PostgresPlace | DeltaPlace)
