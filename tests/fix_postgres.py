@@ -12,12 +12,11 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import pg_server
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-
-import pg_server
 
 ENGINE_SECONDS = 5
 

@@ -33,7 +33,7 @@ def ends_transaction(error: psycopg.Error) -> bool:
 def text_of(error: psycopg.Error) -> str:
     """The server's words on one line."""
     parts = [error.diag.message_primary or str(error).strip() or type(error).__name__, error.diag.message_detail or ""]
-    return " ".join(" ".join(part.split()) for part in parts if part)
+    return " ".join(" ".join(part.split()) for part in parts if part).rstrip(".")
 
 
 def translate(error: psycopg.Error, doing: str) -> StoreError:

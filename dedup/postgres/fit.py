@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
@@ -148,10 +149,20 @@ def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
         values.validate(full=True)
     except pa.ArrowInvalid as error:
         raise Misfit(f"text that is not UTF-8: {error}", "bytea") from error
-    nul = pc.index(pc.fill_null(pc.match_substring(values, "\0"), False), True).as_py() if len(values) else -1
+    if not any(map(_has_nul, values.chunks)):
+        return values
+    nul = pc.index(pc.fill_null(pc.match_substring(values, "\0"), False), True).as_py()
     if nul >= 0:
         raise Misfit(f"row {nul} holds a NUL character, which PostgreSQL's text cannot: replace it, or keep bytes", "bytea")
     return values
+
+
+def _has_nul(chunk: pa.StringArray) -> bool:
+    """Whether there may be a NUL: looks at the bytes as they lie, null slots included."""
+    offsets = np.frombuffer(chunk.buffers()[1] or b"\0\0\0\0", dtype=np.int32)
+    first, last = offsets[chunk.offset], offsets[chunk.offset + len(chunk)] if len(chunk) else offsets[chunk.offset]
+    text = np.frombuffer(chunk.buffers()[2] or b"", dtype=np.uint8)[first:last]
+    return bool(np.count_nonzero(text) < len(text))
 
 
 def _short(values: pa.ChunkedArray, limit: int | None) -> pa.ChunkedArray:

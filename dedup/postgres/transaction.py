@@ -173,9 +173,13 @@ class PgTransaction:
 
     def _undo_attempt(self) -> None:
         if self._connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-            with self._our_statements("undoing an attempt"):
+            try:
                 self._connection.execute("rollback to savepoint dedup_attempt")
                 self._connection.execute("release savepoint dedup_attempt")
+            except psycopg.errors.InvalidSavepointSpecification as error:
+                raise HandlerError(_ENDED) from error
+            except psycopg.Error as error:
+                raise translate(error, f"Consumer {self.head.consumer!r}, undoing an attempt") from error
 
     def _refuse_ended(self) -> None:
         if self._connection.info.transaction_status == TransactionStatus.IDLE:

@@ -171,15 +171,16 @@ select id from {schema}.reservation_generation where closed_at is null;
 -- name: known_keys
 -- Which of these keys are reserved or held by a letter, as 16 bytes of key and 8 of payload hash each.
 -- Asks the tables of all generations. "limit 1" keeps it one index probe per key, however the statistics look.
-select coalesce(string_agg(uuid_send(k.key) || int8send(f.payload_hash), ''::bytea), ''::bytea)
-from unnest(%(keys)s::uuid[]) k (key)
-cross join lateral (
-    select r.payload_hash from (
-        (select r.payload_hash, 1 as place from {schema}.reservation r where r.key = k.key limit 1)
-        union all
-        (select coalesce(d.payload_hash, 0), 2 from {schema}.dead_letter d
-            where d.key = k.key and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED') limit 1)
-    ) r order by r.place limit 1
+select coalesce(string_agg(uuid_send(f.key) || int8send(f.payload_hash), ''::bytea), ''::bytea)
+from (
+    select k.key, r.payload_hash
+    from unnest(%(keys)s::uuid[]) k (key)
+    cross join lateral (select r.payload_hash from {schema}.reservation r where r.key = k.key limit 1) r
+    union all
+    select d.key, coalesce(d.payload_hash, 0)
+    from {schema}.dead_letter d
+    where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
+        and not exists (select from {schema}.reservation r where r.key = d.key)
 ) f;
 
 -- name: reserve_one_by_one

@@ -1,0 +1,81 @@
+"""A TCP proxy before PostgreSQL that swallows the server's answer to COMMIT: the commit happens, the client never hears of it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+COMMIT_MESSAGE = b"Q\0\0\0\x0bcommit\0"
+_PIECE = 65_536
+
+
+class Proxy:
+    """Listens on `port`; forwards to the server until `cut_at` bytes pass from the client, then breaks the connection."""
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port, self._listener = server_port, socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.armed = False
+        self.deliver = True  # whether the COMMIT itself still reaches the server
+        self.cut = threading.Event()
+        self.refuse = False  # whether later connections are refused
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """No more connections."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self.refuse:
+                    client.close()
+                    continue
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+                for source, target, watch in ((client, server, True), (server, client, False)):
+                    threading.Thread(target=self._pump, args=(source, target, watch), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, watch: bool) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(_PIECE):
+                if watch and self.armed and COMMIT_MESSAGE in piece:
+                    self.armed = False
+                    self._cut(source, target, piece)
+                    break
+                target.sendall(piece)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # close alone would wait for the thread that reads from it
+            end.close()
+
+    def _cut(self, client: socket.socket, server: socket.socket, piece: bytes) -> None:
+        client.shutdown(socket.SHUT_RDWR)
+        if self.deliver:
+            server.sendall(piece)
+            server.settimeout(10)
+            with contextlib.suppress(OSError):
+                server.recv(_PIECE)  # the answer: the commit is done
+        self.cut.set()
+
+
+@contextlib.contextmanager
+def proxied(server_port: int) -> Iterator[Proxy]:
+    """A proxy for the length of the block."""
+    proxy = Proxy(server_port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for a condition; fail after that many seconds."""
+    pause, waited = threading.Event(), 0.0
+    while not condition():
+        assert waited < seconds, "it never happened"
+        pause.wait(0.02)
+        waited += 0.02
