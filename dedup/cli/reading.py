@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from checkpoint.position import Ranges
+from checkpoint.position import Partition, Ranges
 from dedup import verify as proof
 from dedup.cli.consumers import CHECKPOINTS, Name, checkpoint_rows
 from dedup.cli.show import AsJson, cell, json_rows, print_json, print_table
@@ -23,8 +23,8 @@ SHOWN_RANGES = 5
 
 PROOF_COLUMNS = ["source", "topic", "partition", "checkpoint", "seen", "ranges", "absent", "absent ranges"]
 
-BATCH_COLUMNS = ["seq", "committed_at", "batch_id", "chunk", "topic", "partition", "seen", "delivered", "redelivered", "processed"]
-BATCH_COLUMNS += ["duplicate", "skipped_rows", "dead_lettered", "late"]
+BATCH_COLUMNS = ["seq", "committed_at", "batch_id", "chunk", "partition", "seen", "delivered", "redelivered", "processed", "duplicate"]
+BATCH_COLUMNS += ["skipped_rows", "dead_lettered", "late"]
 
 
 def register(app: typer.Typer) -> None:
@@ -61,7 +61,8 @@ def batches(
         return
     if newest.num_rows < table.num_rows:
         typer.echo(f"the newest {newest.num_rows} of {table.num_rows}; --limit shows more")
-    print_table(BATCH_COLUMNS, [[row[c] for c in BATCH_COLUMNS] for row in newest.to_pylist()], empty="no batches yet")
+    rows = [{**row, "partition": str(Partition(row["source"], row["topic"], row["partition"]))} for row in newest.to_pylist()]
+    print_table(BATCH_COLUMNS, [[row[c] for c in BATCH_COLUMNS] for row in rows], empty="no batches yet")
 
 
 def verify(

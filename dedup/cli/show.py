@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,9 +25,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead 
 
 HEX = frozenset({"key", "body_sha256"})
 """Byte columns that are hashes; all others may hold anything and are base64."""
-
-UNLIMITED = 1_000_000
-"""Columns of a terminal that is none: nothing is folded for a program or a file."""
 
 
 def console() -> Console:
@@ -41,15 +39,16 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None, empty: str = "nothing") -> None:
     """A table that cuts nothing off, or the word `empty` where there are no rows."""
-    cells = [[Text(cell(value)) for value in row] for row in rows]
-    if not cells:
+    values = [list(row) for row in rows]
+    if not values:
         typer.echo(empty)
         return
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in cells:
-        table.add_row(*row)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column, cells in zip(columns, zip(*values, strict=True), strict=True):
+        numeric = all(value is None or isinstance(value, int) for value in cells)
+        table.add_column(column, overflow="fold", justify="right" if numeric else "left")
+    for row in values:
+        table.add_row(*(Text(cell(value)) for value in row))
     console().print(table)
 
 
@@ -58,7 +57,7 @@ def cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, dt.datetime):
-        return iso(value)[:19].replace("T", " ")
+        return iso(value)[:19].replace("T", " ") + "Z"
     if isinstance(value, Mapping):
         return ", ".join(f"{k}={cell(v)}" for k, v in value.items())
     if isinstance(value, list) and value and isinstance(value[0], Mapping) and {"first", "last"} <= value[0].keys():
