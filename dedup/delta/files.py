@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from checkpoint.errors import SinkMismatch
 from dedup.delta.fit import conform
 from dedup.delta.stats import INDEXED_COLUMNS, statistics
-from dedup.delta.storage import Options, filesystem
+from dedup.delta.storage import Options, put
 
 FILE_BYTES = 256 * 1024 * 1024
 """Arrow bytes collected before a file is written: the memory one task needs, three times over at most."""
@@ -117,8 +117,7 @@ def write_parquet(uri: str, options: Options, path: str, rows: pa.Table, **codec
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, **codec)
     buffer = sink.getvalue()
-    with filesystem(uri, options).open_output_stream(path) as stream:
-        stream.write(buffer)
+    put(uri, options, path, buffer)
     return int(buffer.size)
 
 

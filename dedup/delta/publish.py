@@ -73,6 +73,8 @@ class Publisher:
                 return tried
             if not fresh or failure is not None:
                 self._check_files(header, entry, sink)
+            if entry.mode == "files" and sink.fingerprint != entry.fingerprint:
+                self._check_schema(header, entry, sink)
             tried = True
             try:
                 if self._add(header, entry, sink, app):
@@ -106,7 +108,7 @@ class Publisher:
         return sink
 
     def _check_files(self, header: Header, entry: SinkFiles, sink: Sink) -> None:
-        """Before files of an earlier time are added: are they still there, and does the table still mean the same?"""
+        """Before files of an earlier time are added: are they still there?"""
         missing = self.missing(entry, sink.uri)
         if missing:
             raise PublicationStuck(
@@ -114,8 +116,6 @@ class Publisher:
                 f"was deleted): {', '.join(missing[:3])}. Bring them back, or give those rows up with "
                 f"`dedup publish {self.state.ledger.consumer} --accept-sink {entry.name} --lost`."
             )
-        if entry.mode == "files" and sink.fingerprint != entry.fingerprint:
-            self._check_schema(header, entry, sink)
 
     def missing(self, entry: SinkFiles, sink_uri: str) -> list[str]:
         """Files of an entry that are not there."""
@@ -124,6 +124,7 @@ class Publisher:
         return [info.path for info in found if info.type != pafs.FileType.File]
 
     def _check_schema(self, header: Header, entry: SinkFiles, sink: Sink) -> None:
+        """The table has changed since the rows were checked: do they still fit?"""
         system, add = filesystem(sink.uri, self.options), entry.adds[0]
         with system.open_input_file(add.path) as file:
             written = pq.ParquetFile(file).schema_arrow

@@ -131,7 +131,7 @@ def _describe(name: str, uri: str, table: DeltaTable) -> Sink:
         table,
         schema,
         partition_by,
-        hashlib.sha256(json.dumps([fields, partition_by], sort_keys=True).encode()).hexdigest()[:16],
+        hashlib.sha256(json.dumps([fields, partition_by, special], sort_keys=True).encode()).hexdigest()[:16],
         tuple(special),
         frozenset(f["name"] for f in fields if _COMPUTED & set(f["metadata"])),
         {f["name"]: f["metadata"]["delta.generationExpression"] for f in fields if "delta.generationExpression" in f["metadata"]},

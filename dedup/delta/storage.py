@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake.fs import DeltaStorageHandler
 
@@ -49,9 +50,16 @@ def join(uri: str, *parts: str) -> str:
 def filesystem(uri: str, options: Options) -> pafs.FileSystem:
     """A file system whose root is the (absolute) URI; credentials come from the same options that the tables use."""
     if is_local(uri):
-        os.makedirs(uri, exist_ok=True)
         return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
     return pafs.PyFileSystem(DeltaStorageHandler(uri, options=dict(options or {})))
+
+
+def put(uri: str, options: Options, path: str, content: pa.Buffer) -> None:
+    """Write a whole file below a URI, making the folders it needs. Crash: half of it may be there on a local disk."""
+    if is_local(uri):
+        os.makedirs(os.path.dirname(join(uri, path)), exist_ok=True)
+    with filesystem(uri, options).open_output_stream(path) as stream:
+        stream.write(content)
 
 
 def require_put_if_absent(uri: str, options: Options) -> None:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from checkpoint.errors import CommitConflict, StillHeld
 from dedup.delta.state import ConsumerState, Decision
-from dedup.delta.storage import Options, filesystem, is_local, join
+from dedup.delta.storage import Options, filesystem, is_local, join, put
 from dedup.process import is_alive, this_process
 from dedup.store import Head, Holder
 
@@ -47,12 +48,13 @@ class Heartbeat:
         """Replace the content in one piece. Crash: the old or the new content is there."""
         process = this_process()
         told = {"epoch": epoch, "host": process.host, "pid": process.pid, "beat": uuid.uuid4().hex}
-        system = filesystem(join(self.root, "heartbeat"), self.options)
-        target = f"{self.name}.{process.pid}.tmp" if is_local(self.root) else self.name
-        with system.open_output_stream(target) as stream:
-            stream.write(json.dumps(told).encode())
-        if target != self.name:
-            system.move(target, self.name)
+        folder, content = join(self.root, "heartbeat"), pa.py_buffer(json.dumps(told).encode())
+        if not is_local(self.root):
+            put(folder, self.options, self.name, content)
+            return
+        temporary = f"{self.name}.{process.pid}.tmp"
+        put(folder, self.options, temporary, content)
+        filesystem(folder, self.options).move(temporary, self.name)
 
     @contextmanager
     def beating(self, epoch: int, every: float) -> Iterator[None]:

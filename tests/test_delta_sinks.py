@@ -1,0 +1,427 @@
+"""Publication: decided rows reach every sink once and in order, whatever happens to the sinks in between."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import delta_kit as kit
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from checkpoint.errors import CommitConflict, ConfigError, PublicationStuck, SinkMismatch
+from dedup import planning
+from dedup.delta import DeltaStore, sink
+from dedup.delta.publish import Publisher
+from dedup.delta.storage import require_put_if_absent
+from dedup.rows import ArrowRows
+from dedup.store import Commit, Selection
+
+pytestmark = pytest.mark.delta
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with two sinks."""
+    kit.create(str(tmp_path / "orders"))
+    kit.create(str(tmp_path / "audit"), partition_by=["text"])
+    return tmp_path
+
+
+def open_store(place: Path, **options: Any) -> DeltaStore:
+    """What a new process would open."""
+    return DeltaStore(str(place / "state"), tables={n: str(place / n) for n in ("orders", "audit", "late")}, **options)
+
+
+def show(place: Path, name: str = "orders") -> list[int]:
+    """A sink."""
+    return kit.ids(str(place / name))
+
+
+def die_before_publishing(store: DeltaStore, number: int, batch: list[kit.Event], batch_id: int = 0, **options: Any) -> None:
+    """Decide a batch and stop before any sink shows it."""
+
+    class Died(Exception):
+        pass
+
+    def on_step(name: str) -> None:
+        if name == "publish":
+            raise Died
+
+    before, store.on_step = store.on_step, on_step
+    with pytest.raises(Died):
+        kit.process(store, number, batch, batch_id, **options)
+    store.on_step = before
+
+
+def test_what_was_decided_is_published_by_the_next_transaction(place: Path) -> None:
+    """A copy that died after the decision left it to the next one, in both sinks, in order."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1, 2]), sinks=("orders", "audit"), text="x")
+    assert show(place) == show(place, "audit") == []
+    assert any("not published" in line for line in open_store(place).problems(kit.NAME))
+    kit.process(open_store(place), number, kit.events([3], 2), 1, sinks=("orders", "audit"), text="y")
+    assert show(place) == show(place, "audit") == [1, 2, 3]
+    assert open_store(place).problems(kit.NAME) == []
+
+
+def test_publish_brings_what_is_decided_and_counts_it_once(place: Path) -> None:
+    """`publish` returns how many decisions it brought; again, and from another process, there is nothing left."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1]))
+    assert (open_store(place).publish(kit.NAME), open_store(place).publish(kit.NAME), store.publish(kit.NAME)) == (1, 0, 0)
+    assert show(place) == [1]
+
+
+def test_letters_show_before_they_are_published(place: Path) -> None:
+    """A decided letter is a letter, whether or not its table shows it already."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([9]), reject=lambda key: True)
+    die_before_publishing(store, number, kit.events([1], 1), 1, reject=lambda key: True)
+    assert open_store(place).letters(Selection()).num_rows == 2
+    store.publish(kit.NAME)
+    assert open_store(place).letters(Selection()).num_rows == 2
+
+
+def test_two_publishers_at_once_publish_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher that is overtaken between its look and its commit finds the transaction id, and does nothing."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1, 2]))
+    real, met = Publisher._add, []
+
+    def overtaken(self: Publisher, *args: Any) -> bool:
+        if not met:
+            met.append(1)
+            open_store(place).publish(kit.NAME)
+        return real(self, *args)
+
+    monkeypatch.setattr(Publisher, "_add", overtaken)
+    open_store(place).publish(kit.NAME)
+    assert show(place) == [1, 2] and DeltaTable(str(place / "orders")).version() == 1
+
+
+def test_a_sink_with_other_writers_and_compaction_shows_each_row_once(place: Path) -> None:
+    """Foreign appends and OPTIMIZE between our publications disturb neither side."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    for i in range(4):
+        kit.process(store, number, kit.events([i], i), i)
+        other = DeltaTable(str(place / "orders"))
+        other.optimize.compact()
+        from deltalake import write_deltalake
+
+        write_deltalake(other, pa.table({"id": [100 + i], "text": ["foreign"]}, schema=kit.SINK), mode="append")
+    assert show(place) == [0, 1, 2, 3, 100, 101, 102, 103]
+    assert store.problems(kit.NAME) == []
+
+
+def test_a_sink_that_was_dropped_and_created_again_is_told_and_accepted(place: Path) -> None:
+    """Another table under the old name stops the consumer with the command to go on; accepted, only new rows go there."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([1]))
+    kit.process(store, number, kit.events([2], 1), 1)
+    shutil.rmtree(place / "orders")
+    kit.create(str(place / "orders"))
+    for who in (store, open_store(place)):
+        with pytest.raises(PublicationStuck, match="publish shop --accept-sink orders"):
+            kit.process(who, number, kit.events([3], 2), 2)
+    assert any("another table" in line for line in open_store(place).problems(kit.NAME))
+    fresh = open_store(place)
+    with pytest.raises(PublicationStuck, match="--lost"):  # nothing tells a new process that decision 3 was published before the drop
+        fresh.accept_sink(kit.NAME, "orders", by="me", reason="re-created")
+    fresh.accept_sink(kit.NAME, "orders", lost=True, by="me", reason="re-created")
+    assert fresh.publish(kit.NAME) == 0
+    assert kit.process(fresh, number, kit.events([3], 2), 2).written == [3]
+    assert show(place) == [3]
+    assert open_store(place).problems(kit.NAME) == []
+
+
+def test_the_running_copy_accepts_without_losing_anything(place: Path) -> None:
+    """Where it is known that everything was published, nothing has to be given up."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([1]))
+    shutil.rmtree(place / "orders")
+    kit.create(str(place / "orders"))
+    store.accept_sink(kit.NAME, "orders", by="me", reason="re-created")
+    kit.process(store, number, kit.events([2], 1), 1)
+    assert show(place) == [2]
+
+
+def test_decided_rows_follow_an_accepted_sink(place: Path) -> None:
+    """Files that are still in the folder are published to the table that a person accepted there."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1]))
+    shutil.rmtree(place / "orders" / "_delta_log")
+    kit.create(str(place / "orders"))
+    fresh = open_store(place)
+    with pytest.raises(PublicationStuck):
+        fresh.publish(kit.NAME)
+    fresh.accept_sink(kit.NAME, "orders", by="me", reason="log lost")
+    assert fresh.publish(kit.NAME) == 1 and show(place) == [1]
+
+
+def test_a_sink_that_was_restored_is_told_and_accepted(place: Path) -> None:
+    """RESTORE takes published rows back and keeps transaction ids: noticed at the next write, and by `problems`."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    for i in range(3):
+        kit.process(store, number, kit.events([i], i), i)
+    DeltaTable(str(place / "orders")).restore(1)
+    with pytest.raises(PublicationStuck, match="restored to an older version"):
+        kit.process(store, number, kit.events([3], 3), 3)
+    assert any("restored" in line for line in open_store(place).problems(kit.NAME))
+    store.accept_sink(kit.NAME, "orders", by="me", reason="meant")
+    kit.process(store, number, kit.events([3], 3), 3)
+    assert show(place) == [0, 3] and store.problems(kit.NAME) == []
+
+
+def test_a_sink_that_vanished_is_told(place: Path) -> None:
+    """Decided rows without a table: which decision, how many rows, and what to do."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1, 2]))
+    shutil.rmtree(place / "orders")
+    with pytest.raises(PublicationStuck, match=r"Decision 2 \(2 rows\).*accept-sink orders"):
+        open_store(place).publish(kit.NAME)
+
+
+def test_vacuumed_files_of_an_unpublished_decision_are_told(place: Path) -> None:
+    """The files of a decision were deleted before it was published: an error, not a table that cannot be read."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1, 2]))
+    for file in (place / "orders").glob("*.parquet"):
+        os.remove(file)
+    with pytest.raises(PublicationStuck, match=r"1 of 1 files.*are gone.*--lost"):
+        open_store(place).publish(kit.NAME)
+    fresh = open_store(place)
+    fresh.accept_sink(kit.NAME, "orders", lost=True, by="me", reason="vacuumed")
+    kit.process(fresh, number, kit.events([3], 2), 1)
+    assert show(place) == [3]
+
+
+def test_a_column_added_between_decision_and_publication_is_no_obstacle(place: Path) -> None:
+    """The rows were checked against fewer columns; they still fit."""
+    from deltalake.schema import Field, PrimitiveType
+
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1]))
+    DeltaTable(str(place / "orders")).alter.add_columns([Field("more", PrimitiveType("long"))])
+    assert open_store(place).publish(kit.NAME) == 1
+    assert DeltaTable(str(place / "orders")).to_pyarrow_table().to_pylist() == [{"id": 1, "text": "", "more": None}]
+
+
+def test_a_constraint_added_between_decision_and_publication_stops_it(place: Path) -> None:
+    """Files are never added behind the back of a CHECK constraint."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1]))
+    DeltaTable(str(place / "orders")).alter.add_constraint({"big": "id > 5"})
+    with pytest.raises(PublicationStuck, match="CHECK constraint big"):
+        open_store(place).publish(kit.NAME)
+    assert show(place) == []
+
+
+def test_a_sink_added_later_gets_what_is_written_from_then_on(place: Path) -> None:
+    """A new name in the handler needs no ceremony."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([1]))
+    kit.create(str(place / "late"))
+    kit.process(store, number, kit.events([2], 1), 1, sinks=("orders", "late"))
+    assert (show(place), show(place, "late")) == ([1, 2], [2])
+
+
+def test_after_a_reset_nothing_old_comes_up_in_new_sinks(place: Path) -> None:
+    """Decided and unpublished rows of the old life are dropped where their sink is gone; the keys are new again."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1, 2]))
+    shutil.rmtree(place / "orders")
+    open_store(place).amend(kit.NAME, planning.reset, by="me", reason="again")
+    kit.create(str(place / "orders"))
+    fresh = open_store(place)
+    assert kit.process(fresh, number, kit.events([1, 2])).written == [1, 2]
+    assert show(place) == [1, 2] and open_store(place).problems(kit.NAME) == []
+
+
+def test_partition_values_are_written_as_the_protocol_says(place: Path) -> None:
+    """Numbers, dates, decimals, booleans, text with spaces and slashes, and NULL come back as they were given."""
+    import datetime as dt
+    from decimal import Decimal
+
+    names = ("n", "d", "m", "b", "t")
+    schema = pa.schema(
+        [("id", pa.int64()), ("n", pa.int32()), ("d", pa.date32()), ("m", pa.decimal128(10, 2)), ("b", pa.bool_()), ("t", pa.string())]
+    )
+    kit.create(str(place / "late"), schema, partition_by=list(names))
+    rows = [
+        {"id": 1, "n": -5, "d": dt.date(2024, 2, 29), "m": Decimal("7.10"), "b": True, "t": "a b/c=%20é"},
+        {"id": 2, "n": None, "d": None, "m": None, "b": None, "t": None},
+        {"id": 3, "n": -5, "d": dt.date(2024, 2, 29), "m": Decimal("7.10"), "b": True, "t": "a b/c=%20é"},
+    ]
+    store = open_store(place)
+    number = kit.epoch(store)
+    with store.begin(kit.NAME, number) as tx:
+        assert tx.write("late", ArrowRows(pa.Table.from_pylist(rows, schema=schema))) == 3
+        tx.execute(Commit())
+    table = DeltaTable(str(place / "late"))
+    assert sorted(table.to_pyarrow_table().select(schema.names).to_pylist(), key=lambda r: r["id"]) == rows
+    assert len(table.file_uris()) == 2
+
+
+def test_an_empty_string_cannot_be_a_required_partition_value(place: Path) -> None:
+    """Delta reads it as NULL; where NULL is forbidden it is refused, not changed."""
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("t", pa.string(), nullable=False)])
+    kit.create(str(place / "late"), schema, partition_by=["t"])
+    store = open_store(place)
+    number = kit.epoch(store)
+    with store.begin(kit.NAME, number) as tx, pytest.raises(SinkMismatch, match="empty string"):
+        tx.write("late", ArrowRows(pa.table({"id": [1], "t": [""]})))
+
+
+def test_what_an_attempt_wrote_vanishes_with_it(place: Path) -> None:
+    """A half of a bisected batch that raises leaves nothing; what was written before and after it stays."""
+    store = open_store(place)
+    number = kit.epoch(store)
+
+    def rows(key: int) -> ArrowRows:
+        return ArrowRows(pa.table({"id": [key], "text": ["x"]}))
+
+    with store.begin(kit.NAME, number) as tx:
+        tx.write("orders", rows(1))
+        with pytest.raises(ValueError, match="no"), tx.attempt():
+            tx.write("orders", rows(2))
+            tx.write("audit", rows(2))
+            raise ValueError("no")
+        with tx.attempt():
+            tx.write("audit", rows(3))
+        tx.execute(Commit())
+    assert (show(place), show(place, "audit")) == ([1], [3])
+
+
+def test_no_file_is_left_for_rows_that_do_not_fit(place: Path) -> None:
+    """Wrong types, unknown columns and forbidden NULLs are found before a file exists."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    for table, says in (({"id": ["x"]}, "ALTER TABLE"), ({"id": [1], "x": [1]}, "ADD COLUMNS")):
+        with store.begin(kit.NAME, number) as tx, pytest.raises(SinkMismatch, match=says):
+            tx.write("orders", ArrowRows(pa.table(table)))
+    assert not list((place / "orders").glob("*.parquet"))
+
+
+def test_a_missing_sink_is_told_with_the_statement_that_creates_it(place: Path) -> None:
+    """CREATE TABLE with the columns of the rows."""
+    store = open_store(place)
+    with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(SinkMismatch, match=r"CREATE TABLE .*`id` BIGINT, `text` STRING"):
+        tx.write("late", ArrowRows(pa.table({"id": [1], "text": ["x"]})))
+
+
+def test_a_name_that_means_nothing_is_told_with_the_ways_to_say_it(place: Path) -> None:
+    """Without Spark a plain name is a path or a key of tables=."""
+    store = DeltaStore(str(place / "state"))
+    with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(ConfigError, match="tables="):
+        tx.write("orders", ArrowRows(pa.table({"id": [1]})))
+    with store.begin(kit.NAME, 1) as tx:
+        assert tx.write(str(place / "orders"), ArrowRows(pa.table({"id": [1]}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "schema_metadata", "reason"),
+    [
+        ({}, {}, None),
+        ({"delta.enableChangeDataFeed": "true"}, {}, None),
+        ({"delta.appendOnly": "true"}, {}, None),
+        ({"delta.enableDeletionVectors": "true"}, {}, None),
+        ({"delta.columnMapping.mode": "name"}, {}, "column mapping"),
+        ({}, {"delta.generationExpression": "1"}, "a generated column"),
+        ({}, {"CURRENT_DEFAULT": "1"}, "a default value"),
+        ({}, {"delta.identity.start": 1}, "an identity column"),
+    ],
+)
+def test_only_tables_known_to_be_safe_get_files(place: Path, settings: dict[str, str], schema_metadata: dict[str, Any], reason: str | None) -> None:
+    """Whatever Spark would do at a write, and delta-rs would not, sends the rows through Spark."""
+    from deltalake.schema import Field, PrimitiveType, Schema
+
+    schema = Schema([Field("id", PrimitiveType("long"), metadata=schema_metadata)])
+    DeltaTable.create(str(place / "late"), schema, configuration=settings)
+    found = sink.Sinks(None).open("late", str(place / "late"))
+    assert (found.mode == "files") == (reason is None)
+    assert reason is None or any(reason in told for told in found.special)
+
+
+def test_a_check_constraint_or_an_unknown_feature_sends_rows_through_spark(place: Path) -> None:
+    """delta-rs's plain commit evaluates no constraint: without Spark such a sink is refused before anything is written."""
+    from deltalake import TableFeatures
+
+    DeltaTable(str(place / "orders")).alter.add_constraint({"positive": "id > 0"})
+    DeltaTable(str(place / "audit")).alter.add_feature(TableFeatures.DomainMetadata, allow_protocol_versions_increase=True)
+    store = open_store(place)
+    number = kit.epoch(store)
+    for name in ("orders", "audit"):
+        with store.begin(kit.NAME, number) as tx, pytest.raises(ConfigError, match="only be written by Spark"):
+            tx.write(name, ArrowRows(pa.table({"id": [-1], "text": ["x"]})))
+    assert sink.Sinks(None).open("audit", str(place / "audit")).special == ("table feature domainMetadata",)
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "fine"),
+    [
+        ("/data/x", None, True),
+        ("abfss://c@a.dfs.core.windows.net/x", None, True),
+        ("gs://b/x", None, True),
+        ("s3://b/x", {"aws_conditional_put": "etag"}, True),
+        ("s3a://b/x", {"AWS_S3_LOCKING_PROVIDER": "dynamodb"}, True),
+        ("s3://b/x", None, False),
+        ("s3://b/x", {"conditional_put": "disabled"}, False),
+        ("s3://b/x", {"aws_conditional_put": "etag", "AWS_S3_ALLOW_UNSAFE_RENAME": "true"}, False),
+        ("hdfs://n/x", None, False),
+        ("/dbfs/x", None, False),
+    ],
+)
+def test_storage_that_cannot_decide_between_two_writers_is_refused(uri: str, options: dict[str, str] | None, fine: bool) -> None:
+    """Put-if-absent is what everything rests on: where it is not known to be there, nothing starts."""
+    if fine:
+        require_put_if_absent(uri, options)
+        return
+    with pytest.raises(ConfigError):
+        require_put_if_absent(uri, options)
+
+
+def test_a_store_on_such_storage_cannot_be_made() -> None:
+    """The refusal comes with the first line of the program."""
+    with pytest.raises(ConfigError, match="aws_conditional_put"):
+        DeltaStore("s3://bucket/dedup")
+
+
+def test_a_sink_written_twice_in_one_transaction_shows_both(place: Path) -> None:
+    """Two writes of one handler are one publication."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    with store.begin(kit.NAME, number) as tx:
+        for key in (1, 2):
+            tx.write("orders", ArrowRows(pa.table({"id": [key]})))
+        tx.execute(Commit())
+    assert show(place) == [1, 2] and DeltaTable(str(place / "orders")).version() == 1
+
+
+def test_a_transaction_of_a_fenced_copy_publishes_nothing_of_its_own(place: Path) -> None:
+    """Its files lie in the sink's folder and no commit names them."""
+    old, new = open_store(place), open_store(place)
+    number = kit.epoch(old)
+    with pytest.raises(CommitConflict), old.begin(kit.NAME, number) as tx:
+        tx.write("orders", ArrowRows(pa.table({"id": [1]})))
+        kit.process(new, number, kit.events([2]))
+        tx.execute(Commit())
+    assert show(place) == [2] and len(list((place / "orders").glob("*.parquet"))) == 2
