@@ -52,7 +52,7 @@ def record(
         "batch_id": batch_id,
         "chunk": chunk,
         "seen": [{"first": first, "last": last}],
-        **dict.fromkeys(("duplicates", "skipped", "late"), []),
+        **{name: [] for name in ("duplicates", "skipped", "late")},
         **dict.fromkeys(("redelivered", "duplicate", "skipped_rows", "dead_lettered"), 0),
         "delivered": count,
         "processed": count,

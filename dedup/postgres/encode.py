@@ -5,6 +5,7 @@ The types are those of the target columns already (see fit.py). Called by the tr
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -77,9 +78,20 @@ def _uuids(values: list[bytes | None]) -> list[uuid.UUID | None]:
     return [None if v is None else _uuid(v) for v in values]
 
 
+def _microseconds(value: dt.timedelta) -> str:
+    """A duration without days, as pgpq writes it: 24 hours are not always a day."""
+    return f"{value // dt.timedelta(microseconds=1)} microseconds"
+
+
 def as_json(value: Any) -> str:
     """A value as JSON text; text is JSON already."""
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {"uuid": _uuid, "_uuid": _uuids, "json": as_json, "jsonb": as_json}
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "uuid": _uuid,
+    "_uuid": _uuids,
+    "json": as_json,
+    "jsonb": as_json,
+    "interval": _microseconds,
+}
