@@ -33,6 +33,7 @@ TIME = DATE + r"[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
 
 OFFSET = r"(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9]|[+-]18:00)"
 
+_LONE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair in a name becomes what Java writes for it
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _EPOCH = dt.datetime(1970, 1, 1)
 _MAX_DIGITS = 1000
@@ -170,7 +171,7 @@ def _map(item: pa.Field) -> Read:
     def value(pairs: Any) -> list[tuple[str, Any]]:
         if type(pairs) is not _Pairs or len({name for name, _ in pairs}) < len(pairs):
             raise _Wrong
-        return [(_string(name), read(one)) for name, one in pairs]
+        return [(_LONE.sub("?", name), read(one)) for name, one in pairs]
 
     return value
 
@@ -211,7 +212,7 @@ def _number(value: Any) -> float:
 
 def _single(value: Any) -> float:
     number = _number(value)
-    struct.pack("f", number)  # raises OverflowError beyond its range
+    struct.pack("<f", number)  # raises OverflowError beyond its range
     return number
 
 

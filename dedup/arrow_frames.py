@@ -22,7 +22,11 @@ class ArrowFrames:
     def positions(self, rows: pa.Table, condition: Any | None, columns: list[str]) -> pa.Table:
         """These columns where the condition (boolean array or expression) is true."""
         if condition is not None:
-            rows = rows.filter(condition, null_selection_behavior="drop") if not isinstance(condition, pc.Expression) else rows.filter(condition)
+            rows = (
+                rows.filter(condition, null_selection_behavior="drop")
+                if not isinstance(condition, pc.Expression)
+                else rows.filter(condition)
+            )
         return rows.select(columns)
 
     def without(self, rows: pa.Table, positions: pa.Table) -> pa.Table:

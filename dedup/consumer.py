@@ -118,7 +118,9 @@ class Consumer:
         if max_events_per_transaction is not None and max_events_per_transaction < 1:
             raise ConfigError("max_events_per_transaction must be at least 1.")
         if positions is None and (idempotence_key is None or null_key == "position"):
-            raise ConfigError("Without positions every event needs an idempotence key: give idempotence_key= and leave null_key='dead_letter'.")
+            raise ConfigError(
+                "Without positions every event needs an idempotence key: give idempotence_key= and leave null_key='dead_letter'."
+            )
         self.name, self.store = name, store
         self.keys = KeySettings(columns=_names(idempotence_key), payload=_names(payload), scope=key_scope, null_key=null_key)
         self.on_key_conflict: OnKeyConflict = on_key_conflict
@@ -173,6 +175,35 @@ class Consumer:
         )
         return report
 
+    def check(self, frame: Any) -> None:
+        """Refuse now what the first batch would be refused for: no handler, a frame that cannot be mapped, stateful operators
+        upstream, a store that cannot be reached or was written with other settings. Runs no job and changes nothing.
+
+        Args:
+            frame: the streaming DataFrame (or an Arrow table) that the consumer will be given.
+        """
+        self._policy()
+        head = self.store.head(self.name)
+        open_feed(frame, self.scratch).check(self._prepare(head))
+        planning.guard(head, Run("", 0), self.settings, {})
+
+    def run(self, writer: Any) -> None:
+        """Check, start `writer.foreachBatch(self)`, wait for its end, and publish what is decided.
+
+        Args:
+            writer: a DataStreamWriter with its checkpointLocation and trigger set.
+
+        Raises:
+            What `check` raises, and what ended the query.
+        """
+        self.check(writer._df)
+        query = writer.foreachBatch(self).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+        self.store.publish(self.name)
+
     def _with_replanning(self, feed: Feed, batch_id: int) -> Report:
         for _ in range(CONFLICT_ATTEMPTS - 1):
             try:
@@ -182,12 +213,19 @@ class Consumer:
         return self._process(feed, batch_id)
 
     def _process(self, feed: Feed, batch_id: int) -> Report:
-        epoch = self._take_epoch(feed.run_key).epoch
         head = self.store.head(self.name)
+        if self._live is None or self._live.run_key != feed.run_key:
+            feed.check(self._prepare(head))
+            self._live = Live(feed.run_key, self._take_epoch(feed.run_key))
+            head = self.store.head(self.name)
+        epoch = self._live.head.epoch
         query = self.query or feed.query_id
         run = Run(query or feed.run_key, batch_id, durable=query is not None)
         report = Report()
-        with self.store.heartbeat(self.name, epoch, every=max(self.takeover_after / 6, 0.1)), feed.materialise(self._prepare(head)) as material:
+        with (
+            self.store.heartbeat(self.name, epoch, every=max(self.takeover_after / 6, 0.1)),
+            feed.materialise(self._prepare(head)) as material,
+        ):
             index = flow.index_of(material)
             planning.guard(head, run, self.settings, {p: first for p, (first, _) in index.spans.items()})
             for number, rows in enumerate(planning.chunks(index, self.max_events)):
@@ -196,14 +234,11 @@ class Consumer:
         return report
 
     def _take_epoch(self, run_key: str) -> Head:
-        """The epoch of this query run, taken at its first batch. A copy that was fenced stays fenced."""
-        if self._live is None or self._live.run_key != run_key:
-            host, pid, started = this_process()
-            holder = Holder(host, pid, started, run_key)
-            head = self.store.take_epoch(self.name, holder, takeover_after=self.takeover_after, force=self.takeover, on_wait=_tell_waiting)
-            log.info("%s: epoch %d", self.name, head.epoch)
-            self._live = Live(run_key, head)
-        return self._live.head
+        """The epoch of a query run, taken at its first batch, once: a copy that was fenced stays fenced."""
+        holder = Holder(*this_process(), run_key)
+        head = self.store.take_epoch(self.name, holder, takeover_after=self.takeover_after, force=self.takeover, on_wait=_tell_waiting)
+        log.info("%s: epoch %d", self.name, head.epoch)
+        return head
 
     def _prepare(self, head: Head) -> Prepare:
         return Prepare(

@@ -62,14 +62,20 @@ def make_letters(
         "id": _ids(settled, rows, kinds, head, run),
         "consumer": [head.consumer] * count,
         "generation": [head.generation] * count,
-        "incarnation": [head.incarnations.get((s, t), 0) for s, t in zip(*(content[c].to_pylist() for c in ("source", "topic")), strict=True)],
+        "incarnation": [
+            head.incarnations.get((s, t), 0) for s, t in zip(*(content[c].to_pylist() for c in ("source", "topic")), strict=True)
+        ],
         "sequence_number": np.where(content["partition"].to_numpy() == KEY_ONLY.partition, -1, settled.index.numbers[rows]),
         "event_key": content["key"],
-        "key": pc.if_else(pa.array(holds, pa.bool_()), key_bytes(settled.index.high[rows], settled.index.low[rows]), pa.scalar(None, pa.binary(16))),
+        "key": pc.if_else(
+            pa.array(holds, pa.bool_()), key_bytes(settled.index.high[rows], settled.index.low[rows]), pa.scalar(None, pa.binary(16))
+        ),
         "holds_key": holds,
         "idempotence_key": content["_key_text"],
         "payload_hash": settled.index.payload[rows],
-        "body": pc.if_else(pa.array(too_large, pa.bool_()), pc.binary_slice(bodies.cast(pa.binary()), 0, TOO_LARGE_KEPT), bodies.cast(pa.binary())),
+        "body": pc.if_else(
+            pa.array(too_large, pa.bool_()), pc.binary_slice(bodies.cast(pa.binary()), 0, TOO_LARGE_KEPT), bodies.cast(pa.binary())
+        ),
         "body_size": sizes,
         "body_sha256": [hashlib.sha256(b).digest() if large else None for b, large in zip(bodies.to_pylist(), too_large, strict=True)],
         "kind": shown,

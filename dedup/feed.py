@@ -9,7 +9,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -25,7 +25,9 @@ from dedup.tx import Frames
 class Material(Protocol):
     """The rows of one batch, evaluated once. Rows are named by their number in it."""
 
-    frames: Frames
+    @property
+    def frames(self) -> Frames:
+        """How the handler's frames of these rows are asked."""
 
     @property
     def index(self) -> pa.Table:
@@ -43,6 +45,9 @@ class Feed(Protocol):
 
     run_key: str  # the query run it belongs to: an epoch is taken once for each
     query_id: str | None  # an id that outlives the process, where there is one
+
+    def check(self, prepare: Prepare) -> None:
+        """Raise ConfigError for what can be seen without evaluating anything."""
 
     def materialise(self, prepare: Prepare) -> AbstractContextManager[Material]:
         """Map, decode, compute keys, and evaluate, once."""
@@ -78,8 +83,12 @@ class ArrowFeed:
         self.run_key = process_run()
         self.query_id: str | None = None
 
+    def check(self, prepare: Prepare) -> None:
+        """Raise ConfigError for missing columns."""
+        arrow.prepare(self._table.slice(0, 0), prepare)
+
     @contextmanager
-    def materialise(self, prepare: Prepare) -> Iterator[ArrowMaterial]:
+    def materialise(self, prepare: Prepare) -> Iterator[Material]:
         """Computed here, by pyarrow."""
         table = arrow.prepare(self._table, prepare)
         yield ArrowMaterial(table if prepare.positions else numbered(table))
@@ -90,7 +99,7 @@ class ArrowMaterial:
     """Rows in memory, handed to the handler as pa.Table."""
 
     table: pa.Table
-    frames: Frames = ArrowFrames()
+    frames: Frames = field(default_factory=ArrowFrames)
 
     @property
     def index(self) -> pa.Table:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from checkpoint.errors import CommitConflict
 from checkpoint.position import Partition
+from deadletter.letter import LETTERS
 from dedup import decision, planning
 from dedup.envelope import check_positions
 from dedup.feed import Material
@@ -130,7 +131,7 @@ def _decide(chunk: Chunk, settled: Settled, reasons: Mapping[int, str], head: He
     rows = decision.letter_rows(settled)
     content = chunk.material.content(settled.index.order[rows]) if len(rows) else None
     now = dt.datetime.now(dt.UTC)
-    letters = decision.LETTERS.empty_table()
+    letters = LETTERS.empty_table()
     if content is not None:
         letters = decision.make_letters(settled, content, reasons, head, chunk.run, now, policy.max_body)
     return decision.decide(settled, letters, head, chunk.run, policy.settings, _marks(chunk, settled))

@@ -139,7 +139,7 @@ class Index:
 
     def partition_of(self, row: int) -> Partition:
         """The partition of a row."""
-        return self.partitions[self.place[row]]
+        return self.partitions[int(self.place[row])]
 
     def describe(self, row: int) -> str:
         """The row's position for a message to people."""
@@ -206,8 +206,8 @@ def check_repeats(index: Index, repeats: Ints, content: pa.Table) -> None:
         pair = content.slice(2 * i, 2).to_pylist()
         if repr(pair[0]) != repr(pair[1]):
             raise AmbiguousPosition(
-                f"Position {index.describe(int(row))} occurs twice in one batch with different contents. If one event was exploded into several rows, "
-                f"name the column that numbers them: Consumer(..., part='column')."
+                f"Position {index.describe(int(row))} occurs twice in one batch with different contents. "
+                f"If one event was exploded into several rows, name the column that numbers them: Consumer(..., part='column')."
             )
 
 

@@ -41,8 +41,8 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
     ours = head.batch_id if head.query_id == run.query_id and run.durable else None
     if ours is not None and run.batch_id > ours + 1:
         raise StoreRestored(
-            f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, our state at batch {ours}: the state was restored "
-            f"to an older time. Find out what is missing, then run `dedup consumer accept-restore {head.consumer}`."
+            f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, our state at batch {ours}: "
+            f"the state was restored to an older time. Find out what is missing, then run `dedup consumer accept-restore {head.consumer}`."
         )
     gaps = [] if head.gap_accepted else [g for p, first in sorted(firsts.items()) if (g := _gap(head, run, p, first))]
     if gaps:
@@ -63,8 +63,8 @@ def _settings_message(head: Head, settings: Mapping[str, str]) -> str:
     old = dict(head.settings or {})
     changed = [f"{k}: was {old.get(k)!r}, now {settings.get(k)!r}" for k in sorted({*old, *settings}) if old.get(k) != settings.get(k)]
     return (
-        f"Consumer {head.consumer!r}: its state was written with other key settings ({'; '.join(changed)}). With the new ones old keys would not be "
-        f"recognised. Go back to the old settings, use another consumer name, or start over with `dedup consumer reset {head.consumer}`."
+        f"Consumer {head.consumer!r}: its state was written with other key settings ({'; '.join(changed)}). "
+        f"With the new ones old keys would not be recognised. Go back to the old settings, use another consumer name, or start over with `dedup consumer reset {head.consumer}`."
     )
 
 
@@ -110,7 +110,7 @@ def sift(index: Index, head: Head, seen: Mapping[Partition, Ranges], repeats: In
             late[rows] = ~known & (numbers <= point.sequence_number)
     replayed = _replayed(index, head, state == REDELIVERED)
     state[repeats] = REDELIVERED
-    late[repeats] = False
+    replayed[repeats] = late[repeats] = False
     fresh = state == NEW
     state[fresh & index.undecodable] = UNDECODABLE
     state[fresh & ~index.undecodable & index.no_key] = NO_KEY
@@ -160,7 +160,8 @@ def check_redeliveries(index: Index, rows: Ints, letters: pa.Table, head: Head) 
     raise IncarnationChanged(
         f"Consumer {head.consumer!r}: positions decided before now hold other events ({', '.join(index.describe(r) for r in wrong[:5])}). "
         f"If topic {partition.topic!r} was deleted and created again, run `dedup consumer accept-incarnation {head.consumer} "
-        f"--source {partition.source!r} --topic {partition.topic!r}`; if not, the idempotence key or the payload is not the same each time it is computed."
+        f"--source {partition.source!r} --topic {partition.topic!r}`; "
+        f"if not, the idempotence key or the payload is not the same each time it is computed."
     )
 
 

@@ -148,7 +148,9 @@ Step = Park | Note | Record | Advance | Commit
 class Rows(Protocol):
     """What `tx.write` recorded: rows of one sink, evaluated exactly once by one of the two methods."""
 
-    in_tasks: bool  # too many for the driver: use files()
+    @property
+    def in_tasks(self) -> bool:
+        """Whether they are too many for the driver: use files()."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -171,7 +173,7 @@ class Transaction(Protocol):
         """The database connection of this transaction; AttributeError with advice where the store has none."""
 
     def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
-        """Positions in [first, last] that batch records hold as seen: of generations >= head.keyspace, current incarnation of each topic."""
+        """Positions in [first, last] that batch records hold as seen: generations >= head.keyspace, current incarnations."""
 
     def reserve(self, keys: pa.Table) -> pa.Table:
         """Reserve the new ones of these distinct keys (KEYS); returns the known ones with the payload hash they were reserved with."""

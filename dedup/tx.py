@@ -89,7 +89,8 @@ class Tx:
         missing = [c for c in POSITION if c not in self._frames.columns(rows)]
         if missing:
             raise HandlerError(
-                f"tx.reject, tx.skip and tx.dead_letter need the position columns; missing: {', '.join(missing)}. Call them before selecting `data.*`."
+                f"tx.reject, tx.skip and tx.dead_letter need the position columns; missing: {', '.join(missing)}. "
+                f"Call them before selecting `data.*`."
             )
         return self._frames.positions(rows, condition, list(POSITION))
 
@@ -155,4 +156,6 @@ class _PositionSet:
         wrong = np.isin(found, self._parked)
         if wrong.any():
             where = self._index.describe(int(found[wrong][0]))
-            raise HandlerError(f"The event at {where} was rejected and is still written to {sink!r}. Write the rows that tx.reject returned.")
+            raise HandlerError(
+                f"The event at {where} was rejected and is still written to {sink!r}. Write the rows that tx.reject returned."
+            )

@@ -89,7 +89,12 @@ def prepared(events: list[Event]) -> pa.Table:
 PREPARED = pa.schema(
     [LETTERS.field(n) for n in ("source", "topic", "partition", "sequence_number", "part", "offset", "enqueued_time")]
     + [pa.field("key", pa.binary()), LETTERS.field("body"), LETTERS.field("properties")]
-    + [pa.field("_key", pa.binary()), pa.field("_key_text", pa.string()), pa.field("_payload_hash", pa.int64()), pa.field("_undecodable", pa.bool_())]
+    + [
+        pa.field("_key", pa.binary()),
+        pa.field("_key_text", pa.string()),
+        pa.field("_payload_hash", pa.int64()),
+        pa.field("_undecodable", pa.bool_()),
+    ]
 )
 
 
@@ -100,6 +105,9 @@ class SimFeed:
     events: list[Event]
     run_key: str
     query_id: str | None
+
+    def check(self, prepare: Any) -> None:
+        """Nothing to check."""
 
     @contextmanager
     def materialise(self, prepare: Any) -> Iterator[ArrowMaterial]:
@@ -126,7 +134,7 @@ class Copy(threading.Thread):
             self.body(self)
         except (Crash, Boom, DedupError):
             pass
-        except BaseException as e:  # a defect of the code under test: the schedule fails with it
+        except BaseException as e:  # noqa: BLE001 - a defect of the code under test: the schedule fails with it
             self.failure = e
         self.done = True
         self.stopped.release()

@@ -19,8 +19,10 @@ from checkpoint.errors import ConfigError
 from dedup.envelope import INTERNAL, Prepare
 from dedup.feed import Material, numbered, process_run
 from dedup.index import INDEX_COLUMNS, Ints
+from dedup.spark.check import stateful_operators, streaming_plan
 from dedup.spark.frames import SparkFrames
 from dedup.spark.prepare import prepare as prepare_columns
+from dedup.tx import Frames
 
 log = logging.getLogger("dedup")
 
@@ -35,6 +37,16 @@ class SparkFeed:
         self.query_id = local_property(batch.sparkSession, "sql.streaming.queryId")
         run = local_property(batch.sparkSession, "spark.jobGroup.id") if self.query_id else None
         self.run_key = run or process_run()
+
+    def check(self, prepare: Prepare) -> None:
+        """Raise ConfigError for what can be seen without running a job: missing columns, stateful operators upstream."""
+        prepare_columns(self._batch, prepare)
+        found = stateful_operators(streaming_plan(self._batch, self.query_id)) if prepare.positions else []
+        if found:
+            raise ConfigError(
+                f"The stream has stateful operators ({', '.join(sorted(set(found)))}): their rows have no position of their own. "
+                f"Put the consumer before them, or use the key-only mode: Consumer(..., positions=None, idempotence_key=...)."
+            )
 
     @contextmanager
     def materialise(self, prepare: Prepare) -> Iterator[Material]:
@@ -51,7 +63,10 @@ class SparkFeed:
             yield ScratchMaterial(session.read.schema(_with_row(rows.schema)).parquet(folder))
 
     def collect(self, rows: DataFrame) -> pa.Table | None:
-        """The rows on the driver; None where Spark refuses because they are too large. Nothing is decided yet, so they may be computed again."""
+        """The rows on the driver; None where Spark refuses because they are too large.
+
+        Nothing is decided yet, so they may be computed again.
+        """
         try:
             return rows.toArrow()
         except Exception as error:  # py4j and Spark Connect wrap the same refusal differently
@@ -91,7 +106,7 @@ class MemoryMaterial:
     def __init__(self, session: SparkSession, table: pa.Table, schema: StructType) -> None:
         self._session, self._table = session, table
         self._schema = StructType([f for f in schema.fields if f.name not in INTERNAL])
-        self.frames = SparkFrames(session, in_tasks=False)
+        self.frames: Frames = SparkFrames(session, in_tasks=False)
 
     @property
     def index(self) -> pa.Table:
@@ -114,7 +129,7 @@ class ScratchMaterial:
 
     def __init__(self, rows: DataFrame) -> None:
         self._rows, self._session = rows, rows.sparkSession
-        self.frames = SparkFrames(self._session, in_tasks=True)
+        self.frames: Frames = SparkFrames(self._session, in_tasks=True)
         table = rows.select(*INDEX_COLUMNS, ROW).toArrow()
         self._ids = table[ROW].to_numpy()
         self._index = table.drop_columns([ROW])

@@ -43,7 +43,10 @@ def handle(rows: pa.Table, tx: Any) -> None:
     """Answers differently each time: a tenth of the events is rejected at random."""
     rest = tx.reject(rows, pa.array([random.random() < 0.1 for _ in range(rows.num_rows)]), "coin")
     tx.write(flatten(rest), "orders")
-    tx.write(rest.select([]).append_column("id", pc.struct_field(rest["data"], "id")).append_column("amount", pa.array([1] * rest.num_rows)), "audit")
+    tx.write(
+        rest.select([]).append_column("id", pc.struct_field(rest["data"], "id")).append_column("amount", pa.array([1] * rest.num_rows)),
+        "audit",
+    )
 
 
 def main(task: dict[str, Any]) -> None:
@@ -63,7 +66,9 @@ def main(task: dict[str, Any]) -> None:
             while not Path(task["resume"]).exists():
                 time.sleep(0.01)
 
-    run = consumer(place.store(on_step=on_step), query=task.get("query", "q"), max_events_per_transaction=8, takeover_after=task.get("after", 1.0))
+    run = consumer(
+        place.store(on_step=on_step), query=task.get("query", "q"), max_events_per_transaction=8, takeover_after=task.get("after", 1.0)
+    )
     run._handler = handle
     done = int(progress.read_text()) if progress.exists() else 0
     while done * BATCH < LENGTH:

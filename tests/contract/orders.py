@@ -17,7 +17,9 @@ from dedup.verify import verify
 ORDER = pa.schema([("id", pa.string()), ("amount", pa.int64())])
 
 
-def event(number: int, id: str | None = None, amount: int = 1, *, partition: int = 0, body: bytes | None = None, **columns: Any) -> dict[str, Any]:
+def event(
+    number: int, id: str | None = None, amount: int = 1, *, partition: int = 0, body: bytes | None = None, **columns: Any
+) -> dict[str, Any]:
     """One delivered event; `body` overrides the order."""
     order = json.dumps({"id": id, "amount": amount}).encode()
     position = {"source": "broker", "topic": "orders", "partition": partition, "sequence_number": number, "offset": f"@{number}"}
@@ -36,7 +38,9 @@ def orders(numbers: Iterable[int], *, partition: int = 0) -> list[dict[str, Any]
 
 def consumer(store: Store, *, name: str = "shop", **settings: Any) -> Consumer:
     """Writes each order to the sink `orders`; rejects negative amounts."""
-    made = Consumer(name, store, **{"idempotence_key": "data.id", "decode": decode.json(ORDER), "query": "q", "takeover_after": 1.0, **settings})
+    made = Consumer(
+        name, store, **{"idempotence_key": "data.id", "decode": decode.json(ORDER), "query": "q", "takeover_after": 1.0, **settings}
+    )
     made.foreach_batch(write_orders)
     return made
 

@@ -90,7 +90,9 @@ def test_a_reset_forgets_keys_positions_and_settings(place: Place) -> None:
     place.drop_sink()
     place.create_sink()
     place.accept_sink()
-    report = consumer(place.store(), query="fresh", idempotence_key=["data.id", "data.amount"])(batch(*orders(range(2)), event(2, "bad", -1)), 0)
+    report = consumer(place.store(), query="fresh", idempotence_key=["data.id", "data.amount"])(
+        batch(*orders(range(2)), event(2, "bad", -1)), 0
+    )
     assert (report.processed, report.dead_lettered) == (2, 1)
     assert len(letters(place.store())) == 2
     assert_proven(place.store())
@@ -121,7 +123,7 @@ def test_two_consumers_of_one_store_do_not_meet(place: Place) -> None:
 
 
 def test_a_sink_that_was_dropped_and_created_again(place: Place) -> None:
-    """Where the sink does not commit with the reservations, its loss is noticed and has to be accepted; then new rows go to the new table."""
+    """Where the sink does not commit with the reservations, its loss is noticed and accepted; then rows go to the new table."""
     consumer(place.store())(batch(*orders([0])), 0)
     place.drop_sink()
     place.create_sink()

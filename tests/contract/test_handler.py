@@ -57,7 +57,9 @@ def test_rejected_events_are_parked_with_everything(place: Place) -> None:
     run(batch(bad, event(1, "a")), 0)
     assert run(batch(event(2, "bad", -1)), 1).duplicates == 1
     (letter,) = letters(store)
-    assert {k: letter[k] for k in ("kind", "reason", "status", "topic", "partition", "sequence_number", "offset", "event_key", "duplicates")} == {
+    assert {
+        k: letter[k] for k in ("kind", "reason", "status", "topic", "partition", "sequence_number", "offset", "event_key", "duplicates")
+    } == {
         "kind": "REJECTED",
         "reason": "negative amount",
         "status": "OPEN",

@@ -1,0 +1,140 @@
+"""Property tests of the planning code: whatever is delivered in whatever batches, the effect is that of the deduplicated log."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation import NAME, TOPIC, Event, Shared, SimStore, prepared
+
+from checkpoint.errors import IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
+from checkpoint.position import Partition, Ranges
+from deadletter.letter import LETTERS
+from dedup import flow, planning
+from dedup.feed import ArrowMaterial
+from dedup.index import Index, key_bytes, key_words
+from dedup.store import Checkpoint, Head, Run
+from dedup.verify import verify
+
+LOG = [
+    Event(p, n, key, undecodable)
+    for p in (0, 1)
+    for n, (key, undecodable) in enumerate([(1, False), (2, False), (1, False), (None, False), (3, True), (4, False)])
+]
+"""Keys repeat within and across partitions; one event has no key and one does not decode."""
+
+
+def deliver(store: SimStore, events: list[Event], batch_id: int, max_events: int, reject: int | None) -> None:
+    """One batch through the real flow into a model store; rejects one key."""
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        rest = tx.reject(rows, pa.array([b == str(reject).encode() for b in rows["body"].to_pylist()]), "no")
+        tx.write(rest.select(["body"]), "sink")
+
+    material, head = ArrowMaterial(prepared(events)), store.head(NAME)
+    index = flow.index_of(material)
+    run = Run("q", batch_id)
+    planning.guard(head, run, {}, {p: first for p, (first, _) in index.spans.items()})
+    for number, rows in enumerate(planning.chunks(index, max_events)):
+        chunk = flow.Chunk(material, index[rows], Run("q", batch_id, number), head)
+        flow.commit_chunk(chunk, store, head.epoch, flow.Policy(handler, {}, "dead_letter", 1000))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    batches=st.lists(st.lists(st.sampled_from(LOG), max_size=8), max_size=8),
+    max_events=st.sampled_from([1, 2, 100]),
+    reject=st.sampled_from([None, 1, 4]),
+    ledger=st.booleans(),
+)
+def test_any_delivery_has_the_effect_of_the_deduplicated_log(
+    batches: list[list[Event]], max_events: int, reject: int | None, ledger: bool
+) -> None:
+    """Any interleaving of batches, replays, redeliveries and duplicates: each key once, each keyless event one letter, proven."""
+    shared = Shared()
+    store = SimStore(shared, lambda _: None, random.Random(0), ledger=ledger)
+    for number, events in enumerate(batches):
+        deliver(store, events, number, max_events, reject)
+    delivered = {(e.partition, e.number): e for b in batches for e in b}
+    keys = {e.key for e in delivered.values() if e.key is not None and not e.undecodable}
+    assert sorted(int(r["body"]) for r in shared.sink) == sorted(keys - {reject})
+    held = [int(x["body"]) for x in shared.letters.values() if x["holds_key"]]
+    assert held == [reject] * (reject in keys)
+    keyless = [e for e in delivered.values() if e.key is None or e.undecodable]
+    assert len(shared.letters) - len(held) == len(keyless)
+    report = verify(store, NAME)  # type: ignore[arg-type]
+    assert report.ok, report.contradictions
+    assert sum(len(p.seen) for p in report.partitions) == len(delivered)
+
+
+@given(st.lists(st.binary(min_size=16, max_size=16), max_size=50))
+def test_keys_survive_the_way_through_numbers(keys: list[bytes]) -> None:
+    """Sixteen bytes, as two numbers and back, are the same bytes in the same order."""
+    high, low = key_words(pa.chunked_array([pa.array(keys, pa.binary())]))
+    assert key_bytes(high, low).to_pylist() == keys
+    order = np.lexsort((low, high))
+    assert [keys[i] for i in order] == sorted(keys)
+
+
+POINT = Checkpoint(9, None, None, "old")
+PARTITION = Partition(*TOPIC, 0)
+
+
+@pytest.mark.parametrize(
+    ("head", "run", "first", "error"),
+    [
+        (Head(NAME), Run("q", 7, durable=True), 5, None),
+        (Head(NAME, query_id="q", batch_id=6, checkpoints={PARTITION: POINT}), Run("q", 7, durable=True), 10, None),
+        (Head(NAME, query_id="q", batch_id=5), Run("q", 7, durable=True), 10, StoreRestored),
+        (Head(NAME, query_id="q", batch_id=5), Run("q", 7, durable=False), 10, None),
+        (Head(NAME, query_id="other", batch_id=5), Run("q", 7, durable=True), 10, None),
+        (Head(NAME, checkpoints={PARTITION: POINT}), Run("q", 0), 10, None),
+        (Head(NAME, checkpoints={PARTITION: POINT}), Run("q", 0), 11, PositionGap),
+        (Head(NAME, checkpoints={PARTITION: POINT}, gap_accepted=True), Run("q", 0), 11, None),
+        (Head(NAME, checkpoints={PARTITION: POINT}), Run("old", 0), 99, None),
+        (Head(NAME, settings={"key": "a"}), Run("q", 0), 0, SettingsChanged),
+    ],
+)
+def test_the_guard_refuses_exactly_what_contradicts_the_state(head: Head, run: Run, first: int, error: type[Exception] | None) -> None:
+    """Each guard at its boundary: one batch ahead is fine, two are a restored store; checkpoint + 1 is fine, + 2 a gap."""
+    if error is None:
+        planning.guard(head, run, head.settings or {}, {PARTITION: first})
+    else:
+        with pytest.raises(error):
+            planning.guard(head, run, {"key": "b"}, {PARTITION: first}) if error is SettingsChanged else planning.guard(
+                head, run, {}, {PARTITION: first}
+            )
+
+
+def test_chunks_keep_the_parts_of_a_position_together() -> None:
+    """A chunk may be larger than asked for rather than split one event."""
+    events = prepared([Event(0, 1, 1, False)] * 3 + [Event(0, 2, 2, False), Event(0, 3, 3, False)])
+    table = events.set_column(events.column_names.index("part"), "part", pa.array([0, 1, 2, 0, 0], pa.int64()))
+    assert planning.chunks(Index.of(table), 2) == [slice(0, 3), slice(3, 5)]
+    assert planning.chunks(Index.of(table.slice(0, 0)), 2) == [slice(0, 0)]
+
+
+def test_a_conflict_can_be_an_error() -> None:
+    """on_key_conflict="error" names the position and decides nothing."""
+    table = prepared([Event(0, 1, 1, False), Event(0, 2, 1, False)])
+    table = table.set_column(table.column_names.index("_payload_hash"), "_payload_hash", pa.array([1, 2], pa.int64()))
+    sifted = planning.sift(Index.of(table), Head(NAME), {}, np.zeros(0, dtype=np.int64))
+    with pytest.raises(KeyConflict, match="topic/0 2"):
+        planning.settle(sifted, sifted.reserve.slice(0, 0), "error")
+
+
+def test_a_purged_position_is_not_suspected() -> None:
+    """At or below the floor a reservation may be gone: a redelivery without its key is no other incarnation."""
+    table = prepared([Event(0, 1, 1, False), Event(0, 5, 2, False)])
+    seen = {PARTITION: Ranges.of([(0, 9)])}
+    head = Head(NAME, checkpoints={PARTITION: POINT}, floors={PARTITION: 1})
+    sifted = planning.sift(Index.of(table), head, seen, np.zeros(0, dtype=np.int64))
+    rows = planning.suspects(sifted, sifted.reserve.slice(0, 0), compare_payload=True)
+    assert rows.tolist() == [1]
+    with pytest.raises(IncarnationChanged, match="topic/0 5"):
+        planning.check_redeliveries(sifted.index, rows, LETTERS.empty_table(), head)
