@@ -15,6 +15,9 @@ from dedup.process import this_process
 from dedup.rows import ArrowRows
 from dedup.store import BATCHES, KEYS, Advance, Checkpoint, Commit, Holder, Record, Run
 
+WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+"""How many sessions wait for another one."""
+
 ORDERS = Partition("broker", "orders", 0)
 
 

@@ -19,12 +19,16 @@ class Proxy:
         self.port = self._listener.getsockname()[1]
         self.armed = False
         self.deliver = True  # whether the COMMIT itself still reaches the server
+        self.hold = False  # whether the server goes on believing in the client, as behind a network that just went dark
+        self._held: list[socket.socket] = []
         self.cut = threading.Event()
         self.refuse = False  # whether later connections are refused
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         """No more connections."""
+        for server in self._held:
+            server.close()
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._listener.close()
 
@@ -45,6 +49,9 @@ class Proxy:
                 if watch and self.armed and COMMIT_MESSAGE in piece:
                     self.armed = False
                     self._cut(source, target, piece)
+                    if self.hold:
+                        self._held.append(target)
+                        return
                     break
                 target.sendall(piece)
         for end in (source, target):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 from fix_postgres import run
-from pg_help import chunk, epoch, finish, keys, record, rows
-from pg_proxy import Proxy, proxied
+from pg_help import ORDERS, WAITING, chunk, epoch, finish, keys, record, rows
+from pg_proxy import Proxy, proxied, until
 from pg_server import Server, running_server
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from checkpoint.errors import CommitUnknown, Fenced, StoreUnavailable
+from checkpoint.errors import CommitConflict, CommitUnknown, Fenced, StoreUnavailable
 from dedup.postgres import PostgresStore, outcome
-from dedup.store import Commit
+from dedup.store import Advance, Checkpoint, Commit
 
 pytestmark = pytest.mark.crash
 
@@ -65,6 +66,51 @@ def test_a_commit_that_never_arrived_is_read_back_as_not_committed(store: Postgr
         finish(tx, 0, 0)
     assert run(postgres, "select count(*) from sink") == [(0,)]
     assert chunk(store, number, 0, 0) == 0
+
+
+def test_a_session_that_might_still_commit_is_ended_before_it_is_called_not_committed(
+    store: PostgresStore, proxy: Proxy, postgres: str
+) -> None:
+    """The network went dark before COMMIT arrived: the server's session waits with all its locks, and must not commit later."""
+    number, proxy.deliver, proxy.hold = epoch(store), False, True
+    with pytest.raises(StoreUnavailable, match="Nothing"), store.begin("shop", number) as tx:
+        tx.write("sink", rows(a=[1]))
+        session = tx._attempt.backend_pid
+        proxy.armed = True
+        finish(tx, 0, 0)
+    assert run(postgres, "select count(*) from pg_stat_activity where pid = %s", [session]) == [(0,)]
+    assert chunk(store, number, 0, 0) == 0
+
+
+def test_a_commit_in_doubt_is_waited_for_by_the_next_chunk(postgres: str) -> None:
+    """An earlier transaction of the same epoch that has not ended yet: its outcome is part of the head that is read."""
+    store = PostgresStore(postgres)
+    number = epoch(store)
+    chunk(store, number, 0, 4)
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin("shop", number) as doubtful:
+            doubtful.execute(record(5, 9, batch_id=1))
+            doubtful.execute(Advance({ORDERS: Checkpoint(9)}))
+            later = pool.submit(chunk, PostgresStore(postgres), number, 10, 14, 2)
+            until(lambda: run(postgres, WAITING) == [(1,)] or later.done())
+            doubtful.execute(Commit())
+        assert later.result() == 0
+    assert store.head("shop").seq == 3 and store.head("shop").checkpoints[ORDERS].sequence_number == 14
+
+
+def test_a_first_commit_in_doubt_makes_the_next_chunk_plan_again(postgres: str) -> None:
+    """Before there are checkpoints there is nothing to wait for at the start: then the keys wait, and the checkpoint tells."""
+    store = PostgresStore(postgres)
+    number = epoch(store)
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin("shop", number) as doubtful:
+            doubtful.reserve(keys(range(5)))
+            later = pool.submit(chunk, PostgresStore(postgres), number, 0, 4)
+            until(lambda: run(postgres, WAITING) == [(1,)] or later.done())
+            finish(doubtful, 0, 4)
+        with pytest.raises(CommitConflict):
+            later.result()
+    assert store.head("shop").seq == 1
 
 
 def test_a_commit_that_cannot_be_read_back_is_unknown(store: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

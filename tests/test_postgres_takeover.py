@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fix_postgres import run
-from pg_help import chunk, epoch, finish, holder, keys
+from pg_help import WAITING, chunk, epoch, finish, holder, keys
 from pg_proxy import until
 
 from checkpoint.errors import Fenced, StillHeld
@@ -37,9 +37,6 @@ with store.begin("shop", number) as tx:
         time.sleep(0.02)
     pg_help.finish(tx, 0, task["keys"] - 1, reserved=task["keys"] - known)
 """
-
-
-WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 
 
 def environment() -> dict[str, str]:
