@@ -64,7 +64,8 @@ def _settings_message(head: Head, settings: Mapping[str, str]) -> str:
     changed = [f"{k}: was {old.get(k)!r}, now {settings.get(k)!r}" for k in sorted({*old, *settings}) if old.get(k) != settings.get(k)]
     return (
         f"Consumer {head.consumer!r}: its state was written with other key settings ({'; '.join(changed)}). "
-        f"With the new ones old keys would not be recognised. Go back to the old settings, use another consumer name, or start over with `dedup consumer reset {head.consumer}`."
+        f"With the new ones old keys would not be recognised. Go back to the old settings, use another consumer name, "
+        f"or start over with `dedup consumer reset {head.consumer}`."
     )
 
 

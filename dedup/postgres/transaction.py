@@ -98,7 +98,7 @@ class PgTransaction:
                 raise fenced from cause
 
     def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
-        """Positions in [first, last] that batch records of this generation's incarnations hold as seen."""
+        """Positions in [first, last] that batch records of this generation's incarnations hold as seen, since the last reset."""
         topics = self._state.topics
         known = [p for p in spans if (p.source, p.topic) in topics]
         lives = [self.head.incarnations.get((p.source, p.topic), 0) for p in known]
@@ -111,7 +111,7 @@ class PgTransaction:
         }
         found: dict[Partition, list[Range]] = {p: [] for p in spans}
         with self._our_statements("reading the batch records"):
-            rows = self._connection.execute(self._sql["seen"], {"id": self._state.id, "generation": self.head.generation, **asked})
+            rows = self._connection.execute(self._sql["seen"], {"id": self._state.id, "keyspace": self.head.keyspace, **asked})
             for number, first, last in rows:
                 found[known[number - 1]].append(Range(first, last))
         return {p: Ranges.of(items) for p, items in found.items()}

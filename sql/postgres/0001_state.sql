@@ -96,7 +96,7 @@ create table {schema}.batch (
 comment on table {schema}.batch is
     'What was decided about positions: per chunk and partition the positions seen, and which were duplicates, skipped or late. '
     'Below retention merged to one row with query_id '''' and batch_id -1.';
-create index batch_seen on {schema}.batch (consumer_id, generation, topic_id, incarnation, partition, last_seen);
+create index batch_seen on {schema}.batch (consumer_id, topic_id, incarnation, partition, last_seen);
 create index batch_seq on {schema}.batch (consumer_id, seq);
 
 create table {schema}.dead_letter (
@@ -243,23 +243,25 @@ create function {schema}.merge_batches(horizon timestamptz) returns void
     language sql set search_path = {schema}, pg_temp
 as $body$
 with old as (
-    delete from batch b where b.committed_at <= horizon returning *
+    -- Records since the last reset count together, whatever generation they are of.
+    delete from batch b using consumer c where b.consumer_id = c.id and b.committed_at <= horizon
+    returning b.*, b.generation >= c.keyspace as living
 ), merged as (
-    select consumer_id, generation, topic_id, incarnation, partition,
+    select consumer_id, living, max(generation) as generation, topic_id, incarnation, partition,
         max(epoch) as epoch, max(seq) as seq, max(committed_at) as committed_at,
         min(first_seen) as first_seen, max(last_seen) as last_seen,
         sum(delivered) as delivered, sum(redelivered) as redelivered, sum(processed) as processed, sum(duplicate) as duplicate,
         sum(skipped_rows) as skipped_rows, sum(dead_lettered) as dead_lettered, sum(reserved) as reserved
     from old
-    group by consumer_id, generation, topic_id, incarnation, partition
+    group by consumer_id, living, topic_id, incarnation, partition
 ), newer as (
     -- A late position inside the span was recorded by a batch that stays: ranges of different records never overlap.
-    select m.consumer_id, m.generation, m.topic_id, m.incarnation, m.partition, range_agg(b.seen) as seen
+    select m.consumer_id, m.living, m.topic_id, m.incarnation, m.partition, range_agg(b.seen) as seen
     from merged m
-    join batch b on (b.consumer_id, b.generation, b.topic_id, b.incarnation, b.partition)
-        = (m.consumer_id, m.generation, m.topic_id, m.incarnation, m.partition)
-        and b.committed_at > horizon and b.last_seen >= m.first_seen and b.first_seen <= m.last_seen
-    group by m.consumer_id, m.generation, m.topic_id, m.incarnation, m.partition
+    join consumer c on c.id = m.consumer_id
+    join batch b on (b.consumer_id, b.topic_id, b.incarnation, b.partition) = (m.consumer_id, m.topic_id, m.incarnation, m.partition)
+        and (b.generation >= c.keyspace) = m.living and b.committed_at > horizon and b.last_seen >= m.first_seen and b.first_seen <= m.last_seen
+    group by m.consumer_id, m.living, m.topic_id, m.incarnation, m.partition
 )
 insert into batch
 select m.consumer_id, m.generation, m.topic_id, m.incarnation, m.partition, '', -1, 0, m.epoch, m.seq, null, m.first_seen, m.last_seen,
@@ -268,7 +270,7 @@ select m.consumer_id, m.generation, m.topic_id, m.incarnation, m.partition, '', 
     '{}', '{}', '{}',
     m.delivered, m.redelivered, m.processed, m.duplicate, m.skipped_rows, m.dead_lettered, m.reserved, m.committed_at
 from merged m
-left join newer n using (consumer_id, generation, topic_id, incarnation, partition);
+left join newer n using (consumer_id, living, topic_id, incarnation, partition);
 $body$;
 comment on function {schema}.merge_batches(timestamptz) is 'One record per partition in place of those up to that time; exact ranges become one range.';
 

@@ -154,7 +154,7 @@ where c.consumer_id = %(id)s;
 select w.number, lower(r), upper(r) - 1
 from unnest(%(topics)s::int[], %(incarnations)s::int[], %(partitions)s::int[], %(firsts)s::bigint[], %(lasts)s::bigint[])
     with ordinality w (topic_id, incarnation, partition, first, last, number)
-join {schema}.batch b on b.consumer_id = %(id)s and b.generation = %(generation)s and b.topic_id = w.topic_id
+join {schema}.batch b on b.consumer_id = %(id)s and b.generation >= %(keyspace)s and b.topic_id = w.topic_id
     and b.incarnation = w.incarnation and b.partition = w.partition and b.last_seen >= w.first and b.first_seen <= w.last
 cross join lateral unnest(b.seen * int8multirange(int8range(w.first, w.last, '[]'))) r;
 
