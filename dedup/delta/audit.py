@@ -71,7 +71,7 @@ def read_events(state: ConsumerState, publisher: Publisher, uri: str, sink: str)
 def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:
     """The highest position of each partition that was decided before that UTC day, in its present life."""
     log, lives = read_log(state.ledger), state.header.head.incarnations
-    old = {h.seq for h in log.headers() if h.committed_at.date() < before and h.seq > state.header.generation_since}
+    old = {h.seq for h in log.headers() if h.committed_at.date() < before and h.seq > state.header.keyspace_since}
     found: dict[Partition, int] = {}
     for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
         doc, partition = json.loads(row["doc"]), Partition(row["source"], row["topic"], row["partition"])

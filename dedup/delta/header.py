@@ -58,8 +58,8 @@ class Header:
     committed_at: dt.datetime
     holder: Holder | None = None  # of the epoch
     held_since: dt.datetime | None = None  # when the epoch was taken
-    generation_since: int = 0  # seq of the decision that began the generation; batch records above it count
-    keyspace_since: int = 0  # seq of the decision that began the keyspace; reservations above it count
+    generation_since: int = 0  # seq of the decision that began the generation; damage before it was accepted
+    keyspace_since: int = 0  # seq of the decision that began the keyspace; reservations and batch records above it count
     summary: int = 0  # seq of the newest summary of seen positions at or before this one, 0 for none
     sinks: tuple[SinkFiles, ...] = ()
     marks: Mapping[str, Mark] = field(default_factory=dict)

@@ -112,7 +112,7 @@ class ConsumerState:
         return self._damage
 
     def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
-        """Positions within the spans that batch records of this generation's incarnations hold as seen."""
+        """Positions within the spans that batch records since the last reset hold as seen, for the current incarnations."""
         lives = self.header.head.incarnations
         found = {p: self._seen.get((p, lives.get((p.source, p.topic), 0))) for p in spans}
         return {p: ranges for p, seen in found.items() if seen and (ranges := seen.within(*spans[p]))}
@@ -213,7 +213,7 @@ class ConsumerState:
 
     def summary_due(self, seq: int) -> bool:
         """Whether the decision `seq` should carry a summary of seen positions."""
-        return seq - max(self.header.summary, self.header.generation_since) >= SUMMARY_EVERY
+        return seq - max(self.header.summary, self.header.keyspace_since) >= SUMMARY_EVERY
 
     def _summary(self) -> str:
         return json.dumps([[*p, life, seen.pairs()] for (p, life), seen in self._seen.items()], separators=(",", ":"))
@@ -223,16 +223,17 @@ class ConsumerState:
         known = self.header.seq
         start = known or self._first_needed(files, last)
         log = self.ledger.read([f for f in files if f.section == LOG and f.last > start], ["kind", "source", "topic", "partition", "doc"], start)
-        headers = {h.seq: h for h in map(Header.from_json, log.filter(pc.equal(log["kind"], HEADER))["doc"].to_pylist())}
+        told = log.filter(pc.equal(log["kind"], HEADER))
+        headers = {h.seq: h for h in map(Header.from_json, told["doc"].to_pylist())}
         if last not in headers:
             raise StoreRestored(self._advice(f"has lost the header of decision {last}"))
         old, self.header = self.header, headers[last]
-        new_life = old.head.generation != self.header.head.generation
-        count = pc.sum(pc.equal(log["kind"], HEADER)).as_py()
-        if new_life:
+        new_life = old.head.keyspace != self.header.head.keyspace
+        if old.head.generation != self.header.head.generation:
             self._damage = None
-        if count != len(headers) or sorted(headers) != list(range(start + 1, last + 1)):
-            self._damage = self._advice(f"shows decisions {start + 1}-{last} not exactly once each")
+        first = max(start + 1, self.header.generation_since)  # what lies before was accepted by whoever began the generation
+        if sorted(s for s in told["seq"].to_pylist() if s >= first) != list(range(first, last + 1)):
+            self._damage = self._advice(f"shows decisions {first}-{last} not exactly once each")
         self._take_seen(log, new_life=new_life)
         self._take_keys(files, known)
         self._take_publications(headers, fresh=not known, files=files)
@@ -242,7 +243,7 @@ class ConsumerState:
         newest = self._headers(files, {last}).get(last)
         if newest is None:
             raise StoreRestored(self._advice(f"has lost the header of decision {last}"))
-        return max(newest.summary, newest.generation_since, 1) - 1
+        return max(newest.summary, newest.keyspace_since, 1) - 1
 
     def _headers(self, files: Sequence[LedgerFile], seqs: set[int]) -> dict[int, Header]:
         if not seqs:
@@ -255,7 +256,7 @@ class ConsumerState:
     def _take_seen(self, log: pa.Table, *, new_life: bool) -> None:
         if new_life:
             self._seen = {}
-        rows = log.filter(pc.and_(pc.not_equal(log["kind"], HEADER), pc.greater(log["seq"], self.header.generation_since))).sort_by("seq")
+        rows = log.filter(pc.and_(pc.not_equal(log["kind"], HEADER), pc.greater(log["seq"], self.header.keyspace_since))).sort_by("seq")
         for row in rows.to_pylist():
             doc = json.loads(row["doc"])
             if row["kind"] == BATCH:
