@@ -213,7 +213,7 @@ def _refuse_clashes(extras: Sequence[str], spec: Prepare) -> None:
     ours = {*ENVELOPE.names, *INTERNAL, *(["data"] if spec.decoder else [])}
     clashes = [name for name in extras if name.lower() in ours]
     if clashes:
-        raise ConfigError(f"The input's columns {_list(clashes)} have the names of columns that are added to it. Rename or drop them.")
+        raise ConfigError(f"The input's columns {_list(clashes)} have the names of columns that are added to it. Map, rename or drop them.")
     twice = sorted({name for name in extras if [other.lower() for other in extras].count(name.lower()) > 1})
     if twice:
         raise ConfigError(f"The input has several columns of one name: {_list(twice)}. Rename or drop them.")

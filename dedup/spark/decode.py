@@ -45,24 +45,23 @@ def parsed(body: Column, decoder: Decoder) -> Column:
     return _parsed_json(body, decoder) if decoder.format == "json" else _parsed_avro(body, decoder)
 
 
-def decodes(body: Column, found: Column, decoder: Decoder) -> Column:
-    """Whether a body that is not null decodes; never null. `found` is what `parsed` answered."""
-    value, root = found["v"], pa.struct(list(decoder.schema))
+def read(found: Column, decoder: Decoder) -> Column:
+    """`data` as far as it could be read from what `parsed` answered; right only where `decodes` says so."""
+    return found["v"] if decoder.format == "avro" else _read(found["v"], pa.struct(list(decoder.schema)))
+
+
+def decodes(body: Column, found: Column, data: Column, decoder: Decoder) -> Column:
+    """Whether a body that is not null decodes; never null. `found` is what `parsed` answered, `data` what `read` did."""
+    root = pa.struct(list(decoder.schema))
     if decoder.format == "avro":
         # A struct of nulls is what from_avro answers for bytes that do not decode, so null alone says nothing.
-        good = [F.coalesce(found["marker"] == F.lit(_MARKER), F.lit(False)), *_negated(_not_utf8(value, root))]
+        good = [F.coalesce(found["marker"] == F.lit(_MARKER), F.lit(False)), *_negated(_not_utf8(data, root))]
     else:
         # Behind the object can stand neither `,"x":1` nor `]` (the array form refuses, or ends early) nor `}` or `,{}`: together, nothing.
         alone = F.json_array_length(F.concat(F.lit("["), body.cast("string"), F.lit("]"))) == 1
-        clean = F.is_valid_utf8(body.cast("string")) & found["corrupt"].isNull() & value.isNotNull()
-        good = [clean, F.coalesce(alone, F.lit(False)), *_negated(_wrong(value, root))]
+        clean = F.is_valid_utf8(body.cast("string")) & found["corrupt"].isNull() & data.isNotNull()
+        good = [clean, F.coalesce(alone, F.lit(False)), *_negated(_wrong(found["v"], data, root))]
     return reduce(lambda left, right: left & right, good)
-
-
-def data(found: Column, decoder: Decoder) -> Column:
-    """`data` of a body that decodes."""
-    value = found["v"]
-    return value if decoder.format == "avro" else _read(value, pa.struct(list(decoder.schema)))
 
 
 def _negated(wrong: Column | None) -> list[Column]:
@@ -111,44 +110,47 @@ def _read(value: Column, kind: pa.DataType) -> Column:
 
 
 def _text_read(text: Column, kind: pa.DataType) -> Column:
+    # The cast alone takes more than RFC 3339, and without an offset the session's zone; what does not match is '', which it does not take.
     if pa.types.is_timestamp(kind):
-        return text.try_cast("timestamp" if kind.tz else "timestamp_ntz")
-    return text.try_cast("date") if pa.types.is_date32(kind) else text
+        shape = TIME + (OFFSET if kind.tz else "")
+        return _matched(text, shape).try_cast("timestamp" if kind.tz else "timestamp_ntz")
+    return _matched(text, DATE).try_cast("date") if pa.types.is_date32(kind) else text
 
 
-def _wrong(value: Column, kind: pa.DataType) -> Column | None:
-    """Whether a value that from_json took is not what the schema says; never null itself. None: it cannot be."""
+def _matched(text: Column, shape: str) -> Column:
+    return F.regexp_extract(text, rf"\A{shape}\z", 0)
+
+
+def _wrong(value: Column, data: Column, kind: pa.DataType) -> Column | None:
+    """Whether a value that from_json took is not what the schema says; never null itself. None: it cannot be.
+
+    Args:
+        value: as parsed.
+        data: the same as read.
+    """
     if is_text(kind):
-        return _text_wrong(value, kind)
+        missing = F.lit(False) if pa.types.is_string(kind) else data.isNull()
+        json_type = F.coalesce(F.schema_of_variant(value), F.lit("VOID"))
+        return (json_type != "VOID") & ((json_type != "STRING") | missing)
     if kind in (pa.float32(), pa.float64()):
         return F.coalesce(F.abs(value) == float("inf"), F.lit(False))
     if pa.types.is_struct(kind):
-        return _any([_field_wrong(value[f.name], f) for f in kind])
+        return _any([_field_wrong(value[f.name], data[f.name], f) for f in kind])
     if pa.types.is_list(kind):
-        return _some(value, lambda one: _field_wrong(one, kind.value_field))
+        return _some(value, lambda one: _field_wrong(one, _read(one, kind.value_type), kind.value_field))
     if pa.types.is_map(kind):
         names = F.map_keys(value)
         twice = F.coalesce(F.size(names) != F.size(F.array_distinct(names)), F.lit(False))
-        return _any([twice, _some(F.map_values(value), lambda one: _field_wrong(one, kind.item_field))])
+        inside = _some(F.map_values(value), lambda one: _field_wrong(one, _read(one, kind.item_type), kind.item_field))
+        return _any([twice, inside])
     return None
 
 
-def _text_wrong(value: Column, kind: pa.DataType) -> Column:
-    other = F.coalesce(~F.schema_of_variant(value).isin("STRING", "VOID"), F.lit(False))
-    if pa.types.is_string(kind):
-        return other
-    text = value.cast("string")
-    shape = DATE if pa.types.is_date32(kind) else TIME + (OFFSET if kind.tz else "")
-    fits = text.rlike(rf"\A{shape}\z") & _text_read(text, kind).isNotNull()
-    return other | (text.isNotNull() & ~fits)
-
-
-def _field_wrong(value: Column, field: pa.Field) -> Column | None:
-    wrong = _wrong(value, field.type)
-    there = value.cast("string").isNotNull() if is_text(field.type) else value.isNotNull()
-    if field.nullable:
-        return wrong if wrong is None or not pa.types.is_struct(field.type) else there & wrong
-    return _any([~there, wrong])
+def _field_wrong(value: Column, data: Column, field: pa.Field) -> Column | None:
+    wrong = _wrong(value, data, field.type)
+    if not field.nullable:
+        return _any([data.isNull(), wrong])
+    return wrong if wrong is None or not pa.types.is_struct(field.type) else data.isNotNull() & wrong
 
 
 def _some(values: Column, wrong: Callable[[Column], Column | None]) -> Column | None:

@@ -1,0 +1,459 @@
+"""Decoding: which bodies decode, to what; schemas to columns; and Spark and pyarrow giving one verdict."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checkpoint.errors import ConfigError
+from dedup import arrow, decode
+from dedup.envelope import Prepare
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+UTC = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema(
+    [
+        ("a", pa.int64()),
+        ("b", pa.string()),
+        ("c", pa.struct([("d", pa.float64())])),
+        ("e", pa.list_(pa.int64())),
+        ("t", UTC),
+        ("n", pa.timestamp("us")),
+        ("day", pa.date32()),
+        ("i", pa.int32()),
+        ("short", pa.int16()),
+        ("single", pa.float32()),
+        ("money", pa.decimal128(10, 2)),
+        ("yes", pa.bool_()),
+        ("counts", pa.map_(pa.string(), pa.int64())),
+        ("names", pa.map_(pa.string(), pa.string())),
+        ("times", pa.list_(UTC)),
+        ("items", pa.list_(pa.struct([pa.field("id", pa.string(), nullable=False), ("q", pa.int64())]))),
+        ("full", pa.list_(pa.field("item", pa.int64(), nullable=False))),
+        ("sure", pa.struct([pa.field("k", pa.int64(), nullable=False)])),
+    ]
+)
+
+GOOD: list[bytes] = [
+    b"{}",
+    b'{"a":1}',
+    b' \t{"a":1}\r\n',
+    b'{"a":null,"b":null,"c":null,"t":null,"items":null}',
+    b'{"A":1,"":2,"other":{"a":"x"},"v":{"a":2},"corrupt":"x"}',
+    b'{"a":1,"a":2}',
+    b'{"b":5,"b":"x"}',
+    b'{"a":-9223372036854775808}',
+    b'{"b":"\\u0000\\"\\/\\ud83d\\ude00 \xc3\xa9 \xf0\x9f\x98\x80\x7f"}',
+    b'{"c":{"d":1},"e":[1,null],"yes":true}',
+    b'{"c":{"d":-0.0}}',
+    b'{"t":"2020-01-01T00:00:00Z"}',
+    b'{"t":"2020-01-01 00:00:00.123456789+05:30"}',
+    b'{"t":"0001-01-01T00:00:00+18:00"}',
+    b'{"t":"1500-01-01T00:00:00.5-00:30"}',
+    b'{"n":"2024-03-10T02:30:00"}',
+    b'{"day":"1500-02-28"}',
+    b'{"short":32767,"i":-2147483648,"single":0.1}',
+    b'{"money":1.555}',
+    b'{"money":"1,000.5"}',
+    b'{"money":-0}',
+    b'{"counts":{"x":1,"y":null},"names":{"x":"y"}}',
+    b'{"times":["2020-01-01T00:00:00Z",null]}',
+    b'{"items":[{"id":"x"},null],"full":[1],"sure":{"k":1}}',
+]
+"""Bodies that decode."""
+
+BAD: list[bytes] = [
+    b"",
+    b" ",
+    b"null",
+    b"true",
+    b"123",
+    b'"x"',
+    b"[]",
+    b'[{"a":1}]',
+    b"nul",
+    b'{"a":1',
+    b'{"a":1}xyz',
+    b'{"a":1}}',
+    b'{"a":1}]',
+    b'{"a":1} {"a":2}',
+    b'{"a":1},{"a":2}',
+    b'{"a":1},"a":2',
+    b'{"a":1},"v":{"a":2}',
+    b'null,"v":{"a":1}',
+    b'{"a":1}\x00',
+    b"{'a':1}",
+    b"{a:1}",
+    b'{"a":1,}',
+    b'{"a":01}',
+    b'{"a":+1}',
+    b'{/**/"a":1}',
+    b'\xef\xbb\xbf{"a":1}',
+    '{"a":1}'.encode("utf-16"),
+    b'{"b":"\xff"}',
+    b'{"b":"\xed\xa0\x80"}',
+    b'{"b":"\xc0\x80"}',
+    b'{"b":"\\ud800"}',
+    b'{"b":"\\x"}',
+    b'{"b":"x\x00y"}',
+    b'{"b":"x\ny"}',
+    b'{"other":NaN}',
+    b'{"other":{"x":[}}',
+    b'{"other":%s}' % (b"1" * 1001),
+    b'{"a":"1"}',
+    b'{"a":1.0}',
+    b'{"a":1e3}',
+    b'{"a":true}',
+    b'{"a":9223372036854775808}',
+    b'{"a":"x","a":1}',
+    b'{"b":5}',
+    b'{"b":true}',
+    b'{"b":{"x":1}}',
+    b'{"c":5}',
+    b'{"c":[]}',
+    b'{"c":""}',
+    b'{"c":{"d":"1.5"}}',
+    b'{"c":{"d":NaN}}',
+    b'{"c":{"d":"NaN"}}',
+    b'{"c":{"d":1e400}}',
+    b'{"e":5}',
+    b'{"e":[1,"x"]}',
+    b'{"t":5}',
+    b'{"t":""}',
+    b'{"t":"2020-01-01"}',
+    b'{"t":"2020-01-01T00:00:00"}',
+    b'{"t":"2020-01-01T00:00:00+18:01"}',
+    b'{"t":"2020-02-30T00:00:00Z"}',
+    b'{"t":"2020-01-01T24:00:00Z"}',
+    b'{"t":"2020-01-01T00:00:00Z\\n"}',
+    b'{"n":"2020-01-01T00:00:00Z"}',
+    b'{"day":"2020-1-1"}',
+    b'{"day":"2021-02-29"}',
+    b'{"day":"2020-01-01T00:00:00Z"}',
+    b'{"day":18000}',
+    b'{"i":2147483648}',
+    b'{"short":32768}',
+    b'{"single":1e39}',
+    b'{"money":"x"}',
+    b'{"money":123456789}',
+    b'{"yes":1}',
+    b'{"yes":"true"}',
+    b'{"counts":{"x":"y"}}',
+    b'{"counts":5}',
+    b'{"names":{"x":5}}',
+    b'{"names":{"x":"a","x":"b"}}',
+    b'{"times":["2020"]}',
+    b'{"items":[{}]}',
+    b'{"items":[{"id":null}]}',
+    b'{"items":[{"id":5}]}',
+    b'{"full":[1,null]}',
+    b'{"sure":{}}',
+]
+"""Bodies that do not."""
+
+AVRO = {
+    "type": "record",
+    "name": "order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "a", "type": "long"},
+        {"name": "b", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": ["A", "B"]}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "inner", "type": ["null", {"type": "record", "name": "inner", "fields": [{"name": "kind", "type": "kind"}]}]},
+    ],
+}
+"""An Avro schema with a bit of everything."""
+
+
+def table_of(bodies: list[bytes | None]) -> pa.Table:
+    """Events with these bodies, in this order."""
+    size = len(bodies)
+    head = {
+        "source": ["s"] * size,
+        "topic": ["t"] * size,
+        "partition": pa.array([0] * size, pa.int32()),
+        "sequence_number": list(range(size)),
+    }
+    return pa.table(head | {"body": pa.array(bodies, pa.binary())})
+
+
+def decoded(bodies: list[bytes | None], decoder: decode.Decoder) -> pa.Table:
+    """Body, data and verdict without Spark."""
+    return arrow.prepare(table_of(bodies), Prepare("c", decoder=decoder)).select(["body", "data", "_undecodable"])
+
+
+@pytest.mark.parametrize("body", GOOD, ids=repr)
+def test_a_body_that_fits_decodes(body: bytes) -> None:
+    """What the schema describes is not sent to the dead letters."""
+    found = decoded([body], decode.json(SCHEMA))
+    assert found["data"].null_count == 0
+    assert found["_undecodable"].to_pylist() == [False]
+
+
+@pytest.mark.parametrize("body", BAD, ids=repr)
+def test_a_body_that_does_not_fit_is_undecodable(body: bytes) -> None:
+    """What is no JSON object of the schema never reaches a handler as if it were one with nulls."""
+    row = decoded([body], decode.json(SCHEMA)).to_pylist()[0]
+    assert row == {"body": body, "data": None, "_undecodable": True}
+
+
+def test_a_null_body_is_not_undecodable() -> None:
+    """A tombstone is an event like any other; an empty body is not null."""
+    assert decoded([None, b""], decode.json(SCHEMA))["_undecodable"].to_pylist() == [False, True]
+
+
+def test_a_body_decodes_to_its_values() -> None:
+    """Values arrive exactly: instants in UTC, decimals rounded half up to their scale, the last of repeated names."""
+    body = b'{"a":1,"a":2,"b":"x","t":"2020-01-01T00:00:00.1234567+01:00","money":1.555,"counts":{"x":1}}'
+    data = decoded([body], decode.json(SCHEMA))["data"].to_pylist()[0]
+    found = {name: str(value) for name, value in data.items() if value is not None}
+    assert found == {"a": "2", "b": "x", "t": "2019-12-31 23:00:00.123456+00:00", "money": "1.56", "counts": "[('x', 1)]"}
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from([1.5, [], {}])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from("abcd"), VALUES))
+def test_a_required_field_decides(value: dict[str, Any]) -> None:
+    """A body decodes exactly when every field is of its type and the required ones are there."""
+    schema = {
+        "type": "object",
+        "required": ["a"],
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "boolean"}},
+    }
+    body = json.dumps(value).encode()
+    fits = type(value.get("a")) is int and -(2**63) <= value["a"] < 2**63
+    fits = fits and (value.get("b") is None or type(value["b"]) is str) and (value.get("c") is None or type(value["c"]) is bool)
+    row = decoded([body], decode.json(schema)).to_pylist()[0]
+    assert row["_undecodable"] is not fits
+    assert (row["data"] is not None) is fits
+
+
+def test_a_json_schema_becomes_columns() -> None:
+    """Objects, arrays, maps, null unions, references, dates and times have the Arrow types one expects; required is not null."""
+    schema = {
+        "type": "object",
+        "required": ["id", "maybe"],
+        "$defs": {"place": {"type": "object", "properties": {"lat": {"type": "number"}}}},
+        "properties": {
+            "id": {"type": "integer"},
+            "maybe": {"type": ["string", "null"]},
+            "any": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+            "at": {"type": "string", "format": "date-time"},
+            "day": {"type": "string", "format": "date"},
+            "mail": {"type": "string", "format": "email"},
+            "list": {"type": "array", "items": {"type": "number"}},
+            "map": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "place": {"$ref": "#/$defs/place"},
+        },
+    }
+    expected = {
+        "id": pa.int64(),
+        "maybe": pa.string(),
+        "any": pa.bool_(),
+        "at": UTC,
+        "day": pa.date32(),
+        "mail": pa.string(),
+        "list": pa.list_(pa.field("item", pa.float64(), nullable=False)),
+        "map": pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False)),
+        "place": pa.struct([("lat", pa.float64())]),
+    }
+    found = decode.json(json.dumps(schema)).schema
+    assert {f.name: f.type for f in found} == expected
+    assert [f.name for f in found if not f.nullable] == ["id"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "JSON object or an Arrow schema, not list"),
+        ({"type": "array", "items": {"type": "string"}}, "must describe an object"),
+        ({"type": "object"}, r"at \$: an object needs properties"),
+        ({"type": "object", "properties": {"a": {}}}, r"\$\.a: the type is \[\]"),
+        ({"type": "object", "properties": {"a": True}}, r"\$\.a: True says nothing"),
+        ({"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}, r"\$\.a: the type is"),
+        ({"type": "object", "properties": {"a": {"type": "array"}}}, r"\$\.a: an array needs items"),
+        ({"type": "object", "properties": {"a": {"type": "array", "items": {"oneOf": []}}}}, r"\$\.a\[\]: 'oneOf'"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/x"}}}, r"\$\.a: \$ref '#/x' does not point"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}, r"\$\.a: #/properties/a contains itself"),
+        ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}, "required names b"),
+        ({"type": "object", "properties": {"a": {"type": "string"}, "A": {"type": "string"}}}, "A, a differ only by case"),
+        (pa.schema([("a", pa.time64("us"))]), r"\$\.a: the Arrow type time64"),
+        (pa.schema([("a", pa.binary())]), "JSON has no bytes"),
+        (pa.schema([]), "no fields"),
+    ],
+)
+def test_a_schema_without_columns_is_refused_by_path(schema: Any, said: str) -> None:
+    """What cannot become columns is told when the consumer is made, with the place in the schema."""
+    with pytest.raises(ConfigError, match=said):
+        decode.json(schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (["string", "long"], r"\$\.x: a union"),
+        ({"type": "int", "logicalType": "time-millis"}, r"\$\.x: the logical type 'time-millis'"),
+        ({"type": "fixed", "name": "d", "size": 12, "logicalType": "duration"}, r"\$\.x: the logical type 'duration'"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 50}, r"\$\.x: decimal\(50, 0\)"),
+        ({"type": "array", "items": "nothing"}, r"\$\.x\[\]: the type 'nothing' is not known"),
+        ("r", r"\$\.x: the type 'r' is not known \(or the record contains itself\)"),
+    ],
+)
+def test_an_avro_schema_without_columns_is_refused_by_path(kind: Any, said: str) -> None:
+    """As for JSON Schema."""
+    with pytest.raises(ConfigError, match=said):
+        decode.avro({"type": "record", "name": "r", "fields": [{"name": "x", "type": kind}]})
+
+
+def test_a_decoder_travels() -> None:
+    """Spark moves the consumer to other processes; its decoder arrives as it was."""
+    for decoder in (decode.json(SCHEMA), decode.avro(AVRO)):
+        assert pickle.loads(pickle.dumps(decoder)) == decoder
+
+
+def avro_bodies() -> list[bytes | None]:
+    """Avro records, whole, cut, too long, empty, random, and one with a string that is no UTF-8."""
+    fastavro = pytest.importorskip("fastavro")
+    writer, stream, whole = fastavro.parse_schema(AVRO), io.BytesIO(), []
+    rows = [
+        {"a": 5, "b": "é", "at": 1577836800000, "kind": "B", "tags": ["x", ""], "price": b"\x01\x00", "inner": {"kind": "A"}},
+        {"a": 0, "b": None, "at": 0, "kind": "A", "tags": [], "price": b"\x00", "inner": None},
+    ]
+    for row in rows:
+        stream.seek(0)
+        stream.truncate()
+        fastavro.schemaless_writer(stream, writer, row | {"price": Decimal(int.from_bytes(row["price"], "big")).scaleb(-2)})
+        whole.append(stream.getvalue())
+    first, second = whole
+    return [
+        first,
+        second,
+        first[:-1],
+        first[:3],
+        first + b"zz",
+        second + b"\xe0",
+        b"",
+        b"\xff" * 30,
+        first.replace("é".encode(), b"\xff\xff"),
+        None,
+    ]
+
+
+def test_avro_that_is_cut_or_too_long_is_undecodable() -> None:
+    """Bytes that are missing, left over or impossible are no record; a record of nulls is one."""
+    verdicts = decoded(avro_bodies(), decode.avro(AVRO))["_undecodable"].to_pylist()
+    assert verdicts == [False, False, True, True, True, True, True, True, True, False]
+
+
+def test_avro_by_an_arrow_schema() -> None:
+    """An Arrow schema stands for the record with the same fields, nullable ones as a union with null."""
+    some, all_ = (
+        pa.schema([("a", pa.int64()), pa.field("b", pa.string(), nullable=False)]),
+        pa.schema([("a", pa.int64()), ("b", pa.string())]),
+    )
+    assert decoded([b"\x02\x02\x02x"], decode.avro(some))["data"].to_pylist() == [{"a": 1, "b": "x"}]
+    assert decoded([b"\x02\x02\x02x"], decode.avro(all_))["_undecodable"].to_pylist() == [True]
+    assert decoded([b"\x02\x02\x02\x02x"], decode.avro(all_))["data"].to_pylist() == [{"a": 1, "b": "x"}]
+
+
+def mutated(rng: random.Random, body: bytes) -> bytes:
+    """The body with a few bytes put in, taken out or replaced."""
+    pieces = [
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b",",
+        b":",
+        b'"',
+        b"\\",
+        b"0",
+        b"-",
+        b".",
+        b"e",
+        b" ",
+        b"\x00",
+        b"\xff",
+        b"null",
+        b"\xc3\xa9",
+        b"NaN",
+        b"\\ud800",
+    ]
+    for _ in range(rng.choice([1, 1, 2])):
+        at, width = rng.randrange(len(body) + 1), rng.choice([0, 1])
+        body = body[:at] + rng.choice([b"", *pieces]) + body[at + width :]
+    return body
+
+
+def assert_same(spark: SparkSession, bodies: list[bytes | None], decoder: decode.Decoder, folder: Path) -> None:
+    """Spark and pyarrow say the same about these bodies."""
+    from dedup.spark.prepare import prepare
+
+    pq.write_table(table_of(bodies), folder / "bodies.parquet")
+    names = ["sequence_number", "body", "data", "_undecodable"]
+    events = prepare(spark.read.parquet(str(folder / "bodies.parquet")), Prepare("c", decoder=decoder))
+    found = events.select(*names).toArrow().sort_by("sequence_number")
+    expected = decoded(bodies, decoder)
+    found = found.select(expected.column_names).cast(expected.schema)
+    assert [row for row in range(len(bodies)) if found.slice(row, 1) != expected.slice(row, 1)] == []
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_spark_gives_the_same_verdicts(spark: SparkSession, tmp_path: Path, zone: str) -> None:
+    """Every listed body, and thousands that differ from them by a few bytes, decode alike in Spark, in whatever zone the session is."""
+    rng = random.Random(7)
+    bodies: list[bytes | None] = [*GOOD, *BAD, None, *(mutated(rng, body) for body in GOOD * 100 + BAD * 10)]
+    before = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+        assert_same(spark, bodies, decode.json(SCHEMA), tmp_path)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_a_column_function_decodes(spark: SparkSession) -> None:
+    """A function of the body makes `data`; where it answers null for a body that is there, the body does not decode."""
+    from pyspark.sql import functions as F
+
+    from dedup.spark.prepare import prepare
+
+    frame = spark.createDataFrame(table_of([b"5", b"x", None]))
+    found = prepare(frame, Prepare("c", decoder=lambda body: body.cast("string").try_cast("int"))).orderBy("sequence_number").toArrow()
+    assert found["data"].to_pylist() == [5, None, None]
+    assert found["_undecodable"].to_pylist() == [False, True, False]
+    with pytest.raises(ConfigError, match="decode= does not resolve"):
+        prepare(frame, Prepare("c", decoder=lambda body: F.col("nope")))
+
+
+def test_avro_needs_its_package_and_then_decodes_as_without_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """A missing spark-avro is told before anything runs, with what to add; with it, Spark gives pyarrow's verdicts."""
+    from pyspark.errors import PySparkException
+
+    from dedup.spark.prepare import prepare
+
+    with pytest.raises(ConfigError, match=r"add org\.apache\.spark:spark-avro_2\.13"):
+        prepare(spark.createDataFrame(table_of([b""])), Prepare("c", decoder=decode.avro(AVRO)))
+    try:
+        spark.sql("ADD JAR ivy://org.apache.spark:spark-avro_2.13:4.1.1?transitive=false")
+    except PySparkException as error:
+        pytest.skip(f"spark-avro cannot be had: {error}")
+    assert_same(spark, avro_bodies(), decode.avro(AVRO), tmp_path)

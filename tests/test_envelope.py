@@ -1,0 +1,267 @@
+"""The envelope: which inputs are recognised or mapped, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.errors import ConfigError
+from dedup import arrow, decode
+from dedup.envelope import ENVELOPE, POSITION, Columns, Prepare, check_positions
+from dedup.keys import INTERNAL, KeySettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOON = dt.datetime(2024, 3, 31, 12, tzinfo=dt.UTC)
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+KAFKA = pa.table(
+    {
+        "key": pa.array([b"k", None], pa.binary()),
+        "value": pa.array([b"v", None], pa.binary()),
+        "topic": ["orders", "orders"],
+        "partition": pa.array([0, 1], pa.int32()),
+        "offset": pa.array([7, 8], pa.int64()),
+        "timestamp": pa.array([NOON, NOON], pa.timestamp("us", tz="UTC")),
+        "timestampType": pa.array([0, 0], pa.int32()),
+        "headers": pa.array([[{"key": "message_id", "value": b"m"}], None], HEADERS),
+    }
+)
+
+OWN = pa.table(
+    {
+        "source": ["hub.example", "hub.example"],
+        "topic": ["orders", "orders"],
+        "partition": pa.array([0, 1], pa.int32()),
+        "sequence_number": pa.array([7, 8], pa.int64()),
+        "offset": ["4294967296", None],
+        "enqueued_time": pa.array([NOON, NOON], pa.timestamp("us", tz="UTC")),
+        "key": pa.array([b"k", None], pa.binary()),
+        "body": pa.array([b"v", None], pa.binary()),
+        "properties": pa.array([[("message_id", "m")], None], pa.map_(pa.string(), pa.string())),
+        "extra": [1.5, 2.5],
+    }
+)
+
+FILES = pa.table(
+    {"file": ["a", "a"], "line no": pa.array(["1", "2"]), "item": pa.array([0, 1], pa.int8()), "text": ["x", "y"], "n": [1, 2]}
+)
+
+
+def rows(table: pa.Table, **spec: Any) -> list[dict[str, Any]]:
+    """The envelope's rows."""
+    found: list[dict[str, Any]] = arrow.prepare(table, Prepare("c", **spec)).to_pylist()
+    return found
+
+
+def test_kafka_columns_are_recognised() -> None:
+    """A Kafka offset is the sequence number, its text is the opaque offset, and headers are the properties."""
+    first, second = rows(KAFKA)
+    assert {name: first[name] for name in ENVELOPE.names} == {
+        "source": "kafka",
+        "topic": "orders",
+        "partition": 0,
+        "sequence_number": 7,
+        "part": 0,
+        "offset": "7",
+        "enqueued_time": NOON,
+        "key": b"k",
+        "body": b"v",
+        "properties": [{"key": "message_id", "value": b"m"}],
+    }
+    assert second["properties"] is None
+    assert rows(KAFKA, source="cluster-1")[0]["source"] == "cluster-1"
+
+
+def test_our_own_columns_are_recognised() -> None:
+    """An input with the envelope's names is taken as it is; properties may be a map of strings; other columns pass through."""
+    first, second = rows(OWN)
+    assert (first["source"], first["sequence_number"], first["part"], first["offset"]) == ("hub.example", 7, 0, "4294967296")
+    assert first["properties"] == [{"key": "message_id", "value": b"m"}]
+    assert (second["properties"], second["extra"]) == (None, 2.5)
+
+
+def test_the_columns_come_in_one_order() -> None:
+    """Envelope, then what passed through, then data, then the internal columns: stores and flow rely on it."""
+    spec = Prepare("c", decoder=decode.json(pa.schema([("a", pa.int64())])))
+    table = arrow.prepare(OWN, spec)
+    assert table.column_names == [*ENVELOPE.names, "extra", "data", *INTERNAL]
+    assert table.select(ENVELOPE.names).schema == ENVELOPE
+    assert [table.schema.field(name).type for name in INTERNAL] == [pa.binary(), pa.string(), pa.int64(), pa.bool_()]
+    assert table.slice(0, 0).schema == arrow.prepare(OWN.slice(0, 0), spec).schema
+
+
+def test_any_input_can_be_mapped() -> None:
+    """Columns named in the mapping move to their envelope names; constants are quoted; the rest passes through."""
+    columns = Columns(topic="'lines'", partition="item", sequence_number="line no", body="text")
+    first, second = rows(FILES, columns=columns, source="disk")
+    assert (first["source"], first["topic"], first["partition"], first["sequence_number"], first["body"]) == ("disk", "lines", 0, 1, b"x")
+    assert (second["partition"], second["sequence_number"], second["file"], second["n"]) == (1, 2, "a", 2)
+    assert "text" not in first
+
+
+def test_part_names_the_column_that_tells_rows_apart() -> None:
+    """The rows of one exploded event have positions of their own."""
+    first, second = rows(OWN.append_column("line", pa.array([3, 4])), part="line")
+    assert (first["part"], second["part"]) == (3, 4)
+    assert "line" not in first
+
+
+def test_key_only_mode_has_no_positions() -> None:
+    """Rows of joins and aggregates have constants for a position, and their body where there is one."""
+    first = rows(FILES.append_column("value", pa.array(["v", "w"])), positions=False, keys=KeySettings(("n",)))[0]
+    assert [first[name] for name in POSITION] == ["", "", -1, -1, 0]
+    assert (first["body"], first["n"]) == (b"v", 1)
+    assert rows(FILES, positions=False, keys=KeySettings(("n",)))[0]["body"] is None
+
+
+def test_key_only_mode_never_falls_back_to_a_position() -> None:
+    """Without positions an event without a key has none: they must not become one message."""
+    assert [row["_key"] for row in rows(FILES, positions=False)] == [None, None]
+    with pytest.raises(ConfigError, match="needs positions"):
+        Prepare("c", KeySettings(("n",), null_key="position"), positions=False)
+    with pytest.raises(ConfigError, match="no part="):
+        Prepare("c", positions=False, part="n")
+
+
+@pytest.mark.parametrize(
+    ("table", "spec", "said"),
+    [
+        (
+            FILES,
+            {},
+            r"columns file, line no, item, text, n; for Spark's Kafka source it lacks key, value.*own schema it lacks source.*Columns\(",
+        ),
+        (KAFKA.drop_columns(["value"]), {}, "Kafka source it lacks value;"),
+        (FILES, {"columns": Columns("'t'", "item", "nope", body="none")}, r"'nope' \(for sequence_number\), 'none' \(for body\)"),
+        (OWN, {"part": "nope"}, "part='nope' names a column"),
+        (FILES, {"columns": Columns("'t'", "item", "n + 1")}, "needs Spark"),
+        (FILES.append_column("topic", pa.array(["t", "t"])), {"columns": Columns("file", "item", "n")}, "columns topic have the names"),
+        (OWN.append_column("_Key", pa.array([1, 2])), {}, "columns _Key have the names"),
+        (OWN.append_column("Extra", pa.array([1, 2])), {}, "several columns of one name: Extra, extra"),
+        (FILES.append_column("topic", pa.array(["t", "t"])), {"positions": False}, "columns topic have the names"),
+        (
+            OWN.set_column(2, "partition", pa.array([0.0, 1.0])),
+            {},
+            "partition comes from 'partition' of type double; it must be an integer",
+        ),
+        (OWN.set_column(1, "topic", pa.array([1, 2])), {}, "topic comes from 'topic' of type int64"),
+        (OWN.set_column(5, "enqueued_time", pa.array([NOON, NOON], pa.timestamp("us"))), {}, "must be a timestamp with time zone"),
+        (OWN.set_column(8, "properties", pa.array(["x", "y"])), {}, "must be a map or a list"),
+        (OWN, {"decoder": lambda body: body}, "without Spark use decode.json"),
+    ],
+)
+def test_an_input_that_cannot_be_mapped_is_refused(table: pa.Table, spec: dict[str, Any], said: str) -> None:
+    """One clear error says what was found, what is missing and what to do, before anything is written."""
+    with pytest.raises(ConfigError, match=said):
+        arrow.prepare(table, Prepare("c", **spec))
+
+
+def test_rows_without_a_whole_position_are_named() -> None:
+    """A null position, or a value that does not fit its type, is an error with row numbers and the rest of the position."""
+    numbers = pa.array(["7", "x", None, "9223372036854775808", " 5 ", "1.5", ""])
+    table = pa.table({"p": pa.array([0, 1, 2, 3, 4, 2**31, 6]), "s": numbers, "t": ["t"] * 7})
+    prepared = arrow.prepare(table, Prepare("c", columns=Columns("t", "p", "s"), source="s"))
+    assert prepared["sequence_number"].to_pylist() == [7, None, None, None, 5, None, None]
+    with pytest.raises(
+        ConfigError, match=r"5 of 7 rows .*partition, sequence_number.*row 1: source=s topic=t partition=1 sequence_number=null"
+    ) as raised:
+        check_positions(prepared)
+    assert "row 5: source=s topic=t partition=null sequence_number=null part=0" in str(raised.value)
+    check_positions(prepared.slice(0, 1))
+
+
+def test_at_most_five_rows_are_named() -> None:
+    """A batch of bad rows does not fill the log."""
+    table = pa.table({"p": pa.nulls(100, pa.int32()), "s": list(range(100)), "t": ["t"] * 100})
+    with pytest.raises(ConfigError) as raised:
+        check_positions(arrow.prepare(table, Prepare("c", columns=Columns("t", "p", "s"))))
+    assert str(raised.value).count("sequence_number=") == 5
+
+
+def test_the_order_travels() -> None:
+    """What to prepare goes where the code runs and arrives unchanged."""
+    spec = Prepare(
+        "c", KeySettings(("a",)), Columns("t", "p", "s"), incarnations={("s", "t"): 1}, decoder=decode.json(pa.schema([("a", pa.int64())]))
+    )
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_spark_prepares_the_same_rows(spark: SparkSession) -> None:
+    """Recognised and mapped inputs give the same rows in Spark as in pyarrow."""
+    from dedup.spark.prepare import prepare
+
+    part = OWN.append_column("line", pa.array([3, 4]))
+    numbers = pa.table({"p": pa.array([0, 2**31]), "s": pa.array([" 7 ", "x"]), "t": ["t", "t"]})
+    cases: list[tuple[pa.Table, Prepare]] = [
+        (KAFKA, Prepare("c", source="cluster-1")),
+        (OWN, Prepare("c", KeySettings())),
+        (part, Prepare("c", part="line", incarnations={("hub.example", "orders"): 3})),
+        (FILES, Prepare("c", KeySettings(("n",)), Columns("'lines'", "item", "line no", body="text"), source="disk")),
+        (FILES, Prepare("c", KeySettings(("n", "file")), positions=False)),
+        (numbers, Prepare("c", columns=Columns("t", "p", "s"))),
+    ]
+    for table, spec in cases:
+        expected = arrow.prepare(table, spec)
+        found = prepare(spark.createDataFrame(table), spec).toArrow()
+        assert found.column_names == expected.column_names
+        assert found.cast(expected.schema).to_pylist() == expected.to_pylist()
+
+
+def test_spark_takes_sql_expressions(spark: SparkSession) -> None:
+    """On Spark, columns, part and key parts may be computed; columns that an expression uses pass through as well."""
+    from dedup.spark.prepare import prepare
+
+    columns = Columns("concat('f-', file)", "pmod(item, 2)", "cast(`line no` as int) * 10", body="encode(text, 'UTF-8')")
+    spec = Prepare("c", KeySettings(("upper(text)", "n + 1", "data.item")), columns, part="n * 2", decoder=lambda body: body)
+    with pytest.raises(ConfigError, match="idempotence_key does not resolve"):
+        prepare(spark.createDataFrame(FILES), spec)
+    spec = Prepare("c", KeySettings(("upper(text)", "n + 1")), columns, part="n * 2")
+    found = prepare(spark.createDataFrame(FILES), spec).toArrow().to_pylist()
+    assert [(row["topic"], row["partition"], row["sequence_number"], row["part"], row["body"]) for row in found] == [
+        ("f-a", 0, 10, 2, b"x"),
+        ("f-a", 1, 20, 4, b"y"),
+    ]
+    assert [row["_key_text"] for row in found] == ["X|2", "Y|3"]
+    assert found[0]["line no"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("table", "spec", "said"),
+    [
+        (FILES, {}, "The input is not recognised"),
+        (FILES, {"columns": Columns("'t'", "item + nope", "n")}, "columns= does not resolve; the input has the columns file"),
+        (FILES, {"columns": Columns("'t'", "item +", "n")}, "columns= does not resolve"),
+        (FILES, {"columns": Columns("'t'", "n * 1.5", "n")}, r"partition comes from 'n \* 1.5' of type decimal"),
+        (OWN, {"keys": KeySettings(("a", "data.b"))}, "idempotence_key names 'a', 'data.b', which the events do not have"),
+        (OWN, {"keys": KeySettings(payload=("extra",))}, "'extra' is of type double and cannot be part"),
+        (OWN.append_column("s", pa.array([{"a": 1}, None])), {"keys": KeySettings(("s.nope",))}, "idempotence_key does not resolve"),
+        (OWN.append_column("s", pa.array([{"a": 1}, None])), {"keys": KeySettings(("s",))}, "'s' is of type struct"),
+    ],
+)
+def test_spark_refuses_before_any_job(spark: SparkSession, table: pa.Table, spec: dict[str, Any], said: str) -> None:
+    """What does not resolve or fit is one clear error while the frame is still lazy."""
+    from dedup.spark.prepare import prepare
+
+    with pytest.raises(ConfigError, match=said):
+        prepare(spark.createDataFrame(table), Prepare("c", **spec))
+
+
+def test_preparing_runs_no_spark_job(spark: SparkSession) -> None:
+    """Preparing only describes: reading the batch is left to the one materialisation of the flow."""
+    from dedup.spark.prepare import prepare
+
+    spark.sparkContext.setJobGroup("prepare-only", "prepare")
+    schema = pa.schema([("a", pa.int64())])
+    prepare(spark.createDataFrame(OWN), Prepare("c", KeySettings(("data.a",)), decoder=decode.json(schema)))
+    assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("prepare-only")) == []
+
+
+def test_position_names_are_in_the_envelope() -> None:
+    """The position is part of what every event has."""
+    assert set(POSITION) <= set(ENVELOPE.names)
