@@ -120,7 +120,9 @@ def _repeats(fresh: Sequence[Event], known: set[int]) -> list[int]:
 
 def _copies(keys: list[int]) -> pa.Table:
     distinct = sorted(set(keys))
-    return pa.table({"key": pa.array([key_bytes(k) for k in distinct], pa.binary(16)), "count": pa.array([keys.count(k) for k in distinct], pa.int64())})
+    return pa.table(
+        {"key": pa.array([key_bytes(k) for k in distinct], pa.binary(16)), "count": pa.array([keys.count(k) for k in distinct], pa.int64())}
+    )
 
 
 def records(head: Head, batch: Sequence[Event], fresh: Sequence[Event], reserved: int, batch_id: int) -> pa.Table:
@@ -130,7 +132,11 @@ def records(head: Head, batch: Sequence[Event], fresh: Sequence[Event], reserved
         positions = [e.position for e in fresh if e.partition == number]
         row: dict[str, Any] = {f.name: [] if pa.types.is_list(f.type) else 0 for f in BATCHES}
         row |= {"source": "broker", "topic": "orders", "partition": number, "query_id": "q", "batch_id": batch_id}
-        row |= {"seen": [r._asdict() for r in Ranges.of_numbers(positions).items], "delivered": len(batch), "reserved": 0 if rows else reserved}
+        row |= {
+            "seen": [r._asdict() for r in Ranges.of_numbers(positions).items],
+            "delivered": len(batch),
+            "reserved": 0 if rows else reserved,
+        }
         rows.append(row)
     return pa.Table.from_pylist(rows or [_empty(batch_id)], schema=BATCHES)
 

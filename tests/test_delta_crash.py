@@ -110,4 +110,6 @@ def check(folder: Path) -> None:
     assert store.reserved(kit.NAME) == len(want)
     assert store.problems(kit.NAME) == []
     points = store.head(kit.NAME).checkpoints
-    assert {p.partition: c.sequence_number for p, c in points.items()} == dict.fromkeys(range(delta_child.PARTITIONS), delta_child.LENGTH - 1)
+    assert {p.partition: c.sequence_number for p, c in points.items()} == dict.fromkeys(
+        range(delta_child.PARTITIONS), delta_child.LENGTH - 1
+    )

@@ -16,7 +16,7 @@ from deltalake.exceptions import CommitFailedError
 
 from checkpoint.errors import CommitConflict, CommitUnknown, ConfigError, Fenced, StateTooNew, StillHeld, StoreRestored, StoreUnavailable
 from dedup import planning
-from dedup.delta import DeltaStore, state, tables
+from dedup.delta import DeltaStore, decide, state, tables
 from dedup.store import Commit, Holder, Selection
 
 pytestmark = pytest.mark.delta
@@ -206,12 +206,14 @@ def test_a_restored_ledger_is_refused_until_a_person_accepts(place: Path) -> Non
     assert (head.generation, head.seq) == (1, 4)
     fresh = open_store(place)
     number = kit.epoch(fresh)
-    assert kit.process(fresh, number, kit.events([2], 2), 2).written == [2]  # its reservation was lost with the restore, and its row doubles: a person said so
+    assert kit.process(fresh, number, kit.events([2], 2), 2).written == [
+        2
+    ]  # its reservation was lost with the restore, and its row doubles: a person said so
     assert open_store(place).problems(kit.NAME) == []
 
 
 def test_a_restore_to_an_older_generation_is_noticed(place: Path) -> None:
-    """The old generation's transaction id moves on with the change of generation, so that its last state is not taken for the present one."""
+    """The old generation's transaction id moves on with the change of generation: its last state is not taken for the present one."""
     store = open_store(place)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
@@ -471,7 +473,11 @@ def test_a_header_survives_its_own_text(place: Path) -> None:
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
     DeltaTable(str(place / "state/ledger/shop")).create_write_transaction(
-        [], "append", ledger(place).schema(), ["section", "day"], commit_properties=CommitProperties(app_transactions=[Transaction("foreign", 1)])
+        [],
+        "append",
+        ledger(place).schema(),
+        ["section", "day"],
+        commit_properties=CommitProperties(app_transactions=[Transaction("foreign", 1)]),
     )
     header = store._caught_up(kit.NAME).header
     assert Header.from_json(header.to_json()) == header
@@ -481,14 +487,14 @@ def test_a_header_survives_its_own_text(place: Path) -> None:
 def test_a_first_decision_does_not_follow_decisions_it_has_not_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that found no ledger, and comes back when there is one, plans again - although the newest snapshot would take its commit."""
     late, quick = open_store(place), open_store(place)
-    real = state.ConsumerState._write
+    real = decide.write_files
 
-    def overtaken(self: state.ConsumerState, decision: Any) -> Any:
-        if self is late._states.get(kit.NAME) and quick.head(kit.NAME).seq == 0:
+    def overtaken(known: state.ConsumerState, decision: Any) -> Any:
+        if known is late._states.get(kit.NAME) and quick.head(kit.NAME).seq == 0:
             kit.process(quick, kit.epoch(quick), kit.events([1]))
-        return real(self, decision)
+        return real(known, decision)
 
-    monkeypatch.setattr(state.ConsumerState, "_write", overtaken)
+    monkeypatch.setattr(decide, "write_files", overtaken)
     assert kit.epoch(late) == 2
     assert late.problems(kit.NAME) == [] and late.head(kit.NAME).seq == 3
 

@@ -350,7 +350,9 @@ def test_a_name_that_means_nothing_is_told_with_the_ways_to_say_it(place: Path) 
         ({}, {"delta.identity.start": 1}, "an identity column"),
     ],
 )
-def test_only_tables_known_to_be_safe_get_files(place: Path, settings: dict[str, str], schema_metadata: dict[str, Any], reason: str | None) -> None:
+def test_only_tables_known_to_be_safe_get_files(
+    place: Path, settings: dict[str, str], schema_metadata: dict[str, Any], reason: str | None
+) -> None:
     """Whatever Spark would do at a write, and delta-rs would not, sends the rows through Spark."""
     from deltalake.schema import Field, PrimitiveType, Schema
 

@@ -46,15 +46,18 @@ def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str |
     known = uri or (mark.uri if mark else next((e.uri for e in waiting.values()), None))
     if known is None:
         names = sorted({*state.marks, *(e.name for seq in state.pending for e in state.decided[seq].sinks)})
-        raise ConfigError(f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}. It has to: {', '.join(names) or 'none'}.")
+        raise ConfigError(
+            f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}. It has to: {', '.join(names) or 'none'}."
+        )
     now = publisher.sinks.open(sink, known)
     unpublished = {s: e for s, e in waiting.items() if (now.table.transaction_version(publisher.app(state.decided[s], sink)) or -1) < s}
     gone = [s for s, entry in unpublished.items() if publisher.missing(entry, now.uri)]
     if gone and not lost:
         rows = sum(unpublished[s].rows for s in gone)
         raise PublicationStuck(
-            f"Decisions {gone} with {rows} rows for {sink!r} are not known to be published, and their files are gone. If those rows were in the old table, "
-            f"or may be lost, say so: `dedup publish {state.ledger.consumer} --accept-sink {sink} --lost`."
+            f"Decisions {gone} with {rows} rows for {sink!r} are not known to be published, and their files are gone. "
+            "If those rows were in the old table, or may be lost, say so: "
+            f"`dedup publish {state.ledger.consumer} --accept-sink {sink} --lost`."
         )
     header = _next(state, "accept-sink", state.header.head, by, reason)
     accepted = Mark(mark.seq if mark else 0, now.table_id, now.table.version(), now.uri, header.seq)

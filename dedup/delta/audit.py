@@ -6,6 +6,7 @@ Reads everything, so it is for people and `verify`, not for the running consumer
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -100,7 +101,7 @@ def _numbering(headers: list[Header]) -> Iterator[str]:
         yield f"decisions {missing[:10]} have no header"
     if repeated := [s for s, n in counts.items() if n > 1]:
         yield f"decisions {repeated[:10]} have more than one header"
-    for before, after in zip(headers, headers[1:], strict=False):
+    for before, after in itertools.pairwise(headers):
         if after.head.epoch < before.head.epoch:
             yield f"decision {after.seq} has epoch {after.head.epoch}, an older one than decision {before.seq} ({before.head.epoch})"
 
@@ -120,9 +121,9 @@ def _reservations(state: ConsumerState, log: Log, headers: list[Header]) -> Iter
     purged = state.header.purged_before
     recorded = _recorded(log)
     for header in headers:
-        if purged is None or header.committed_at.date().isoformat() >= purged:
-            if rows[header.seq] != header.reserved:
-                yield f"decision {header.seq} reserved {header.reserved} keys and the ledger has {rows[header.seq]} rows of it"
+        counted = purged is None or header.committed_at.date().isoformat() >= purged
+        if counted and rows[header.seq] != header.reserved:
+            yield f"decision {header.seq} reserved {header.reserved} keys and the ledger has {rows[header.seq]} rows of it"
         if header.kind == "batch" and recorded[header.seq] != header.reserved:
             yield f"decision {header.seq} reserved {header.reserved} keys and its batch records say {recorded[header.seq]}"
 

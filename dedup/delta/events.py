@@ -11,8 +11,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
 from deadletter.letter import LETTERS
+from dedup.delta.sink import Sink, Sinks
+from dedup.delta.storage import Options
 from dedup.store import Head, Selection
 
 PARKED, DUPLICATE = "parked", "duplicate"
@@ -33,6 +36,20 @@ EVENTS = pa.schema(
 
 ALL_LETTERS = pa.schema([*LETTERS, pa.field("duplicates", pa.int64(), nullable=False)])
 """What `Store.letters` returns."""
+
+
+def letters_sink(sinks: Sinks, uri: str, consumer: str, options: Options) -> Sink:
+    """The table of a consumer's events, created if need be. Crash: it is there, empty, or not."""
+    if sinks.table(uri) is None:
+        DeltaTable.create(
+            uri,
+            EVENTS,
+            mode="ignore",
+            name=f"dedup dead letters of {consumer}"[:250],
+            configuration={"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": "4"},
+            storage_options=dict(options) if options else None,
+        )
+    return sinks.open(LETTERS_SINK, uri)
 
 
 def event_rows(letters: Sequence[pa.Table], copies: Sequence[pa.Table], head: Head, seq: int) -> pa.Table:
@@ -68,7 +85,11 @@ def letters_of(events: pa.Table) -> pa.Table:
 
 def selected(letters: pa.Table, selection: Selection) -> pa.Table:
     """Those letters that match everything that is asked for."""
-    tests = [pc.equal(letters[name], value) for name in ("source", "topic", "partition", "kind", "status", "fingerprint") if (value := getattr(selection, name)) is not None]
+    tests = [
+        pc.equal(letters[name], value)
+        for name in ("source", "topic", "partition", "kind", "status", "fingerprint")
+        if (value := getattr(selection, name)) is not None
+    ]
     if selection.first is not None:
         tests.append(pc.greater_equal(letters["sequence_number"], selection.first))
     if selection.last is not None:

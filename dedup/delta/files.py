@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoint.errors import SinkMismatch
@@ -100,7 +101,9 @@ class FileWriter:
     def _partition_value(self, name: str, value: Any) -> str | None:
         text = partition_text(value)
         if text is None and not self.schema.field(name).nullable:
-            raise SinkMismatch(f"{self.table!r} is partitioned by {name}, which forbids NULL, and Delta cannot tell an empty string from NULL there.")
+            raise SinkMismatch(
+                f"{self.table!r} is partitioned by {name}, which forbids NULL, and Delta cannot tell an empty string from NULL there."
+            )
         return text
 
     def _write_file(self, rows: pa.Table, values: dict[str, str | None]) -> Add:
@@ -115,10 +118,22 @@ def write_parquet(uri: str, options: Options, path: str, rows: pa.Table, **codec
     Crash: half a file may stay behind under a name that nobody knows.
     """
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, **codec)
+    pq.write_table(rows, sink, write_statistics=_trusted(rows), **codec)
     buffer = sink.getvalue()
     put(uri, options, path, buffer)
     return int(buffer.size)
+
+
+def _trusted(rows: pa.Table) -> bool | list[str]:
+    """Columns whose bounds a file may carry: Arrow leaves NaN out of them, and Spark, looking for NaN, skips the file (tried)."""
+    wrong = {name for name in rows.column_names if _has_nan(rows[name])}
+    return [f.name for f in rows.schema if f.name not in wrong and not pa.types.is_nested(f.type)] if wrong else True
+
+
+def _has_nan(column: pa.ChunkedArray) -> bool:
+    if pa.types.is_struct(column.type):
+        return any(_has_nan(pc.struct_field(column, [f.name])) for f in column.type)
+    return bool(pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py())
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -43,7 +43,9 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
     if wrong:
         told = "; ".join(f"{f.name} is {sql_type(rows.field(f.name).type)} and the sink has {sql_type(f.type)}" for f in wrong)
         alter = "; ".join(f"ALTER TABLE <{table}> ALTER COLUMN `{f.name}` TYPE {sql_type(rows.field(f.name).type)}" for f in wrong)
-        raise SinkMismatch(f"The rows do not fit {table!r} without loss: {told}. Cast in the handler, or, where Delta can widen the type, {alter}.")
+        raise SinkMismatch(
+            f"The rows do not fit {table!r} without loss: {told}. Cast in the handler, or, where Delta can widen the type, {alter}."
+        )
     return [f.name for f in sink if f.name in rows.names]
 
 

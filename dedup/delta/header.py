@@ -85,8 +85,8 @@ class Header:
         value = json.loads(text)
         if value["v"] > STATE_VERSION:
             raise StateTooNew(
-                f"The ledger of consumer {value['head']['consumer']!r} was written with state version {value['v']}; this library knows {STATE_VERSION}. "
-                "Upgrade this installation of dedup."
+                f"The ledger of consumer {value['head']['consumer']!r} was written with state version {value['v']}; "
+                f"this library knows {STATE_VERSION}. Upgrade this installation of dedup."
             )
         return _decode(value)
 
@@ -125,7 +125,10 @@ def _encode(h: Header) -> dict[str, Any]:
 
 
 def _decode(value: dict[str, Any]) -> Header:
-    plain = {k: value[k] for k in ("kind", "attempt", "generation_since", "keyspace_since", "summary", "purged_before", "reserved", "by", "reason")}
+    plain = {
+        k: value[k]
+        for k in ("kind", "attempt", "generation_since", "keyspace_since", "summary", "purged_before", "reserved", "by", "reason")
+    }
     committed_at = _moment(value["committed_at"])
     assert committed_at is not None
     return Header(
@@ -159,7 +162,9 @@ def _decode_head(value: dict[str, Any]) -> Head:
         **{name: value[name] for name in _PLAIN},
         settings=value["settings"],
         floors={Partition(s, t, p): floor for s, t, p, floor in value["floors"]},
-        checkpoints={Partition(s, t, p): Checkpoint(n, offset, _moment(at), query) for s, t, p, n, offset, at, query in value["checkpoints"]},
+        checkpoints={
+            Partition(s, t, p): Checkpoint(n, offset, _moment(at), query) for s, t, p, n, offset, at, query in value["checkpoints"]
+        },
         incarnations={(s, t): life for s, t, life in value["incarnations"]},
     )
 

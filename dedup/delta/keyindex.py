@@ -25,7 +25,7 @@ SPILL_ROWS = 8_000_000
 
 
 def halves(keys: pa.Array | pa.ChunkedArray) -> tuple[U64, U64]:
-    """High and low 64 bits of 16-byte keys, so ordered that (high, low) sorts as the bytes do. Raises ValueError for any other length or null."""
+    """High and low 64 bits of 16-byte keys; (high, low) sorts as the bytes do. Raises ValueError for null or another length."""
     if isinstance(keys, pa.ChunkedArray):
         keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
     if keys.null_count:

@@ -29,7 +29,7 @@ def compact(uri: str, options: Options) -> None:
 
 
 def vacuum(uri: str, options: Options) -> None:
-    """Delete files that left the table longer ago than its retention, and those of attempts that never committed. Crash: some are deleted."""
+    """Delete files that left the table longer ago than its retention, or never came into it. Crash: some are deleted."""
     _quietly(uri, options, lambda table: table.vacuum(dry_run=False, full=True), "vacuumed")
 
 

@@ -112,8 +112,8 @@ class Publisher:
         missing = self.missing(entry, sink.uri)
         if missing:
             raise PublicationStuck(
-                f"Decision {header.seq} for the sink {entry.name!r}: {len(missing)} of {len(entry.adds)} files with its rows are gone (VACUUM, or the folder "
-                f"was deleted): {', '.join(missing[:3])}. Bring them back, or give those rows up with "
+                f"Decision {header.seq} for the sink {entry.name!r}: {len(missing)} of {len(entry.adds)} files with its rows are gone "
+                f"(VACUUM, or the folder was deleted): {', '.join(missing[:3])}. Bring them back, or give those rows up with "
                 f"`dedup publish {self.state.ledger.consumer} --accept-sink {entry.name} --lost`."
             )
 

@@ -123,7 +123,9 @@ def _describe(name: str, uri: str, table: DeltaTable) -> Sink:
     except UnknownType as error:
         raise SinkMismatch(f"The sink {name!r} has a column of type {error}, which dedup cannot write.") from error
     special += [
-        f"partition column {c} is {sql_type(schema.field(c).type)}" for c in partition_by if not any(t(schema.field(c).type) for t in _PARTITION_TYPES)
+        f"partition column {c} is {sql_type(schema.field(c).type)}"
+        for c in partition_by
+        if not any(t(schema.field(c).type) for t in _PARTITION_TYPES)
     ]
     return Sink(
         name,
@@ -146,7 +148,9 @@ def _protocol_reasons(table: DeltaTable) -> list[str]:
     if protocol.min_writer_version < 7:
         return ["writer version 6 (identity columns)"] if protocol.min_writer_version == 6 else []
     unknown = sorted(set(protocol.writer_features or ()) - SAFE_FEATURES)
-    return [f"table feature {name}" for name in unknown] + ([] if protocol.min_writer_version == 7 else [f"writer version {protocol.min_writer_version}"])
+    return [f"table feature {name}" for name in unknown] + (
+        [] if protocol.min_writer_version == 7 else [f"writer version {protocol.min_writer_version}"]
+    )
 
 
 def _setting_reasons(settings: dict[str, str]) -> list[str]:
@@ -199,8 +203,8 @@ def require_same(sink: Sink, consumer: str, table_id: str, mark: Mark | None) ->
         return
     if sink.table.version() < mark.version or _restored_since(sink.table, mark.version):
         raise PublicationStuck(
-            f"The sink {sink.name!r} at {sink.uri} was restored to an older version after decision {mark.seq} was published at version {mark.version}: "
-            f"published rows may be missing. Put them back if they are wanted, then run {how}."
+            f"The sink {sink.name!r} at {sink.uri} was restored to an older version after decision {mark.seq} was published "
+            f"at version {mark.version}: published rows may be missing. Put them back if they are wanted, then run {how}."
         )
 
 

@@ -8,41 +8,25 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from checkpoint.errors import CommitConflict, CommitUnknown, Fenced, StoreRestored, StoreUnavailable
+from checkpoint.errors import Fenced, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Ranges
-from dedup.delta import tables
-from dedup.delta.files import Add
 from dedup.delta.header import Header, Mark, first_header
 from dedup.delta.keyindex import Bool, KeyIndex
-from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, SUMMARY, Ledger, LedgerFile, LogRow, log_rows, reservations
-from dedup.delta.records import batch_docs
+from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, Ledger, LedgerFile
 from dedup.delta.seen import Seen
 from dedup.store import KEYS as KEYS_SCHEMA
 from dedup.store import Head
 
-MAINTENANCE_RACES = 20
-"""How often a decision is tried again because a commit that decides nothing (compaction) came first."""
-
 SUMMARY_EVERY = 200
 """Decisions between two summaries of seen positions: what a starting process reads of the log at most."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Everything that has to become true with one commit of the ledger."""
-
-    header: Header
-    batches: pa.Table | None = None
-    keys: pa.Table = field(default_factory=KEYS_SCHEMA.empty_table)
-    held: pa.Table = field(default_factory=KEYS_SCHEMA.empty_table)  # keys that a letter of this decision holds
 
 
 class ConsumerState:
@@ -101,7 +85,7 @@ class ConsumerState:
         if self._damage:
             raise StoreRestored(self._damage)
 
-    def _require_sound_for(self, header: Header) -> None:
+    def require_sound_for(self, header: Header) -> None:
         """A person who accepts a restore begins a new generation: that decision may follow damage."""
         if header.head.generation == self.header.head.generation:
             self.require_sound()
@@ -117,80 +101,17 @@ class ConsumerState:
         found = {p: self._seen.get((p, lives.get((p.source, p.topic), 0))) for p in spans}
         return {p: ranges for p, seen in found.items() if seen and (ranges := seen.within(*spans[p]))}
 
-    def decide(self, decision: Decision, on_step: Callable[[str], None]) -> None:
-        """Commit the decision, or raise.
-
-        Raises:
-            Fenced, CommitConflict: another decision came first, of a newer epoch or of this one.
-            CommitUnknown: the answer was lost, and the ledger cannot be read back.
-            StoreUnavailable: the commit failed, and the ledger does not show it.
-            StoreRestored: the ledger was restored or re-created.
-
-        Crash: before the commit nothing is true; from then on everything is, and the next reader of the ledger sees it.
-        """
-        try:
-            self._decide(decision, on_step)
-        finally:
-            self.ledger.forget_written()
-
-    def _decide(self, decision: Decision, on_step: Callable[[str], None]) -> None:
-        header, last = decision.header, decision.header.seq - 1
-        self._require_sound_for(header)
-        adds = self._write(decision)
-        on_step("decide")
-        for _ in range(MAINTENANCE_RACES):
-            table = self._table_to_write()
-            if self.header.seq != last:  # somebody decided since this was planned, even if the newest snapshot would take it
-                return self._judge(header)
-            failure = self._try(table, adds, header)
-            on_step("read_back")
-            self._read_back(failure)
-            if self.header.seq != last:
-                return self._judge(header)
-            self._require_sound_for(header)
-            if failure is None:
-                raise CommitUnknown(f"The ledger {self.ledger.uri} took decision {header.seq} and does not show it.")
-            if not isinstance(failure, tables.COMMIT_REFUSED):
-                raise StoreUnavailable(f"The ledger {self.ledger.uri} could not be written; nothing was committed: {failure}") from failure
-        raise CommitConflict(f"The ledger {self.ledger.uri} is rewritten all the time (compaction?). Nothing was committed; run the batch again.")
-
-    def _table_to_write(self) -> DeltaTable:
+    def table_to_write(self) -> DeltaTable:
+        """The snapshot that everything known is as of; the ledger is created where there is none. Raises StoreUnavailable."""
         if self.table is None and self._table_id is not None:
-            raise StoreUnavailable(f"The ledger {self.ledger.uri} could not be read the last time; nothing was committed. Run the batch again.")
+            raise StoreUnavailable(
+                f"The ledger {self.ledger.uri} could not be read the last time; nothing was committed. Run the batch again."
+            )
         if self.table is None:
             self.ledger.create()
             self.catch_up()
         assert self.table is not None
         return self.table
-
-    def _try(self, table: DeltaTable, adds: list[Add], header: Header) -> Exception | None:
-        """One commit against the snapshot that was read; returns what delta-rs raised."""
-        transactions = {self.ledger.app(table, header.head.generation): header.seq}
-        if header.head.generation != self.header.head.generation:
-            # The old generation's number moves on, too: a restore to before this decision is then seen by comparing it.
-            old = self.ledger.app(table, self.header.head.generation)
-            transactions[old] = max(table.transaction_version(old) or 0, self.header.seq) + 1
-        try:
-            tables.commit(table, adds, transactions, exact=True)
-        except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS) as error:
-            return error
-        return None
-
-    def _read_back(self, failure: Exception | None) -> None:
-        try:
-            self.catch_up()
-        except StoreUnavailable as error:
-            raise CommitUnknown(f"{CommitUnknown.__doc__} ({failure or 'committed'}; then: {error})") from (failure or error)
-
-    def _judge(self, header: Header) -> None:
-        """Whose decision has this number?"""
-        winner = self.decided.get(header.seq)
-        if winner is not None and winner.attempt == header.attempt:
-            return
-        if self.header.head.epoch > header.head.epoch:
-            raise self.fenced()
-        by = f" ({winner.kind})" if winner else ""
-        raise CommitConflict(f"Decision {header.seq} of consumer {self.ledger.consumer!r} was made by another commit{by} first. Plan again.")
 
     def fenced(self) -> Fenced:
         """The error that says who took over, and when."""
@@ -199,30 +120,21 @@ class ConsumerState:
         when = f" at {at:%Y-%m-%d %H:%M:%S} UTC" if at else ""
         return Fenced(f"Consumer {self.ledger.consumer!r} was taken over by {who}{when} (epoch {self.header.head.epoch}). Stop this copy.")
 
-    def _write(self, decision: Decision) -> list[Add]:
-        """The ledger's own files of a decision, invisible until the commit."""
-        header, day = decision.header, decision.header.committed_at.date()
-        rows: list[LogRow] = [(HEADER, None, None, None, header.to_json())]
-        if header.summary == header.seq:
-            rows.append((SUMMARY, None, None, None, self._summary()))
-        rows.extend((BATCH, *doc) for doc in batch_docs(decision.batches) if decision.batches is not None)
-        adds = self.ledger.write(LOG, day, log_rows(header.seq, rows))
-        for section, keys in ((KEYS, decision.keys), (HELD, decision.held)):
-            adds += self.ledger.write(section, day, reservations(header.seq, keys["key"], keys["payload_hash"]))
-        return adds
-
     def summary_due(self, seq: int) -> bool:
         """Whether the decision `seq` should carry a summary of seen positions."""
         return seq - max(self.header.summary, self.header.keyspace_since) >= SUMMARY_EVERY
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """All seen positions of this generation, as a document."""
         return json.dumps([[*p, life, seen.pairs()] for (p, life), seen in self._seen.items()], separators=(",", ":"))
 
     def _read(self, files: Sequence[LedgerFile], last: int) -> None:
         """Take in the decisions after the known ones, up to `last`."""
         known = self.header.seq
         start = known or self._first_needed(files, last)
-        log = self.ledger.read([f for f in files if f.section == LOG and f.last > start], ["kind", "source", "topic", "partition", "doc"], start)
+        log = self.ledger.read(
+            [f for f in files if f.section == LOG and f.last > start], ["kind", "source", "topic", "partition", "doc"], start
+        )
         told = log.filter(pc.equal(log["kind"], HEADER))
         headers = {h.seq: h for h in map(Header.from_json, told["doc"].to_pylist())}
         if last not in headers:
@@ -298,7 +210,9 @@ class ConsumerState:
     def _compare_transaction(self, table: DeltaTable) -> None:
         version = table.transaction_version(self.ledger.app(table, self.header.head.generation)) or 0
         if version != self.header.seq:
-            self._damage = self._advice(f"shows {self.header.seq} decisions and its transaction id says {version}: it was restored to an older state")
+            self._damage = self._advice(
+                f"shows {self.header.seq} decisions and its transaction id says {version}: it was restored to an older state"
+            )
 
     def _advice(self, what: str) -> str:
         return (

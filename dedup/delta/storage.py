@@ -73,7 +73,9 @@ def require_put_if_absent(uri: str, options: Options) -> None:
     if scheme in ("s3", "s3a"):
         _require_s3_guard(uri, options)
     elif scheme not in _ATOMIC:
-        raise ConfigError(f"Storage {scheme}:// of {uri} is not known to create a file only if it is absent. Use {', '.join(sorted(_ATOMIC))} or s3.")
+        raise ConfigError(
+            f"Storage {scheme}:// of {uri} is not known to create a file only if it is absent. Use {', '.join(sorted(_ATOMIC))} or s3."
+        )
 
 
 def _require_s3_guard(uri: str, options: Options) -> None:

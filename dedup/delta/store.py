@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from deltalake import DeltaTable
 
 from checkpoint.errors import CommitConflict, ConfigError, StoreRestored
 from dedup.delta import audit, maintain
 from dedup.delta.amend import acceptance, amendment, purging
-from dedup.delta.events import ALL_LETTERS, EVENTS, LETTERS_SINK, letters_of, selected
+from dedup.delta.decide import Decision, decide
+from dedup.delta.events import ALL_LETTERS, LETTERS_SINK, letters_of, letters_sink, selected
 from dedup.delta.header import Header
 from dedup.delta.ledger import Ledger
+from dedup.delta.names import SinkNames
 from dedup.delta.publish import Publisher
 from dedup.delta.sink import Sink, Sinks
-from dedup.delta.state import ConsumerState, Decision
+from dedup.delta.state import ConsumerState
+from dedup.delta.steps import STEPS
 from dedup.delta.storage import Options, absolute, consumer_name, filesystem, join, require_put_if_absent, safe_name
 from dedup.delta.takeover import Heartbeat, Takeover, exists, take_epoch
 from dedup.delta.transaction import Context, DeltaTransaction
@@ -51,23 +52,7 @@ class DeltaStore:
         ConfigError: the storage cannot decide between two writers.
     """
 
-    steps: ClassVar[Mapping[str, str]] = {
-        "catch_up": "Nothing of the batch has happened. The next copy begins here.",
-        "redeliveries": "Earlier decisions are published. Nothing of the batch has happened.",
-        "reserve": "Nothing is reserved: reservations are rows of the ledger commit.",
-        "handler": "Nothing is reserved or written. The next copy runs the handler for the first time.",
-        "check": "The handler has run; its rows were not written. It runs again.",
-        "files": "No file of the batch exists. The handler runs again.",
-        "park": "Files of sink rows exist that no commit names. The handler runs again; VACUUM takes them.",
-        "note": "As at park: nothing is decided.",
-        "record": "As at park: nothing is decided.",
-        "advance": "As at park: nothing is decided.",
-        "commit": "As at park: nothing is decided.",
-        "decide": "The ledger's own files exist, too, and no commit names them. Nothing is decided.",
-        "read_back": "The ledger commit was tried. If it landed, the batch is decided, and the next copy publishes it; if not, nothing is.",
-        "publish": "The batch is decided: reservations, letters, batch record and checkpoint are true. The next copy publishes its rows.",
-        "published": "Everything is true and visible.",
-    }
+    steps: ClassVar[Mapping[str, str]] = STEPS
     default_max_events: ClassVar[int] = 250_000
 
     def __init__(
@@ -84,6 +69,7 @@ class DeltaStore:
         require_put_if_absent(self.path, self.storage_options)
         for uri in self.tables.values():
             require_put_if_absent(uri, self.storage_options)
+        self._names = SinkNames(self.tables, self.storage_options)
         self._states: dict[str, ConsumerState] = {}
         self._sinks = Sinks(self.storage_options)
 
@@ -148,7 +134,9 @@ class DeltaStore:
         if known > epoch:
             raise state.fenced()
         if known < epoch:
-            raise StoreRestored(f"The ledger of consumer {consumer!r} is at epoch {known}, this copy at {epoch}: the ledger is older than this copy.")
+            raise StoreRestored(
+                f"The ledger of consumer {consumer!r} is at epoch {known}, this copy at {epoch}: the ledger is older than this copy."
+            )
         self._publisher(state).publish()
         yield DeltaTransaction(state, self._context())
 
@@ -184,7 +172,9 @@ class DeltaStore:
 
         Crash: it is accepted, with its record, or it is not.
         """
-        self._decide(consumer, lambda state: acceptance(state, self._publisher(state), sink, self.tables.get(sink), lost=lost, by=by, reason=reason))
+        self._decide(
+            consumer, lambda state: acceptance(state, self._publisher(state), sink, self.tables.get(sink), lost=lost, by=by, reason=reason)
+        )
 
     def purge(self, consumer: str, before: dt.date, *, by: str, reason: str) -> None:
         """Drop reservations that were decided before that UTC day; keys that a letter holds stay.
@@ -219,7 +209,7 @@ class DeltaStore:
         for _ in range(AMEND_ATTEMPTS):
             state = self._existing(consumer)
             try:
-                state.decide(Decision(plan(state)), _noop)
+                decide(state, Decision(plan(state)), _noop)
             except CommitConflict:
                 continue
             return state.header
@@ -296,53 +286,13 @@ class DeltaStore:
         return Heartbeat(self.path, self.storage_options, safe_name(consumer))
 
     def _publisher(self, state: ConsumerState) -> Publisher:
-        return Publisher(state, self.path, self.storage_options, self._sinks, self._spark)
+        return Publisher(state, self.path, self.storage_options, self._sinks, self._names.spark)
 
     def _context(self) -> Context:
-        return Context(self.path, self.storage_options, self._sinks, self._resolve, self._letters_sink, self._spark, self.on_step)
-
-    def _resolve(self, name: str) -> str:
-        """The URI of a sink. Raises ConfigError."""
-        if name in self.tables:
-            return self.tables[name]
-        if "/" in name:
-            uri = absolute(name)
-        elif (side := self._spark_side()) is not None:
-            uri = absolute(side.location(name))
-        else:
-            raise ConfigError(
-                f"The sink {name!r} is not a path, not in tables=, and there is no Spark session to ask for a table of that name. "
-                f"Name it in DeltaStore(..., tables={{{name!r}: '/path/of/the/table'}}), or write to its path."
-            )
-        require_put_if_absent(uri, self.storage_options)
-        return uri
-
-    def _spark(self) -> Any:
-        side = self._spark_side()
-        if side is None:
-            raise ConfigError("This sink can only be written by Spark, and there is no Spark session in this process. Run it where Spark runs.")
-        return side
-
-    def _spark_side(self) -> Any | None:
-        """The Spark side, where this process already has a session; importing Spark to find out would start one."""
-        if "pyspark" not in sys.modules:
-            return None
-        return importlib.import_module("dedup.spark.delta_rows").active()
+        return Context(self.path, self.storage_options, self._sinks, self._names.uri, self._letters_sink, self._names.spark, self.on_step)
 
     def _letters_sink(self, consumer: str) -> Sink:
-        """The consumer's table of dead letter events, created if need be. Crash: it is there, empty, or not."""
-        uri = self._letters_uri(consumer)
-        if self._sinks.table(uri) is not None:
-            return self._sinks.open(LETTERS_SINK, uri)
-        DeltaTable.create(
-            uri,
-            EVENTS,
-            mode="ignore",
-            name=f"dedup dead letters of {consumer}"[:250],
-            configuration={"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": "4"},
-            storage_options=dict(self.storage_options) if self.storage_options else None,
-        )
-        return self._sinks.open(LETTERS_SINK, uri)
+        return letters_sink(self._sinks, self._letters_uri(consumer), consumer, self.storage_options)
 
     def _letters_uri(self, consumer: str) -> str:
         return join(self.path, "dead_letters", safe_name(consumer))

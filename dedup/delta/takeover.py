@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from checkpoint.errors import CommitConflict, StillHeld
-from dedup.delta.state import ConsumerState, Decision
+from dedup.delta.decide import Decision, decide
+from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, filesystem, is_local, join, put
 from dedup.process import is_alive, this_process
 from dedup.store import Head, Holder
@@ -107,7 +108,7 @@ def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> H
         head = replace(state.header.head, epoch=state.header.head.epoch + 1)
         header = state.following("epoch", uuid.uuid4().hex, now, head, holder=rules.holder, held_since=now)
         try:
-            state.decide(Decision(header), rules.on_step)
+            decide(state, Decision(header), rules.on_step)
         except CommitConflict:
             continue  # somebody else was quicker: who holds it has to be asked again
         return state.header.head
@@ -130,7 +131,8 @@ def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
         who = f"process {held.pid} on {held.host}" if held else "another copy"
         if time.monotonic() - started > 2 * rules.takeover_after:
             raise StillHeld(
-                f"Consumer {state.ledger.consumer!r} is held by {who}, which is alive (epoch {state.header.head.epoch}). Stop it first, or take over by force."
+                f"Consumer {state.ledger.consumer!r} is held by {who}, which is alive (epoch {state.header.head.epoch}). "
+                "Stop it first, or take over by force."
             )
         rules.on_wait(time.monotonic() - started, who)
         time.sleep(min(1.0, rules.takeover_after / 4))

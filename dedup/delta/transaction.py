@@ -18,13 +18,14 @@ import pyarrow.compute as pc
 from checkpoint.errors import SinkMismatch
 from checkpoint.position import Partition, Ranges
 from dedup.delta import maintain
+from dedup.delta.decide import Decision, decide
 from dedup.delta.events import event_rows
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, SinkFiles
 from dedup.delta.publish import Publisher
 from dedup.delta.sink import Sink, Sinks, require_same
-from dedup.delta.state import ConsumerState, Decision
+from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, join, safe_name
 from dedup.store import KEYS, Advance, Commit, Head, Note, Park, Record, Rows, Step
 
@@ -177,7 +178,7 @@ class DeltaTransaction:
         keys, held = self._reservations()
         self._write_events(held)
         header = self._header(len(keys) + len(held))
-        self._state.decide(Decision(header, self._collected.batches, keys, held), self._context.on_step)
+        decide(self._state, Decision(header, self._collected.batches, keys, held), self._context.on_step)
         self._context.on_step("publish")
         self._publisher.publish(fresh=header.seq)
         self._context.on_step("published")

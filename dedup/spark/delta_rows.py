@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from checkpoint.errors import ConfigError, StoreUnavailable
 
 try:
-    from py4j.protocol import Py4JError as _JavaError
+    from py4j.protocol import Py4JError as _JavaError  # type: ignore[import-untyped]
 except ImportError:  # Spark Connect's client has no py4j
 
     class _JavaError(Exception):  # type: ignore[no-redef]
@@ -47,7 +47,9 @@ class SparkSide:
         try:
             rows = self._session.sql(f"DESCRIBE DETAIL {_quoted(name)}").select("format", "location").collect()
         except _ERRORS as error:
-            raise ConfigError(f"The catalog of this Spark session has no table {name!r} that can be described: {_first_line(error)}") from error
+            raise ConfigError(
+                f"The catalog of this Spark session has no table {name!r} that can be described: {_first_line(error)}"
+            ) from error
         if rows[0]["format"] != "delta":
             raise ConfigError(f"The table {name!r} is not a Delta table but {rows[0]['format']}.")
         return _plain(str(rows[0]["location"]))
@@ -78,7 +80,10 @@ class SparkSide:
         for column, expression in generated.items():
             if column not in rows.columns:
                 rows = rows.withColumn(column, F.expr(expression))
-        tests = [F.sum(F.when(F.coalesce(F.expr(sql), F.lit(False)), 0).otherwise(1)).alias(f"c{i}") for i, sql in enumerate(constraints.values())]
+        tests = [
+            F.sum(F.when(F.coalesce(F.expr(sql), F.lit(False)), 0).otherwise(1)).alias(f"c{i}")
+            for i, sql in enumerate(constraints.values())
+        ]
         if not tests:
             return {}
         try:
