@@ -179,8 +179,7 @@ def _map(item: pa.Field) -> Read:
 def _boolean(value: Any) -> bool:
     if type(value) is not bool:
         raise _Wrong
-    found: bool = value
-    return found
+    return value is True
 
 
 def _string(value: Any) -> str:
@@ -192,7 +191,7 @@ def _string(value: Any) -> str:
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether a value of this type is a JSON string."""
-    return pa.types.is_string(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind))
 
 
 def _whole(value: Any, limit: int) -> int:

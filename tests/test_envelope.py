@@ -254,12 +254,16 @@ def test_spark_refuses_before_any_job(spark: SparkSession, table: pa.Table, spec
 
 def test_preparing_runs_no_spark_job(spark: SparkSession) -> None:
     """Preparing only describes: reading the batch is left to the one materialisation of the flow."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F
+
     from dedup.spark.prepare import prepare
 
-    spark.sparkContext.setJobGroup("prepare-only", "prepare")
+    unreadable = spark.createDataFrame(OWN).where(F.raise_error(F.lit("it was read")).isNull())
     schema = pa.schema([("a", pa.int64())])
-    prepare(spark.createDataFrame(OWN), Prepare("c", KeySettings(("data.a",)), decoder=decode.json(schema)))
-    assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("prepare-only")) == []
+    prepared = prepare(unreadable, Prepare("c", KeySettings(("data.a",)), decoder=decode.json(schema)))
+    with pytest.raises(PySparkException, match="it was read"):
+        prepared.count()
 
 
 def test_position_names_are_in_the_envelope() -> None:
