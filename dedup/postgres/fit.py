@@ -9,7 +9,6 @@ from __future__ import annotations
 import binascii
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 
 from dedup.postgres.encode import as_json
+from dedup.postgres.names import is_bytes, is_text, named, plain, type_for
 
 _VARLENA_HEADER = 4
 """A type modifier of text and numeric counts from here. Source: PostgreSQL's VARHDRSZ."""
@@ -60,12 +60,12 @@ class Plan:
 
 def plan(arrow: pa.DataType, column: Column) -> Plan:
     """How values of this type go into the column. Raises Misfit."""
-    arrow = _plain(arrow)
+    arrow = plain(arrow)
     for takes, makes in _RULES:
         if takes(column):
             found = makes(arrow, column)
             if found is None:
-                raise Misfit(f"{_named(arrow)} does not go into {column.type}", type_for(arrow))
+                raise Misfit(f"{named(arrow)} does not go into {column.type}", type_for(arrow))
             return _decoding(found)
     raise AssertionError("the last rule takes every column")
 
@@ -74,16 +74,10 @@ def _decoding(inner: Plan) -> Plan:
     return Plan(lambda values: inner.cast(_decoded(values)), inner.fast)
 
 
-def _plain(arrow: pa.DataType) -> pa.DataType:
-    if at.is_dictionary(arrow):
-        return _plain(arrow.value_type)
-    return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
-
-
 def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if isinstance(values.type, pa.BaseExtensionType):
-        values = pa.chunked_array([c.storage for c in values.chunks], _plain(values.type))
-    return values.cast(_plain(values.type)) if at.is_dictionary(values.type) else values
+        values = pa.chunked_array([c.storage for c in values.chunks], plain(values.type))
+    return values.cast(plain(values.type)) if at.is_dictionary(values.type) else values
 
 
 def _to(arrow: pa.DataType, fast: bool = True) -> Plan:
@@ -94,14 +88,6 @@ def _to(arrow: pa.DataType, fast: bool = True) -> Plan:
             raise Misfit(f"a value does not fit: {error}", type_for(values.type)) from error
 
     return Plan(cast, fast)
-
-
-def _is_text(arrow: pa.DataType) -> bool:
-    return bool(at.is_string(arrow) or at.is_large_string(arrow) or at.is_string_view(arrow))
-
-
-def _is_bytes(arrow: pa.DataType) -> bool:
-    return bool(at.is_binary(arrow) or at.is_large_binary(arrow) or at.is_fixed_size_binary(arrow) or at.is_binary_view(arrow))
 
 
 def _bool(arrow: pa.DataType, column: Column) -> Plan | None:
@@ -137,7 +123,7 @@ def _precision(column: Column, arrow: pa.DataType) -> tuple[int, int]:
 
 
 def _text(arrow: pa.DataType, column: Column) -> Plan | None:
-    if not (_is_text(arrow) or at.is_null(arrow)):
+    if not (is_text(arrow) or at.is_null(arrow)):
         return None
     limit = column.modifier - _VARLENA_HEADER if column.base in ("varchar", "bpchar") and column.modifier >= 0 else None
     return Plan(lambda values: _short(_clean(values.cast(pa.string())), limit), fast=True)
@@ -172,7 +158,7 @@ def _short(values: pa.ChunkedArray, limit: int | None) -> pa.ChunkedArray:
 
 
 def _json(arrow: pa.DataType, column: Column) -> Plan | None:
-    if _is_text(arrow) or at.is_null(arrow):
+    if is_text(arrow) or at.is_null(arrow):
         return Plan(lambda values: _clean(values.cast(pa.string())), fast=True)
     if at.is_nested(arrow):
         return Plan(
@@ -186,11 +172,11 @@ def _as_json(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _bytea(arrow: pa.DataType, column: Column) -> Plan | None:
-    return _to(pa.binary()) if _is_bytes(arrow) or at.is_null(arrow) else None
+    return _to(pa.binary()) if is_bytes(arrow) or at.is_null(arrow) else None
 
 
 def _uuid(arrow: pa.DataType, column: Column) -> Plan | None:
-    if _is_text(arrow):
+    if is_text(arrow):
         return Plan(_parsed_uuids, fast=True)
     fits = at.is_null(arrow) or (at.is_fixed_size_binary(arrow) and arrow.byte_width == 16) or at.is_binary(arrow)
     return _to(pa.binary(16)) if fits else None
@@ -257,7 +243,7 @@ def _inner(chunk: pa.ListArray, inner: Plan) -> pa.ListArray:
 
 def _anything(arrow: pa.DataType, column: Column) -> Plan | None:
     """Other types are read by the server from their text form."""
-    fits = _is_text(arrow) or at.is_null(arrow) or (column.kind == "b" and at.is_integer(arrow))
+    fits = is_text(arrow) or at.is_null(arrow) or (column.kind == "b" and at.is_integer(arrow))
     return Plan(lambda values: _clean(values.cast(pa.string())), fast=column.kind == "e") if fits else None
 
 
@@ -277,38 +263,3 @@ _RULES: tuple[tuple[Callable[[Column], bool], Callable[[pa.DataType, Column], Pl
     (lambda c: c.element is not None, _array),
     (lambda c: True, _anything),
 )
-
-
-_NAMES: tuple[tuple[Callable[[Any], bool], str], ...] = (
-    (at.is_boolean, "boolean"),
-    (at.is_int8, "smallint"),
-    (at.is_int16, "smallint"),
-    (at.is_uint8, "smallint"),
-    (at.is_int32, "integer"),
-    (at.is_uint16, "integer"),
-    (at.is_uint64, "numeric(20)"),
-    (at.is_integer, "bigint"),
-    (at.is_float64, "double precision"),
-    (at.is_floating, "real"),
-    (at.is_date, "date"),
-    (at.is_time, "time"),
-    (at.is_duration, "interval"),
-    (_is_bytes, "bytea"),
-    (at.is_nested, "jsonb"),
-)
-
-
-def type_for(arrow: pa.DataType) -> str:
-    """The PostgreSQL type that takes every value of an Arrow type."""
-    arrow = _plain(arrow)
-    if at.is_decimal(arrow):
-        return f"numeric({arrow.precision},{arrow.scale})"
-    if at.is_timestamp(arrow):
-        return "timestamptz" if arrow.tz else "timestamp"
-    if at.is_list(arrow) and not at.is_nested(arrow.value_type):
-        return type_for(arrow.value_type) + "[]"
-    return next((name for is_it, name in _NAMES if is_it(arrow)), "text")
-
-
-def _named(arrow: pa.DataType) -> str:
-    return f"{arrow} ({type_for(arrow)})"
