@@ -6,6 +6,7 @@ Run as a child of main.py: `python -m dedup.demo.driver`. Ends when the landing 
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,17 @@ def stream(spark: Any, folder: Path, place: Target, checkpoint: str = "spark-che
 
     Crash: at any moment; starting it again is all that is needed.
     """
-    consumer = Consumer(CONSUMER, store=place.store(), idempotence_key="data.flight_id", decode=decode.json(FLIGHT))
+    with closing(place.store()) as store:
+        consumer = Consumer(CONSUMER, store=store, idempotence_key="data.flight_id", decode=decode.json(FLIGHT))
 
-    @consumer.foreach_batch
-    def load(flights: Any, tx: Any) -> None:
-        flown = tx.reject(flights, "data.dep_time is null", NO_DEPARTURE)
-        tx.write(flown.select("data.*"), place.sink)
+        @consumer.foreach_batch
+        def load(flights: Any, tx: Any) -> None:
+            flown = tx.reject(flights, "data.dep_time is null", NO_DEPARTURE)
+            tx.write(flown.select("data.*"), place.sink)
 
-    events = spark.readStream.schema(ENVELOPE_DDL).option("maxFilesPerTrigger", 1).parquet(str(folder / "landing"))
-    query = events.writeStream.foreachBatch(consumer).option("checkpointLocation", str(folder / checkpoint))
-    query.trigger(availableNow=True).start().awaitTermination()
+        events = spark.readStream.schema(ENVELOPE_DDL).option("maxFilesPerTrigger", 1).parquet(str(folder / "landing"))
+        query = events.writeStream.foreachBatch(consumer).option("checkpointLocation", str(folder / checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination()
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ ALL = 336_776
 
 FEWEST = 5_000
 
-FILES = 32
-"""Files of the landing folder, and so batches of the stream."""
+IN_FILE, FEWEST_FILES = 10_500, 12
+"""Flights in a file of the landing folder, and so in a batch of the stream; a short demo has smaller ones, to be killed between."""
 
 KILLS = 3
 
@@ -79,14 +79,14 @@ class Demo:
         self._store, self._seed = store, seed
         self.folder, self.place = target(store)
 
-    def prepare(self, events: int | None, files: int = FILES) -> tuple[pa.Table, delivery.Delivery]:
+    def prepare(self, events: int | None, files: int | None = None) -> tuple[pa.Table, delivery.Delivery]:
         """Empty the folder and the store, write the landing folder and the log of what it delivers.
 
         Crash: anything may be missing; the next run begins anew.
         """
         _clear(self.folder)
         table = flights.read(events)
-        planned = delivery.plan(table.num_rows, self._seed, files)
+        planned = delivery.plan(table.num_rows, self._seed, files or batches(table.num_rows))
         delivery.write(planned, table, self.folder / "landing")
         pq.write_table(planned.topic, self.folder / "topic.parquet")
         pq.write_table(planned.log, self.folder / "delivery-log.parquet")
@@ -112,6 +112,11 @@ class Demo:
         """Compare what is there now with what should be. Reads only, as often as you like."""
         with closing(self.place.store()) as store:
             return audit.examine(store, CONSUMER, planned, table, self.place.rows())
+
+
+def batches(events: int) -> int:
+    """Into how many files so many flights go."""
+    return max(FEWEST_FILES, -(-events // IN_FILE))
 
 
 def _clear(folder: Path) -> None:

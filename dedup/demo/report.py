@@ -39,7 +39,7 @@ def as_table(audit: Audit, kills: int, title: str) -> Table:
     """The same, with what each line means."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    table.add_column("events", justify="right")
+    table.add_column("count", justify="right")
     table.add_column("", style="dim", overflow="fold")
     for name, count, meaning in _lines(audit, kills):
         style = "bold red" if name in ("lost", "doubled") and count else None
@@ -54,7 +54,7 @@ def _lines(audit: Audit, kills: int) -> Iterator[tuple[str, int, str]]:
     yield "written", audit.written, "rows in the sink"
     for (kind, reason), count in audit.dead_letters.items():
         yield f"dead letters {kind}", count, reason
-    yield "kills", kills, f"SIGKILL to Python and JVM in mid-run; {audit.replayed:,} events came again because of them"
+    yield "kills", kills, f"SIGKILL to Python and JVM in mid-run; {audit.replayed:,} events came once more although they were decided"
     yield "lost", audit.lost, "expected and not there"
     yield "doubled", audit.doubled, "there and not expected"
 

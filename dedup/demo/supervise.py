@@ -49,10 +49,14 @@ class Outcome:
     """From the first start to the last end."""
 
 
-def moments(seed: int, events: int, kills: int = 3, longest: float = 1.5) -> list[Kill]:
-    """Random moments, one in each part of the first three quarters of the run, so that work is left after the last."""
+def moments(seed: int, events: int, kills: int = 3, longest: float = 1.0) -> list[Kill]:
+    """Random moments, one in each part of the first 60 % of the events, so that work is left after the last.
+
+    Args:
+        longest: seconds that a kill may come after its event, so that it hits any step of a batch.
+    """
     rng = random.Random(seed)
-    part = 0.75 * events / kills
+    part = 0.6 * events / kills
     return [Kill(int(part * (k + rng.uniform(0.1, 0.9))), rng.uniform(0, longest)) for k in range(kills)]
 
 
@@ -116,7 +120,7 @@ def _until_kill(child: subprocess.Popen[bytes], kill: Kill | None, decided: Call
 def _check_end(child: subprocess.Popen[bytes], log: Path) -> None:
     if child.returncode:
         lines = log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if re.match(r"([A-Za-z_]\w*\.)*[A-Z]\w+: ", line)] or lines
+        errors = [line for line in lines if re.match(r"(\w+\.)+[A-Z]\w+: |\w+(Error|Exception): ", line)] or lines
         raise DemoFailed(f"The stream ended with exit code {child.returncode} ({''.join(errors[-1:])}). All it said is in {log}.")
 
 
