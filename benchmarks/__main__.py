@@ -1,0 +1,32 @@
+"""`python -m benchmarks`: every measure, one after another; a table, and latest.json beside this file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.run import PARTS, run
+from benchmarks.stream import Sizes
+
+
+def main() -> None:
+    """Run what was asked for; latest.json is written where that was everything."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; default: all; only then latest.json is written"
+    )
+    parser.add_argument("--batches", type=int, default=Sizes.batches, help="batches of each contest (default: %(default)s)")
+    asked = parser.parse_args()
+    if unknown := set(asked.parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    measures, seconds = run(Sizes(batches=asked.batches), asked.parts or list(PARTS))
+    report.show(measures, seconds, Console())
+    if not asked.parts:
+        report.save(measures, Path(__file__).with_name("latest.json"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Our side: a consumer as anybody would write it, and the same one for filling tables without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.events import ORDER
+from dedup import Consumer, decode
+
+SINK = "orders"
+
+
+def consumer(store: Any) -> Consumer:
+    """Decode the body, one effect for each order id, append to a sink."""
+    made = _consumer(store)
+
+    @made.foreach_batch
+    def load(orders: Any, tx: Any) -> None:
+        tx.write(orders.select("data.*"), SINK)
+
+    return made
+
+
+def fill(store: Any, batches: Iterable[pa.Table]) -> None:
+    """Let the same consumer process these batches as Arrow tables."""
+    made = _consumer(store)
+
+    @made.foreach_batch
+    def load(orders: pa.Table, tx: Any) -> None:
+        tx.write(pa.Table.from_struct_array(orders["data"]), SINK)
+
+    for number, batch in enumerate(batches):
+        made(batch, number)
+
+
+def _consumer(store: Any) -> Consumer:
+    return Consumer("benchmark", store=store, idempotence_key="data.order_id", decode=decode.json(ORDER))

@@ -1,0 +1,95 @@
+"""PostgreSQL: ours beside Spark's JDBC append, INSERT ... ON CONFLICT by hand, and COPY without any key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pgpq
+import psycopg
+
+from benchmarks.events import Facts, Topic, decoded, land
+from benchmarks.ours import SINK, consumer
+from benchmarks.report import Measure, throughput
+from benchmarks.stream import Seconds, Sizes, Way, contest
+from dedup.postgres import PostgresStore
+
+COLUMNS = "order_id text{key}, customer bigint, amount double precision, placed_at timestamptz, note text"
+
+INSERT = "INSERT INTO on_conflict (order_id, customer, amount, placed_at, note) VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+
+
+def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
+    """The three measures of throughput, verified; and the seconds of every batch."""
+    topic = Topic()
+    land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
+    create_sinks(dsn)
+    others = {"jdbc_append": _jdbc(dsn), "on_conflict": _on_conflict(dsn), "copy_floor": _copy(dsn)}
+    with closing(PostgresStore(dsn)) as store:
+        taken = contest(spark, folder / "topic", {"ours": consumer(store), **others}, sizes.warm)
+    for name in (SINK, *others):
+        verify(dsn, name, topic.facts, once=name in (SINK, "on_conflict"))
+    measures = [throughput(f"postgres/{name}", taken["ours"], taken[name], sizes.events) for name in others]
+    return measures, {f"postgres/{name}": seconds for name, seconds in taken.items()}
+
+
+def create_sinks(dsn: str) -> None:
+    """One table for each way; only ON CONFLICT needs a key on it."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for name in (SINK, "jdbc_append", "copy_floor"):
+            connection.execute(f"CREATE TABLE {name} ({COLUMNS.format(key='')})".encode())
+        connection.execute(f"CREATE TABLE on_conflict ({COLUMNS.format(key=' PRIMARY KEY')})".encode())
+
+
+def verify(dsn: str, table: str, expected: Facts, *, once: bool) -> None:
+    """Raise AssertionError unless the table holds exactly the input, each order once or as often as it was delivered."""
+    orders = f"(SELECT order_id, max(customer) AS customer FROM {table} GROUP BY order_id) AS orders"
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(f"SELECT (SELECT count(*) FROM {table}), count(*), sum(customer)::bigint FROM {orders}".encode())
+        facts = Facts(*(found.fetchone() or ()))
+    wanted = Facts(expected.orders if once else expected.rows, expected.orders, expected.customers)
+    assert facts == wanted, f"{table}: {facts}, expected {wanted}"
+
+
+def _jdbc(dsn: str) -> Way:
+    with psycopg.connect(dsn) as connection:
+        info = connection.info
+        options = {
+            "url": f"jdbc:postgresql://{info.host}:{info.port}/{info.dbname}?reWriteBatchedInserts=true",
+            "user": info.user,
+            "password": info.password,
+            "driver": "org.postgresql.Driver",
+            "dbtable": "jdbc_append",
+        }
+
+    def append(batch: Any, batch_id: int) -> None:
+        decoded(batch).write.format("jdbc").options(**options).mode("append").save()
+
+    return append
+
+
+def _on_conflict(dsn: str) -> Way:
+    statement = INSERT  # what is nested here travels to the tasks whole, without this module
+
+    def insert(rows: Iterator[Any]) -> None:
+        import psycopg
+
+        with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
+            cursor.executemany(statement, rows)
+
+    return lambda batch, batch_id: decoded(batch).foreachPartition(insert)
+
+
+def _copy(dsn: str) -> Way:
+    def copy(batch: Any, batch_id: int) -> None:
+        rows = decoded(batch).toArrow()
+        encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
+        with psycopg.connect(dsn) as connection, connection.cursor().copy("COPY copy_floor FROM STDIN (FORMAT binary)") as out:
+            out.write(encoder.write_header())
+            for part in rows.to_batches():
+                out.write(encoder.write_batch(part))
+            out.write(encoder.finish())
+
+    return copy

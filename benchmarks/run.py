@@ -1,0 +1,90 @@
+"""The parts of a run, each with folders and a database of its own that are gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from benchmarks import delta, empty, postgres
+from benchmarks.report import Measure
+from benchmarks.stream import Seconds, Sizes
+from dedup.postgres import PostgresStore
+from dedup.spark.session import JDBC, local_session
+
+Part = Callable[[Any, Path, str, Sizes], tuple[list[Measure], Seconds]]
+"""(Spark session, empty folder, DSN of a server, sizes) -> measures, and the seconds of every batch behind them."""
+
+
+def run(sizes: Sizes, parts: list[str]) -> tuple[list[Measure], Seconds]:
+    """The measures of these parts. Raises AssertionError where a way has not written what it promises."""
+    spark = local_session("dedup benchmarks", packages=(JDBC,))
+    measures: list[Measure] = []
+    seconds: Seconds = {}
+    with server() as dsn, tempfile.TemporaryDirectory(prefix="dedup-bench-") as home:
+        for name in parts:
+            folder = Path(home, name)
+            folder.mkdir()
+            found, taken = PARTS[name](spark, folder, dsn, sizes)
+            measures += found
+            seconds |= taken
+    return measures, seconds
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """DSN of a PostgreSQL server: the one that DEDUP_TEST_POSTGRES names, or one that is started and removed again."""
+    if dsn := os.environ.get("DEDUP_TEST_POSTGRES"):
+        yield dsn
+        return
+    sys.path.append(str(Path(__file__).parent.parent / "tests"))
+    from pg_server import running_server
+
+    with running_server() as started:
+        yield started.dsn
+
+
+@contextmanager
+def database(dsn: str) -> Iterator[str]:
+    """DSN of a new database on that server, dropped afterwards."""
+    name = f"dedup_bench_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            yield make_conninfo(dsn, dbname=name)
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def _postgres(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
+    with database(dsn) as own:
+        return postgres.compare(spark, own, folder, sizes)
+
+
+def _postgres_empty(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
+    with database(dsn) as own, closing(PostgresStore(own)) as store:
+        postgres.create_sinks(own)
+        return empty.compare(spark, "postgres", store, folder, sizes)
+
+
+def _delta_empty(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
+    delta.create_tables(folder)
+    with closing(delta.store(folder)) as store:
+        return empty.compare(spark, "delta", store, folder, sizes)
+
+
+PARTS: dict[str, Part] = {
+    "postgres": _postgres,
+    "delta": lambda spark, folder, dsn, sizes: delta.compare_appends(spark, folder, sizes),
+    "merge": lambda spark, folder, dsn, sizes: delta.compare_merge(spark, folder, sizes),
+    "postgres_empty": _postgres_empty,
+    "delta_empty": _delta_empty,
+}

@@ -1,0 +1,63 @@
+"""A real streaming query whose batches go to several ways of writing them, one after another, each timed.
+
+The ways take turns at being first; all of them see the same batches on the same machine within the same seconds, so that
+what disturbs one of them disturbs all.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.events import KAFKA_DDL, PARTITIONS
+
+Way = Callable[[Any, int], Any]
+"""What is given to `foreachBatch`."""
+
+Seconds = dict[str, list[float]]
+"""What was run -> seconds of each of its batches."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured; tests make it tiny."""
+
+    events: int = 50_000  # a batch
+    batches: int = 12  # of each contest
+    warm: int = 3  # the first of them, for nothing
+    keys: int = 1_000_000  # in the table that MERGE looks into
+    rounds: int = 4  # of almost empty batches
+    empty: int = 8  # batches a round, the first of them for nothing
+
+
+def contest(spark: Any, folder: Path, ways: Mapping[str, Way], warm: int) -> Seconds:
+    """Seconds that each way took for each batch of the folder, without the first `warm` batches."""
+    seconds: Seconds = {name: [] for name in ways}
+
+    def take_turns(batch: Any, batch_id: int) -> None:
+        names = list(ways)
+        turn = batch_id % len(names)
+        for name in [*names[turn:], *names[:turn]]:
+            begun = time.perf_counter()
+            ways[name](batch, batch_id)
+            seconds[name].append(time.perf_counter() - begun)
+
+    run_query(spark, folder, take_turns, folder.with_name(f"{folder.name}-checkpoint"), files=PARTITIONS)
+    return {name: taken[warm:] for name, taken in seconds.items()}
+
+
+def run_query(spark: Any, folder: Path, way: Way, checkpoint: Path, *, files: int) -> list[float]:
+    """Run a query to the end of the folder; seconds of each of its batches that had rows, as Spark counts them."""
+    events = spark.readStream.schema(KAFKA_DDL).option("maxFilesPerTrigger", files).parquet(str(folder))
+    query = events.writeStream.foreachBatch(way).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]
+
+
+def middle(seconds: list[float]) -> float:
+    """The median."""
+    return statistics.median(seconds)
