@@ -508,3 +508,29 @@ def test_looking_at_the_state_inside_a_transaction_does_not_move_its_snapshot(pl
         assert one.head(kit.NAME).seq == 2
         tx.execute(Commit())
     assert one.problems(kit.NAME) == []
+
+
+def test_old_rows_in_a_rewritten_file_are_not_taken_for_new(place: Path) -> None:
+    """A compaction merged known decisions with new ones: only the new ones are read in."""
+    one, two = open_store(place), open_store(place)
+    number = kit.epoch(one)
+    kit.process(one, number, kit.events([1, 2]))
+    kit.process(two, number, kit.events([3], 2), 1)
+    ledger(place).optimize.compact()
+    with one.begin(kit.NAME, number) as tx:
+        assert tx.head.seq == 3
+    assert one.problems(kit.NAME) == [] and one.reserved(kit.NAME) == 3
+
+
+def test_a_restore_between_plan_and_commit_stops_the_commit(place: Path) -> None:
+    """No transaction id conflicts with a RESTORE: that the commit goes against the planned snapshot, and no other, does."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    for i in range(2):
+        kit.process(store, number, kit.events([i], i), i)
+    with pytest.raises((CommitConflict, StoreRestored)), store.begin(kit.NAME, number) as tx:
+        ledger(place).restore(2)
+        tx.execute(Commit())
+    assert "restored" in open_store(place).problems(kit.NAME)[0]
+    with pytest.raises(StoreRestored), store.begin(kit.NAME, number):
+        pass

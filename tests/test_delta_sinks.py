@@ -427,3 +427,16 @@ def test_a_transaction_of_a_fenced_copy_publishes_nothing_of_its_own(place: Path
         kit.process(new, number, kit.events([2]))
         tx.execute(Commit())
     assert show(place) == [2] and len(list((place / "orders").glob("*.parquet"))) == 2
+
+
+def test_several_decisions_are_published_in_their_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink's transaction id says that everything up to it is there: the older decision comes first."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(Publisher, "publish", lambda self, fresh=None: 0)
+        for i in range(3):
+            kit.process(store, number, kit.events([i], i), i)
+    assert show(place) == []
+    assert open_store(place).publish(kit.NAME) == 3
+    assert show(place) == [0, 1, 2]

@@ -125,7 +125,7 @@ class ConsumerState:
         return seq - max(self.header.summary, self.header.keyspace_since) >= SUMMARY_EVERY
 
     def summary(self) -> str:
-        """All seen positions of this generation, as a document."""
+        """All seen positions since the last reset, as a document."""
         return json.dumps([[*p, life, seen.pairs()] for (p, life), seen in self._seen.items()], separators=(",", ":"))
 
     def _read(self, files: Sequence[LedgerFile], last: int) -> None:
