@@ -96,8 +96,9 @@ def _who(row: dict[str, Any]) -> str:
 
 
 def _is_free(row: dict[str, Any], holder: Holder) -> bool:
-    """Nobody holds it, the same run does, or the holder is provably gone: its database session ended, or its process on this host did."""
-    if row["host"] is None or row["run_id"] == holder.run_id or row["backend_gone"]:
+    """Nobody holds it, this very process does, or the holder is provably gone: its database session ended, or its process on this host did."""
+    ours = (row["host"], row["pid"], row["started"]) == (holder.host, holder.pid, holder.started)
+    if row["host"] is None or ours or row["backend_gone"]:
         return True
     return is_alive(row["host"], row["pid"], row["started"]) is False
 

@@ -8,6 +8,8 @@ from places import DeltaPlace, Place
 
 from checkpoint.errors import Fenced, IncarnationChanged, PositionGap, PublicationStuck, SettingsChanged, StoreRestored
 from dedup import planning
+from dedup.process import this_process
+from dedup.store import Holder
 
 
 def test_a_gap_can_be_accepted_once(place: Place) -> None:
@@ -109,6 +111,17 @@ def test_an_older_copy_is_fenced(place: Place) -> None:
     assert ids(place.read()) == ["p0-0", "p0-1"]
     new(batch(*orders([2])), 2)
     assert_proven(place.store())
+
+
+def test_a_query_restarted_in_the_same_process_does_not_wait(place: Place) -> None:
+    """A notebook that stops a query and starts it again takes over from itself at once; another process would be waited for."""
+    waits: list[float] = []
+    first = place.store()
+    consumer(first)(batch(*orders([0])), 0)
+    again = place.store()
+    again.take_epoch("shop", Holder(*this_process(), "another run"), takeover_after=600, on_wait=lambda left, who: waits.append(left))
+    assert waits == []
+    first.close()
 
 
 def test_two_consumers_of_one_store_do_not_meet(place: Place) -> None:
