@@ -96,7 +96,7 @@ def _who(row: dict[str, Any]) -> str:
 
 
 def _is_free(row: dict[str, Any], holder: Holder) -> bool:
-    """Nobody holds it, this very process does, or the holder is provably gone: its database session ended, or its process on this host did."""
+    """Nobody holds it, this very process does, or the holder is provably gone: its session ended, or its process on this host did."""
     ours = (row["host"], row["pid"], row["started"]) == (holder.host, holder.pid, holder.started)
     if row["host"] is None or ours or row["backend_gone"]:
         return True
