@@ -440,3 +440,35 @@ def test_several_decisions_are_published_in_their_order(place: Path, monkeypatch
     assert show(place) == []
     assert open_store(place).publish(kit.NAME) == 3
     assert show(place) == [0, 1, 2]
+
+
+def test_files_go_through_the_object_store_where_there_is_no_local_path(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage that only delta-rs can reach: its file system writes, reads, lists and deletes, with the same result."""
+    from dedup.delta import storage, takeover
+
+    for module in (storage, takeover):
+        monkeypatch.setattr(module, "is_local", lambda uri: False)
+    for folder in (f"ledger/{kit.NAME}", f"dead_letters/{kit.NAME}", "heartbeat"):
+        (place / "state" / folder).mkdir(parents=True)  # object storage has no folders to make
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
+    with store.heartbeat(kit.NAME, number, 10):
+        kit.process(open_store(place), number, kit.events([1, 4], 3), 1)
+    fresh = open_store(place)
+    assert show(place) == [1, 2, 4] and fresh.reserved(kit.NAME) == 4 and fresh.letters(Selection()).num_rows == 1
+    assert fresh.consumers() == [kit.NAME] and fresh.problems(kit.NAME) == []
+    assert b'"epoch": 1' in fresh._heartbeat(kit.NAME).read()
+
+
+def test_staged_rows_of_dead_attempts_are_cleared_in_time(place: Path) -> None:
+    """A week old and named by no pending decision: gone; anything younger stays."""
+    store = open_store(place)
+    kit.epoch(store)
+    old, young = (place / "state" / "staged" / kit.NAME / n / "part.parquet" for n in ("old", "young"))
+    for file in (old, young):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    os.utime(old, (0, 0))
+    store.maintain(kit.NAME)
+    assert not old.exists() and young.exists()

@@ -5,19 +5,24 @@ A failure here never fails a batch: it is logged, and the next turn tries again.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta import tables
-from dedup.delta.storage import Options
+from dedup.delta.storage import Options, filesystem, remove
 
 log = logging.getLogger("dedup")
 
 COMPACT_EVERY = 100
 """Decisions between two compactions: bounds the number of files that a start has to open."""
+
+STAGED_DAYS = 7
+"""Age above which staged rows that no pending decision names are left over from a dead attempt."""
 
 TARGET_BYTES = 64 * 1024 * 1024
 """Size above which a file is left alone."""
@@ -31,6 +36,14 @@ def compact(uri: str, options: Options) -> None:
 def vacuum(uri: str, options: Options) -> None:
     """Delete files that left the table longer ago than its retention, or never came into it. Crash: some are deleted."""
     _quietly(uri, options, lambda table: table.vacuum(dry_run=False, full=True), "vacuumed")
+
+
+def clear_staged(root: str, options: Options, folder: str, needed: Collection[str], now: dt.datetime) -> None:
+    """Delete staged rows of attempts that never committed, once they are older than STAGED_DAYS. Crash: some are deleted."""
+    selector = pafs.FileSelector(f"staged/{folder}", allow_not_found=True, recursive=True)
+    found = filesystem(root, options).get_file_info(selector)
+    old = [i.path for i in found if i.type == pafs.FileType.File and i.mtime is not None and now - i.mtime > dt.timedelta(days=STAGED_DAYS)]
+    remove(root, options, [path for path in old if path not in needed])
 
 
 def _quietly(uri: str, options: Options, act: Callable[[DeltaTable], object], what: str) -> None:

@@ -19,7 +19,7 @@ from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, Mark, SinkFiles
 from dedup.delta.sink import Sink, Sinks, require_same
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import Options, filesystem, join
+from dedup.delta.storage import Options, filesystem, join, remove
 
 ATTEMPTS = 5
 """How often one publication is tried while others commit to the same sink."""
@@ -70,6 +70,8 @@ class Publisher:
             done = sink.table.transaction_version(app)
             if done is not None and done >= header.seq:
                 self._mark(header.seq, entry, sink, sink.table.version())
+                if entry.mode == "rows":
+                    remove(self.root, self.options, [add.path for add in entry.adds])
                 return tried
             if not fresh or failure is not None:
                 self._check_files(header, entry, sink)

@@ -6,10 +6,12 @@ Called by everything in this package that touches a file.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
@@ -17,6 +19,8 @@ import pyarrow.fs as pafs
 from deltalake.fs import DeltaStorageHandler
 
 from checkpoint.errors import ConfigError
+
+log = logging.getLogger("dedup")
 
 Options = Mapping[str, str] | None
 
@@ -51,7 +55,35 @@ def filesystem(uri: str, options: Options) -> pafs.FileSystem:
     """A file system whose root is the (absolute) URI; credentials come from the same options that the tables use."""
     if is_local(uri):
         return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
-    return pafs.PyFileSystem(DeltaStorageHandler(uri, options=dict(options or {})))
+    return pafs.PyFileSystem(_Handler(uri, options=dict(options or {})))
+
+
+class _Handler(DeltaStorageHandler):
+    """delta-rs's file system, whose streams refuse the buffers that pyarrow hands them."""
+
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
+        return pa.PythonFile(_PlainBytes(self._handler.open_output_stream(path, metadata)), mode="w")
+
+
+class _PlainBytes:
+    """A stream that takes anything with bytes in it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._stream.closed)
+
+    def write(self, data: Any) -> int:
+        self._stream.write(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 def put(uri: str, options: Options, path: str, content: pa.Buffer) -> None:
@@ -60,6 +92,16 @@ def put(uri: str, options: Options, path: str, content: pa.Buffer) -> None:
         os.makedirs(os.path.dirname(join(uri, path)), exist_ok=True)
     with filesystem(uri, options).open_output_stream(path) as stream:
         stream.write(content)
+
+
+def remove(uri: str, options: Options, paths: Iterable[str]) -> None:
+    """Delete files below a URI that nobody needs any more; those that are gone already, or cannot be deleted now, are no error."""
+    system = filesystem(uri, options)
+    for path in paths:
+        try:
+            system.delete_file(path)
+        except OSError as error:
+            log.debug("%s of %s was not deleted: %s", path, uri, error)
 
 
 def require_put_if_absent(uri: str, options: Options) -> None:

@@ -195,9 +195,12 @@ class DeltaStore:
 
         Crash: no row changes; the next one goes on.
         """
-        for uri in (self._existing(consumer).ledger.uri, self._letters_uri(consumer)):
+        state = self._existing(consumer)
+        for uri in (state.ledger.uri, self._letters_uri(consumer)):
             maintain.compact(uri, self.storage_options)
             maintain.vacuum(uri, self.storage_options)
+        needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
+        maintain.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
 
     def views(self, spark: Any) -> list[str]:
         """Temporary views dedup_checkpoints, dedup_batches, dedup_reservations and dedup_dead_letters, as of now; returns their names."""
