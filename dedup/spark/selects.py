@@ -53,8 +53,8 @@ class Selects:
         except AnalysisException as error:
             if "AVRO_NOT_LOADED" in (error.getCondition() or ""):
                 raise ConfigError(
-                    "decode.avro needs Spark's Avro package: add org.apache.spark:spark-avro_2.13 to spark.jars.packages, in the version of "
-                    f"your Spark ({self.df.sparkSession.version}) or the next older one that there is."
+                    "decode.avro needs Spark's Avro package: add org.apache.spark:spark-avro_2.13 to spark.jars.packages, in the version "
+                    f"of your Spark ({self.df.sparkSession.version}) or the next older one that there is."
                 ) from error
             raise ConfigError(
                 f"{what} does not resolve; the input has the columns {', '.join(self._input)}. Spark says: {error}"
