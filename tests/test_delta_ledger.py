@@ -479,7 +479,7 @@ def test_a_header_survives_its_own_text(place: Path) -> None:
         ["section", "day"],
         commit_properties=CommitProperties(app_transactions=[Transaction("foreign", 1)]),
     )
-    header = store._caught_up(kit.NAME).header
+    header = store._states[kit.NAME].header
     assert Header.from_json(header.to_json()) == header
     assert json.loads(header.to_json())["head"]["checkpoints"] == [["broker", "orders", 0, 0, None, None, "q"]]
 
@@ -534,3 +534,21 @@ def test_a_restore_between_plan_and_commit_stops_the_commit(place: Path) -> None
     assert "restored" in open_store(place).problems(kit.NAME)[0]
     with pytest.raises(StoreRestored), store.begin(kit.NAME, number):
         pass
+
+
+def test_people_may_ask_from_another_thread_while_a_batch_runs(place: Path) -> None:
+    """One store object, a stream in one thread and a person in another: every answer is of a decided state, nothing breaks."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    store = open_store(place)
+    number = kit.epoch(store)
+
+    def ask(_: int) -> tuple[int, int | None]:
+        return store.head(kit.NAME).seq, store.reserved(kit.NAME)
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(ask, i) for i in range(40)]
+        for i in range(12):
+            kit.process(store, number, kit.events([2 * i, 2 * i + 1], 2 * i), i)
+        assert all(reserved is not None and 0 <= reserved <= 24 and seq >= 1 for seq, reserved in (a.result() for a in answers))
+    assert store.problems(kit.NAME) == [] and show(place) == list(range(24))

@@ -49,7 +49,7 @@ def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str |
         raise ConfigError(
             f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}. It has to: {', '.join(names) or 'none'}."
         )
-    now = publisher.sinks.open(sink, known)
+    now = state.sinks.open(sink, known)
     unpublished = {s: e for s, e in waiting.items() if (now.table.transaction_version(publisher.app(state.decided[s], sink)) or -1) < s}
     gone = [s for s, entry in unpublished.items() if publisher.missing(entry, now.uri)]
     if gone and not lost:

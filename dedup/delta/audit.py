@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from checkpoint.errors import DedupError
 from checkpoint.position import Partition
-from dedup.delta.events import EVENTS
+from dedup.delta.events import EVENTS, LETTERS_SINK, letters_of
 from dedup.delta.header import Header
 from dedup.delta.keyindex import KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, KEYS, LOG, Ledger, LedgerFile
@@ -55,18 +55,22 @@ def read_log(ledger: Ledger) -> Log:
     return Log(files, ledger.read([f for f in files if f.section == LOG], ["kind", "source", "topic", "partition", "doc"], 0))
 
 
-def read_events(state: ConsumerState, publisher: Publisher, uri: str, sink: str) -> pa.Table | None:
-    """EVENTS of a consumer, with those that are decided and not published; None where there are none."""
-    table = publisher.sinks.table(uri)
+def letters(state: ConsumerState, publisher: Publisher, uri: str) -> pa.Table:
+    """ALL_LETTERS of a consumer, with those that are decided and not published.
+
+    Args:
+        uri: the table of its events.
+    """
+    table = state.sinks.table(uri)
     found = [] if table is None else [table.to_pyarrow_table().select(EVENTS.names).cast(EVENTS)]
     system = filesystem(uri, publisher.options)
     for seq in sorted(state.pending):
         header = state.decided[seq]
-        for entry in header.sinks:
-            done = table.transaction_version(publisher.app(header, sink)) if table is not None else None
-            if entry.name == sink and (done is None or done < seq):
-                found += [pq.read_table(add.path, filesystem=system).select(EVENTS.names).cast(EVENTS) for add in entry.adds]
-    return pa.concat_tables(found) if found else None
+        done = table.transaction_version(publisher.app(header, LETTERS_SINK)) if table is not None else None
+        if done is None or done < seq:
+            adds = [add for entry in header.sinks if entry.name == LETTERS_SINK for add in entry.adds]
+            found += [pq.read_table(add.path, filesystem=system).select(EVENTS.names).cast(EVENTS) for add in adds]
+    return letters_of(pa.concat_tables([EVENTS.empty_table(), *found]))
 
 
 def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:
@@ -138,13 +142,13 @@ def _recorded(log: Log) -> Counter[int]:
 def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
     for name, mark in sorted(state.marks.items()):
         try:
-            require_same(publisher.sinks.open(name, mark.uri), state.ledger.consumer, mark.table_id, mark)
+            require_same(state.sinks.open(name, mark.uri), state.ledger.consumer, mark.table_id, mark)
         except DedupError as error:
             yield str(error)
     for seq in sorted(state.pending):
         header = state.decided[seq]
         for entry in header.sinks:
-            table = publisher.sinks.table(entry.uri)
+            table = state.sinks.table(entry.uri)
             done = table.transaction_version(publisher.app(header, entry.name)) if table is not None else None
             if done is None or done < seq:
                 yield f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run `dedup publish {state.ledger.consumer}`"

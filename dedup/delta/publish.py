@@ -17,7 +17,7 @@ from checkpoint.errors import PublicationStuck, SinkMismatch, StoreUnavailable
 from dedup.delta import tables
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, Mark, SinkFiles
-from dedup.delta.sink import Sink, Sinks, require_same
+from dedup.delta.sink import Sink, require_same
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, filesystem, join, remove
 
@@ -37,7 +37,6 @@ class Publisher:
     state: ConsumerState
     root: str
     options: Options
-    sinks: Sinks
     spark: Callable[[], Any]
 
     def publish(self, fresh: int | None = None) -> int:
@@ -83,7 +82,7 @@ class Publisher:
                     return True
             except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS, StoreUnavailable) as error:
                 failure = error
-                self.sinks.forget(sink.uri)
+                self.state.sinks.forget(sink.uri)
         raise PublicationStuck(
             f"Decision {header.seq} ({entry.rows} rows) cannot be published to the sink {entry.name!r} at {entry.uri}: {failure}. "
             f"Repair the sink and run `dedup publish {self.state.ledger.consumer}`."
@@ -99,7 +98,7 @@ class Publisher:
         consumer, mark = self.state.ledger.consumer, self.state.marks.get(entry.name)
         uri = mark.uri if mark and mark.accepted >= header.seq else entry.uri
         try:
-            sink = self.sinks.open(entry.name, uri)
+            sink = self.state.sinks.open(entry.name, uri)
         except SinkMismatch as error:
             raise PublicationStuck(
                 f"Decision {header.seq} ({entry.rows} rows) cannot be published: {error} What it would take: the table back under that "

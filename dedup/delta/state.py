@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,8 @@ from dedup.delta.header import Header, Mark, first_header
 from dedup.delta.keyindex import Bool, KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, Ledger, LedgerFile
 from dedup.delta.seen import Seen
+from dedup.delta.sink import Sinks
+from dedup.delta.storage import Options
 from dedup.store import KEYS as KEYS_SCHEMA
 from dedup.store import Head
 
@@ -30,10 +33,12 @@ SUMMARY_EVERY = 200
 
 
 class ConsumerState:
-    """One consumer as of the last look at its ledger. Not picklable, not for two threads."""
+    """One consumer as of the last look at its ledger. Not picklable; for one thread at a time, which holds `lock`."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, options: Options) -> None:
         self.ledger = ledger
+        self.sinks = Sinks(options)
+        self.lock = threading.RLock()  # held by whoever looks or decides: people ask while a stream runs in another thread
         self.table: DeltaTable | None = None
         self._table_id: str | None = None
         self._forget()

@@ -19,12 +19,11 @@ from checkpoint.errors import CommitConflict, ConfigError, StoreRestored
 from dedup.delta import audit, maintain
 from dedup.delta.amend import acceptance, amendment, purging
 from dedup.delta.decide import Decision, decide
-from dedup.delta.events import ALL_LETTERS, LETTERS_SINK, letters_of, letters_sink, selected
+from dedup.delta.events import ALL_LETTERS, selected
 from dedup.delta.header import Header
 from dedup.delta.ledger import Ledger
 from dedup.delta.names import SinkNames
 from dedup.delta.publish import Publisher
-from dedup.delta.sink import Sink, Sinks
 from dedup.delta.state import ConsumerState
 from dedup.delta.steps import STEPS
 from dedup.delta.storage import Options, absolute, consumer_name, filesystem, join, require_put_if_absent, safe_name
@@ -71,10 +70,9 @@ class DeltaStore:
             require_put_if_absent(uri, self.storage_options)
         self._names = SinkNames(self.tables, self.storage_options)
         self._states: dict[str, ConsumerState] = {}
-        self._sinks = Sinks(self.storage_options)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_states": {}, "_sinks": Sinks(self.storage_options)}
+        return {**self.__dict__, "_states": {}}
 
     def __repr__(self) -> str:
         return f"DeltaStore({self.path!r})"
@@ -88,7 +86,7 @@ class DeltaStore:
             StateTooNew: a newer library wrote here.
         """
         for consumer in self.consumers():
-            self._caught_up(consumer)
+            self.head(consumer)
         return []
 
     def pending(self) -> list[str]:
@@ -111,12 +109,14 @@ class DeltaStore:
 
         Crash: either nothing has changed, or older copies are fenced and this one counts as gone.
         """
-        rules = Takeover(holder, takeover_after, force, on_wait, _noop)
-        return take_epoch(self._state(consumer), self._heartbeat(consumer), rules)
+        state = self._state(consumer)
+        with state.lock:
+            return take_epoch(state, self._heartbeat(consumer), Takeover(holder, takeover_after, force, on_wait, _noop))
 
     def head(self, consumer: str) -> Head:
         """The state now."""
-        return self._caught_up(consumer).header.head
+        with self._caught_up(consumer) as state:
+            return state.header.head
 
     @contextmanager
     def begin(self, consumer: str, epoch: int) -> Iterator[DeltaTransaction]:
@@ -128,17 +128,17 @@ class DeltaStore:
             PublicationStuck: an earlier decision cannot be published.
         """
         self.on_step("catch_up")
-        state = self._caught_up(consumer)
-        state.require_sound()
-        known = state.header.head.epoch
-        if known > epoch:
-            raise state.fenced()
-        if known < epoch:
-            raise StoreRestored(
-                f"The ledger of consumer {consumer!r} is at epoch {known}, this copy at {epoch}: the ledger is older than this copy."
-            )
-        self._publisher(state).publish()
-        yield DeltaTransaction(state, self._context())
+        with self._caught_up(consumer) as state:
+            state.require_sound()
+            known = state.header.head.epoch
+            if known > epoch:
+                raise state.fenced()
+            if known < epoch:
+                raise StoreRestored(
+                    f"The ledger of consumer {consumer!r} is at epoch {known}, this copy at {epoch}: the ledger is older than this copy."
+                )
+            self._publisher(state).publish()
+            yield DeltaTransaction(state, self._context(consumer))
 
     def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
         """While the block runs, tell other copies every `every` seconds that this one is alive."""
@@ -183,10 +183,11 @@ class DeltaStore:
 
         Crash: it is recorded that they may be gone; the next purge drops what this one has left.
         """
-        floors = audit.floors(self._existing(consumer), before)
-        state = self._caught_up(consumer)
+        with self._existing(consumer) as state:
+            floors = audit.floors(state, before)
         self._decide(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
-        state.ledger.drop_reservations(before)
+        with state.lock:
+            state.ledger.drop_reservations(before)
 
     def maintain(self, consumer: str) -> None:
         """Rewrite the small files of the ledger and of the dead letters into large ones, and drop files that nobody needs any more.
@@ -195,12 +196,12 @@ class DeltaStore:
 
         Crash: no row changes; the next one goes on.
         """
-        state = self._existing(consumer)
-        for uri in (state.ledger.uri, self._letters_uri(consumer)):
-            maintain.compact(uri, self.storage_options)
-            maintain.vacuum(uri, self.storage_options)
-        needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
-        maintain.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
+        with self._existing(consumer) as state:
+            for uri in (state.ledger.uri, self._letters_uri(consumer)):
+                maintain.compact(uri, self.storage_options)
+                maintain.vacuum(uri, self.storage_options)
+            needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
+            maintain.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
 
     def views(self, spark: Any) -> list[str]:
         """Temporary views dedup_checkpoints, dedup_batches, dedup_reservations and dedup_dead_letters, as of now; returns their names."""
@@ -210,12 +211,12 @@ class DeltaStore:
     def _decide(self, consumer: str, plan: Callable[[ConsumerState], Header]) -> Header:
         """Commit what `plan` makes of the newest state; plan again where another decision comes first."""
         for _ in range(AMEND_ATTEMPTS):
-            state = self._existing(consumer)
-            try:
-                decide(state, Decision(plan(state)), _noop)
-            except CommitConflict:
-                continue
-            return state.header
+            with self._existing(consumer) as state:
+                try:
+                    decide(state, Decision(plan(state)), _noop)
+                except CommitConflict:
+                    continue
+                return state.header
         raise CommitConflict(f"Consumer {consumer!r} commits all the time; the change was not made. Try again.")
 
     def publish(self, consumer: str) -> int:
@@ -226,9 +227,9 @@ class DeltaStore:
 
         Crash: whoever publishes next goes on.
         """
-        state = self._caught_up(consumer)
-        state.require_sound()
-        return self._publisher(state).publish()
+        with self._caught_up(consumer) as state:
+            state.require_sound()
+            return self._publisher(state).publish()
 
     def consumers(self) -> list[str]:
         """Names, sorted."""
@@ -240,66 +241,67 @@ class DeltaStore:
 
     def batches(self, consumer: str) -> pa.Table:
         """Batch records (BATCHES + generation, epoch, seq, committed_at), in seq order."""
-        return audit.read_log(self._state(consumer).ledger).batches()
+        with self._caught_up(consumer) as state:
+            return audit.read_log(state.ledger).batches()
 
     def letters(self, selection: Selection) -> pa.Table:
         """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them."""
         names = self.consumers() if selection.consumer is None else [selection.consumer]
-        found = [letters_of(events) for name in names if (events := self._events(name)) is not None]
-        table = pa.concat_tables([ALL_LETTERS.empty_table(), *found])
-        return selected(table, selection)
+        return selected(pa.concat_tables([ALL_LETTERS.empty_table(), *map(self._letters, names)]), selection)
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept."""
-        return len(self._caught_up(consumer).index)
+        with self._caught_up(consumer) as state:
+            return len(state.index)
 
     def problems(self, consumer: str) -> list[str]:
         """Contradictions only this store can see; empty when all is well."""
         try:
-            state = self._caught_up(consumer)
+            with self._caught_up(consumer) as state:
+                return audit.problems(state, self._publisher(state))
         except StoreRestored as error:
             return [str(error)]
-        return audit.problems(state, self._publisher(state))
 
     def close(self) -> None:
         """Forget what was read. The store can be used again."""
         self._states.clear()
-        self._sinks = Sinks(self.storage_options)
 
     # How it does it.
 
     def _state(self, consumer: str) -> ConsumerState:
         if consumer not in self._states:
             uri = join(self.path, "ledger", safe_name(consumer))
-            self._states[consumer] = ConsumerState(Ledger(uri, self.storage_options, consumer))
+            state = ConsumerState(Ledger(uri, self.storage_options, consumer), self.storage_options)
+            return self._states.setdefault(consumer, state)
         return self._states[consumer]
 
-    def _caught_up(self, consumer: str) -> ConsumerState:
+    @contextmanager
+    def _caught_up(self, consumer: str) -> Iterator[ConsumerState]:
+        """The state as of now, for this thread alone."""
         state = self._state(consumer)
-        state.catch_up()
-        return state
+        with state.lock:
+            state.catch_up()
+            yield state
 
-    def _existing(self, consumer: str) -> ConsumerState:
-        state = self._caught_up(consumer)
-        if state.table is None:
-            raise ConfigError(f"There is no consumer {consumer!r} in {self.path}. Known: {', '.join(self.consumers()) or 'none'}.")
-        return state
+    @contextmanager
+    def _existing(self, consumer: str) -> Iterator[ConsumerState]:
+        with self._caught_up(consumer) as state:
+            if state.table is None:
+                raise ConfigError(f"There is no consumer {consumer!r} in {self.path}. Known: {', '.join(self.consumers()) or 'none'}.")
+            yield state
 
     def _heartbeat(self, consumer: str) -> Heartbeat:
         return Heartbeat(self.path, self.storage_options, safe_name(consumer))
 
     def _publisher(self, state: ConsumerState) -> Publisher:
-        return Publisher(state, self.path, self.storage_options, self._sinks, self._names.spark)
+        return Publisher(state, self.path, self.storage_options, self._names.spark)
 
-    def _context(self) -> Context:
-        return Context(self.path, self.storage_options, self._sinks, self._names.uri, self._letters_sink, self._names.spark, self.on_step)
-
-    def _letters_sink(self, consumer: str) -> Sink:
-        return letters_sink(self._sinks, self._letters_uri(consumer), consumer, self.storage_options)
+    def _context(self, consumer: str) -> Context:
+        return Context(self.path, self.storage_options, self._names.uri, self._letters_uri(consumer), self._names.spark, self.on_step)
 
     def _letters_uri(self, consumer: str) -> str:
         return join(self.path, "dead_letters", safe_name(consumer))
 
-    def _events(self, consumer: str) -> pa.Table | None:
-        state = self._caught_up(consumer)
-        return audit.read_events(state, self._publisher(state), self._letters_uri(consumer), LETTERS_SINK)
+    def _letters(self, consumer: str) -> pa.Table:
+        with self._caught_up(consumer) as state:
+            return audit.letters(state, self._publisher(state), self._letters_uri(consumer))

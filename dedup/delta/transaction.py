@@ -19,12 +19,12 @@ from checkpoint.errors import SinkMismatch
 from checkpoint.position import Partition, Ranges
 from dedup.delta import maintain
 from dedup.delta.decide import Decision, decide
-from dedup.delta.events import event_rows
+from dedup.delta.events import event_rows, letters_sink
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, SinkFiles
 from dedup.delta.publish import Publisher
-from dedup.delta.sink import Sink, Sinks, require_same
+from dedup.delta.sink import Sink, require_same
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, join, safe_name
 from dedup.store import KEYS, Advance, Commit, Head, Note, Park, Record, Rows, Step
@@ -36,9 +36,8 @@ class Context:
 
     root: str
     options: Options
-    sinks: Sinks
     resolve: Callable[[str], str]  # sink name -> absolute URI
-    letters: Callable[[str], Sink]  # consumer -> its table of dead letter events
+    letters: str  # URI of the consumer's table of dead letter events
     spark: Callable[[], Any]
     on_step: Callable[[str], None]
 
@@ -63,7 +62,7 @@ class DeltaTransaction:
         self._attempt = uuid.uuid4().hex
         self._new = KEYS.empty_table()
         self._collected = _Collected()
-        self._publisher = Publisher(state, context.root, context.options, context.sinks, context.spark)
+        self._publisher = Publisher(state, context.root, context.options, context.spark)
 
     @property
     def connection(self) -> Any:
@@ -111,7 +110,7 @@ class DeltaTransaction:
         given = None if rows.in_tasks else rows.arrow()
         context.on_step("check")
         uri = context.resolve(table)
-        sink = context.sinks.open(table, uri, rows.schema)
+        sink = self._state.sinks.open(table, uri, rows.schema)
         self._require_same(sink)
         columns = check_schema(rows.schema, sink.schema, table, sink.computed)
         if brought := sorted(sink.always & set(columns)):
@@ -183,7 +182,7 @@ class DeltaTransaction:
         self._publisher.publish(fresh=header.seq)
         self._context.on_step("published")
         if header.seq % maintain.COMPACT_EVERY == 0:
-            for uri in (self._state.ledger.uri, join(self._context.root, "dead_letters", safe_name(self.head.consumer))):
+            for uri in (self._state.ledger.uri, self._context.letters):
                 maintain.compact(uri, self._context.options)
 
     def _header(self, reserved: int) -> Header:
@@ -208,7 +207,7 @@ class DeltaTransaction:
         rows = event_rows(self._collected.letters, notes, self.head, self.head.seq + 1)
         if not rows.num_rows:
             return
-        sink = self._context.letters(self.head.consumer)
+        sink = letters_sink(self._state.sinks, self._context.letters, self.head.consumer, self._context.options)
         self._require_same(sink)
         adds = tuple(FileWriter(sink.uri, self._context.options, sink.schema, sink.name).write(rows))
         self._add(SinkFiles(sink.name, sink.uri, sink.table_id, sink.mode, sink.fingerprint, adds))
