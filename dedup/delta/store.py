@@ -77,8 +77,6 @@ class DeltaStore:
     def __repr__(self) -> str:
         return f"DeltaStore({self.path!r})"
 
-    # What the flow calls.
-
     def migrate(self) -> list[str]:
         """Check that this library knows the state of every consumer. There is nothing to apply: each ledger is made by its first decision.
 
@@ -109,8 +107,7 @@ class DeltaStore:
 
         Crash: either nothing has changed, or older copies are fenced and this one counts as gone.
         """
-        state = self._state(consumer)
-        with state.lock:
+        with (state := self._state(consumer)).lock:
             return take_epoch(state, self._heartbeat(consumer), Takeover(holder, takeover_after, force, on_wait, _noop))
 
     def head(self, consumer: str) -> Head:
@@ -143,8 +140,6 @@ class DeltaStore:
     def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
         """While the block runs, tell other copies every `every` seconds that this one is alive."""
         return self._heartbeat(consumer).beating(epoch, every)
-
-    # What people call.
 
     def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
         """Replace the head by `change(head)`, recorded with who and why. A running copy plans its batch again.
@@ -265,8 +260,6 @@ class DeltaStore:
     def close(self) -> None:
         """Forget what was read. The store can be used again."""
         self._states.clear()
-
-    # How it does it.
 
     def _state(self, consumer: str) -> ConsumerState:
         if consumer not in self._states:
