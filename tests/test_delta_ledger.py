@@ -465,6 +465,20 @@ def test_maintenance_changes_no_answer(place: Path) -> None:
     assert len(ledger(place).file_uris()) == 3 and fresh.problems(kit.NAME) == []
 
 
+def test_a_running_consumer_keeps_its_files_few(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every so many decisions ledger and letters are compacted and cleaned, with nothing lost."""
+    from dedup.delta import maintain
+
+    monkeypatch.setattr(maintain, "COMPACT_EVERY", 4)
+    monkeypatch.setattr(maintain, "VACUUM_EVERY", 8)
+    store = open_store(place)
+    number = kit.epoch(store)
+    for i in range(16):
+        kit.process(store, number, kit.events([2 * i, 2 * i + 1], 2 * i), i, reject=lambda key: key % 2 == 1)
+    assert len(ledger(place).file_uris()) < 8 and open_store(place).letters(Selection()).num_rows == 16
+    assert open_store(place).problems(kit.NAME) == [] and open_store(place).reserved(kit.NAME) == 32
+
+
 def test_a_header_survives_its_own_text(place: Path) -> None:
     """Every field of the last header comes back from JSON; a foreign transaction in the ledger's log changes nothing."""
     from dedup.delta.header import Header

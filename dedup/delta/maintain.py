@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
@@ -24,6 +24,9 @@ COMPACT_EVERY = 100
 STAGED_DAYS = 7
 """Age above which staged rows that no pending decision names are left over from a dead attempt."""
 
+VACUUM_EVERY = 1000
+"""Decisions between two clean-ups of files that a compaction has replaced."""
+
 TARGET_BYTES = 64 * 1024 * 1024
 """Size above which a file is left alone."""
 
@@ -33,9 +36,21 @@ def compact(uri: str, options: Options) -> None:
     _quietly(uri, options, lambda table: table.optimize.compact(target_size=TARGET_BYTES), "compacted")
 
 
-def vacuum(uri: str, options: Options) -> None:
-    """Delete files that left the table longer ago than its retention, or never came into it. Crash: some are deleted."""
-    _quietly(uri, options, lambda table: table.vacuum(dry_run=False, full=True), "vacuumed")
+def vacuum(uri: str, options: Options, *, full: bool = True) -> None:
+    """Delete files that left the table longer ago than its retention; with `full` also those that never came into it.
+
+    Crash: some are deleted.
+    """
+    _quietly(uri, options, lambda table: table.vacuum(dry_run=False, full=full), "vacuumed")
+
+
+def after_decision(seq: int, uris: Iterable[str], options: Options) -> None:
+    """What a running consumer does by itself from time to time, after everything of a decision is true and visible."""
+    for uri in uris:
+        if seq % COMPACT_EVERY == 0:
+            compact(uri, options)
+        if seq % VACUUM_EVERY == 0:
+            vacuum(uri, options, full=False)
 
 
 def clear_staged(root: str, options: Options, folder: str, needed: Collection[str], now: dt.datetime) -> None:

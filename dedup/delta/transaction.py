@@ -181,9 +181,7 @@ class DeltaTransaction:
         self._context.on_step("publish")
         self._publisher.publish(fresh=header.seq)
         self._context.on_step("published")
-        if header.seq % maintain.COMPACT_EVERY == 0:
-            for uri in (self._state.ledger.uri, self._context.letters):
-                maintain.compact(uri, self._context.options)
+        maintain.after_decision(header.seq, (self._state.ledger.uri, self._context.letters), self._context.options)
 
     def _header(self, reserved: int) -> Header:
         state, seq = self._state, self.head.seq + 1
