@@ -193,3 +193,12 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(main.ConfigError, match="not empty"):
         main.run(str(tmp_path), seed=1, events=5_000)
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_machine_without_java_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is one sentence, not a stack of Spark's."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(main.ConfigError, match="needs Java 17"):
+        main.run(str(tmp_path / "demo"), events=5_000)
+    assert not (tmp_path / "demo").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from dedup import ConfigError
+from dedup.cli.stores import is_postgres
 from dedup.demo import audit, delivery, driver, flights, report, supervise
 from dedup.demo.target import CONSUMER, target
 
@@ -50,6 +52,7 @@ def run(store: str | None = None, seed: int | None = None, as_json: bool = False
     """
     if events is not None and not FEWEST <= events <= ALL:
         raise ConfigError(f"--events is between {FEWEST:,} and {ALL:,}, not {events:,}.")
+    _require("pyspark", "psycopg" if store and is_postgres(store) else "deltalake")
     seed = random.SystemRandom().randrange(10_000) if seed is None else seed
     demo = Demo(store, seed)
     console = Console(stderr=as_json, highlight=False)
@@ -112,6 +115,14 @@ class Demo:
         """Compare what is there now with what should be. Reads only, as often as you like."""
         with closing(self.place.store()) as store:
             return audit.examine(store, CONSUMER, planned, table, self.place.rows())
+
+
+def _require(*packages: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"The demo needs {' and '.join(missing)}: pip install 'dedup[demo,postgres]'")
+    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        raise ConfigError("Spark needs Java 17 or newer, and there is none: install it, or point JAVA_HOME to it.")
 
 
 def batches(events: int) -> int:
