@@ -28,6 +28,12 @@ log = logging.getLogger("dedup")
 
 ROW = "_row"
 
+MANY = 5_000
+"""Rows from which on the tasks are quicker than a local relation."""
+
+LOCAL_BELOW = "spark.sql.execution.arrow.localRelationThreshold"
+"""Bytes of Arrow below which Spark makes a local relation."""
+
 
 class SparkFeed:
     """One batch of a Structured Streaming query, or any DataFrame."""
@@ -100,13 +106,30 @@ def _is_local(session: SparkSession) -> bool:
     return str(session.conf.get("spark.master", "")).startswith("local")
 
 
+def create_frame(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
+    """These rows as a DataFrame. Many go to the tasks as Arrow, few stay a local relation, which needs no job."""
+    if table.num_rows < MANY or not hasattr(session, "_jsparkSession"):
+        return session.createDataFrame(table, schema=schema)
+    before = str(session.conf.get(LOCAL_BELOW))
+    session.conf.set(LOCAL_BELOW, "0")  # else the driver alone makes rows of all this, twice as slowly
+    try:
+        return session.createDataFrame(table, schema=schema)
+    finally:
+        session.conf.set(LOCAL_BELOW, before)
+
+
 class MemoryMaterial:
     """Rows on the driver as Arrow; frames are local relations of them."""
 
     def __init__(self, session: SparkSession, table: pa.Table, schema: StructType) -> None:
         self._session, self._table = session, table
         self._schema = StructType([f for f in schema.fields if f.name not in INTERNAL])
-        self.frames: Frames = SparkFrames(session, in_tasks=False)
+        self._frames = SparkFrames(session, in_tasks=False)
+
+    @property
+    def frames(self) -> Frames:
+        """How Tx asks the handler's frames."""
+        return self._frames
 
     @property
     def index(self) -> pa.Table:
@@ -121,7 +144,10 @@ class MemoryMaterial:
         """These rows as a DataFrame, in this order."""
         table = self._table.drop_columns(list(INTERNAL))
         whole = len(rows) == table.num_rows and bool((np.diff(rows) == 1).all())
-        return self._session.createDataFrame(table if whole else table.take(pa.array(rows)), schema=self._schema)
+        chosen = table if whole else table.take(pa.array(rows))
+        frame = create_frame(self._session, chosen, self._schema)
+        self._frames.remember(frame, chosen)
+        return frame
 
 
 class ScratchMaterial:

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dedup.arrow_frames import to_table
 from dedup.rows import ArrowRows
+from dedup.spark.picked import Origin
 from dedup.store import Rows
 
 
@@ -22,6 +23,11 @@ class SparkFrames:
 
     def __init__(self, session: SparkSession, *, in_tasks: bool) -> None:
         self._session, self._in_tasks = session, in_tasks
+        self._origin: Origin | None = None
+
+    def remember(self, frame: DataFrame, table: pa.Table) -> None:
+        """What the handler gets was made of this table: what it only picks from the frame needs no job."""
+        self._origin = Origin(frame, table)
 
     def columns(self, rows: DataFrame) -> list[str]:
         """Column names."""
@@ -43,7 +49,7 @@ class SparkFrames:
     def rows(self, rows: Any) -> Rows:
         """A DataFrame, an Arrow table, a dict or a list of dicts as rows for the store."""
         if type(rows).__name__ == "DataFrame" and type(rows).__module__.startswith("pyspark."):
-            return SparkRows(rows, self._in_tasks)
+            return SparkRows(rows, self._in_tasks, self._origin)
         return ArrowRows(to_table(rows))
 
 
@@ -53,6 +59,7 @@ class SparkRows:
 
     frame: DataFrame
     in_tasks: bool
+    origin: Origin | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -61,7 +68,8 @@ class SparkRows:
 
     def arrow(self) -> pa.Table:
         """The rows, on the driver."""
-        return self.frame.toArrow()
+        picked = self.origin.pick(self.frame) if self.origin else None
+        return self.frame.toArrow() if picked is None else picked.cast(self.schema)
 
     def files(self, write: Callable[[Iterator[pa.RecordBatch]], Iterator[str]], columns: list[str]) -> list[str]:
         """`write` run by the tasks that hold the rows; its results."""
