@@ -15,14 +15,13 @@ from benchmarks.stream import Sizes
 def main() -> None:
     """Run what was asked for; latest.json is written where that was everything."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; default: all; only then latest.json is written"
-    )
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; default: all; only then latest.json is written")
+    parser.add_argument("--warm", type=int, default=Sizes.warm, help="how many of them come first and do not count (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=Sizes.batches, help="batches of each contest (default: %(default)s)")
     asked = parser.parse_args()
     if unknown := set(asked.parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
-    measures, seconds = run(Sizes(batches=asked.batches), asked.parts or list(PARTS))
+    measures, seconds = run(Sizes(batches=asked.batches, warm=asked.warm), asked.parts or list(PARTS))
     report.show(measures, seconds, Console())
     if not asked.parts:
         report.save(measures, Path(__file__).with_name("latest.json"))
