@@ -254,25 +254,20 @@ with old as (
         sum(skipped_rows) as skipped_rows, sum(dead_lettered) as dead_lettered, sum(reserved) as reserved
     from old
     group by consumer_id, living, topic_id, incarnation, partition
-), newer as (
-    -- A late position inside the span was recorded by a batch that stays: ranges of different records never overlap.
-    select m.consumer_id, m.living, m.topic_id, m.incarnation, m.partition, range_agg(b.seen) as seen
-    from merged m
-    join consumer c on c.id = m.consumer_id
-    join batch b on (b.consumer_id, b.topic_id, b.incarnation, b.partition) = (m.consumer_id, m.topic_id, m.incarnation, m.partition)
-        and (b.generation >= c.keyspace) = m.living and b.committed_at > horizon and b.last_seen >= m.first_seen and b.first_seen <= m.last_seen
-    group by m.consumer_id, m.living, m.topic_id, m.incarnation, m.partition
+), ranges as (
+    -- The exact union: a position that was never delivered must not count as seen, its event may still come. Batches without positions have no ranges.
+    select consumer_id, living, topic_id, incarnation, partition, range_agg(r) as seen
+    from old cross join lateral unnest(old.seen) r
+    group by consumer_id, living, topic_id, incarnation, partition
 )
 insert into batch
 select m.consumer_id, m.generation, m.topic_id, m.incarnation, m.partition, '', -1, 0, m.epoch, m.seq, null, m.first_seen, m.last_seen,
-    case when m.first_seen is null then '{}'::int8multirange
-        else int8multirange(int8range(m.first_seen, m.last_seen, '[]')) - coalesce(n.seen, '{}'::int8multirange) end,
-    '{}', '{}', '{}',
+    coalesce(r.seen, '{}'::int8multirange), '{}', '{}', '{}',
     m.delivered, m.redelivered, m.processed, m.duplicate, m.skipped_rows, m.dead_lettered, m.reserved, m.committed_at
 from merged m
-left join newer n using (consumer_id, living, topic_id, incarnation, partition);
+left join ranges r using (consumer_id, living, topic_id, incarnation, partition);
 $body$;
-comment on function {schema}.merge_batches(timestamptz) is 'One record per partition in place of those up to that time; exact ranges become one range.';
+comment on function {schema}.merge_batches(timestamptz) is 'One record per partition in place of those up to that time: the union of what they saw, and the sums of their counts.';
 
 revoke all on function {schema}.rotate_reservations() from public;
 revoke all on function {schema}.purge_reservations(timestamptz) from public;
