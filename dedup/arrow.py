@@ -105,7 +105,10 @@ def _properties(column: pa.Array) -> pa.Array | None:
 def _keys(columns: Frame, spec: Prepare) -> tuple[pa.Array, pa.Array, pa.Array]:
     settings = spec.keys
     named = _parts(columns, settings.columns or (keys.MESSAGE_ID,), "idempotence_key")
-    payload = arrow_keys.encode(_parts(columns, settings.payload or ("body",), "payload"))
+    body = arrow_keys.encode(_parts(columns, ("body",), "payload"))
+    chosen = _parts(columns, settings.payload, "payload")
+    # Where all of them are null, as in what does not decode, only the body tells events apart.
+    payload = pc.if_else(arrow_keys.all_null(chosen), body, arrow_keys.encode(chosen)) if chosen else body
     before = arrow_keys.encode(_parts(columns, settings.scope_columns, "key_scope"), [keys.prefix(spec.consumer, spec.keyspace)])
     before = before if settings.scope_columns else pa.repeat(before, len(payload))
     absent = arrow_keys.all_null(named)

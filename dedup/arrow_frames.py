@@ -31,10 +31,10 @@ class ArrowFrames:
 
     def without(self, rows: pa.Table, positions: pa.Table) -> pa.Table:
         """Rows whose position is not among `positions`, in their order."""
-        numbered = rows.append_column("_order", pa.array(range(rows.num_rows), pa.int64()))
         keys = positions.column_names
-        kept = numbered.select([*keys, "_order"]).join(positions.group_by(keys).aggregate([]), keys=keys, join_type="left anti")
-        return rows.take(kept["_order"].sort())
+        numbered = rows.select(keys).append_column("", pa.array(range(rows.num_rows), pa.int64()))
+        kept = numbered.join(positions.group_by(keys).aggregate([]), keys=keys, join_type="left anti")
+        return rows.take(kept[""].sort())
 
     def rows(self, rows: Any) -> Rows:
         """A table, a dict or a list of dicts as rows for the store."""
@@ -50,5 +50,6 @@ def to_table(rows: Any) -> pa.Table:
     if isinstance(rows, dict):
         return pa.Table.from_pylist([rows])
     if isinstance(rows, list) and all(isinstance(r, dict) for r in rows):
-        return pa.Table.from_pylist(rows)
+        names = list(dict.fromkeys(name for row in rows for name in row))  # pyarrow would take those of the first row only
+        return pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names})
     raise ConfigError(f"tx.write takes a DataFrame, an Arrow table, a dict or a list of dicts, not {type(rows).__name__}.")

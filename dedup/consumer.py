@@ -6,6 +6,7 @@ Picklable: settings travel, connections and epochs do not.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -147,8 +148,13 @@ class Consumer:
     @property
     def settings(self) -> dict[str, str]:
         """The settings that decide which keys and positions are equal; the state is bound to them."""
-        mode = "none" if self.positions is None else "yes"
-        return {**self.keys.canonical(), "part": self.part or "", "positions": mode}
+        return {**self.keys.canonical(), "part": self.part or "", "source": self.source or "", "positions": self._mapping()}
+
+    def _mapping(self) -> str:
+        if not isinstance(self.positions, Columns):
+            return "none" if self.positions is None else "auto"
+        names = ("source", "topic", "partition", "sequence_number")
+        return json.dumps({n: getattr(self.positions, n) for n in names}, sort_keys=True)
 
     def __call__(self, batch: Any, batch_id: int) -> Report:
         """Process one batch: a Spark DataFrame (from foreachBatch) or a pyarrow Table.

@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,8 @@ def decide(
         steps.append(Note(copies))
     steps.append(Record(batch_record(settled, head, run), run, settings))
     moved = {p: c for p, mark in marks.items() if (c := _advanced(head.checkpoints.get(p), mark, run)) is not None}
+    if head.gap_accepted:  # for the whole query: also for partitions and chunks that come later
+        moved = {p: replace(c, query_id=run.query_id) for p, c in head.checkpoints.items()} | moved
     if moved:
         steps.append(Advance(moved))
     return (*steps, Commit())

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict
 from checkpoint.position import Partition
@@ -24,6 +25,9 @@ from dedup.index import KEY_ONLY, Index, check_repeats
 from dedup.planning import OnKeyConflict, Settled, Sifted
 from dedup.store import Checkpoint, Head, Run, Selection, Store, Transaction
 from dedup.tx import Tx
+
+SAMPLE = 1_000
+"""Redeliveries of a partition whose times are looked at where a purge left nothing else to compare."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ def commit_chunk(chunk: Chunk, store: Store, epoch: int, policy: Policy) -> npt.
         head = transaction.head
         _check_assumptions(chunk.assumed, head)
         sifted = _sift(chunk, transaction, head, store.on_step)
+        if head.floors:
+            _check_purged(chunk, sifted, head)
         if sifted.replayed.any():
             _check_redeliveries(sifted, transaction, store, head, policy)
         if _nothing_to_record(chunk, sifted, head):
@@ -111,6 +117,20 @@ def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, 
         planning.check_redeliveries(sifted.index, rows, pa.concat_tables([store.letters(s) for s in spans]), head)
 
 
+def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
+    """Below a purge nothing is left to compare a redelivery with but time: in one incarnation it is not younger than the checkpoint."""
+    index = sifted.index
+    for partition, rows in index.by_partition():
+        point, floor = head.checkpoints.get(partition), head.floors.get(partition)
+        if point is None or point.enqueued_time is None or floor is None:
+            continue
+        old = rows[(sifted.state[rows] == planning.REDELIVERED) & (index.numbers[rows] <= floor)][:SAMPLE]
+        times = chunk.material.content(index.order[old])["enqueued_time"] if len(old) else None
+        oldest = None if times is None else pc.min(times).as_py()
+        if oldest is not None and oldest > point.enqueued_time:
+            planning.refuse_incarnation(index, old.tolist(), head)
+
+
 def _handle(
     chunk: Chunk, settled: Settled, transaction: Transaction, policy: Policy, on_step: Callable[[str], None]
 ) -> tuple[Settled, Mapping[int, str]]:
@@ -121,7 +141,10 @@ def _handle(
     tx = Tx(frames, settled, transaction)
     on_step("handler")
     with transaction.attempt():
-        policy.handler(chunk.material.frame(settled.index.order[settled.new]), tx)
+        try:
+            policy.handler(chunk.material.frame(settled.index.order[settled.new]), tx)
+        finally:
+            tx.close()
         tx.perform_writes()
     rejected = np.array(sorted(tx.rejected), dtype=np.int64)
     return planning.apply_outcomes(settled, rejected, tx.skipped), tx.rejected

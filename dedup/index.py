@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,8 @@ def key_bytes(high: Words, low: Words) -> pa.Array:
 @dataclass(frozen=True, eq=False)
 class Index:
     """Rows in position order; `order[i]` is where row i stands in the materialised batch."""
+
+    _FIELDS: ClassVar = ("order", "place", "numbers", "parts", "high", "low", "payload", "no_key", "undecodable")
 
     partitions: tuple[Partition, ...]
     order: Ints
@@ -92,8 +95,11 @@ class Index:
 
     def __getitem__(self, rows: slice) -> Index:
         """A chunk of this index."""
-        fields = ("order", "place", "numbers", "parts", "high", "low", "payload", "no_key", "undecodable")
-        return Index(self.partitions, *(getattr(self, f)[rows] for f in fields))
+        return Index(self.partitions, *(getattr(self, f)[rows] for f in self._FIELDS))
+
+    def only(self, rows: Ints) -> Index:
+        """These rows of it."""
+        return Index(self.partitions, *(getattr(self, f)[rows] for f in self._FIELDS))
 
     def by_partition(self) -> Iterator[tuple[Partition, Ints]]:
         """Each partition that has rows, with the numbers of those rows; key-only rows belong to none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -155,14 +155,18 @@ def check_redeliveries(index: Index, rows: Ints, letters: pa.Table, head: Head) 
     current = letters.filter(pa.array([a == b for a, b in zip(letters["incarnation"].to_pylist(), lives, strict=True)], pa.bool_()))
     parked = set(zip(index.locate(current).tolist(), current["payload_hash"].to_pylist(), strict=True))
     wrong = [row for row in rows.tolist() if (row, int(index.payload[row])) not in parked]
-    if not wrong:
-        return
+    if wrong:
+        refuse_incarnation(index, wrong, head)
+
+
+def refuse_incarnation(index: Index, wrong: list[int], head: Head) -> NoReturn:
+    """Raise IncarnationChanged for rows whose positions were decided for other events."""
     partition = index.partition_of(wrong[0])
     raise IncarnationChanged(
         f"Consumer {head.consumer!r}: positions decided before now hold other events ({', '.join(index.describe(r) for r in wrong[:5])}). "
-        f"If topic {partition.topic!r} was deleted and created again, run `dedup consumer accept-incarnation {head.consumer} "
-        f"--source {partition.source!r} --topic {partition.topic!r}`; "
-        f"if not, the idempotence key or the payload is not the same each time it is computed."
+        f"If decode, its schema or on_key_conflict were changed, finish this batch with the old ones; if a key or payload is computed from "
+        f"the clock or at random, that is the fault. Only if topic {partition.topic!r} was deleted and created again: "
+        f"`dedup consumer accept-incarnation {head.consumer} --source {partition.source!r} --topic {partition.topic!r}`."
     )
 
 
@@ -216,7 +220,7 @@ def apply_outcomes(settled: Settled, rejected: Ints, skipped: Ints) -> Settled:
 
 
 def accept_gap(head: Head) -> Head:
-    """The next batch may begin after positions that nobody has seen."""
+    """The next query may begin after positions that nobody has seen, in every partition."""
     return replace(head, gap_accepted=True)
 
 

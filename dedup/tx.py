@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,12 +43,14 @@ class Tx:
 
     def __init__(self, frames: Frames, settled: Settled, transaction: Transaction) -> None:
         self._frames, self._settled, self._transaction = frames, settled, transaction
+        self._closed = False
         self._writes: list[tuple[str, Any]] = []
         self._outcomes: dict[bool, dict[int, str]] = {True: {}, False: {}}  # rejected?, row -> reason
 
     @property
     def connection(self) -> Any:
         """The store's own connection, inside this transaction (PostgreSQL: psycopg). Transaction control is refused."""
+        self._require_open()
         return self._transaction.connection
 
     def write(self, rows: Any, table: str) -> None:
@@ -57,7 +60,9 @@ class Tx:
             rows: DataFrame, Arrow table, dict or list of dicts.
             table: PostgreSQL: `table` or `schema.table`; Delta: a path, a catalog name or a name from the store's `tables`.
         """
-        self._writes.append((table, rows))
+        self._require_open()
+        if not (isinstance(rows, list | dict) and not rows):  # no row at all: nothing to write
+            self._writes.append((table, rows))
 
     def reject(self, rows: Any, condition: Any, reason: str) -> Any:
         """Park the events for which `condition` is true as dead letters; returns the rest. NULL counts as not rejected.
@@ -86,6 +91,7 @@ class Tx:
         return self._frames.without(rows, positions) if positions.num_rows else rows
 
     def _positions(self, rows: Any, condition: Any | None) -> pa.Table:
+        self._require_open()
         missing = [c for c in POSITION if c not in self._frames.columns(rows)]
         if missing:
             raise HandlerError(
@@ -103,7 +109,15 @@ class Tx:
         for row in found.tolist():
             chosen.setdefault(row, reason)
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise HandlerError("The handler has returned, and its tx is closed: what it records now would belong to nothing.")
+
     # The flow's side.
+
+    def close(self) -> None:
+        """The handler has returned: from now on its tx refuses everything."""
+        self._closed = True
 
     @property
     def rejected(self) -> dict[int, str]:
@@ -129,7 +143,7 @@ class _Checked:
         self._rows, self._table = rows, table
         self.in_tasks = rows.in_tasks
         carries = len(parked) > 0 and set(POSITION) <= set(rows.schema.names)
-        self._forbidden = _PositionSet(index, parked) if carries else None
+        self._forbidden = _PositionSet(index.only(parked)) if carries else None
 
     @property
     def schema(self) -> pa.Schema:
@@ -142,20 +156,27 @@ class _Checked:
         return table
 
     def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
-        return self._rows.files(write, columns)
+        if self._forbidden is None or not set(POSITION) <= set(columns):
+            return self._rows.files(write, columns)
+        forbidden, table = self._forbidden, self._table  # what travels to the tasks
+        return self._rows.files(lambda batches: write(forbidden.checked(batches, table)), columns)
 
 
+@dataclass(frozen=True)
 class _PositionSet:
     """The parked rows of a chunk, to look written rows up in."""
 
-    def __init__(self, index: Index, parked: Ints) -> None:
-        self._index, self._parked = index, parked
+    parked: Index
 
     def check(self, table: pa.Table, sink: str) -> None:
-        found = self._index.locate(table.select(list(POSITION)))
-        wrong = np.isin(found, self._parked)
-        if wrong.any():
-            where = self._index.describe(int(found[wrong][0]))
+        found = self.parked.locate(table.select(list(POSITION)))
+        if (found >= 0).any():
+            where = self.parked.describe(int(found[found >= 0][0]))
             raise HandlerError(
                 f"The event at {where} was rejected and is still written to {sink!r}. Write the rows that tx.reject returned."
             )
+
+    def checked(self, batches: Iterator[pa.RecordBatch], sink: str) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self.check(pa.Table.from_batches([batch]), sink)
+            yield batch

@@ -64,6 +64,8 @@ def key(consumer: str, settings: KeySettings, row: Mapping[str, Any], keyspace: 
 def payload_hash(settings: KeySettings, row: Mapping[str, Any]) -> int:
     """The payload hash of one event."""
     parts = [_part(row, name) for name in settings.payload or ("body",)]
+    if all(part is None for part in parts):
+        parts = [_part(row, "body")]
     return int.from_bytes(hashlib.sha256(encoded(*parts)).digest()[:8], "big", signed=True)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -138,3 +140,24 @@ def test_a_purged_position_is_not_suspected() -> None:
     assert rows.tolist() == [1]
     with pytest.raises(IncarnationChanged, match="topic/0 5"):
         planning.check_redeliveries(sifted.index, rows, LETTERS.empty_table(), head)
+
+
+@pytest.mark.parametrize("younger", [False, True])
+def test_below_a_purge_time_tells_a_recreated_topic(younger: bool) -> None:
+    """Where no key is left to compare, redeliveries younger than the checkpoint are another topic's events: refused, not dropped."""
+    shared, point = Shared(), dt.datetime(2026, 1, 10, tzinfo=dt.UTC)
+    store = SimStore(shared, lambda _: None, random.Random(0), ledger=False)
+    deliver(store, [Event(0, n, n, False) for n in range(5)], 0, 100, None)
+    old = {PARTITION: replace(shared.head.checkpoints[PARTITION], enqueued_time=point)}
+    shared.head = replace(shared.head, checkpoints=old, floors={PARTITION: 4})
+    shared.reserved.clear()
+    again = prepared([Event(0, n, 90 + n, False) for n in range(3)])
+    times = [point + dt.timedelta(days=1 if younger else -n) for n in range(3)]
+    again = again.set_column(again.column_names.index("enqueued_time"), "enqueued_time", pa.array(times, pa.timestamp("us", tz="UTC")))
+    chunk = flow.Chunk(ArrowMaterial(again), Index.of(again), Run("q", 1), shared.head)
+    policy = flow.Policy(lambda rows, tx: None, {}, "dead_letter", 1000)
+    if younger:
+        with pytest.raises(IncarnationChanged):
+            flow.commit_chunk(chunk, store, 0, policy)  # type: ignore[arg-type]
+    else:
+        assert (flow.commit_chunk(chunk, store, 0, policy) == planning.REDELIVERED).all()  # type: ignore[arg-type]

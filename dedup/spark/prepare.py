@@ -91,7 +91,11 @@ def _keys(selects: Selects, spec: Prepare) -> None:
     named_parts, key_columns = _parts(selects, settings.columns or (keys.MESSAGE_ID,), "idempotence_key", f"{_PART}key_")
     payload, payload_columns = _parts(selects, settings.payload or ("body",), "payload", f"{_PART}payload_")
     selects.add(*key_columns, *payload_columns)
-    hashed = spark_keys.payload_hash(spark_keys.join(spark_keys.parts([value for value, _ in payload])))
+    values = [value for value, _ in payload]
+    encoded = spark_keys.join(spark_keys.parts(values))
+    if settings.payload:  # where they are all null, as in what does not decode, only the body tells events apart
+        encoded = F.when(spark_keys.all_null(values), spark_keys.join(spark_keys.parts([F.col("body")]))).otherwise(encoded)
+    hashed = spark_keys.payload_hash(encoded)
     key, shown = _key(named_parts, spec)
     selects.add(key.alias(_KEY), shown.alias(_KEY_TEXT), hashed.alias(_PAYLOAD_HASH))
 

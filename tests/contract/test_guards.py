@@ -147,3 +147,34 @@ def test_a_sink_that_was_dropped_and_created_again(place: Place) -> None:
     consumer(place.store())(batch(*orders([1])), 1)
     assert ids(place.read()) == ["p0-1"]
     assert_proven(place.store())
+
+
+def test_an_accepted_gap_counts_for_every_partition_and_chunk_of_the_query(place: Place) -> None:
+    """Accepted once: partitions that come in a later chunk or batch, or after a failure, are not refused again."""
+    both = [*orders(range(3)), *orders(range(3), partition=1), *orders(range(3), partition=2)]
+    consumer(place.store(), query="one")(batch(*both), 0)
+    place.store().amend("shop", planning.accept_gap, by="test", reason="known loss")
+    second = consumer(place.store(), query="two", max_events_per_transaction=1)
+    good, calls = second._handler, []
+
+    def fails_at_the_second_chunk(rows, tx):  # type: ignore[no-untyped-def]
+        calls.append(rows)
+        if len(calls) == 2:
+            raise RuntimeError("boom")
+        good(rows, tx)
+
+    second._handler = fails_at_the_second_chunk
+    jump = batch(*orders([9]), *orders([9], partition=1))
+    with pytest.raises(RuntimeError):
+        second(jump, 0)
+    again = consumer(place.store(), query="two")
+    assert again(jump, 0).processed == 1
+    assert again(batch(*orders([9], partition=2)), 1).processed == 1
+    assert_proven(place.store())
+
+
+def test_another_source_name_is_another_setting(place: Place) -> None:
+    """source= is part of every key: changing it would double everything, so it is refused."""
+    consumer(place.store(), source="a")(batch(*orders([0])), 0)
+    with pytest.raises(SettingsChanged, match="source"):
+        consumer(place.store(), source="b")(batch(*orders([0])), 0)

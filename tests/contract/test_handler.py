@@ -12,7 +12,7 @@ import pytest
 from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from places import Place
 
-from checkpoint.errors import ConfigError, HandlerError, SinkMismatch
+from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, SinkMismatch
 
 
 def test_a_handler_that_raises_leaves_nothing(place: Place) -> None:
@@ -202,3 +202,39 @@ def test_nothing_secret_is_shown(place: Place) -> None:
     from dedup.postgres import PostgresStore
 
     assert "hunter2" not in repr(PostgresStore("postgresql://u:hunter2@h/d")) + repr(place.store())
+
+
+def test_dicts_with_different_keys_lose_no_value(place: Place) -> None:
+    """tx.write of a list of dicts takes the columns of all of them, not those of the first."""
+    run = consumer(place.store())
+    run._handler = lambda _, tx: tx.write([{"id": "x"}, {"id": "y", "amount": 5}], "orders")
+    run(batch(*orders([0])), 0)
+    assert place.read() == [{"id": "x", "amount": None}, {"id": "y", "amount": 5}]
+
+
+def test_writing_nothing_is_nothing(place: Place) -> None:
+    """An empty list is no row, not a row that does not fit."""
+    run = consumer(place.store())
+    run._handler = lambda _, tx: tx.write([], "orders")
+    assert run(batch(*orders([0])), 0).processed == 1
+    assert_proven(place.store())
+
+
+def test_a_tx_kept_after_the_handler_is_closed(place: Place) -> None:
+    """What is recorded after the handler returned would belong to no transaction: refused."""
+    kept: list[Any] = []
+    run = consumer(place.store())
+    run._handler = lambda rows, tx: kept.append(tx)
+    run(batch(*orders([0])), 0)
+    for late in (lambda: kept[0].write({"id": "a", "amount": 1}, "orders"), lambda: kept[0].connection):
+        with pytest.raises(HandlerError, match="closed"):
+            late()
+
+
+def test_undecodable_events_are_told_apart_by_their_bodies(place: Place) -> None:
+    """Also where payload= names columns that such an event does not have."""
+    events = [event(0, "a"), event(1, body=b"junk")]
+    consumer(place.store(), payload="data.amount")(batch(*events), 0)
+    assert consumer(place.store(), payload="data.amount")(batch(*events), 0).redelivered == 2
+    with pytest.raises(IncarnationChanged):
+        consumer(place.store(), payload="data.amount", query="q2")(batch(event(1, body=b"other")), 0)
