@@ -225,7 +225,7 @@ begin
             select r.consumer_id, r.topic_id, r.partition, max(r.last_seen) as top
             from batch r
             join topic t on t.id = r.topic_id and t.incarnation = r.incarnation
-            join consumer o on o.id = r.consumer_id and o.generation = r.generation
+            join consumer o on o.id = r.consumer_id and r.generation >= o.keyspace
             where r.committed_at <= horizon and r.last_seen is not null
             group by r.consumer_id, r.topic_id, r.partition
         ) b
