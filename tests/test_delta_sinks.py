@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -472,3 +473,41 @@ def test_staged_rows_of_dead_attempts_are_cleared_in_time(place: Path) -> None:
     os.utime(old, (0, 0))
     store.maintain(kit.NAME)
     assert not old.exists() and young.exists()
+
+
+def forget_transactions(place: Path, name: str = "orders") -> None:
+    """Set the property under which Delta drops old transaction ids at a checkpoint."""
+    DeltaTable(str(place / name)).alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 7 days"})
+
+
+def test_a_sink_that_forgets_transactions_is_refused(place: Path) -> None:
+    """delta.setTransactionRetentionDuration on a sink stops the first write, with the statement that takes it off."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    forget_transactions(place)
+    with pytest.raises(SinkMismatch, match=r"ALTER TABLE delta.`.*orders` UNSET TBLPROPERTIES \('delta.setTransactionRetentionDuration'\)"):
+        kit.process(store, number, kit.events([1]))
+    assert show(place) == [] and store.batches(kit.NAME).num_rows == 0
+
+
+def test_nothing_is_published_to_a_sink_that_may_have_forgotten(place: Path) -> None:
+    """A sink that got the property after the decision stops the next publisher: it cannot tell whether the rows are there already."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1]))
+    forget_transactions(place)
+    with pytest.raises(PublicationStuck, match="UNSET TBLPROPERTIES") as told:
+        open_store(place).publish(kit.NAME)
+    assert "Decision 2 (1 rows)" in str(told.value) and "accept-sink" not in str(told.value)
+    assert any("UNSET TBLPROPERTIES" in line for line in open_store(place).problems(kit.NAME))
+    assert show(place) == []
+
+
+def test_transaction_ids_say_when_they_were_written(place: Path) -> None:
+    """Delta drops ids without a time at once where they may expire: those in a sink have the time of their publication."""
+    store = open_store(place)
+    kit.process(store, kit.epoch(store), kit.events([1]))
+    entry = (place / "orders" / "_delta_log" / f"{1:020}.json").read_text().splitlines()
+    (txn,) = [json.loads(line)["txn"] for line in entry if "txn" in json.loads(line)]
+    written = DeltaTable(str(place / "orders")).history(1)[0]["timestamp"]
+    assert abs(txn["lastUpdated"] - written) < 60_000

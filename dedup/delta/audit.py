@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from checkpoint.errors import DedupError
 from checkpoint.position import Partition
 from dedup.delta.events import EVENTS, LETTERS_SINK, letters_of
-from dedup.delta.header import Header
+from dedup.delta.header import Header, Mark
 from dedup.delta.keyindex import KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, KEYS, LOG, Ledger, LedgerFile
 from dedup.delta.publish import Publisher
@@ -141,10 +141,7 @@ def _recorded(log: Log) -> Counter[int]:
 
 def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
     for name, mark in sorted(state.marks.items()):
-        try:
-            require_same(state.sinks.open(name, mark.uri), state.ledger.consumer, mark.table_id, mark)
-        except DedupError as error:
-            yield str(error)
+        yield from _sink_problem(state, name, mark)
     for seq in sorted(state.pending):
         header = state.decided[seq]
         for entry in header.sinks:
@@ -152,3 +149,12 @@ def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
             done = table.transaction_version(publisher.app(header, entry.name)) if table is not None else None
             if done is None or done < seq:
                 yield f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run `dedup publish {state.ledger.consumer}`"
+            if table is not None and entry.name not in state.marks:
+                yield from _sink_problem(state, entry.name, Mark(seq, entry.table_id, table.version(), entry.uri))
+
+
+def _sink_problem(state: ConsumerState, name: str, mark: Mark) -> Iterator[str]:
+    try:
+        require_same(state.sinks.open(name, mark.uri), state.ledger.consumer, mark.table_id, mark)
+    except DedupError as error:
+        yield str(error)

@@ -100,10 +100,14 @@ class Publisher:
         try:
             sink = self.state.sinks.open(entry.name, uri)
         except SinkMismatch as error:
-            raise PublicationStuck(
-                f"Decision {header.seq} ({entry.rows} rows) cannot be published: {error} What it would take: the table back under that "
-                f"name, or `dedup publish {consumer} --accept-sink {entry.name}` once a new one is there."
-            ) from error
+            gone = self.state.sinks.table(uri) is None
+            advice = (
+                f"What it would take: the table back under that name, or `dedup publish {consumer} --accept-sink {entry.name}` "
+                "once a new one is there."
+                if gone
+                else f"Look whether its rows are there already; if not, run `dedup publish {consumer}` after that."
+            )
+            raise PublicationStuck(f"Decision {header.seq} ({entry.rows} rows) cannot be published: {error} {advice}") from error
         expected = mark.table_id if mark and mark.accepted >= header.seq else entry.table_id
         require_same(sink, consumer, expected, mark)
         return sink

@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from checkpoint.errors import PublicationStuck, SinkMismatch
 from dedup.delta import tables
 from dedup.delta.header import Mark
+from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.stats import INDEXED_COLUMNS
 from dedup.delta.storage import Options
 from dedup.delta.types import UnknownType, arrow_schema, sql_type
@@ -91,10 +92,20 @@ class Sinks:
         self._handles: dict[str, tables.Handle] = {}
 
     def open(self, name: str, uri: str, rows: pa.Schema | None = None) -> Sink:
-        """The sink now. Raises SinkMismatch where there is none, with the statement that would create it for these rows."""
+        """The sink now.
+
+        Raises:
+            SinkMismatch: there is none (with the statement that would create it for these rows), it has a column of an unknown type, or
+                a property under which it forgets what was published.
+        """
         table = self.table(uri)
         if table is None:
             raise SinkMismatch(f"The sink {name!r} has no Delta table at {uri}. {_creation(uri, rows)}")
+        if FORBIDDEN in table.metadata().configuration:
+            raise SinkMismatch(
+                f"{FORBIDDEN} is set on the sink {name!r}: Delta would forget what was published there, and it would come twice. "
+                f"Run ALTER TABLE delta.`{uri}` UNSET TBLPROPERTIES ('{FORBIDDEN}')."
+            )
         return _describe(name, uri, table)
 
     def table(self, uri: str) -> DeltaTable | None:

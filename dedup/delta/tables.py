@@ -6,6 +6,7 @@ or says so. Called by the ledger and the publisher.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow.fs as pafs
@@ -107,13 +108,14 @@ def commit(
 
     Crash: the log entry is there or not; there is nothing between.
     """
+    now = int(time.time() * 1000)  # ids without a time are the first that Delta drops, where a property lets them expire
     table.create_write_transaction(
         actions=[*removes, *(_action(add) for add in adds)],
         mode="append",
         schema=table.schema(),
         partition_by=list(table.metadata().partition_columns),
         commit_properties=CommitProperties(
-            app_transactions=[Transaction(app, version) for app, version in transactions.items()],
+            app_transactions=[Transaction(app, version, now) for app, version in transactions.items()],
             max_commit_retries=0 if exact else None,
         ),
     )
