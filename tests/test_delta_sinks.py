@@ -11,7 +11,7 @@ from typing import Any
 import delta_kit as kit
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from checkpoint.errors import CommitConflict, ConfigError, PublicationStuck, SinkMismatch
 from dedup import planning
@@ -116,8 +116,6 @@ def test_a_sink_with_other_writers_and_compaction_shows_each_row_once(place: Pat
         kit.process(store, number, kit.events([i], i), i)
         other = DeltaTable(str(place / "orders"))
         other.optimize.compact()
-        from deltalake import write_deltalake
-
         write_deltalake(other, pa.table({"id": [100 + i], "text": ["foreign"]}, schema=kit.SINK), mode="append")
     assert show(place) == [0, 1, 2, 3, 100, 101, 102, 103]
     assert store.problems(kit.NAME) == []
@@ -511,3 +509,54 @@ def test_transaction_ids_say_when_they_were_written(place: Path) -> None:
     (txn,) = [json.loads(line)["txn"] for line in entry if "txn" in json.loads(line)]
     written = DeltaTable(str(place / "orders")).history(1)[0]["timestamp"]
     assert abs(txn["lastUpdated"] - written) < 60_000
+
+
+def test_a_restore_right_after_the_first_publication_is_told(place: Path) -> None:
+    """No header tells yet where the first publication is: a new process knows from the decision what the sink was before it."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([1]))
+    DeltaTable(str(place / "orders")).restore(0)
+    assert any("restored" in line for line in open_store(place).problems(kit.NAME))
+    fresh = open_store(place)
+    with pytest.raises(PublicationStuck, match=r"restored to an older version .*decision 2.*--accept-sink orders"):
+        kit.process(fresh, number, kit.events([2], 1), 1)
+    fresh.accept_sink(kit.NAME, "orders", by="me", reason="meant")
+    kit.process(fresh, number, kit.events([2], 1), 1)
+    assert show(place) == [2] and open_store(place).problems(kit.NAME) == []
+
+
+def test_restored_dead_letters_are_told_from_the_first_one_on(place: Path) -> None:
+    """What holds for sinks holds for the table of dead letters: a letter that a RESTORE took back is missed."""
+    store = open_store(place)
+    kit.process(store, kit.epoch(store), kit.events([1]), reject=lambda key: True)
+    DeltaTable(str(place / "state" / "dead_letters" / kit.NAME)).restore(0)
+    assert any("'dedup.dead_letters'" in line and "restored" in line for line in open_store(place).problems(kit.NAME))
+    with pytest.raises(PublicationStuck, match="restored"):
+        open_store(place).publish(kit.NAME)
+
+
+def test_a_restore_before_the_decision_is_no_concern(place: Path) -> None:
+    """What a sink was taken back to before we ever wrote to it is nobody's loss."""
+    write_deltalake(str(place / "orders"), pa.table({"id": [7], "text": ["foreign"]}, schema=kit.SINK), mode="append")
+    DeltaTable(str(place / "orders")).restore(0)
+    store = open_store(place)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([1]))
+    fresh = open_store(place)
+    assert fresh.problems(kit.NAME) == [] and fresh.publish(kit.NAME) == 0
+    kit.process(fresh, number, kit.events([2], 1), 1)
+    assert show(place) == [1, 2]
+
+
+def test_a_header_without_the_version_of_its_sinks_is_read(place: Path) -> None:
+    """Ledgers of the time before headers told the sink's version go on: nothing is checked that was not written down."""
+    from dedup.delta.header import Header
+
+    store = open_store(place)
+    kit.process(store, kit.epoch(store), kit.events([1]))
+    header = store._states[kit.NAME].header
+    assert header.sinks[0].version == 0
+    told = json.loads(header.to_json())
+    del told["sinks"][0]["version"]
+    assert Header.from_json(json.dumps(told)).sinks[0].version is None

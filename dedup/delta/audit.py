@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from checkpoint.errors import DedupError
 from checkpoint.position import Partition
 from dedup.delta.events import EVENTS, LETTERS_SINK, letters_of
-from dedup.delta.header import Header, Mark
+from dedup.delta.header import Header, SinkFiles
 from dedup.delta.keyindex import KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, KEYS, LOG, Ledger, LedgerFile
 from dedup.delta.publish import Publisher
 from dedup.delta.records import batch_table
-from dedup.delta.sink import require_same
+from dedup.delta.sink import require_same, require_unrestored
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import filesystem
 
@@ -141,7 +141,10 @@ def _recorded(log: Log) -> Counter[int]:
 
 def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
     for name, mark in sorted(state.marks.items()):
-        yield from _sink_problem(state, name, mark)
+        try:
+            require_same(state.sinks.open(name, mark.uri), state.ledger.consumer, mark.table_id, mark)
+        except DedupError as error:
+            yield str(error)
     for seq in sorted(state.pending):
         header = state.decided[seq]
         for entry in header.sinks:
@@ -150,11 +153,16 @@ def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
             if done is None or done < seq:
                 yield f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run `dedup publish {state.ledger.consumer}`"
             if table is not None and entry.name not in state.marks:
-                yield from _sink_problem(state, entry.name, Mark(seq, entry.table_id, table.version(), entry.uri))
+                yield from _unmarked(state, seq, entry, done=done is not None and done >= seq)
 
 
-def _sink_problem(state: ConsumerState, name: str, mark: Mark) -> Iterator[str]:
+def _unmarked(state: ConsumerState, seq: int, entry: SinkFiles, *, done: bool) -> Iterator[str]:
+    """What is wrong with a sink of which no header tells yet how far it is."""
+    consumer = state.ledger.consumer
     try:
-        require_same(state.sinks.open(name, mark.uri), state.ledger.consumer, mark.table_id, mark)
+        sink = state.sinks.open(entry.name, entry.uri)
+        require_same(sink, consumer, entry.table_id, None)
+        if done:
+            require_unrestored(sink, consumer, seq, entry)
     except DedupError as error:
         yield str(error)

@@ -30,6 +30,7 @@ class SinkFiles:
     mode: str  # "files": the adds are files of the sink; "rows": staged files below the store, which Spark appends
     fingerprint: str  # of the sink's schema then
     adds: tuple[Add, ...]
+    version: int | None = None  # of the sink's table when it was first looked at; None in headers of the time before this was kept
 
     @property
     def rows(self) -> int:

@@ -17,7 +17,7 @@ from checkpoint.errors import PublicationStuck, SinkMismatch, StoreUnavailable
 from dedup.delta import tables
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, Mark, SinkFiles
-from dedup.delta.sink import Sink, require_same
+from dedup.delta.sink import Sink, require_same, require_unrestored
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, filesystem, join, remove
 
@@ -68,6 +68,8 @@ class Publisher:
             sink = self._open(header, entry)
             done = sink.table.transaction_version(app)
             if done is not None and done >= header.seq:
+                if not tried and entry.name not in self.state.marks:
+                    require_unrestored(sink, self.state.ledger.consumer, header.seq, entry)
                 self._mark(header.seq, entry, sink, sink.table.version())
                 if entry.mode == "rows":
                     remove(self.root, self.options, [add.path for add in entry.adds])

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import PublicationStuck, SinkMismatch
 from dedup.delta import tables
-from dedup.delta.header import Mark
+from dedup.delta.header import Mark, SinkFiles
 from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.stats import INDEXED_COLUMNS
 from dedup.delta.storage import Options
@@ -210,12 +210,22 @@ def require_same(sink: Sink, consumer: str, table_id: str, mark: Mark | None) ->
             f"The sink {sink.name!r} at {sink.uri} is another table than the one that was written to before (dropped and created again?). "
             f"If that is meant, run {how}: what was published before stays out of the new one."
         )
-    if mark is None or mark.table_id != table_id or mark.version == sink.table.version():
-        return
-    if sink.table.version() < mark.version or _restored_since(sink.table, mark.version):
+    if mark is not None and mark.table_id == table_id:
+        _require_no_restore(sink, consumer, mark.version, f"decision {mark.seq} was published at version {mark.version}")
+
+
+def require_unrestored(sink: Sink, consumer: str, seq: int, entry: SinkFiles) -> None:
+    """For a published decision that no mark covers yet: raise PublicationStuck where the sink was restored since it was made."""
+    if entry.version is not None and entry.table_id == sink.table_id:
+        _require_no_restore(sink, consumer, entry.version, f"decision {seq} was made at version {entry.version}")
+
+
+def _require_no_restore(sink: Sink, consumer: str, version: int, since: str) -> None:
+    now = sink.table.version()
+    if now < version or (now > version and _restored_since(sink.table, version)):
         raise PublicationStuck(
-            f"The sink {sink.name!r} at {sink.uri} was restored to an older version after decision {mark.seq} was published "
-            f"at version {mark.version}: published rows may be missing. Put them back if they are wanted, then run {how}."
+            f"The sink {sink.name!r} at {sink.uri} was restored to an older version after {since}: published rows may be missing. "
+            f"Put them back if they are wanted, then run `dedup publish {consumer} --accept-sink {sink.name}`."
         )
 
 

@@ -122,7 +122,7 @@ class DeltaTransaction:
         adds = tuple(written)
         if spark is not None and adds:
             self._check_constraints(sink, spark, adds)
-        self._add(SinkFiles(table, uri, sink.table_id, sink.mode, sink.fingerprint, adds))
+        self._add(SinkFiles(table, uri, sink.table_id, sink.mode, sink.fingerprint, adds, sink.table.version()))
         return sum(add.rows for add in adds)
 
     def _require_same(self, sink: Sink) -> None:
@@ -208,7 +208,7 @@ class DeltaTransaction:
         sink = letters_sink(self._state.sinks, self._context.letters, self.head.consumer, self._context.options)
         self._require_same(sink)
         adds = tuple(FileWriter(sink.uri, self._context.options, sink.schema, sink.name).write(rows))
-        self._add(SinkFiles(sink.name, sink.uri, sink.table_id, sink.mode, sink.fingerprint, adds))
+        self._add(SinkFiles(sink.name, sink.uri, sink.table_id, sink.mode, sink.fingerprint, adds, sink.table.version()))
 
     def _held_copies(self, copies: pa.Table, held: pa.Table) -> pa.Table:
         return copies.filter(pc.or_(pa.array(self._state.held(copies["key"])), _in(copies["key"], held["key"])))
