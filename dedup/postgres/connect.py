@@ -61,6 +61,17 @@ def connect(dsn: str) -> Connection:
     return connection
 
 
+def renew(connection: Connection) -> None:
+    """Make a session that somebody else's SQL ran in as good as new, without ending it; one that refuses is closed.
+
+    Ending it would tell others that this copy is gone.
+    """
+    try:
+        connection.execute("discard all")
+    except psycopg.Error:
+        connection.close()
+
+
 def _close_all(connections: list[Connection], pid: int) -> None:
     if pid == os.getpid():  # in a forked child they belong to the parent
         for connection in connections:

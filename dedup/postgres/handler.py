@@ -46,6 +46,14 @@ def _text(query: Any, connection: Connection) -> str:
     return query.decode("utf-8", "replace") if isinstance(query, bytes) else str(query)
 
 
+class Lease:
+    """What was lent to the handler of one transaction."""
+
+    def __init__(self) -> None:
+        self.used = False  # whether the session may have been changed
+        self.adapted = False  # whether the connection's adapters may have been changed
+
+
 class HandlerCursor(psycopg.Cursor[Any]):
     """A psycopg cursor that refuses transaction control."""
 
@@ -63,10 +71,11 @@ class HandlerCursor(psycopg.Cursor[Any]):
 class HandlerConnection:
     """What `tx.connection` is: execute, cursor, transaction (a savepoint), info and adapters of the psycopg connection."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "_lease")
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, lease: Lease) -> None:
+        self._connection, self._lease = connection, lease
+        lease.used = True
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> HandlerCursor:
         """Run a statement inside the transaction; returns the cursor. Raises HandlerError for transaction control, and psycopg's errors."""
@@ -87,7 +96,8 @@ class HandlerConnection:
 
     @property
     def adapters(self) -> Any:
-        """Psycopg's adapters map."""
+        """Psycopg's adapters map; what is registered holds to the end of the batch."""
+        self._lease.adapted = True
         return self._connection.adapters
 
     def __getattr__(self, name: str) -> Any:

@@ -19,8 +19,9 @@ from checkpoint.errors import ConfigError, StoreError
 from dedup.postgres import epoch as epochs
 from dedup.postgres import heartbeat, migrate, reading, state
 from dedup.postgres import transaction as transactions
-from dedup.postgres.connect import Connection, Pool, checked, redacted
+from dedup.postgres.connect import Connection, Pool, checked, redacted, renew
 from dedup.postgres.errors import translating
+from dedup.postgres.handler import Lease
 from dedup.postgres.sqlfiles import Statements
 from dedup.postgres.transaction import PgTransaction
 from dedup.store import Head, Holder, Selection
@@ -163,12 +164,14 @@ class PostgresStore:
                 self._ensure(connection)
                 self._register(connection, consumer, epoch)
                 self.on_step("fence")
+            lease = Lease()
             try:
                 with translating(f"Beginning a batch of {consumer!r}"):
                     found, attempt = transactions.begin(connection, self._sql, consumer, epoch)
-                yield PgTransaction(connection, self._sql, found, attempt, self)
+                yield PgTransaction(connection, self._sql, found, attempt, self, lease)
             finally:
                 _leave(connection)
+                _take_back(connection, lease)
 
     def _register(self, connection: Connection, consumer: str, epoch: int) -> None:
         """Put this session on record, so that whoever takes over knows which one to look for."""
@@ -260,6 +263,14 @@ class PostgresStore:
         """Let go of connections: another copy may then take over at once. The store can be used again."""
         self._pool.close()
         self._registered.clear()
+
+
+def _take_back(connection: Connection, lease: Lease) -> None:
+    """Undo what a handler did to the session or the connection: later batches must not see it."""
+    if lease.adapted:
+        connection.close()  # adapters cannot be taken out again
+    elif lease.used and not connection.closed:
+        renew(connection)
 
 
 def _leave(connection: Connection) -> None:

@@ -19,7 +19,7 @@ from checkpoint.position import Partition, Range, Ranges
 from dedup.postgres import outcome, records, reserve, sink, state
 from dedup.postgres.connect import Connection
 from dedup.postgres.errors import ends_transaction, is_lost, translate
-from dedup.postgres.handler import HandlerConnection
+from dedup.postgres.handler import HandlerConnection, Lease
 from dedup.postgres.outcome import Attempt
 from dedup.postgres.sqlfiles import Statements
 from dedup.store import Advance, Commit, Head, Note, Park, Record, Rows, Step
@@ -67,17 +67,18 @@ def check_epoch(consumer: str, epoch: int, row: Mapping[str, Any] | None) -> Non
 class PgTransaction:
     """What `PostgresStore.begin` yields."""
 
-    def __init__(self, connection: Connection, sql: Statements, found: state.State, attempt: Attempt, store: Any) -> None:
+    def __init__(self, connection: Connection, sql: Statements, found: state.State, attempt: Attempt, store: Any, lease: Lease) -> None:
         self.head: Head = found.head
         self._connection, self._sql, self._state, self._attempt = connection, sql, found, attempt
         self._store = store  # for on_step, and for a second connection when an answer is lost
+        self._lease = lease
         self._seq: int | None = None
         self.committed = False
 
     @property
     def connection(self) -> HandlerConnection:
         """The handler's view of this transaction's connection."""
-        return HandlerConnection(self._connection)
+        return HandlerConnection(self._connection, self._lease)
 
     @contextmanager
     def _our_statements(self, doing: str) -> Iterator[None]:

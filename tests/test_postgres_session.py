@@ -1,0 +1,65 @@
+"""The database session between batches: what a handler did to it ends with the batch, and what was set for it outside does no harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fix_postgres import run
+from pg_help import epoch, finish, rows
+from psycopg.types.string import TextLoader
+
+from dedup.postgres import PostgresStore
+
+
+@pytest.fixture
+def store(postgres: str) -> PostgresStore:
+    run(postgres, "create table sink (a int)")
+    return PostgresStore(postgres)
+
+
+def session_of(store: PostgresStore, number: int) -> Any:
+    """The process number of the session that the next batch gets."""
+    with store.begin("shop", number) as tx:
+        return tx._attempt.backend_pid
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "create schema other; create table other.sink (a int); set search_path to other",
+        "create temp table sink (a int)",
+        "set role pg_read_all_data",
+        "set statement_timeout = '1ms'",
+        "set datestyle = 'German'",
+    ],
+)
+def test_what_a_handler_did_to_the_session_ends_with_its_batch(store: PostgresStore, postgres: str, statement: str) -> None:
+    """A search_path, temporary table, role or timeout of one batch can neither redirect rows of later ones nor stop them."""
+    number = epoch(store)
+    session = session_of(store, number)
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            tx.connection.execute(statement)
+            tx.connection.execute("set local statement_timeout = 0; set local role none")  # to its end, they hold in this batch
+        finish(tx, 0, 0, reserved=0)
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            tx.write("sink", rows(a=[1]))
+        assert tx._connection.execute("select session_user = current_user, current_setting('statement_timeout')").fetchone() == (True, "0")
+        finish(tx, 1, 1, reserved=0)
+    assert run(postgres, "select a from public.sink") == [(1,)]
+    assert session_of(store, number) == session, "a copy that lives keeps its session: that is how others know"
+    store.close()
+
+
+def test_type_adapters_that_a_handler_registered_end_with_its_batch(store: PostgresStore) -> None:
+    """They live in the connection, not in the session: our own statements must never read through them."""
+    number = epoch(store)
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            tx.connection.adapters.register_loader("int4", TextLoader)
+            assert tx.connection.execute("select 1").fetchone() == ("1",)
+        finish(tx, 0, 0, reserved=0)
+    with store.begin("shop", number) as tx:
+        assert tx._connection.execute("select 1").fetchone() == (1,)
