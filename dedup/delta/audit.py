@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from checkpoint.errors import DedupError
 from checkpoint.position import Partition
-from dedup.delta.events import EVENTS, LETTERS_SINK, letters_of
+from dedup.delta.events import EVENTS, LETTERS_SINK, letters_of, of_decisions
 from dedup.delta.header import Header, SinkFiles
 from dedup.delta.keyindex import KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, KEYS, LOG, Ledger, LedgerFile
@@ -56,7 +56,7 @@ def read_log(ledger: Ledger) -> Log:
 
 
 def letters(state: ConsumerState, publisher: Publisher, uri: str) -> pa.Table:
-    """ALL_LETTERS of a consumer, with those that are decided and not published.
+    """ALL_LETTERS of a consumer, with those that are decided and not published, without those whose decision a RESTORE took back.
 
     Args:
         uri: the table of its events.
@@ -70,7 +70,25 @@ def letters(state: ConsumerState, publisher: Publisher, uri: str) -> pa.Table:
         if done is None or done < seq:
             adds = [add for entry in header.sinks if entry.name == LETTERS_SINK for add in entry.adds]
             found += [pq.read_table(add.path, filesystem=system).select(EVENTS.names).cast(EVENTS) for add in adds]
-    return letters_of(pa.concat_tables([EVENTS.empty_table(), *found]))
+    events = pa.concat_tables([EVENTS.empty_table(), *found])
+    return letters_of(events if _all_decided(state, events) else of_decisions(events, _decisions(state)))
+
+
+def _all_decided(state: ConsumerState, events: pa.Table) -> bool:
+    """Whether it can be told without reading the log that each event's decision is in the ledger."""
+    if not events.num_rows or state.damage:
+        return not events.num_rows
+    first, last = state.header.generation_since, state.header.seq
+    generations, seqs = pc.min_max(events["generation"]).as_py(), pc.min_max(events["seq"]).as_py()
+    return bool(set(generations.values()) == {state.header.head.generation} and first <= seqs["min"] and seqs["max"] <= last)
+
+
+def _decisions(state: ConsumerState) -> dict[int, list[int]]:
+    """All decisions in the ledger: generation -> seqs."""
+    found: dict[int, list[int]] = {}
+    for header in read_log(state.ledger).headers():
+        found.setdefault(header.head.generation, []).append(header.seq)
+    return found
 
 
 def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:

@@ -7,7 +7,7 @@ its rows say in the order of seq. Published like a sink. Called by the transacti
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,6 +68,19 @@ def _event(event: str, seq: int, rows: pa.Table, count: pa.Array | pa.ChunkedArr
     own = {"event": pa.repeat(event, rows.num_rows), "seq": pa.repeat(seq, rows.num_rows), "count": count}
     columns = [own.get(f.name, rows[f.name] if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type)) for f in EVENTS]
     return pa.table([c.cast(f.type) for c, f in zip(columns, EVENTS, strict=True)], schema=EVENTS)
+
+
+def of_decisions(events: pa.Table, decisions: Mapping[int, Collection[int]]) -> pa.Table:
+    """Those events whose decision is in the ledger; a RESTORE of the ledger may have taken others back.
+
+    Args:
+        decisions: generation -> seqs.
+    """
+    told = [
+        pc.and_(pc.equal(events["generation"], generation), pc.is_in(events["seq"], pa.array(seqs, pa.int64())))
+        for generation, seqs in decisions.items()
+    ]
+    return events.filter(functools.reduce(pc.or_, told)) if told else events.slice(0, 0)
 
 
 def letters_of(events: pa.Table) -> pa.Table:

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import Fenced, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Ranges
+from dedup.delta.events import LETTERS_SINK
 from dedup.delta.header import Header, Mark, first_header
 from dedup.delta.keyindex import Bool, KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, Ledger, LedgerFile
@@ -35,8 +36,8 @@ SUMMARY_EVERY = 200
 class ConsumerState:
     """One consumer as of the last look at its ledger. Not picklable; for one thread at a time, which holds `lock`."""
 
-    def __init__(self, ledger: Ledger, options: Options) -> None:
-        self.ledger = ledger
+    def __init__(self, ledger: Ledger, letters_uri: str, options: Options) -> None:
+        self.ledger, self.letters_uri = ledger, letters_uri
         self.sinks = Sinks(options)
         self.lock = threading.RLock()  # held by whoever looks or decides: people ask while a stream runs in another thread
         self.table: DeltaTable | None = None
@@ -220,9 +221,12 @@ class ConsumerState:
             )
 
     def _advice(self, what: str) -> str:
+        name = self.ledger.consumer
         return (
-            f"The ledger {self.ledger.uri} of consumer {self.ledger.consumer!r} {what}. Find out what is missing in the sinks, then run "
-            f"`dedup consumer accept-restore {self.ledger.consumer}`."
+            f"The ledger {self.ledger.uri} of consumer {name!r} {what}. First restore the sinks, and the table "
+            f"{self.letters_uri}, to the same time: they may hold more than the ledger knows, and those rows would come twice. Then run "
+            f"`dedup consumer accept-restore {name}`, and `dedup publish {name} --accept-sink SINK` for each table that you "
+            f"restored (the dead letters are the sink {LETTERS_SINK})."
         )
 
     def following(self, kind: str, attempt: str, now: dt.datetime, head: Head, **changes: Any) -> Header:

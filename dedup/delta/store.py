@@ -264,7 +264,7 @@ class DeltaStore:
     def _state(self, consumer: str) -> ConsumerState:
         if consumer not in self._states:
             uri = join(self.path, "ledger", safe_name(consumer))
-            state = ConsumerState(Ledger(uri, self.storage_options, consumer), self.storage_options)
+            state = ConsumerState(Ledger(uri, self.storage_options, consumer), self._letters_uri(consumer), self.storage_options)
             return self._states.setdefault(consumer, state)
         return self._states[consumer]
 
