@@ -110,3 +110,18 @@ def test_sinks_restored_with_the_ledger_hold_each_row_once(place: Path) -> None:
     assert kit.ids(str(place / "orders")) == [0, 2]
     assert open_store(place).letters(Selection())["sequence_number"].to_pylist() == [1, 3]
     assert verify(open_store(place), kit.NAME).contradictions == []
+
+
+@pytest.mark.parametrize("change", [planning.accept_restore, planning.reset])
+def test_a_generation_is_never_used_twice(place: Path, change: Any) -> None:
+    """A ledger restored to before a change of generation gets one that no sink has met: the old transaction ids hide no new rows."""
+    consumer(open_store(place))(batch([0]), 0)
+    before = ledger(place).version()
+    open_store(place).amend(kit.NAME, planning.reset, by="me", reason="again")
+    for i in range(4):
+        consumer(open_store(place))(batch([2 * i + 2]), i)
+    ledger(place).restore(before)
+    head = open_store(place).amend(kit.NAME, change, by="me", reason="backup")
+    assert head.generation == 2 and head.keyspace == (2 if change is planning.reset else 0)
+    consumer(open_store(place))(batch([100]), 9)
+    assert 100 in kit.ids(str(place / "orders"))

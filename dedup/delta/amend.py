@@ -22,7 +22,7 @@ def amendment(state: ConsumerState, publisher: Publisher, change: Callable[[Head
     Raises:
         PublicationStuck: something cannot be published, and the change does not begin all over.
     """
-    head = replace(change(state.header.head), seq=state.header.seq)
+    head = _unused(state, replace(change(state.header.head), seq=state.header.seq))
     dropped: tuple[tuple[int, str], ...] = ()
     try:
         if state.damage is None:
@@ -37,6 +37,16 @@ def amendment(state: ConsumerState, publisher: Publisher, change: Callable[[Head
         # Whoever starts over may have emptied, dropped and re-created the sinks; the letters stay.
         header = replace(header, marks={name: mark for name, mark in header.marks.items() if name == LETTERS_SINK})
     return replace(header, dropped=(*header.dropped, *dropped))
+
+
+def _unused(state: ConsumerState, head: Head) -> Head:
+    """With a generation that the ledger has never met: a RESTORE takes headers back, and sinks keep the transaction ids of their time."""
+    if state.table is None or head.generation == state.header.head.generation:
+        return head
+    free = head.generation
+    while state.table.transaction_version(state.ledger.app(state.table, free)) is not None:
+        free += 1
+    return replace(head, generation=free, keyspace=free if head.keyspace == head.generation else head.keyspace)
 
 
 def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str | None, *, lost: bool, by: str, reason: str) -> Header:
