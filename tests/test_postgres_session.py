@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from fix_postgres import run
 from pg_help import epoch, finish, rows
+from psycopg import Rollback
 from psycopg.types.string import TextLoader
 
+from checkpoint.errors import HandlerError
 from dedup.postgres import PostgresStore
 
 
@@ -63,3 +65,64 @@ def test_type_adapters_that_a_handler_registered_end_with_its_batch(store: Postg
         finish(tx, 0, 0, reserved=0)
     with store.begin("shop", number) as tx:
         assert tx._connection.execute("select 1").fetchone() == (1,)
+
+
+def test_a_connection_that_was_kept_refuses_once_the_handler_is_done(store: PostgresStore, postgres: str) -> None:
+    """Else its statements would run outside any transaction, or inside the next batch's."""
+    number = epoch(store)
+    kept: list[Any] = []
+
+    def refused() -> None:
+        connection, cursor, tx = kept
+        for use in (
+            lambda: connection.execute("insert into sink values (1)"),
+            lambda: connection.cursor().execute("insert into sink values (2)"),
+            lambda: connection.transaction().__enter__(),
+            lambda: connection.adapters,
+            lambda: cursor.execute("insert into sink values (3)"),
+            lambda: cursor.executemany("insert into sink values (%s)", [(4,)]),
+            lambda: cursor.copy("copy sink from stdin").__enter__(),
+            lambda: next(cursor.stream("insert into sink values (5) returning a")),
+            lambda: tx.connection,
+        ):
+            with pytest.raises(HandlerError, match="is over"):
+                use()
+
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            kept = [tx.connection, tx.connection.cursor(), tx]
+            savepoint = tx.connection.transaction()
+        refused()
+        with pytest.raises(HandlerError, match="is over"):
+            savepoint.__enter__()
+        with tx.attempt():
+            tx.connection.execute("insert into sink values (6)")
+            assert tx.connection.cursor().execute("select 1").fetchone() == (1,)
+        finish(tx, 0, 0, reserved=0)
+    refused()
+    with store.begin("shop", number) as tx:
+        refused()
+        with pytest.raises(ZeroDivisionError), tx.attempt():
+            kept = [tx.connection, tx.connection.cursor(), tx]
+            raise ZeroDivisionError
+        refused()
+    assert run(postgres, "select a from sink") == [(6,)]
+
+
+def test_copies_and_streams_run_inside_the_transaction(store: PostgresStore, postgres: str) -> None:
+    """Psycopg's COPY and row streaming are the handler's to use, and refuse transaction control like the rest."""
+    number = epoch(store)
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            with tx.connection.cursor() as cursor:
+                with cursor.copy("copy sink (a) from stdin") as copy:
+                    copy.write_row([1])
+                assert list(cursor.stream("select a from sink")) == [(1,)]
+                with pytest.raises(HandlerError, match="refused"):
+                    next(cursor.stream("commit"))
+            with tx.connection.transaction():
+                tx.connection.execute("insert into sink values (2)")
+                raise Rollback
+        assert run(postgres, "select a from sink") == []
+        finish(tx, 0, 0, reserved=0)
+    assert run(postgres, "select a from sink") == [(1,)]

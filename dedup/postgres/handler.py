@@ -7,7 +7,8 @@ without its checkpoint, or lost with the events counted as done.
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -47,25 +48,60 @@ def _text(query: Any, connection: Connection) -> str:
 
 
 class Lease:
-    """What was lent to the handler of one transaction."""
+    """What one transaction lends to its handler: over when the handler is done."""
 
     def __init__(self) -> None:
         self.used = False  # whether the session may have been changed
         self.adapted = False  # whether the connection's adapters may have been changed
+        self.over = False
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """The time in which a handler runs."""
+        self.over = False
+        try:
+            yield
+        finally:
+            self.over = True
+
+    def check(self) -> None:
+        """Raise HandlerError once it is over."""
+        if self.over:
+            raise HandlerError("The transaction of this tx.connection is over. Use it inside the handler only; ask `tx` for it each time.")
 
 
 class HandlerCursor(psycopg.Cursor[Any]):
-    """A psycopg cursor that refuses transaction control."""
+    """A psycopg cursor that refuses transaction control, and everything once the handler is done."""
+
+    def __init__(self, connection: Connection, lease: Lease, **options: Any) -> None:
+        super().__init__(connection, **options)
+        self._lease = lease
+
+    def _check(self, query: Any) -> None:
+        self._lease.check()
+        check(_text(query, self._conn))
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> HandlerCursor:
         """Psycopg's execute."""
-        check(_text(query, self.connection))
+        self._check(query)
         return super().execute(query, params, **options)
 
     def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
         """Psycopg's executemany."""
-        check(_text(query, self.connection))
+        self._check(query)
         super().executemany(query, params_seq, **options)
+
+    def stream(self, query: Any, params: Any = None, **options: Any) -> Iterator[Any]:
+        """Psycopg's stream."""
+        self._check(query)
+        return super().stream(query, params, **options)
+
+    @contextmanager
+    def copy(self, statement: Any, params: Any = None, **options: Any) -> Iterator[psycopg.Copy]:
+        """Psycopg's copy."""
+        self._check(statement)
+        with super().copy(statement, params, **options) as copy:
+            yield copy
 
 
 class HandlerConnection:
@@ -74,20 +110,27 @@ class HandlerConnection:
     __slots__ = ("_connection", "_lease")
 
     def __init__(self, connection: Connection, lease: Lease) -> None:
+        lease.check()
         self._connection, self._lease = connection, lease
         lease.used = True
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> HandlerCursor:
-        """Run a statement inside the transaction; returns the cursor. Raises HandlerError for transaction control, and psycopg's errors."""
+        """Run a statement inside the transaction; returns the cursor.
+
+        Raises HandlerError for transaction control and once the handler is done, and psycopg's errors.
+        """
         return self.cursor().execute(query, params, **options)
 
     def cursor(self, **options: Any) -> HandlerCursor:
         """A cursor inside the transaction; options as psycopg's `row_factory`."""
-        return HandlerCursor(self._connection, **options)
+        return HandlerCursor(self._connection, self._lease, **options)
 
-    def transaction(self, savepoint_name: str | None = None) -> AbstractContextManager[Any]:
+    @contextmanager
+    def transaction(self, savepoint_name: str | None = None) -> Iterator[psycopg.Transaction]:
         """A savepoint: what the block wrote vanishes if it raises."""
-        return self._connection.transaction(savepoint_name)
+        self._lease.check()
+        with self._connection.transaction(savepoint_name) as savepoint:
+            yield savepoint
 
     @property
     def info(self) -> psycopg.ConnectionInfo:
@@ -97,6 +140,7 @@ class HandlerConnection:
     @property
     def adapters(self) -> Any:
         """Psycopg's adapters map; what is registered holds to the end of the batch."""
+        self._lease.check()
         self._lease.adapted = True
         return self._connection.adapters
 

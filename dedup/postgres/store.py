@@ -170,6 +170,7 @@ class PostgresStore:
                     found, attempt = transactions.begin(connection, self._sql, consumer, epoch)
                 yield PgTransaction(connection, self._sql, found, attempt, self, lease)
             finally:
+                lease.over = True
                 _leave(connection)
                 _take_back(connection, lease)
 

@@ -77,7 +77,7 @@ class PgTransaction:
 
     @property
     def connection(self) -> HandlerConnection:
-        """The handler's view of this transaction's connection."""
+        """The handler's view of this transaction's connection. Raises HandlerError once the handler's attempt has ended."""
         return HandlerConnection(self._connection, self._lease)
 
     @contextmanager
@@ -146,7 +146,8 @@ class PgTransaction:
         with self._our_statements("beginning an attempt"):
             self._connection.execute("savepoint dedup_attempt")
         try:
-            yield
+            with self._lease.lent():
+                yield
             self._store.on_step("release")
             self._release()
         except psycopg.Error as error:
