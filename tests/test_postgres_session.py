@@ -126,3 +126,25 @@ def test_copies_and_streams_run_inside_the_transaction(store: PostgresStore, pos
         assert run(postgres, "select a from sink") == []
         finish(tx, 0, 0, reserved=0)
     assert run(postgres, "select a from sink") == [(1,)]
+
+
+@pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+def test_a_slow_handler_outlives_the_timeouts_that_a_dba_has_set(postgres: str, setting: str) -> None:
+    """Spark computes while the transaction waits: that is no forgotten session, and ending it would end every later attempt, too."""
+    known = run(postgres, "select count(*) from pg_settings where name = %s", [setting]) == [(1,)]
+    if not known:
+        pytest.skip(f"this server has no {setting}")
+    run(postgres, f"create table sink (a int); do $$ begin execute format('alter database %I set {setting} = 200', current_database()); end $$")
+    store = PostgresStore(postgres)
+    number = epoch(store)
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            for _ in range(6):
+                run(postgres, "select pg_sleep(0.1)")
+            tx.write("sink", rows(a=[1]))
+        assert tx._connection.execute(f"show {setting}").fetchone() == ("0",)
+        finish(tx, 0, 0, reserved=0)
+    assert run(postgres, "select a from sink") == [(1,)]
+    with store.begin("shop", number) as tx:
+        tx._connection.execute("rollback")
+        assert tx._connection.execute(f"show {setting}").fetchone() == ("200ms",), "outside our transactions it is as it was"

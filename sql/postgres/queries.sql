@@ -100,7 +100,10 @@ select set_config(%(name)s, %(value)s, true);
 -- name: transaction_facts
 -- What the transaction runs under; compiling plans is switched off, since it costs more than the probe it would speed up.
 -- The transaction id is compared before the commit: another one means that somebody ended the transaction in between.
+-- A handler may take long while the session waits: it is no forgotten one. A dead copy's session is ended by the next takeover.
 select pg_current_xact_id()::text as xid, current_setting('synchronous_commit') as synchronous_commit, set_config('jit', 'off', true) as jit,
+    set_config('idle_in_transaction_session_timeout', '0', true) as may_wait,
+    case when current_setting('server_version_num')::int >= 170000 then set_config('transaction_timeout', '0', true) end as may_last,
     pg_backend_pid() as backend_pid, (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid()) as backend_start;
 
 -- name: transaction_check
