@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
 from deadletter.letter import PROPERTIES
@@ -228,6 +229,9 @@ def does_not_fit(column: str, origin: str, kind: str, wanted: str) -> ConfigErro
     return ConfigError(f"{column} comes from {origin} of type {kind}; it must be {wanted}. Cast or rename it before the consumer.")
 
 
+LAST = 2**63 - 1
+
+
 def check_positions(table: pa.Table) -> None:
     """Make sure that every row of prepared events has a whole position.
 
@@ -236,13 +240,19 @@ def check_positions(table: pa.Table) -> None:
     """
     bad = {name: column for name in POSITION if (column := table[name]).null_count}
     if not bad:
-        return
+        return _check_last(table)
     rows = [row for row in range(table.num_rows) if any(not column[row].is_valid for column in bad.values())]
     shown = "; ".join(_row(table, row) for row in rows[:5]) + ("; ..." if len(rows) > 5 else "")
     raise ConfigError(
         f"{len(rows)} of {table.num_rows} rows have no whole position ({_list(list(bad))} is null or did not fit its type): {shown}. "
         "Repair the columns they come from, or use positions=None if the rows have no position."
     )
+
+
+def _check_last(table: pa.Table) -> None:
+    last = pc.max(table["sequence_number"]).as_py()
+    if last is not None and last >= LAST:
+        raise ConfigError(f"Sequence number {last} is the last there is: no checkpoint could go on behind it. Is it a position at all?")
 
 
 def _row(table: pa.Table, row: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 from orders import assert_proven, batch, consumer, event, ids, letters, orders, write_orders
 from places import Place
 
-from checkpoint.errors import AmbiguousPosition, PositionGap
+from checkpoint.errors import AmbiguousPosition, ConfigError, PositionGap
 
 
 def test_a_batch_is_written_once_and_accounted_for(place: Place) -> None:
@@ -222,4 +222,12 @@ def test_key_only_mode_dedupes_without_positions(place: Place) -> None:
         run(rows, 0)
     assert ids(place.read()) == ["a", "b"]
     assert sorted(x["kind"] for x in letters(place.store())) == ["NO_KEY", "REJECTED"]
+    assert_proven(place.store())
+
+
+def test_a_position_behind_which_nothing_can_follow_is_refused(place: Place) -> None:
+    """The largest sequence number is an error with advice; the one before it is a position like any other."""
+    with pytest.raises(ConfigError, match="9223372036854775807"):
+        consumer(place.store())(batch(event(2**63 - 1, "a")), 0)
+    assert consumer(place.store())(batch(event(2**63 - 2, "a")), 0).processed == 1
     assert_proven(place.store())
