@@ -12,6 +12,7 @@ from psycopg.types.string import TextLoader
 
 from checkpoint.errors import HandlerError
 from dedup.postgres import PostgresStore
+from dedup.store import Selection
 
 
 @pytest.fixture
@@ -148,3 +149,15 @@ def test_a_slow_handler_outlives_the_timeouts_that_a_dba_has_set(postgres: str, 
     with store.begin("shop", number) as tx:
         tx._connection.execute("rollback")
         assert tx._connection.execute(f"show {setting}").fetchone() == ("200ms",), "outside our transactions it is as it was"
+
+
+def test_a_database_with_dates_of_its_own_style_is_read_all_the_same(store: PostgresStore, postgres: str) -> None:
+    """DateStyle is the database's or the role's business, and comes back when a session is cleaned."""
+    run(postgres, "do $$ begin execute format('alter database %I set datestyle = German', current_database()); end $$")
+    number = epoch(store)
+    for n in range(2):
+        with store.begin("shop", number) as tx:
+            with tx.attempt():
+                assert tx.connection.execute("show datestyle").fetchone() == ("ISO, DMY",)
+            finish(tx, n, n, reserved=0)
+    assert store.batches("shop").num_rows == 2 and store.letters(Selection()).num_rows == 0

@@ -58,7 +58,14 @@ def connect(dsn: str) -> Connection:
     # Statements are few and large: preparing them gains nothing, and poolers that switch sessions cannot have it.
     connection = psycopg.connect("", autocommit=True, prepare_threshold=None, **settings)  # type: ignore[arg-type]
     arrays.register(connection)
+    _read_dates(connection)
     return connection
+
+
+def _read_dates(connection: Connection) -> None:
+    """The one style of dates that psycopg reads, where the database or the role has set another one."""
+    if not (connection.info.parameter_status("DateStyle") or "").startswith("ISO"):
+        connection.execute("set datestyle = 'ISO'")
 
 
 def renew(connection: Connection) -> None:
@@ -68,6 +75,7 @@ def renew(connection: Connection) -> None:
     """
     try:
         connection.execute("discard all")
+        _read_dates(connection)
     except psycopg.Error:
         connection.close()
 
