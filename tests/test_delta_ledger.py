@@ -402,6 +402,13 @@ def test_a_consumer_of_any_name_has_a_folder_of_its_own(place: Path) -> None:
     assert open_store(place).consumers() == sorted(names)
 
 
+def test_a_name_too_long_for_a_folder_is_refused(place: Path) -> None:
+    """Other letters than a-z take six bytes and more of a folder's name: a name that cannot be one is refused before anything is made."""
+    with pytest.raises(ConfigError, match=r"1200 bytes.*at most 200.*Shorten the name"):
+        open_store(place).take_epoch("é" * 200, Holder(*kit.this_process(), "r"), takeover_after=0.1)
+    assert open_store(place).consumers() == []
+
+
 def test_a_live_holder_is_not_taken_over_while_it_beats(place: Path) -> None:
     """An unknowable holder with a heartbeat is waited for, then StillHeld names it; force takes over."""
     one, two = open_store(place), open_store(place)

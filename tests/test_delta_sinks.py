@@ -91,7 +91,7 @@ def test_letters_show_before_they_are_published(place: Path) -> None:
 
 
 def test_two_publishers_at_once_publish_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publisher that is overtaken between its look and its commit finds the transaction id, and does nothing."""
+    """A publisher that is overtaken between its look and its commit finds the transaction id, does nothing, and counts nothing."""
     store = open_store(place)
     number = kit.epoch(store)
     die_before_publishing(store, number, kit.events([1, 2]))
@@ -100,11 +100,11 @@ def test_two_publishers_at_once_publish_once(place: Path, monkeypatch: pytest.Mo
     def overtaken(self: Publisher, *args: Any) -> bool:
         if not met:
             met.append(1)
-            open_store(place).publish(kit.NAME)
+            assert open_store(place).publish(kit.NAME) == 1
         return real(self, *args)
 
     monkeypatch.setattr(Publisher, "_add", overtaken)
-    open_store(place).publish(kit.NAME)
+    assert open_store(place).publish(kit.NAME) == 0
     assert show(place) == [1, 2] and DeltaTable(str(place / "orders")).version() == 1
 
 

@@ -40,7 +40,7 @@ class Publisher:
     spark: Callable[[], Any]
 
     def publish(self, fresh: int | None = None) -> int:
-        """Publish every pending decision, ascending; returns how many were not published before.
+        """Publish every pending decision, ascending; returns how many are known to be published by this call.
 
         Args:
             fresh: a decision of this very process, whose files need no looking for.
@@ -73,7 +73,7 @@ class Publisher:
                 self._mark(header.seq, entry, sink, sink.table.version())
                 if entry.mode == "rows":
                     remove(self.root, self.options, [add.path for add in entry.adds])
-                return tried
+                return tried and failure is None  # after a refusal it was somebody else, or cannot be told
             if not fresh or failure is not None:
                 self._check_files(header, entry, sink)
             if entry.mode == "files" and sink.fingerprint != entry.fingerprint:

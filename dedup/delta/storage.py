@@ -135,7 +135,10 @@ def safe_name(consumer: str) -> str:
     """A folder name for a consumer: letters, digits and inner - or _ stay, any other byte becomes ~XX."""
     encoded = "".join(c if re.fullmatch(r"[A-Za-z0-9-]", c) else _escape(c, i) for i, c in enumerate(consumer))
     if len(encoded) > 200:
-        raise ConfigError(f"The consumer name {consumer[:40]!r}... is too long for a folder: {len(encoded)} bytes, at most 200.")
+        raise ConfigError(
+            f"The consumer name {consumer[:40]!r}... would be a folder name of {len(encoded)} bytes; at most 200 are possible. Shorten the "
+            "name, or use plain letters, digits, - and _: every other byte of it takes three."
+        )
     return encoded
 
 
