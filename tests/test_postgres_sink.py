@@ -203,6 +203,22 @@ def test_constraints_that_only_the_server_can_judge_are_named(connection: Connec
     assert connection.execute("select count(*) from t").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("kind", ["bigint", "point"])
+def test_rows_that_a_trigger_drops_are_noticed(connection: Connection, kind: str) -> None:
+    """The server takes the COPY and keeps fewer rows: not written. By both encoders; triggers that keep rows are fine."""
+    connection.execute(f"create table t (a int, v {kind})".encode())
+    connection.execute(
+        "create function odd() returns trigger language plpgsql as 'begin if new.a % 2 = 0 then return null; end if; return new; end';"
+        " create trigger drops before insert on t for each row execute function odd()"
+    )
+    values = pa.array([1, 2, 3]) if kind == "bigint" else pa.array(["(1,2)"] * 3)
+    with connection.transaction():
+        with pytest.raises(SinkMismatch, match=r"2 of 3 rows.*BEFORE INSERT trigger"):
+            sink.write(connection, Statements("dedup"), "t", ArrowRows(pa.table({"a": [1, 2, 3], "v": values})))
+        assert connection.execute("select count(*) from t").fetchone() == (0,), "nothing of them is kept"
+    assert write(connection, "t", pa.table({"a": [1, 3], "v": values[:2]})) == 2
+
+
 def test_names_are_names_and_never_sql(connection: Connection) -> None:
     """Schemas, tables and columns with quotes, capitals and percent signs; a name that is none is a clear error."""
     connection.execute('create schema "S%s"; create table "S%s"."; drop table ""x""" ("a""; --%s" int, "My Col" text)')

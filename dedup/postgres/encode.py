@@ -24,19 +24,20 @@ ROWS_PER_WRITE = 16_384
 
 
 def copy_in(connection: Connection, target: str, table: pa.Table, jsonb: frozenset[str] = frozenset()) -> int:
-    """COPY a table by pgpq into `target` (quoted already), columns by name; returns the number of rows. Raises psycopg.Error.
+    """COPY a table by pgpq into `target` (quoted already), columns by name; returns how many rows the server kept. Raises psycopg.Error.
 
     Crash: undone with the transaction.
     """
     nullable = pa.schema([pa.field(f.name, f.type) for f in table.schema])
     chosen = {f.name: _encoder(f, f.name in jsonb) for f in nullable}
     encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(nullable, chosen)
-    with connection.cursor().copy(_statement(target, table.column_names, "binary")) as copy:
+    cursor = connection.cursor()
+    with cursor.copy(_statement(target, table.column_names, "binary")) as copy:
         copy.write(encoder.write_header())
         for batch in table.cast(nullable).to_batches(max_chunksize=ROWS_PER_WRITE):
             copy.write(encoder.write_batch(batch))
         copy.write(encoder.finish())
-    return int(table.num_rows)
+    return cursor.rowcount
 
 
 def _encoder(field: pa.Field, jsonb: bool) -> Any:
@@ -46,7 +47,7 @@ def _encoder(field: pa.Field, jsonb: bool) -> Any:
 
 
 def copy_text(connection: Connection, target: str, table: pa.Table, kinds: Mapping[str, str]) -> int:
-    """COPY a table as text, for types that pgpq cannot encode; returns the number of rows. Raises psycopg.Error.
+    """COPY a table as text, for types that pgpq cannot encode; returns how many rows the server kept. Raises psycopg.Error.
 
     Args:
         kinds: type names of the columns in PostgreSQL, where a value needs help to become text.
@@ -54,12 +55,13 @@ def copy_text(connection: Connection, target: str, table: pa.Table, kinds: Mappi
     Crash: undone with the transaction.
     """
     convert = [_CONVERSIONS.get(kinds.get(name, ""), _as_is) for name in table.column_names]
-    with connection.cursor().copy(_statement(target, table.column_names, "text")) as copy:
+    cursor = connection.cursor()
+    with cursor.copy(_statement(target, table.column_names, "text")) as copy:
         for batch in table.to_batches(max_chunksize=ROWS_PER_WRITE):
             columns = [[None if v is None else f(v) for v in column.to_pylist()] for f, column in zip(convert, batch.columns, strict=True)]
             for row in zip(*columns, strict=True):
                 copy.write_row(row)
-    return int(table.num_rows)
+    return cursor.rowcount
 
 
 def _statement(target: str, columns: Sequence[str], form: str) -> bytes:

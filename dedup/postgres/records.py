@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.types.json import Jsonb
 
-from checkpoint.errors import CommitConflict
+from checkpoint.errors import CommitConflict, StoreError
 from dedup.postgres import arrays, encode
 from dedup.postgres.connect import Connection
 from dedup.postgres.sqlfiles import Statements, quoted
@@ -24,7 +24,7 @@ _COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows",
 
 
 def park(connection: Connection, sql: Statements, step: Park) -> None:
-    """Keep the letters that are not kept yet.
+    """Keep the letters that are not kept yet. Raises StoreError if the table does not take them all.
 
     Crash: undone with the transaction.
     """
@@ -32,7 +32,9 @@ def park(connection: Connection, sql: Statements, step: Park) -> None:
     missing = pc.invert(pc.is_in(step.letters["id"], value_set=pa.array(sorted(there), pa.string())))
     letters = step.letters.filter(missing)
     if letters.num_rows:
-        encode.copy_in(connection, f"{quoted(sql.schema)}.dead_letter", _letter_columns(letters))
+        kept = encode.copy_in(connection, f"{quoted(sql.schema)}.dead_letter", _letter_columns(letters))
+        if kept != letters.num_rows:
+            raise StoreError(f"dead_letter kept {kept} of {letters.num_rows} letters. Remove the trigger that somebody has added to it.")
 
 
 def _letter_columns(letters: pa.Table) -> pa.Table:

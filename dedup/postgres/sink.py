@@ -109,18 +109,30 @@ def fitted(sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> pa.Table:
 
 
 def send(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> int:
-    """COPY rows that `fitted` returned. Raises SinkMismatch where the server refuses them; nothing of them is kept then.
+    """COPY rows that `fitted` returned. Raises SinkMismatch where the server refuses or drops some; nothing of them is kept then.
 
     Crash: undone with the transaction.
     """
-    kinds = {column.name: column.base for column in sink.columns}
     try:
-        if all(plans[name].fast for name in rows.column_names):
-            jsonb = frozenset(name for name in rows.column_names if kinds[name] == "jsonb")
-            return encode.copy_in(connection, sink.name, rows, jsonb)
-        return encode.copy_text(connection, sink.name, rows, kinds)
+        with connection.transaction():
+            kept = _copy(connection, sink, plans, rows)
+            if kept != rows.num_rows:
+                raise SinkMismatch(
+                    f"{sink.name} kept {kept} of {rows.num_rows} rows; nothing of them was written. A BEFORE INSERT trigger returns NULL "
+                    f"for the others, or puts them into another table. Leave them out in the handler, or write to that table; psql's \\d "
+                    f"{sink.name} lists the triggers."
+                )
     except psycopg.Error as error:
         raise refused(sink.name, error) from error
+    return kept
+
+
+def _copy(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> int:
+    kinds = {column.name: column.base for column in sink.columns}
+    if all(plans[name].fast for name in rows.column_names):
+        jsonb = frozenset(name for name in rows.column_names if kinds[name] == "jsonb")
+        return encode.copy_in(connection, sink.name, rows, jsonb)
+    return encode.copy_text(connection, sink.name, rows, kinds)
 
 
 def refused(sink: str, error: psycopg.Error) -> StoreError:
