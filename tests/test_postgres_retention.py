@@ -244,6 +244,19 @@ def test_contradictions_are_found(store: PostgresStore, postgres: str) -> None:
         assert any(told in problem for problem in store.problems("shop")), (told, store.problems("shop"))
 
 
+def test_a_decision_without_its_record_is_found(store: PostgresStore, postgres: str) -> None:
+    """Every decision left a record or is a person's: a batch record that somebody deleted shows, unless a purge has merged records."""
+    number = epoch(store)
+    for n in range(3):
+        chunk(store, number, n, n, batch_id=n)
+    store.amend("shop", planning.accept_gap, by="ann", reason="gap")
+    assert store.problems("shop") == []
+    run(postgres, "update dedup.progress set seq = 5")
+    assert "5 decisions were made, 4 are on record" in store.problems("shop")
+    run(postgres, "update dedup.progress set seq = 4; delete from dedup.batch where seq = 2")
+    assert "4 decisions were made, 3 are on record" in store.problems("shop")
+
+
 def test_a_store_that_is_away_is_an_outage(postgres: str) -> None:
     """Rotation and purge are translated like everything else."""
     store = PostgresStore("host=127.0.0.1 port=1 connect_timeout=2 user=x dbname=x")

@@ -98,9 +98,8 @@ select pg_terminate_backend(a.pid) from pg_stat_activity a where a.pid = %(pid)s
 select set_config(%(name)s, %(value)s, true);
 
 -- name: transaction_facts
--- What the transaction runs under; compiling plans is switched off, since it costs more than the probe it would speed up.
+-- What the transaction runs under. Compiling plans costs more than the probe it would speed up; a handler that takes long is no forgotten session.
 -- The transaction id is compared before the commit: another one means that somebody ended the transaction in between.
--- A handler may take long while the session waits: it is no forgotten one. A dead copy's session is ended by the next takeover.
 select pg_current_xact_id()::text as xid, current_setting('synchronous_commit') as synchronous_commit, set_config('jit', 'off', true) as jit,
     set_config('idle_in_transaction_session_timeout', '0', true) as may_wait,
     case when current_setting('server_version_num')::int >= 170000 then set_config('transaction_timeout', '0', true) end as may_last,
@@ -359,7 +358,7 @@ select (select coalesce(sum(reserved), 0)::bigint from {schema}.batch),
 
 -- name: contradictions
 -- Records that cannot be: decided after the last decision, or under an epoch that was never taken; letters whose held key is not reserved.
--- One snapshot.
+-- Every decision leaves a batch record, an empty chunk's too, or is a person's; a purge merges records. One snapshot.
 select 'batch record with seq ' || b.seq || ', but the last decision is ' || p.seq
 from {schema}.batch b join {schema}.progress p using (consumer_id) join {schema}.consumer c on c.id = b.consumer_id
 where c.name = %(consumer)s and b.seq > p.seq
@@ -367,6 +366,14 @@ union all
 select 'batch record with epoch ' || b.epoch || ', but the newest epoch is ' || c.epoch
 from {schema}.batch b join {schema}.consumer c on c.id = b.consumer_id
 where c.name = %(consumer)s and b.epoch > c.epoch
+union all
+select p.seq || ' decisions were made, ' || r.known || ' are on record'
+from {schema}.consumer c join {schema}.progress p on p.consumer_id = c.id
+cross join lateral (
+    select (select count(distinct b.seq) from {schema}.batch b where b.consumer_id = c.id)
+        + (select count(*) from {schema}.consumer_action a where a.consumer_id = c.id) as known
+) r
+where c.name = %(consumer)s and p.seq <> r.known and not exists (select from {schema}.reservation_generation where purged_at is not null)
 union all
 select 'letter ' || d.id || ' holds a key that is not reserved'
 from {schema}.dead_letter d
