@@ -135,7 +135,10 @@ def test_a_slow_handler_outlives_the_timeouts_that_a_dba_has_set(postgres: str, 
     known = run(postgres, "select count(*) from pg_settings where name = %s", [setting]) == [(1,)]
     if not known:
         pytest.skip(f"this server has no {setting}")
-    run(postgres, f"create table sink (a int); do $$ begin execute format('alter database %I set {setting} = 200', current_database()); end $$")
+    run(
+        postgres,
+        f"create table sink (a int); do $$ begin execute format('alter database %I set {setting} = 200', current_database()); end $$",
+    )
     store = PostgresStore(postgres)
     number = epoch(store)
     with store.begin("shop", number) as tx:
