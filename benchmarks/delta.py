@@ -76,7 +76,7 @@ def _contest(spark: Any, folder: Path, ways: dict[str, Way], warm: int) -> Secon
 def _fill(folder: Path, merged: Path, topic: Topic, keys: int) -> None:
     copies, topic.copies = topic.copies, 0.0
     with closing(store(folder)) as ours:
-        fill(ours, (pa.concatcreate_tables(topic.batch(min(FILLING, keys - n))) for n in range(0, keys, FILLING)))
+        fill(ours, (pa.concat_tables(topic.batch(min(FILLING, keys - n))) for n in range(0, keys, FILLING)))
     topic.copies = copies
     for part in DeltaTable(str(folder / SINK)).to_pyarrow_dataset().to_batches():  # one file after another
         write_deltalake(str(merged), pa.table(part), mode="append")
