@@ -36,7 +36,9 @@ OFFSET = r"(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9]|[+-]18:00)"
 _LONE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair in a name becomes what Java writes for it
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _EPOCH = dt.datetime(1970, 1, 1)
-_MAX_DIGITS = 1000
+MAX_DIGITS = 1000
+"""Of a JSON number, as Jackson has it."""
+
 _INTEGERS = {pa.int16(): 2**15, pa.int32(): 2**31, pa.int64(): 2**63}
 _DECIMALS = Context(prec=76, rounding=ROUND_HALF_UP, Emin=-999999, Emax=999999)
 
@@ -91,13 +93,13 @@ class _Float(str):
 
 
 def _integer(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
+    if len(text) > MAX_DIGITS:
         raise _Wrong
     return int(text)
 
 
 def _fraction(text: str) -> _Float:
-    if len(text) > _MAX_DIGITS:
+    if len(text) > MAX_DIGITS:
         raise _Wrong
     return _Float(text)
 

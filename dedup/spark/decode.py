@@ -18,7 +18,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dedup.arrow_decode import DATE, OFFSET, TIME, is_text
+from dedup.arrow_decode import DATE, MAX_DIGITS, OFFSET, TIME, is_text
 from dedup.decode import Decoder
 
 _OPTIONS = {
@@ -57,11 +57,22 @@ def decodes(body: Column, found: Column, data: Column, decoder: Decoder) -> Colu
         # A struct of nulls is what from_avro answers for bytes that do not decode, so null alone says nothing.
         good = [F.coalesce(found["marker"] == F.lit(_MARKER), F.lit(False)), *_negated(_not_utf8(data, root))]
     else:
-        # Behind the object can stand neither `,"x":1` nor `]` (the array form refuses, or ends early) nor `}` or `,{}`: together, nothing.
-        alone = F.json_array_length(F.concat(F.lit("["), body.cast("string"), F.lit("]"))) == 1
         clean = F.is_valid_utf8(body.cast("string")) & found["corrupt"].isNull() & data.isNotNull()
-        good = [clean, F.coalesce(alone, F.lit(False)), *_negated(_wrong(found["v"], data, root))]
+        good = [clean, _alone(body), *_negated(_wrong(found["v"], data, root))]
     return reduce(lambda left, right: left & right, good)
+
+
+def _alone(body: Column) -> Column:
+    """Whether nothing stands behind the object that a body begins with; never null."""
+    # Behind it can stand neither `,"x":1` nor `]` (the array form refuses, or ends early) nor `}` or `,{}`: together, nothing.
+    in_array = F.json_array_length(F.concat(F.lit("["), body.cast("string"), F.lit("]"))) == 1
+    # That parses the body once more, and minds numbers of more than a thousand digits in fields that from_json leaves out.
+    # What begins with `{` ends with `}`: if the only one is the last byte, nothing is behind it.
+    size = F.octet_length(body)
+    before = F.substring(body, F.lit(1), size - 1).cast("string")
+    edges = (F.substring(body, 1, 1) == F.lit(b"{")) & (F.substring(body, -1, 1) == F.lit(b"}"))
+    flat = edges & (size <= MAX_DIGITS) & ~F.contains(before, F.lit("}"))
+    return F.when(flat, F.lit(True)).otherwise(F.coalesce(in_array, F.lit(False)))
 
 
 def _negated(wrong: Column | None) -> list[Column]:
