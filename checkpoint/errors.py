@@ -11,13 +11,17 @@
     │   ├── CommitConflict       another writer committed first; plan again
     │   ├── CommitUnknown        the answer to the commit was lost and cannot be read back yet
     │   ├── SinkMismatch         rows do not fit the sink table
+    │   │   └── RowsRefused      some rows break a rule of the sink: the fault of their events
     │   └── PublicationStuck     a decided batch that a sink refuses
     ├── Fenced                   a newer copy of this consumer has taken over -> stop this copy
     ├── StillHeld                another copy is alive and holds this consumer
     ├── CheckpointError          the log and our checkpoint disagree    -> a person decides
     │   ├── PositionGap          positions between checkpoint and batch are missing
     │   ├── StoreRestored        our state is older than what Spark remembers
-    │   └── IncarnationChanged   the topic was re-created
+    │   ├── IncarnationChanged   the topic was re-created
+    │   └── PositionsMissing     asked for positions that are neither kept nor in the log
+    ├── BudgetExceeded           too many events fail: a bug or an outage, not bad events -> fix, or lift the budget
+    ├── ReprocessStopped         too many letters failed again, or a replayed position did
     ├── HandlerError             the handler broke a rule of the transaction
     └── KeyConflict              same idempotence key, another payload (only with on_key_conflict="error")
 
@@ -74,6 +78,10 @@ class SinkMismatch(StoreError):
     """The rows do not fit the sink table. Nothing was sent; change the table or the rows."""
 
 
+class RowsRefused(SinkMismatch):
+    """Some rows break a rule of the sink (NOT NULL, CHECK, a unique key, a value out of range). Nothing of them was kept."""
+
+
 class PublicationStuck(StoreError):
     """A decided batch could not be published to its sink. Repair the sink and run `dedup publish`."""
 
@@ -100,6 +108,18 @@ class StoreRestored(CheckpointError):
 
 class IncarnationChanged(CheckpointError):
     """The topic seems to have been re-created. Run `dedup consumer accept-incarnation` to start its new life at its first position."""
+
+
+class PositionsMissing(CheckpointError):
+    """Some positions are neither kept nor in the log any more. Leave them out, or record them as LOST with --skip-missing."""
+
+
+class BudgetExceeded(DedupError):
+    """So many events fail that the cause is a bug or an outage. Fix it, or admit them with `dedup budget lift`. None of them was parked."""
+
+
+class ReprocessStopped(DedupError):
+    """Reprocess or replay stopped because events fail again. What was done before is done; a second call goes on."""
 
 
 class HandlerError(DedupError):

@@ -74,11 +74,46 @@ LETTERS = pa.schema(
         pa.field("first_failed_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("last_failed_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("status", pa.string(), nullable=False),
-        pa.field("sequence_key", pa.string()),
-        pa.field("blocked_by", pa.string()),
+        pa.field("sequence_key", pa.string()),  # readable, cut to 1,000 characters
+        pa.field("sequence", pa.binary(16)),  # hash of consumer, position's partition and sequence key; null: no order to keep
+        pa.field("blocked_by", pa.string()),  # the letter right before it in its sequence, while that is open or blocked
+        pa.field("extras", pa.binary()),  # the input's other columns as an Arrow IPC stream of one row; null where there are none
     ]
 )
 """One row per letter, as it is parked. Stores add `duplicates`: how many later copies of a held key were dropped."""
+
+
+class Action(StrEnum):
+    """What happened to a letter, or was done to it."""
+
+    FAILED = "FAILED"  # an attempt failed: the first ones before it was parked, or a reprocess
+    REPROCESSED = "REPROCESSED"  # the handler took it
+    DUPLICATE = "DUPLICATE"  # its key turned out to be decided elsewhere
+    DISCARDED = "DISCARDED"
+    RELEASED = "RELEASED"  # its key is free again
+    RESTORED = "RESTORED"
+    EDITED = "EDITED"
+    LOST = "LOST"  # neither kept nor in the log any more
+    REPLAYED = "REPLAYED"  # a processed position was repeated and failed
+
+
+HISTORY = pa.schema(
+    [
+        pa.field("letter_id", pa.string(), nullable=False),
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("action", pa.string(), nullable=False),  # Action
+        pa.field("by", pa.string()),  # who; null for the stream itself
+        pa.field("reason", pa.string()),  # what that person said
+        pa.field("error_type", pa.string()),
+        pa.field("error_message", pa.string()),
+        pa.field("stack", pa.string()),
+        pa.field("body", pa.binary()),  # what an edit replaced
+        pa.field("key", pa.binary(16)),  # what an edit replaced
+        pa.field("idempotence_key", pa.string()),  # what an edit replaced
+        pa.field("reserved", pa.int64(), nullable=False),  # keys that this reserved (+) or freed (-) beyond those of its batch
+    ]
+)
+"""What happened to letters, appended and never overwritten. A letter parked at its first failure gets its first row when it changes."""
 
 
 def letter_id(*position: object) -> str:

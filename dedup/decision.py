@@ -17,7 +17,8 @@ from checkpoint.position import Partition, Ranges
 from deadletter.letter import HOLDS_NO_KEY, LETTERS, Kind, fingerprint, letter_id
 from dedup.index import KEY_ONLY, Bools, Index, Ints, key_bytes
 from dedup.planning import DUPLICATE, LETTER_KINDS, NEW, REDELIVERED, SKIPPED, Settled
-from dedup.store import BATCHES, Advance, Checkpoint, Commit, Head, Note, Park, Record, Run, Step
+from dedup.steps import Advance, Commit, Note, Park, Record, Step
+from dedup.store import BATCHES, Checkpoint, Head, Run
 
 TOO_LARGE_KEPT = 64 * 1024
 """Bytes kept of a body above `max_body`."""

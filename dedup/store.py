@@ -8,14 +8,18 @@ Not a public extension point. Both stores pass the one contract suite in tests/c
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pyarrow as pa
 
 from checkpoint.position import Partition, Ranges
+from deadletter.selection import Selection as Selection
+
+if TYPE_CHECKING:
+    from dedup.steps import Merge, Step
 
 Topic = tuple[str, str]
 """(source, topic)"""
@@ -49,6 +53,28 @@ BATCHES = pa.schema(
 )
 """The batch record: one row per chunk and partition. Stores add consumer, generation, epoch, seq, committed_at."""
 
+SEQUENCES = pa.schema(
+    [
+        pa.field("sequence", pa.binary(16), nullable=False),
+        pa.field("letter", pa.string(), nullable=False),  # id of its last letter that is open or blocked
+        pa.field("kind", pa.string(), nullable=False),  # of that letter
+    ]
+)
+"""Blocked sequences."""
+
+GROUPS = pa.schema(
+    [
+        pa.field("fingerprint", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("letters", pa.int64(), nullable=False),
+        pa.field("first_failed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("last_failed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("example", pa.string(), nullable=False),  # id of the letter that failed last
+        pa.field("reason", pa.string(), nullable=False),  # of the example
+    ]
+)
+"""Dead letters of one consumer or several, by fingerprint and kind."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -73,6 +99,9 @@ class Head:
     query_id: str | None = None  # last query and batch that committed anything
     batch_id: int | None = None
     gap_accepted: bool = False  # set by a person, cleared by the next batch
+    decided: int = 0  # events that handlers have decided so far: the budget's clock
+    failures: tuple[int, ...] = ()  # which of the last ones failed, as values of that clock, ascending
+    lifted: int = 0  # up to this value of the clock the budget does not count
     floors: Mapping[Partition, int] = field(default_factory=dict)  # at or below: reservations may have been purged
     checkpoints: Mapping[Partition, Checkpoint] = field(default_factory=dict)
     incarnations: Mapping[Topic, int] = field(default_factory=dict)  # topics not named here are in incarnation 0
@@ -98,53 +127,6 @@ class Holder:
     run_id: str
 
 
-# Steps: what `planning.decide` orders and a transaction executes, in this order.
-
-
-@dataclass(frozen=True)
-class Park:
-    """Keep these dead letters (LETTERS schema). A letter whose id exists already is left as it is."""
-
-    name: ClassVar[str] = "park"
-    letters: pa.Table
-
-
-@dataclass(frozen=True)
-class Note:
-    """Count copies on the letters that hold these keys: columns key binary(16), count int64. Keys without a letter are ignored."""
-
-    name: ClassVar[str] = "note"
-    copies: pa.Table
-
-
-@dataclass(frozen=True)
-class Record:
-    """Keep the batch record (BATCHES schema) and the last query and batch; clear gap_accepted; set the settings."""
-
-    name: ClassVar[str] = "record"
-    batches: pa.Table
-    run: Run
-    settings: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Advance:
-    """Set these checkpoints. Never backwards: values are at or above the head's (equal where only the query changed)."""
-
-    name: ClassVar[str] = "advance"
-    checkpoints: Mapping[Partition, Checkpoint]
-
-
-@dataclass(frozen=True)
-class Commit:
-    """Make everything of this transaction true at once."""
-
-    name: ClassVar[str] = "commit"
-
-
-Step = Park | Note | Record | Advance | Commit
-
-
 class Rows(Protocol):
     """What `tx.write` recorded: rows of one sink, evaluated exactly once by one of the two methods."""
 
@@ -164,7 +146,7 @@ class Rows(Protocol):
 
 
 class Transaction(Protocol):
-    """One chunk. Left without Commit executed, nothing of it is true."""
+    """One chunk, or some letters. Left without Commit executed, nothing of it is true."""
 
     head: Head  # as read under this transaction's fence
 
@@ -181,31 +163,32 @@ class Transaction(Protocol):
     def known(self, keys: pa.Table) -> pa.Table:
         """Those of these distinct keys (KEYS) that are reserved or held by a letter, with their payload hash. Reserves nothing."""
 
+    def lock(self, ids: Sequence[str]) -> pa.Table:
+        """LETTERS + duplicates of these letters, in position order; nobody else can change them now.
+
+        Those that somebody else has locked are left out.
+        """
+
+    def blocked(self, sequences: pa.Array) -> pa.Table:
+        """Which of these distinct sequences (binary(16)) are blocked, by SEQUENCES. None of them is released meanwhile."""
+
     def attempt(self) -> AbstractContextManager[None]:
         """What is written inside vanishes if the block raises; the transaction goes on."""
 
     def write(self, table: str, rows: Rows) -> int:
         """Append rows to a sink as part of this transaction. Returns their number. Raises SinkMismatch before any row is sent."""
 
+    def merge(self, table: str, rows: Rows, merge: Merge) -> int:
+        """Insert, update or delete by key as part of this transaction. Returns the number of rows.
+
+        Args:
+            rows: each key once, with `merge.delete_when` as a column beside those of the sink.
+
+        Raises SinkMismatch before any row is sent.
+        """
+
     def execute(self, step: Step) -> None:
         """Do one step of the decision."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which dead letters: all that are not None must match."""
-
-    consumer: str | None = None
-    source: str | None = None
-    topic: str | None = None
-    partition: int | None = None
-    first: int | None = None  # sequence numbers, both ends included
-    last: int | None = None
-    kind: str | None = None
-    status: str | None = None
-    fingerprint: str | None = None
-    id: str | None = None  # whole or a prefix
-    limit: int | None = 100
 
 
 class Store(Protocol):
@@ -235,6 +218,19 @@ class Store(Protocol):
     def begin(self, consumer: str, epoch: int) -> AbstractContextManager[Transaction]:
         """Open the transaction of one chunk. Raises Fenced when a newer epoch was taken."""
 
+    def begin_letters(self, consumer: str, *, positions: bool = False) -> AbstractContextManager[Transaction]:
+        """Open a transaction of letters under the epoch that there is: it takes none and stalls no stream.
+
+        Args:
+            positions: also decide positions (a batch record): then it excludes the stream for as long as it is open.
+        """
+
+    def trial(self, consumer: str) -> str | None:
+        """What `set_trial` kept last."""
+
+    def set_trial(self, consumer: str, trial: str | None) -> None:
+        """Note what is about to be tried, outside any transaction, so that the next process knows what this one died of."""
+
     def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
         """While the block runs, tell other copies every `every` seconds that this one is alive, outside any transaction."""
 
@@ -250,8 +246,14 @@ class Store(Protocol):
     def batches(self, consumer: str) -> pa.Table:
         """Batch records (BATCHES + generation int32, epoch int64, seq int64, committed_at timestamp), in seq order."""
 
-    def letters(self, selection: Selection) -> pa.Table:
-        """Dead letters (LETTERS + duplicates int64) in position order."""
+    def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+        """Dead letters (LETTERS + duplicates int64, or only these columns) in position order."""
+
+    def groups(self, selection: Selection) -> pa.Table:
+        """GROUPS: the selected letters (its limit counts groups) by fingerprint, the largest first."""
+
+    def history(self, letter_id: str) -> pa.Table:
+        """HISTORY of one letter, oldest first."""
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept; None where this cannot be told per consumer."""

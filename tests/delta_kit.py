@@ -15,7 +15,8 @@ from deadletter.letter import LETTERS, letter_id
 from dedup.delta import DeltaStore
 from dedup.process import this_process
 from dedup.rows import ArrowRows
-from dedup.store import BATCHES, KEYS, Advance, Checkpoint, Commit, Head, Holder, Note, Park, Record, Run
+from dedup.steps import Advance, Commit, Note, Park, Record
+from dedup.store import BATCHES, KEYS, Checkpoint, Head, Holder, Run
 
 SINK = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
 NAME = "shop"

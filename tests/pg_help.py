@@ -13,7 +13,8 @@ from checkpoint.position import Partition
 from dedup.postgres import PostgresStore
 from dedup.process import this_process
 from dedup.rows import ArrowRows
-from dedup.store import BATCHES, KEYS, Advance, Checkpoint, Commit, Holder, Record, Run
+from dedup.steps import Advance, Commit, Record
+from dedup.store import BATCHES, KEYS, Checkpoint, Holder, Run
 
 WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
 """How many sessions wait for another one."""

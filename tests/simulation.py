@@ -23,7 +23,8 @@ from deadletter.letter import LETTERS
 from dedup import planning
 from dedup.consumer import Consumer
 from dedup.feed import ArrowMaterial
-from dedup.store import BATCHES, KEYS, Advance, Commit, Head, Holder, Note, Park, Record, Rows, Selection
+from dedup.steps import Advance, Commit, Note, Park, Record
+from dedup.store import BATCHES, KEYS, Head, Holder, Rows, Selection
 
 NAME = "simulated"
 TOPIC = ("broker", "topic")

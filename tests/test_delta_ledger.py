@@ -17,7 +17,8 @@ from deltalake.exceptions import CommitFailedError
 from checkpoint.errors import CommitConflict, CommitUnknown, ConfigError, Fenced, StateTooNew, StillHeld, StoreRestored, StoreUnavailable
 from dedup import planning
 from dedup.delta import DeltaStore, decide, state, tables
-from dedup.store import Commit, Holder, Selection
+from dedup.steps import Commit
+from dedup.store import Holder, Selection
 
 pytestmark = pytest.mark.delta
 
@@ -341,7 +342,7 @@ def test_letters_hold_their_keys_and_count_copies(place: Path) -> None:
 
 def test_a_letter_that_is_parked_again_is_one_letter(place: Path) -> None:
     """The same id twice, even if a caller parks it twice, is shown once, as it was first."""
-    from dedup.store import Park
+    from dedup.steps import Park
 
     store = open_store(place)
     number = kit.epoch(store)

@@ -19,7 +19,8 @@ from dedup.delta import DeltaStore, sink
 from dedup.delta.publish import Publisher
 from dedup.delta.storage import require_put_if_absent
 from dedup.rows import ArrowRows
-from dedup.store import Commit, Selection
+from dedup.steps import Commit
+from dedup.store import Selection
 
 pytestmark = pytest.mark.delta
 

@@ -17,7 +17,7 @@ from checkpoint.errors import PublicationStuck, SinkMismatch
 from dedup.delta import DeltaStore
 from dedup.delta.sink import Sinks
 from dedup.rows import ArrowRows
-from dedup.store import Commit
+from dedup.steps import Commit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

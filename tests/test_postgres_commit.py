@@ -15,7 +15,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from checkpoint.errors import CommitConflict, CommitUnknown, Fenced, StoreUnavailable
 from dedup.postgres import PostgresStore, outcome
-from dedup.store import Advance, Checkpoint, Commit
+from dedup.steps import Advance, Commit
+from dedup.store import Checkpoint
 
 pytestmark = pytest.mark.crash
 

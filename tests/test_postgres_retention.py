@@ -16,7 +16,8 @@ from checkpoint.position import Range, Ranges
 from deadletter.letter import LETTERS
 from dedup import planning
 from dedup.postgres import PostgresStore
-from dedup.store import Note, Park, Selection
+from dedup.steps import Note, Park
+from dedup.store import Selection
 from dedup.verify import verify
 
 EARLIER, LATER = dt.datetime(2000, 1, 1, tzinfo=dt.UTC), dt.datetime(2999, 1, 1, tzinfo=dt.UTC)

@@ -14,7 +14,8 @@ from psycopg.conninfo import make_conninfo
 from checkpoint.errors import CommitConflict, ConfigError, Fenced, HandlerError, SinkMismatch, StoreError, StoreRestored
 from checkpoint.position import Partition, Range, Ranges
 from dedup.postgres import PostgresStore
-from dedup.store import Advance, Checkpoint, Commit
+from dedup.steps import Advance, Commit
+from dedup.store import Checkpoint
 
 
 @pytest.fixture

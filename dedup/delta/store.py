@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from dedup.delta.steps import STEPS
 from dedup.delta.storage import Options, absolute, consumer_name, filesystem, join, require_put_if_absent, safe_name
 from dedup.delta.takeover import Heartbeat, Takeover, exists, take_epoch
 from dedup.delta.transaction import Context, DeltaTransaction
-from dedup.store import Head, Holder, Selection
+from dedup.store import Head, Holder, Selection, Transaction
 
 AMEND_ATTEMPTS = 20
 
@@ -137,6 +137,26 @@ class DeltaStore:
             self._publisher(state).publish()
             yield DeltaTransaction(state, self._context(consumer))
 
+    def begin_letters(self, consumer: str, *, positions: bool = False) -> AbstractContextManager[Transaction]:
+        """Not there yet."""
+        raise NotImplementedError
+
+    def trial(self, consumer: str) -> str | None:
+        """Not there yet."""
+        return None
+
+    def set_trial(self, consumer: str, trial: str | None) -> None:
+        """Not there yet."""
+        pass
+
+    def groups(self, selection: Selection) -> pa.Table:
+        """Not there yet."""
+        raise NotImplementedError
+
+    def history(self, letter_id: str) -> pa.Table:
+        """Not there yet."""
+        raise NotImplementedError
+
     def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
         """While the block runs, tell other copies every `every` seconds that this one is alive."""
         return self._heartbeat(consumer).beating(epoch, every)
@@ -239,7 +259,7 @@ class DeltaStore:
         with self._caught_up(consumer) as state:
             return audit.read_log(state.ledger).batches()
 
-    def letters(self, selection: Selection) -> pa.Table:
+    def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them."""
         names = self.consumers() if selection.consumer is None else [selection.consumer]
         return selected(pa.concat_tables([ALL_LETTERS.empty_table(), *map(self._letters, names)]), selection)

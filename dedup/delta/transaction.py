@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +27,8 @@ from dedup.delta.publish import Publisher
 from dedup.delta.sink import Sink, require_same
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, join, safe_name
-from dedup.store import KEYS, Advance, Commit, Head, Note, Park, Record, Rows, Step
+from dedup.steps import Advance, Commit, Merge, Note, Park, Record, Step
+from dedup.store import KEYS, Head, Rows
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,18 @@ class DeltaTransaction:
             raise SinkMismatch(f"The sink {entry.name!r} was changed between two writes of one transaction. Run the batch again.")
         self._collected.sinks[entry.name] = replace(entry, adds=(*old.adds, *entry.adds)) if old else entry
 
+    def lock(self, ids: Sequence[str]) -> pa.Table:
+        """Not there yet."""
+        raise NotImplementedError
+
+    def blocked(self, sequences: pa.Array) -> pa.Table:
+        """Not there yet."""
+        raise NotImplementedError
+
+    def merge(self, table: str, rows: Rows, merge: Merge) -> int:
+        """Not there yet."""
+        raise NotImplementedError
+
     def execute(self, step: Step) -> None:
         """Collect a step; Commit decides and publishes.
 
@@ -170,8 +183,10 @@ class DeltaTransaction:
             collected.head |= {"query_id": run.query_id, "batch_id": run.batch_id, "gap_accepted": False, "settings": dict(step.settings)}
         elif isinstance(step, Advance):
             collected.head["checkpoints"] = {**self.head.checkpoints, **step.checkpoints}
-        else:
+        elif isinstance(step, Commit):
             self._commit(step)
+        else:
+            raise NotImplementedError
 
     def _commit(self, _step: Commit) -> None:
         keys, held = self._reservations()

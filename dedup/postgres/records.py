@@ -17,7 +17,7 @@ from dedup.postgres import arrays, encode
 from dedup.postgres.connect import Connection
 from dedup.postgres.sqlfiles import Statements, quoted
 from dedup.postgres.state import State, checkpoint_row, topic_id
-from dedup.store import Advance, Note, Park, Record
+from dedup.steps import Advance, Note, Park, Record
 
 _RANGES = ("seen", "duplicates", "skipped", "late")
 _COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")

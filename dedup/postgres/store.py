@@ -6,7 +6,7 @@ The store of `Consumer(..., store=PostgresStore(dsn))`. Each part is a module of
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from dedup.postgres.errors import translating
 from dedup.postgres.handler import Lease
 from dedup.postgres.sqlfiles import Statements
 from dedup.postgres.transaction import PgTransaction
-from dedup.store import Head, Holder, Selection
+from dedup.store import Head, Holder, Selection, Transaction
 
 _NOTHING = "nothing of the chunk is true; it is delivered again"
 _IN_DOUBT = "the server has all of it or nothing; the next run reads which"
@@ -198,6 +198,26 @@ class PostgresStore:
         except (psycopg.Error, StoreError):
             return None
 
+    def begin_letters(self, consumer: str, *, positions: bool = False) -> AbstractContextManager[Transaction]:
+        """Not there yet."""
+        raise NotImplementedError
+
+    def trial(self, consumer: str) -> str | None:
+        """Not there yet."""
+        return None
+
+    def set_trial(self, consumer: str, trial: str | None) -> None:
+        """Not there yet."""
+        pass
+
+    def groups(self, selection: Selection) -> pa.Table:
+        """Not there yet."""
+        raise NotImplementedError
+
+    def history(self, letter_id: str) -> pa.Table:
+        """Not there yet."""
+        raise NotImplementedError
+
     def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
         """While the block runs, show life every `every` seconds, on a connection of its own."""
         return heartbeat.beating(self.dsn, self._sql, consumer, epoch, every)
@@ -224,7 +244,7 @@ class PostgresStore:
         with self._connection(f"Reading the batch records of {consumer!r}") as connection:
             return reading.batches(connection, self._sql, consumer)
 
-    def letters(self, selection: Selection) -> pa.Table:
+    def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters in position order."""
         with self._connection("Reading dead letters") as connection:
             return reading.letters(connection, self._sql, selection)

@@ -6,7 +6,7 @@ Called by the flow through `PostgresStore.begin`. The statements are in sql/post
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,8 @@ from dedup.postgres.errors import ends_transaction, is_lost, translate
 from dedup.postgres.handler import HandlerConnection, Lease
 from dedup.postgres.outcome import Attempt
 from dedup.postgres.sqlfiles import Statements
-from dedup.store import Advance, Commit, Head, Note, Park, Record, Rows, Step
+from dedup.steps import Advance, Commit, Merge, Note, Park, Record, Step
+from dedup.store import Head, Rows
 
 
 def begin(connection: Connection, sql: Statements, consumer: str, epoch: int) -> tuple[state.State, Attempt]:
@@ -196,6 +197,18 @@ class PgTransaction:
         self._store.on_step("write")
         with self._our_statements(f"writing to {table!r}"):
             return sink.write(self._connection, self._sql, table, rows)
+
+    def lock(self, ids: Sequence[str]) -> pa.Table:
+        """Not there yet."""
+        raise NotImplementedError
+
+    def blocked(self, sequences: pa.Array) -> pa.Table:
+        """Not there yet."""
+        raise NotImplementedError
+
+    def merge(self, table: str, rows: Rows, merge: Merge) -> int:
+        """Not there yet."""
+        raise NotImplementedError
 
     def execute(self, step: Step) -> None:
         """Do one step of the decision.

@@ -1,0 +1,100 @@
+"""What a decision orders and a transaction executes, in this order: values without behaviour.
+
+Made by the pure planning code, executed by the stores, each reported through `on_step` by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+
+from checkpoint.position import Partition
+from deadletter.letter import HISTORY
+from dedup.store import Checkpoint, Run
+
+
+@dataclass(frozen=True)
+class Park:
+    """Keep these dead letters (LETTERS, in position order) and their history. A letter whose id exists already is left as it is.
+
+    Those with a sequence that are OPEN or BLOCKED block it: see `Transaction.blocked`.
+    """
+
+    name: ClassVar[str] = "park"
+    letters: pa.Table
+    history: pa.Table = field(default_factory=HISTORY.empty_table)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change letters that `Transaction.lock` gave, and append to their history.
+
+    Columns: `id` and those of LETTERS that change. In each sequence that one of them belongs to, of the letters that are OPEN or
+    BLOCKED afterwards the first by position is OPEN, each other one BLOCKED by the one before it; without any it is free.
+    """
+
+    name: ClassVar[str] = "change"
+    letters: pa.Table
+    history: pa.Table
+
+
+@dataclass(frozen=True)
+class Free:
+    """Forget these reservations (column key binary(16)): their messages count as new again."""
+
+    name: ClassVar[str] = "free"
+    keys: pa.Table
+
+
+@dataclass(frozen=True)
+class Note:
+    """Count copies on the letters that hold these keys: columns key binary(16), count int64. Keys without a letter are ignored."""
+
+    name: ClassVar[str] = "note"
+    copies: pa.Table
+
+
+@dataclass(frozen=True)
+class Record:
+    """Keep the batch record (BATCHES schema).
+
+    Of a stream's batch also the last query and batch, the settings and the budget's state; and clear gap_accepted.
+    """
+
+    name: ClassVar[str] = "record"
+    batches: pa.Table
+    run: Run
+    settings: Mapping[str, str]
+    decided: int = 0
+    failures: tuple[int, ...] = ()
+    stream: bool = True  # False: positions that a person ran from the log
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Set these checkpoints. Never backwards: values are at or above the head's (equal where only the query changed)."""
+
+    name: ClassVar[str] = "advance"
+    checkpoints: Mapping[Partition, Checkpoint]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Make everything of this transaction true at once."""
+
+    name: ClassVar[str] = "commit"
+
+
+Step = Park | Change | Free | Note | Record | Advance | Commit
+
+
+@dataclass(frozen=True)
+class Merge:
+    """How rows go into a sink that keeps one row per key."""
+
+    keys: tuple[str, ...]  # columns that name a row; never null
+    newer_by: str | None = None  # a row whose value is not greater than the sink's changes nothing
+    delete_when: str | None = None  # boolean column of the rows: true deletes the sink's row
