@@ -38,6 +38,8 @@ def prepare(table: pa.Table, spec: Prepare) -> pa.Table:
     elif spec.decoder is not None:
         raise ConfigError("A function as decode= computes a Spark column; without Spark use decode.json or decode.avro.")
     columns |= dict(zip(keys.INTERNAL, (*_keys(columns, spec), undecodable), strict=True))
+    if spec.keys.sequence:
+        columns |= dict(zip(keys.SEQUENCE, _sequence(columns, spec), strict=True))
     return pa.table(columns)
 
 
@@ -120,6 +122,14 @@ def _keys(columns: Frame, spec: Prepare) -> tuple[pa.Array, pa.Array, pa.Array]:
         shown = pc.if_else(absent, arrow_keys.text(place), shown)
         absent = pa.repeat(pa.scalar(False), len(payload))
     return arrow_keys.key_hash(encoded, absent), pc.if_else(absent, None, shown), arrow_keys.payload_hash(payload)
+
+
+def _sequence(columns: Frame, spec: Prepare) -> tuple[pa.Array, pa.Array]:
+    named = _parts(columns, spec.keys.sequence, "sequence_key")
+    place = _parts(columns, keys.SEQUENCE_PLACE, "sequence_key")
+    absent = arrow_keys.all_null(named)
+    encoded = arrow_keys.encode([*place, *named], [keys.prefix(spec.consumer, spec.keyspace), keys.SEQUENCE_KEY])
+    return arrow_keys.key_hash(encoded, absent), pc.if_else(absent, None, arrow_keys.text(named))
 
 
 def _place(columns: Frame, spec: Prepare) -> list[pa.Array]:

@@ -17,6 +17,7 @@ from checkpoint.errors import ConfigError
 from deadletter.letter import PROPERTIES
 from dedup.decode import Decoder
 from dedup.keys import INTERNAL as INTERNAL
+from dedup.keys import SEQUENCE as SEQUENCE
 from dedup.keys import KeySettings
 
 ENVELOPE = pa.schema(
@@ -90,6 +91,8 @@ class Prepare:
     def __post_init__(self) -> None:
         if self.positions:
             return
+        if self.keys.sequence:
+            raise ConfigError("sequence_key keeps the order of positions; with positions=None there is none to keep.")
         if self.keys.columns and self.keys.null_key == "position":
             raise ConfigError('null_key="position" needs positions; with positions=None an event without a key can only be a dead letter.')
         if self.part or isinstance(self.columns, Columns):
@@ -211,7 +214,7 @@ def _origin(names: Sequence[str], value: str, wanted: str) -> Origin:
 
 
 def _refuse_clashes(extras: Sequence[str], spec: Prepare) -> None:
-    ours = {*ENVELOPE.names, *INTERNAL, *(["data"] if spec.decoder else [])}
+    ours = {*ENVELOPE.names, *INTERNAL, *SEQUENCE, *(["data"] if spec.decoder else [])}
     clashes = [name for name in extras if name.lower() in ours]
     if clashes:
         raise ConfigError(f"The input's columns {_list(clashes)} have the names of columns that are added to it. Map, rename or drop them.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ import pyarrow as pa
 from checkpoint.errors import ConfigError
 from dedup import arrow
 from dedup.arrow_frames import ArrowFrames
-from dedup.envelope import INTERNAL, Prepare
+from dedup.envelope import INTERNAL, SEQUENCE, Prepare
 from dedup.index import INDEX_COLUMNS, Ints
 from dedup.tx import Frames
 
@@ -31,7 +31,7 @@ class Material(Protocol):
 
     @property
     def index(self) -> pa.Table:
-        """INDEX_COLUMNS of every row."""
+        """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
 
     def content(self, rows: Ints) -> pa.Table:
         """All prepared columns of these rows, in this order. For few rows: letters, checkpoints."""
@@ -103,8 +103,8 @@ class ArrowMaterial:
 
     @property
     def index(self) -> pa.Table:
-        """INDEX_COLUMNS of every row."""
-        return self.table.select(list(INDEX_COLUMNS))
+        """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
+        return self.table.select(index_columns(self.table.column_names))
 
     def content(self, rows: Ints) -> pa.Table:
         """These rows, in this order."""
@@ -115,9 +115,14 @@ class ArrowMaterial:
         return visible(self.table).take(pa.array(rows))
 
 
+def index_columns(names: Sequence[str]) -> list[str]:
+    """What decisions are made on, of prepared rows with these columns."""
+    return [*INDEX_COLUMNS, *(name for name in SEQUENCE[:1] if name in names)]
+
+
 def visible(table: pa.Table) -> pa.Table:
     """Without the internal columns."""
-    return table.drop_columns(list(INTERNAL))
+    return table.drop_columns([name for name in (*INTERNAL, *SEQUENCE) if name in table.column_names])
 
 
 def numbered(table: pa.Table) -> pa.Table:

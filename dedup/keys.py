@@ -37,6 +37,15 @@ TEXT_SIZE = 200
 INTERNAL = ("_key", "_key_text", "_payload_hash", "_undecodable")
 """The columns that `prepare` adds behind all others, in this order."""
 
+SEQUENCE = ("_sequence", "_sequence_text")
+"""The columns that `prepare` adds behind those where a sequence key is set: binary(16) and readable; null where every part is null."""
+
+SEQUENCE_KEY = b"S"
+"""Before the parts of a sequence key."""
+
+SEQUENCE_PLACE = ("source", "topic", "partition")
+"""Order is kept within these: they are hashed into every sequence key."""
+
 MESSAGE_ID = "message_id"
 """The name that means the producer's message id, where no column has it."""
 
@@ -87,11 +96,14 @@ class KeySettings:
     null_key: NullKey = "dead_letter"
     """An event whose key is null is a dead letter, or falls back to its position. Never are all nulls one message."""
 
+    sequence: tuple[str, ...] = ()
+    """Parts of the sequence key: events of one partition that have the same one keep their order, also behind a dead letter."""
+
     def __post_init__(self) -> None:
         for name, value, allowed in (("key_scope", self.scope, get_args(Scope)), ("null_key", self.null_key, get_args(NullKey))):
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.")
-        for name, parts in (("idempotence_key", self.columns), ("payload", self.payload)):
+        for name, parts in (("idempotence_key", self.columns), ("payload", self.payload), ("sequence_key", self.sequence)):
             if not isinstance(parts, tuple) or not all(isinstance(p, str) and p.strip() for p in parts):
                 raise ConfigError(f"{name} must be a tuple of column names, not {parts!r}.")
 
@@ -107,6 +119,11 @@ class KeySettings:
         return (*place, "incarnation", "partition", "sequence_number", "part")
 
     @property
+    def internal(self) -> tuple[str, ...]:
+        """All columns that `prepare` adds behind those of the event."""
+        return (*INTERNAL, *(SEQUENCE if self.sequence else ()))
+
+    @property
     def falls_back(self) -> bool:
         """Whether an event without a key of its own is known by its position."""
         return not self.columns or self.null_key == "position"
@@ -119,4 +136,5 @@ class KeySettings:
             "key_payload": json.dumps(self.payload),
             "key_scope": self.scope,
             "null_key": self.null_key,
+            **({"sequence_key": json.dumps(self.sequence)} if self.sequence else {}),
         }

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError
-from dedup.envelope import INTERNAL, Prepare
-from dedup.feed import Material, numbered, process_run
-from dedup.index import INDEX_COLUMNS, Ints
+from dedup.envelope import INTERNAL, SEQUENCE, Prepare
+from dedup.feed import Material, index_columns, numbered, process_run, visible
+from dedup.index import Ints
 from dedup.spark.check import stateful_operators, streaming_plan
 from dedup.spark.frames import SparkFrames
 from dedup.spark.prepare import prepare as prepare_columns
@@ -123,7 +123,7 @@ class MemoryMaterial:
 
     def __init__(self, session: SparkSession, table: pa.Table, schema: StructType) -> None:
         self._session, self._table = session, table
-        self._schema = StructType([f for f in schema.fields if f.name not in INTERNAL])
+        self._schema = StructType([f for f in schema.fields if f.name not in (*INTERNAL, *SEQUENCE)])
         self._frames = SparkFrames(session, in_tasks=False)
 
     @property
@@ -133,8 +133,8 @@ class MemoryMaterial:
 
     @property
     def index(self) -> pa.Table:
-        """INDEX_COLUMNS of every row."""
-        return self._table.select(list(INDEX_COLUMNS))
+        """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
+        return self._table.select(index_columns(self._table.column_names))
 
     def content(self, rows: Ints) -> pa.Table:
         """These rows, in this order."""
@@ -142,7 +142,7 @@ class MemoryMaterial:
 
     def frame(self, rows: Ints) -> DataFrame:
         """These rows as a DataFrame, in this order."""
-        table = self._table.drop_columns(list(INTERNAL))
+        table = visible(self._table)
         whole = len(rows) == table.num_rows and bool((np.diff(rows) == 1).all())
         chosen = table if whole else table.take(pa.array(rows))
         frame = create_frame(self._session, chosen, self._schema)
@@ -156,13 +156,13 @@ class ScratchMaterial:
     def __init__(self, rows: DataFrame) -> None:
         self._rows, self._session = rows, rows.sparkSession
         self.frames: Frames = SparkFrames(self._session, in_tasks=True)
-        table = rows.select(*INDEX_COLUMNS, ROW).toArrow()
+        table = rows.select(*index_columns(rows.columns), ROW).toArrow()
         self._ids = table[ROW].to_numpy()
         self._index = table.drop_columns([ROW])
 
     @property
     def index(self) -> pa.Table:
-        """INDEX_COLUMNS of every row."""
+        """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
         return self._index
 
     def content(self, rows: Ints) -> pa.Table:
@@ -175,7 +175,7 @@ class ScratchMaterial:
     def frame(self, rows: Ints) -> DataFrame:
         """These rows as a DataFrame; their order is Spark's."""
         chosen = self._rows if len(rows) == len(self._ids) else self._chosen(rows, "left_semi")
-        return chosen.drop(*INTERNAL, ROW)
+        return chosen.drop(*INTERNAL, *SEQUENCE, ROW)
 
     def _chosen(self, rows: Ints, how: str) -> DataFrame:
         ids = self._session.createDataFrame(pa.table({ROW: np.unique(self._ids[rows])}), schema=StructType().add(ROW, LongType()))

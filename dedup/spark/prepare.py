@@ -64,7 +64,7 @@ def _work_out(df: DataFrame, names: Sequence[str], spec: Prepare) -> tuple[Colum
     _decode(selects, spec)
     _keys(selects, spec)
     added = ["data"] if spec.decoder is not None else []
-    selects.select(*[named(name) for name in (*ENVELOPE.names, *plan.extras, *added, *keys.INTERNAL)])
+    selects.select(*[named(name) for name in (*ENVELOPE.names, *plan.extras, *added, *spec.keys.internal)])
     return tuple(selects.steps)
 
 
@@ -96,8 +96,21 @@ def _keys(selects: Selects, spec: Prepare) -> None:
     if settings.payload:  # where they are all null, as in what does not decode, only the body tells events apart
         encoded = F.when(spark_keys.all_null(values), spark_keys.join(spark_keys.parts([F.col("body")]))).otherwise(encoded)
     hashed = spark_keys.payload_hash(encoded)
+    if settings.sequence:
+        _sequence(selects, spec)
     key, shown = _key(named_parts, spec)
     selects.add(key.alias(_KEY), shown.alias(_KEY_TEXT), hashed.alias(_PAYLOAD_HASH))
+
+
+def _sequence(selects: Selects, spec: Prepare) -> None:
+    parts, columns = _parts(selects, spec.keys.sequence, "sequence_key", f"{_PART}sequence_")
+    selects.add(*columns)
+    values = [value for value, _ in parts]
+    named_by = spark_keys.parts([*_place(keys.SEQUENCE_PLACE, spec), *values])
+    encoded = [keys.prefix(spec.consumer, spec.keyspace), keys.SEQUENCE_KEY, *named_by]
+    absent = spark_keys.all_null(values)
+    hashed, shown = F.when(~absent, spark_keys.key_hash(spark_keys.join(encoded))), F.when(~absent, spark_keys.text(parts))
+    selects.add(hashed.alias(keys.SEQUENCE[0]), shown.alias(keys.SEQUENCE[1]))
 
 
 def _key(parts: list[tuple[Column, bool]], spec: Prepare) -> tuple[Column, Column]:
