@@ -1,4 +1,4 @@
-"""What a decision leaves in our own tables: letters, notes, the batch record, checkpoints.
+"""What a decision leaves in our own tables besides letters: notes, the batch record, checkpoints.
 
 Executes the steps of dedup/store.py inside the open transaction; decides nothing.
 """
@@ -8,58 +8,17 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg.types.json import Jsonb
 
-from checkpoint.errors import CommitConflict, StoreError
-from dedup.postgres import arrays, encode
+from checkpoint.errors import CommitConflict
+from dedup.postgres import arrays
 from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements, quoted
+from dedup.postgres.sqlfiles import Statements
 from dedup.postgres.state import State, checkpoint_row, topic_id
-from dedup.steps import Advance, Note, Park, Record
+from dedup.steps import Advance, Note, Record
 
 _RANGES = ("seen", "duplicates", "skipped", "late")
 _COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
-
-
-def park(connection: Connection, sql: Statements, step: Park) -> None:
-    """Keep the letters that are not kept yet. Raises StoreError if the table does not take them all.
-
-    Crash: undone with the transaction.
-    """
-    there = {row[0] for row in connection.execute(sql["parked"], {"ids": step.letters["id"].to_pylist()})}
-    missing = pc.invert(pc.is_in(step.letters["id"], value_set=pa.array(sorted(there), pa.string())))
-    letters = step.letters.filter(missing)
-    if letters.num_rows:
-        kept = encode.copy_in(connection, f"{quoted(sql.schema)}.dead_letter", _letter_columns(letters))
-        if kept != letters.num_rows:
-            raise StoreError(f"dead_letter kept {kept} of {letters.num_rows} letters. Remove the trigger that somebody has added to it.")
-
-
-def _letter_columns(letters: pa.Table) -> pa.Table:
-    """LETTERS as the columns of dead_letter. PostgreSQL's text holds no NUL: readable texts show it as U+2400."""
-    columns: dict[str, Any] = {}
-    for field in letters.schema:
-        name = "event_offset" if field.name == "offset" else field.name
-        values = letters[field.name].combine_chunks()
-        if field.name == "properties":
-            columns |= _properties(values.chunk(0) if isinstance(values, pa.ChunkedArray) else values)
-        else:
-            columns[name] = pc.replace_substring(values, "\0", "\u2400") if pa.types.is_string(field.type) else values
-    return pa.table(columns)
-
-
-def _properties(values: pa.ListArray) -> dict[str, pa.Array]:
-    """Two arrays side by side: names as text, values as exact bytes, in the order of the event."""
-    items, mask = values.flatten(), values.is_null()
-    offsets = pc.cumulative_sum(pc.fill_null(pc.list_value_length(values), 0))
-    starts = pa.concat_arrays([pa.array([0], pa.int32()), offsets.cast(pa.int32())])
-    names = pc.replace_substring(items.field("key"), "\0", "\u2400") if len(items) else pa.array([], pa.string())
-    return {
-        "property_names": pa.ListArray.from_arrays(starts, names, mask=mask),
-        "property_values": pa.ListArray.from_arrays(starts, items.field("value"), mask=mask),
-    }
 
 
 def note(connection: Connection, sql: Statements, step: Note) -> None:
@@ -87,8 +46,9 @@ def record(connection: Connection, sql: Statements, state: State, step: Record, 
 
     Crash: undone with the transaction.
     """
-    run = {"query_id": step.run.query_id, "batch_id": step.run.batch_id}
-    connection.execute(sql["record"], {"id": state.id, "settings": Jsonb(dict(step.settings)), **run})
+    if step.stream:
+        run = {"query_id": step.run.query_id, "batch_id": step.run.batch_id, "settings": Jsonb(dict(step.settings))}
+        connection.execute(sql["record"], {"id": state.id, **run, "decided": step.decided, "failures": list(step.failures)})
     made_by = {"id": state.id, "generation": state.head.generation, "epoch": state.head.epoch, "seq": seq, "attempt": attempt}
     rows = [{**made_by, **_batch_row(connection, sql, state, row)} for row in step.batches.to_pylist()]
     if rows:

@@ -52,6 +52,9 @@ def read(connection: Connection, sql: Statements, consumer: str) -> State | None
         query_id=row["query_id"],
         batch_id=row["batch_id"],
         gap_accepted=row["gap_accepted"],
+        decided=row["decided"],
+        failures=tuple(row["failures"]),
+        lifted=row["lifted"],
         floors=floors,
         checkpoints=points,
         incarnations={(source, topic): life for _, source, topic, life in topics if life},
@@ -96,8 +99,8 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
     old, new = state.head, change(state.head)
     connection.execute(sql["amend_consumer"], {"id": state.id, "generation": new.generation, "keyspace": new.keyspace})
     settings = None if new.settings is None else Jsonb(dict(new.settings))
-    last = {"settings": settings, "query_id": new.query_id, "batch_id": new.batch_id, "gap_accepted": new.gap_accepted}
-    connection.execute(sql["amend_progress"], {"id": state.id, **last})
+    last = {name: getattr(new, name) for name in ("query_id", "batch_id", "gap_accepted", "lifted")}
+    connection.execute(sql["amend_progress"], {"id": state.id, "settings": settings, **last})
     _put_topics(connection, sql, state, new)
     _put_checkpoints(connection, sql, state, new)
     told = {"before": Jsonb(_plain(old)), "after": Jsonb(_plain(new))}
@@ -133,17 +136,13 @@ def checkpoint_row(where: Partition, point: Checkpoint) -> dict[str, Any]:
     }
 
 
-_MAPPINGS = frozenset({"settings", "floors", "checkpoints", "incarnations"})
+_NOT_PLAIN = frozenset({"settings", "floors", "checkpoints", "incarnations", "failures"})
 
 
 def _plain(head: Head) -> Mapping[str, Any]:
     """A head as JSON."""
     return {
-        **{
-            f.name: getattr(head, f.name)
-            for f in dataclasses.fields(head)
-            if f.name not in ("settings", "floors", "checkpoints", "incarnations")
-        },
+        **{f.name: getattr(head, f.name) for f in dataclasses.fields(head) if f.name not in _NOT_PLAIN},
         "settings": None if head.settings is None else dict(head.settings),
         "floors": {str(p): number for p, number in head.floors.items()},
         "checkpoints": {str(p): point.sequence_number for p, point in head.checkpoints.items()},

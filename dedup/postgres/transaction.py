@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 
 from checkpoint.errors import ConfigError, Fenced, HandlerError, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Range, Ranges
-from dedup.postgres import outcome, records, reserve, sink, state
+from dedup.postgres import letters, outcome, records, reserve, sink, state
 from dedup.postgres.connect import Connection
 from dedup.postgres.errors import ends_transaction, is_lost, translate
 from dedup.postgres.handler import HandlerConnection, Lease
@@ -217,7 +217,7 @@ class PgTransaction:
         """
         self._refuse_ended()
         doing: dict[type[Any], Callable[[Any], None]] = {
-            Park: lambda s: records.park(self._connection, self._sql, s),
+            Park: lambda s: letters.park(self._connection, self._sql, s),
             Note: lambda s: records.note(self._connection, self._sql, s),
             Record: lambda s: records.record(self._connection, self._sql, self._state, s, self._decision(), self._attempt.id),
             Advance: lambda s: records.advance(self._connection, self._sql, self._state, s),

@@ -128,7 +128,7 @@ select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, pa
 -- name: head
 -- The state of a consumer apart from its topics and checkpoints.
 -- Inside a batch it is read after the locks were granted, never in the same statement.
-select c.id, c.generation, c.keyspace, c.epoch, p.seq, p.settings, p.query_id, p.batch_id, p.gap_accepted
+select c.id, c.generation, c.keyspace, c.epoch, p.seq, p.settings, p.query_id, p.batch_id, p.gap_accepted, p.decided, p.failures, p.lifted
 from {schema}.consumer c join {schema}.progress p on p.consumer_id = c.id
 where c.name = %(consumer)s;
 
@@ -234,9 +234,14 @@ where d.key = k.key and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARD
 update {schema}.progress set seq = seq + 1, attempt = %(attempt)s where consumer_id = %(id)s returning seq;
 
 -- name: record
--- Keep what a batch leaves: its settings, query and batch.
--- In the batch's transaction, after the fence.
-update {schema}.progress set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = false
+-- Keep what a batch leaves: its settings, query and batch, and the state of the budget. What was being tried is done.
+-- In the batch's transaction, after the fence. `lifted` is a person's.
+with tried as (
+    update {schema}.trial set trial = null where consumer_id = %(id)s and trial is not null
+)
+update {schema}.progress
+set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = false,
+    decided = %(decided)s, failures = %(failures)s
 where consumer_id = %(id)s;
 
 -- name: add_batch
@@ -288,7 +293,8 @@ update {schema}.consumer set generation = %(generation)s, keyspace = %(keyspace)
 -- name: amend_progress
 -- Set what the last decision left.
 -- Under `lock_consumer`.
-update {schema}.progress set seq = seq + 1, settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = %(gap_accepted)s
+update {schema}.progress
+set seq = seq + 1, settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = %(gap_accepted)s, lifted = %(lifted)s
 where consumer_id = %(id)s;
 
 -- name: drop_checkpoints
@@ -333,8 +339,8 @@ order by b.seq, t.source, t.topic, b.partition;
 -- One snapshot.
 select id, consumer, generation, source, topic, incarnation, partition, sequence_number, part, event_offset as "offset", enqueued_time, event_key,
     uuid_send(key) as key, holds_key, idempotence_key, payload_hash, body, body_size, body_sha256, property_names, property_values,
-    kind, reason, error_type, error_message, stack, fingerprint, attempts, first_failed_at, last_failed_at, status, sequence_key, blocked_by,
-    duplicates
+    kind, reason, error_type, error_message, stack, fingerprint, attempts, first_failed_at, last_failed_at, status, sequence_key,
+    uuid_send(sequence) as sequence, blocked_by, extras, duplicates
 from {schema}.dead_letter
 where (%(consumer)s::text is null or consumer = %(consumer)s) and (%(source)s::text is null or source = %(source)s)
     and (%(topic)s::text is null or topic = %(topic)s) and (%(partition)s::int is null or partition = %(partition)s)
