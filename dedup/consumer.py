@@ -9,25 +9,27 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
+from deadletter.classify import Rule
+from deadletter.policy import Budget, Retry
 
 from checkpoint.errors import CommitConflict, ConfigError
-from dedup import flow, planning
+from dedup import flow, outage, planning
+from dedup.attempts import Care
 from dedup.envelope import Columns, Prepare
 from dedup.feed import Feed, open_feed
 from dedup.keys import KeySettings
 from dedup.planning import OnKeyConflict
 from dedup.process import this_process
+from dedup.report import Report
 from dedup.store import Head, Holder, Run, Store
-from dedup.tx import Tx
+from dedup.trial import Trials
+from dedup.tx import Handler
 
 log = logging.getLogger("dedup")
-
-Handler = Callable[[Any, Tx], None]
 
 CONFLICT_ATTEMPTS = 5
 """How often a batch is planned again after another commit of the same epoch came first."""
@@ -39,28 +41,6 @@ class Live:
 
     run_key: str
     head: Head
-
-
-@dataclass
-class Report:
-    """What became of one batch, in rows; `delivered` is the sum of the others."""
-
-    delivered: int = 0
-    redelivered: int = 0
-    processed: int = 0
-    duplicates: int = 0
-    skipped: int = 0
-    dead_lettered: int = 0
-
-    def add(self, state: Any) -> None:
-        """Count the rows of one committed chunk."""
-        counts = np.bincount(state, minlength=8)
-        self.delivered += len(state)
-        self.redelivered += int(counts[planning.REDELIVERED])
-        self.processed += int(counts[planning.NEW])
-        self.duplicates += int(counts[planning.DUPLICATE])
-        self.skipped += int(counts[planning.SKIPPED])
-        self.dead_lettered += int(sum(counts[k] for k in planning.LETTER_KINDS))
 
 
 class Consumer:
@@ -82,6 +62,14 @@ class Consumer:
         part: column that numbers the rows one event was exploded into.
         max_events_per_transaction: rows of one commit; bounds driver memory. Default: the store's.
         max_body: bytes of a body that a dead letter keeps whole.
+        sequence_key: columns of the event: within a partition, events that have the same one keep their order. Those behind a dead
+            letter wait as dead letters too, until it is reprocessed or discarded.
+        retry: how often and how long a transient error of the handler is tried again before an event is parked.
+        budget: how many of the last events may fail before that counts as a bug or an outage and nothing is parked any more. None: all.
+        bisect: False for a handler that does not mean the same on a part of a batch, as one that aggregates: then the batch fails.
+        errors: rules (exception type or predicate, ErrorClass) that come before the shipped ones, first match first.
+        max_outage: seconds of trying a batch again, with backoff, while everything fails or the store is away. Then the query stops.
+        handler_timeout: seconds of one run of the handler, after which the process ends with its stacks on stderr. None: no limit.
         query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
         takeover_after: seconds without a sign of life after which another copy is taken over.
         takeover: take over a live copy at once.
@@ -107,6 +95,13 @@ class Consumer:
         part: str | None = None,
         max_events_per_transaction: int | None = None,
         max_body: int = 20 * 1024 * 1024,
+        sequence_key: str | Sequence[str] | None = None,
+        retry: Retry | None = None,
+        budget: Budget | Literal["default"] | None = "default",
+        bisect: bool = True,
+        errors: Sequence[Rule] = (),
+        max_outage: float = 300.0,
+        handler_timeout: float | None = None,
         query: str | None = None,
         takeover_after: float = 60.0,
         takeover: bool = False,
@@ -123,17 +118,30 @@ class Consumer:
                 "Without positions every event needs an idempotence key: give idempotence_key= and leave null_key='dead_letter'."
             )
         self.name, self.store = name, store
-        self.keys = KeySettings(columns=_names(idempotence_key), payload=_names(payload), scope=key_scope, null_key=null_key)
+        names = {"columns": idempotence_key, "payload": payload, "sequence": sequence_key}
+        self.keys = KeySettings(scope=key_scope, null_key=null_key, **{name: _names(value) for name, value in names.items()})
+        limits = Budget() if budget == "default" else budget
+        self.care = Care(retry or Retry(), limits, bisect, tuple(errors), handler_timeout)
+        self.max_outage = max_outage
         self.on_key_conflict: OnKeyConflict = on_key_conflict
         self.decode, self.positions, self.source, self.part = decode, positions, source, part
         self.max_events = max_events_per_transaction or store.default_max_events
         self.max_body, self.query, self.scratch = max_body, query, scratch
         self.takeover_after, self.takeover = takeover_after, takeover
         self._handler: Handler | None = None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._live: Live | None = None
+        self._trials = Trials(lambda: self.store.trial(self.name), lambda text: self.store.set_trial(self.name, text))
+        self._culprits: dict[tuple[int, int], set[int]] = {}  # (batch, chunk) -> rows that failed alone
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_live", "_trials", "_culprits")}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+        self._begin_anew()
 
     def __repr__(self) -> str:
         return f"Consumer({self.name!r}, {self.store!r})"
@@ -165,20 +173,17 @@ class Consumer:
             ConfigError: the frame cannot be mapped; nothing was written.
             Fenced: a newer copy runs; stop this one.
             CheckpointError: a person has to decide; the message names the command.
-            StoreError: the store failed; nothing of the running chunk was committed.
-            Anything the handler raised: nothing of the running chunk was committed.
+            StoreError: the store failed for longer than `max_outage`; nothing of the running chunk was committed.
+            BudgetExceeded: so many events failed, for that long, that none of the running chunk was parked.
+            Anything the handler raised that is not the fault of single events, or with bisect=False.
 
         Crash: before a chunk's commit nothing of it is true; after it, all of it is. The next call with the same
         events finds their positions recorded and drops them.
         """
         self._policy()
         started, feed = time.monotonic(), open_feed(batch, self.scratch)
-        report = self._with_replanning(feed, int(batch_id))
-        log.info(
-            "%s batch %s: delivered %d, redelivered %d, processed %d, duplicates %d, skipped %d, dead-lettered %d, %.2f s",
-            *(self.name, batch_id, report.delivered, report.redelivered, report.processed),
-            *(report.duplicates, report.skipped, report.dead_lettered, time.monotonic() - started),
-        )
+        report = self._through_outages(feed, int(batch_id))
+        log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
         return report
 
     def check(self, frame: Any) -> None:
@@ -210,6 +215,12 @@ class Consumer:
             query.stop()
         self.store.publish(self.name)
 
+    def _through_outages(self, feed: Feed, batch_id: int) -> Report:
+        """Try the batch again, with backoff, while what is wrong is everybody's fault."""
+        self._culprits = {}
+        what = f"{self.name} batch {batch_id}"
+        return outage.retrying(what, self.max_outage, self.care)(self._with_replanning, feed, batch_id)
+
     def _with_replanning(self, feed: Feed, batch_id: int) -> Report:
         for _ in range(CONFLICT_ATTEMPTS - 1):
             try:
@@ -235,7 +246,8 @@ class Consumer:
             index = flow.index_of(material)
             planning.guard(head, run, self.settings, {p: first for p, (first, _) in index.spans.items()})
             for number, rows in enumerate(planning.chunks(index, self.max_events)):
-                chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head)
+                culprits = self._culprits.setdefault((batch_id, number), set())
+                chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits)
                 report.add(flow.commit_chunk(chunk, self.store, epoch, self._policy()))
         return report
 
@@ -262,7 +274,7 @@ class Consumer:
     def _policy(self) -> flow.Policy:
         if self._handler is None:
             raise ConfigError(f"Consumer {self.name!r} has no handler. Register one with @consumer.foreach_batch.")
-        return flow.Policy(self._handler, self.settings, self.on_key_conflict, self.max_body)
+        return flow.Policy(self._handler, self.settings, self.on_key_conflict, self.max_body, self.care, self._trials)
 
 
 def _names(value: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ The numbered order is fence, redeliveries, reserve, handler, write, then what `d
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,23 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict
 from checkpoint.position import Partition
-from deadletter.letter import LETTERS
+from deadletter.letter import Kind
 from dedup import decision, planning
+from dedup.attempts import Attempts, Care
 from dedup.envelope import check_positions
 from dedup.feed import Material
 from dedup.index import KEY_ONLY, Index, check_repeats
+from dedup.keys import SEQUENCE
+from dedup.letters import Why, letter_rows, make_history, make_letters
+from dedup.order import Order
 from dedup.planning import OnKeyConflict, Settled, Sifted
+from dedup.steps import Park, Record, Step
 from dedup.store import Checkpoint, Head, Run, Selection, Store, Transaction
-from dedup.tx import Tx
+from dedup.trial import Trials, untried
+from dedup.tx import Handler
+
+Spent = tuple[int, tuple[int, ...]]
+"""The budget's state: events decided by handlers so far, and which of the last ones failed."""
 
 SAMPLE = 1_000
 """Redeliveries of a partition whose times are looked at where a purge left nothing else to compare."""
@@ -34,10 +43,12 @@ SAMPLE = 1_000
 class Policy:
     """What the consumer's settings say about a chunk."""
 
-    handler: Callable[[Any, Tx], None]
+    handler: Handler
     settings: Mapping[str, str]
     on_key_conflict: OnKeyConflict
     max_body: int
+    care: Care = field(default_factory=Care)
+    trials: Trials = field(default_factory=untried)
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,13 @@ class Chunk:
     index: Index
     run: Run
     assumed: Head  # the head that the keys were computed with
+    culprits: set[int] = field(default_factory=set)  # rows that failed alone when these rows were tried before
+
+    @property
+    def ident(self) -> str:
+        """Equal for the same rows delivered again."""
+        spans = [[*p, *span] for p, span in self.index.spans.items()]
+        return hashlib.sha256(repr((len(self.index), spans)).encode()).hexdigest()[:32]
 
 
 def index_of(material: Material) -> Index:
@@ -76,8 +94,8 @@ def commit_chunk(chunk: Chunk, store: Store, epoch: int, policy: Policy) -> npt.
             return sifted.state
         store.on_step("reserve")
         settled = planning.settle(sifted, transaction.reserve(sifted.reserve), policy.on_key_conflict)
-        settled, reasons = _handle(chunk, settled, transaction, policy, store.on_step)
-        for step in _decide(chunk, settled, reasons, head, policy):
+        settled, why, spent = handle(chunk, settled, transaction, policy, store.on_step)
+        for step in _decide(chunk, settled, why, spent, head, policy):
             store.on_step(step.name)
             transaction.execute(step)
     return settled.state
@@ -131,33 +149,55 @@ def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
             planning.refuse_incarnation(index, old.tolist(), head)
 
 
-def _handle(
+def handle(
     chunk: Chunk, settled: Settled, transaction: Transaction, policy: Policy, on_step: Callable[[str], None]
-) -> tuple[Settled, Mapping[int, str]]:
-    """Run the handler on the new rows and hand over what it wrote. Without new rows it is not called."""
+) -> tuple[Settled, Why, Spent]:
+    """Run the handler on the new rows until each is decided. Without any it is not called.
+
+    Returns what became of them, why, and the budget's state.
+    """
+    order = order_of(chunk, settled, transaction)
     if not len(settled.new):
-        return settled, {}
-    frames = chunk.material.frames
-    tx = Tx(frames, settled, transaction)
-    on_step("handler")
-    with transaction.attempt():
-        try:
-            policy.handler(chunk.material.frame(settled.index.order[settled.new]), tx)
-        finally:
-            tx.close()
-        tx.perform_writes()
-    rejected = np.array(sorted(tx.rejected), dtype=np.int64)
-    return planning.apply_outcomes(settled, rejected, tx.skipped), tx.rejected
+        return settled, Why(tails=order.tails), (transaction.head.decided, transaction.head.failures)
+    policy.trials.begin(chunk.ident)
+    attempts = Attempts(chunk.material, settled, order, transaction, policy.handler, policy.care, policy.trials, on_step, chunk.culprits)
+    outcome = attempts.run()
+    crashed = {row for row, failures in outcome.failed.items() if failures[-1].kind == Kind.CRASHED}
+    states = {
+        planning.SKIPPED: outcome.skipped,
+        planning.REJECTED: outcome.rejected,
+        planning.FAILED: outcome.failed,
+        planning.CRASHED: crashed,
+        planning.WAITING: outcome.waiting,
+    }
+    settled = planning.apply_outcomes(settled, {state: np.array(sorted(rows), dtype=np.int64) for state, rows in states.items()})
+    return settled, Why(outcome.rejected, outcome.failed, order.tails), attempts.spent
 
 
-def _decide(chunk: Chunk, settled: Settled, reasons: Mapping[int, str], head: Head, policy: Policy) -> tuple[Any, ...]:
-    rows = decision.letter_rows(settled)
+def order_of(chunk: Chunk, settled: Settled, transaction: Transaction) -> Order:
+    """The sequences of the chunk: blocked by letters that are there, and by rows that become letters before the handler."""
+    index = chunk.material.index
+    if SEQUENCE[0] not in index.column_names:
+        return Order(None, len(settled.index))
+    order = Order(index[SEQUENCE[0]].take(pa.array(settled.index.order)), len(settled.index))
+    lettered = letter_rows(settled)
+    asked = order.asked(np.union1d(settled.new, lettered))
+    if len(asked):
+        order.block_behind_letters(transaction.blocked(asked))
+    order.block_behind(lettered)
+    return order
+
+
+def _decide(chunk: Chunk, settled: Settled, why: Why, spent: Spent, head: Head, policy: Policy) -> tuple[Step, ...]:
+    rows = letter_rows(settled)
     content = chunk.material.content(settled.index.order[rows]) if len(rows) else None
-    now = dt.datetime.now(dt.UTC)
-    letters = LETTERS.empty_table()
+    parked = None
     if content is not None:
-        letters = decision.make_letters(settled, content, reasons, head, chunk.run, now, policy.max_body)
-    return decision.decide(settled, letters, head, chunk.run, policy.settings, _marks(chunk, settled))
+        letters = make_letters(settled, content, why, head, chunk.run, dt.datetime.now(dt.UTC), policy.max_body)
+        parked = Park(letters, make_history(settled, letters, why))
+    decided, failures = spent
+    record = Record(decision.batch_record(settled, head, chunk.run), chunk.run, policy.settings, decided, failures)
+    return decision.decide(settled, parked, record, head, chunk.run, _marks(chunk, settled))
 
 
 def _marks(chunk: Chunk, settled: Settled) -> dict[Partition, Checkpoint]:

@@ -16,15 +16,27 @@ import pyarrow as pa
 
 from checkpoint.errors import IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Ranges
+from deadletter.letter import Kind
 from dedup.index import Bools, Index, Ints, keys_table
 from dedup.store import Head, Run
 
 OnKeyConflict = Literal["dead_letter", "duplicate", "error"]
 
-NEW, REDELIVERED, DUPLICATE, UNDECODABLE, NO_KEY, KEY_CONFLICT, REJECTED, SKIPPED = range(8)
+NEW, REDELIVERED, DUPLICATE, UNDECODABLE, NO_KEY, KEY_CONFLICT, REJECTED, SKIPPED, FAILED, CRASHED, WAITING = range(11)
 """What became of a row. Rows that stay NEW after the handler were processed."""
 
-LETTER_KINDS = {UNDECODABLE: "UNDECODABLE", NO_KEY: "NO_KEY", KEY_CONFLICT: "KEY_CONFLICT", REJECTED: "REJECTED"}
+STATES = 11
+
+LETTER_KINDS = {
+    UNDECODABLE: Kind.UNDECODABLE,
+    NO_KEY: Kind.NO_KEY,
+    KEY_CONFLICT: Kind.KEY_CONFLICT,
+    REJECTED: Kind.REJECTED,
+    FAILED: Kind.HANDLER_ERROR,
+    CRASHED: Kind.CRASHED,
+    WAITING: Kind.HANDLER_ERROR,  # where nothing says the kind of the letter it waits behind
+}
+"""States whose rows become letters."""
 
 
 def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Partition, int]) -> None:
@@ -211,12 +223,17 @@ def settle(sifted: Sifted, known: pa.Table, on_conflict: OnKeyConflict) -> Settl
     return Settled(index, state, sifted.late, int((at < 0).sum()))
 
 
-def apply_outcomes(settled: Settled, rejected: Ints, skipped: Ints) -> Settled:
-    """The chunk with what the handler said about its rows; a row that was both rejected and skipped is rejected."""
+def apply_outcomes(settled: Settled, outcomes: Mapping[int, Ints]) -> Settled:
+    """The chunk with what became of its new rows: state -> rows."""
     state = settled.state.copy()
-    state[skipped] = SKIPPED
-    state[rejected] = REJECTED
+    for outcome, rows in outcomes.items():
+        state[rows] = outcome
     return replace(settled, state=state)
+
+
+def lift_budget(head: Head, events: int) -> Head:
+    """So many more events may fail without being held back."""
+    return replace(head, lifted=head.decided + events)
 
 
 def accept_gap(head: Head) -> Head:
@@ -250,6 +267,9 @@ def reset(head: Head) -> Head:
         query_id=None,
         batch_id=None,
         gap_accepted=False,
+        decided=0,
+        failures=(),
+        lifted=0,
         checkpoints={},
         floors={},
     )

@@ -93,7 +93,7 @@ Step = Park | Change | Free | Note | Record | Advance | Commit
 
 @dataclass(frozen=True)
 class Merge:
-    """How rows go into a sink that keeps one row per key."""
+    """How rows go into a sink that keeps one row per key. Of the rows' position columns those that the sink lacks are left out."""
 
     keys: tuple[str, ...]  # columns that name a row; never null
     newer_by: str | None = None  # a row whose value is not greater than the sink's changes nothing

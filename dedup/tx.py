@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,8 +15,13 @@ import pyarrow as pa
 from checkpoint.errors import HandlerError
 from dedup.envelope import POSITION
 from dedup.index import Index, Ints
-from dedup.planning import NEW, Settled
+from dedup.reduce import last_per_key
+from dedup.rows import ArrowRows
+from dedup.steps import Merge
 from dedup.store import Rows, Transaction
+
+Handler = Callable[[Any, "Tx"], None]
+"""(frame of new events, tx) -> nothing."""
 
 
 class Frames(Protocol):
@@ -41,10 +46,12 @@ class Tx:
     Only `connection` acts at once; what `write` recorded is not visible to it.
     """
 
-    def __init__(self, frames: Frames, settled: Settled, transaction: Transaction) -> None:
-        self._frames, self._settled, self._transaction = frames, settled, transaction
+    def __init__(self, frames: Frames, index: Index, given: Ints, transaction: Transaction) -> None:
+        self._frames, self._index, self._transaction = frames, index, transaction
+        self._given = np.zeros(len(index), dtype=bool)
+        self._given[given] = True
         self._closed = False
-        self._writes: list[tuple[str, Any]] = []
+        self._writes: list[tuple[str, Any, Merge | None]] = []
         self._outcomes: dict[bool, dict[int, str]] = {True: {}, False: {}}  # rejected?, row -> reason
 
     @property
@@ -62,7 +69,28 @@ class Tx:
         """
         self._require_open()
         if not (isinstance(rows, list | dict) and not rows):  # no row at all: nothing to write
-            self._writes.append((table, rows))
+            self._writes.append((table, rows, None))
+
+    def merge(self, rows: Any, table: str, keys: str | Sequence[str], newer_by: str | None = None, delete_when: str | None = None) -> None:
+        """Insert or update by key: afterwards the sink holds the last row of each key.
+
+        Of two rows of one key in a batch the last by position counts, where the rows have their position columns, else the last in
+        their order; with `newer_by` the one with the greatest value. Position columns that the sink does not have are left out.
+
+        Args:
+            rows: DataFrame, Arrow table, dict or list of dicts.
+            table: as for `write`. PostgreSQL: it needs a unique index on exactly these keys.
+            keys: columns that name a row of the sink; a null in one of them is an error of that event.
+            newer_by: a column: a row whose value is not greater than the sink's changes nothing, also when it is reprocessed late.
+            delete_when: a boolean column of `rows`: true deletes the sink's row. Nothing is left of it, not even its `newer_by`: an older
+                event that is reprocessed later inserts it again. Mark rows as deleted in a column of your own where that matters.
+        """
+        self._require_open()
+        names = (keys,) if isinstance(keys, str) else tuple(keys)
+        if not names:
+            raise HandlerError("tx.merge needs keys=: the columns that name a row of the sink.")
+        if not (isinstance(rows, list | dict) and not rows):
+            self._writes.append((table, rows, Merge(names, newer_by, delete_when)))
 
     def reject(self, rows: Any, condition: Any, reason: str) -> Any:
         """Park the events for which `condition` is true as dead letters; returns the rest. NULL counts as not rejected.
@@ -101,8 +129,8 @@ class Tx:
         return self._frames.positions(rows, condition, list(POSITION))
 
     def _mark(self, positions: pa.Table, reason: str, *, rejected: bool) -> None:
-        found = self._settled.index.locate(positions)
-        valid = (found >= 0) & (self._settled.state[np.maximum(found, 0)] == NEW)
+        found = self._index.locate(positions)
+        valid = (found >= 0) & self._given[np.maximum(found, 0)]
         if not valid.all():
             raise HandlerError("The handler rejected or skipped a position that it was not given.")
         chosen = self._outcomes[rejected]
@@ -132,8 +160,12 @@ class Tx:
     def perform_writes(self) -> None:
         """Evaluate and hand over what was recorded, each once, in the order of the calls."""
         parked = np.array(sorted(self.rejected), dtype=np.int64)
-        for table, rows in self._writes:
-            self._transaction.write(table, _Checked(self._frames.rows(rows), self._settled.index, parked, table))
+        for table, given, merge in self._writes:
+            rows = _Checked(self._frames.rows(given), self._index, parked, table)
+            if merge is None:
+                self._transaction.write(table, rows)
+            else:
+                self._transaction.merge(table, ArrowRows(last_per_key(rows.arrow(), merge)), merge)
 
 
 class _Checked:

@@ -170,6 +170,7 @@ class Shared:
     sink: list[dict[str, Any]] = field(default_factory=list)
     decided: list[list[dict[str, Any]]] = field(default_factory=list)  # ledger: sink rows by seq
     published: int = 0
+    trial: str | None = None
     open: list[SimTransaction] = field(default_factory=list)
 
 
@@ -216,6 +217,15 @@ class SimStore:
     def heartbeat(self, consumer: str, epoch: int, every: float) -> Iterator[None]:
         """Time does not exist here."""
         yield
+
+    def trial(self, consumer: str) -> str | None:
+        """The marker."""
+        return self.shared.trial
+
+    def set_trial(self, consumer: str, trial: str | None) -> None:
+        """Kept at once, outside any transaction."""
+        self.on_step("trial")
+        self.shared.trial = trial
 
     def publish(self, consumer: str) -> int:
         """Bring decided rows to the sink, each seq once: the mark and the rows are one commit of the sink."""
@@ -380,7 +390,8 @@ class World:
     def consumer(self, copy: Copy, run_key: str) -> Consumer:
         """The real Consumer over the model store, with a handler that never answers the same twice."""
         store = SimStore(self.shared, copy.pause, self.rng, ledger=self.ledger)
-        consumer = Consumer(NAME, store, idempotence_key="k", max_events_per_transaction=self.rng.choice([2, 3, 1000]))  # type: ignore[arg-type]
+        options = {"max_events_per_transaction": self.rng.choice([2, 3, 1000]), "bisect": self.rng.random() < 0.5, "budget": None}
+        consumer = Consumer(NAME, store, idempotence_key="k", **options)  # type: ignore[arg-type]
 
         @consumer.foreach_batch
         def handle(rows: pa.Table, tx: Any) -> None:

@@ -154,7 +154,7 @@ def test_an_accepted_gap_counts_for_every_partition_and_chunk_of_the_query(place
     both = [*orders(range(3)), *orders(range(3), partition=1), *orders(range(3), partition=2)]
     consumer(place.store(), query="one")(batch(*both), 0)
     place.store().amend("shop", planning.accept_gap, by="test", reason="known loss")
-    second = consumer(place.store(), query="two", max_events_per_transaction=1)
+    second = consumer(place.store(), query="two", max_events_per_transaction=1, bisect=False)
     good, calls = second._handler, []
 
     def fails_at_the_second_chunk(rows, tx):  # type: ignore[no-untyped-def]

@@ -1,0 +1,292 @@
+"""The handler over the new rows of a chunk, until every one of them is decided: retries, bisect, order, budget, deaths.
+
+Rows are tried together. Where the handler fails they are halved, in position order, until the guilty ones are alone; what failed
+parts wrote is undone. Called by the flow inside the chunk's transaction.
+"""
+
+from __future__ import annotations
+
+import bisect
+import datetime as dt
+import faulthandler
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from deadletter.classify import ErrorClass, Rule, classify
+from deadletter.failure import Failure, describe
+from deadletter.policy import Budget, Retry
+
+from checkpoint.errors import BudgetExceeded, DedupError, RowsRefused
+from deadletter.letter import Kind
+from dedup.feed import Material
+from dedup.index import Ints
+from dedup.order import Order
+from dedup.planning import Settled
+from dedup.store import Head, Transaction
+from dedup.trial import Trials
+from dedup.tx import Handler, Tx
+
+log = logging.getLogger("dedup")
+
+
+@dataclass(frozen=True)
+class Care:
+    """How failures of the handler are met."""
+
+    retry: Retry = field(default_factory=Retry)
+    budget: Budget | None = field(default_factory=Budget)  # None: nothing is counted
+    bisect: bool = True
+    rules: Sequence[Rule] = ()
+    timeout: float | None = None  # seconds for one run of the handler; then the process ends
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass
+class Outcome:
+    """What became of the rows that the handler was given; those in none of these were processed."""
+
+    rejected: dict[int, str] = field(default_factory=dict)  # row -> reason
+    skipped: set[int] = field(default_factory=set)
+    failed: dict[int, list[Failure]] = field(default_factory=dict)  # row -> its failures, oldest first
+    waiting: set[int] = field(default_factory=set)  # behind a letter of their sequence
+
+
+class HandlerExited(Exception):
+    """The handler called sys.exit."""
+
+
+class _OutOfOrder(Exception):
+    """A run decided rows that have to wait behind one that it rejected."""
+
+    def __init__(self, rejected: dict[int, str]) -> None:
+        super().__init__()
+        self.rejected = rejected
+
+
+@dataclass
+class Attempts:
+    """The attempts of one chunk. Use once."""
+
+    material: Material
+    settled: Settled
+    order: Order
+    transaction: Transaction
+    handler: Handler
+    care: Care
+    trials: Trials
+    on_step: Callable[[str], None]
+    culprits: set[int] = field(default_factory=set)  # rows that failed alone when this chunk was tried before: tried alone at once
+    outcome: Outcome = field(default_factory=Outcome)
+
+    def __post_init__(self) -> None:
+        self._head: Head = self.transaction.head
+        self._new = self.settled.new
+        self._failures = list(self._head.failures)
+        self._standing = np.zeros(0, dtype=np.int64)  # rejected by a run whose other effects were undone
+        self._deadline = time.monotonic() + self.care.retry.total
+
+    def run(self) -> Outcome:
+        """Decide every new row.
+
+        Raises:
+            BudgetExceeded: too many of them fail.
+            Whatever is not the fault of an event: errors of the store, broken rules, systemic errors; with bisect=False everything.
+
+        Crash: nothing is true before the commit; the marker of the trial says what was being tried.
+        """
+        try:
+            for rows in self._parts():
+                self._decide(rows, fails=False)
+            self._check_budget()
+        except BaseException:
+            self.trials.survived()
+            raise
+        return self.outcome
+
+    def _parts(self) -> Iterator[Ints]:
+        """The rows to try together. Known culprits come alone, after the others: without an order nothing waits for them."""
+        known = np.array(sorted(self.culprits), dtype=np.int64)
+        if not len(known) or self.order.kept or self.trials.careful:
+            yield self._new
+            return
+        yield np.setdiff1d(self._new, known)
+        for row in np.intersect1d(self._new, known):
+            yield np.array([row])
+
+    def _decide(self, rows: Ints, *, fails: bool) -> bool:
+        """Decide these rows; returns whether any of them failed.
+
+        Args:
+            fails: they were seen to fail together with others that passed alone: not tried together again.
+        """
+        rows = self._pending(rows)
+        if not len(rows):
+            return False
+        if self.trials.careful and self.trials.kills(rows):
+            if len(rows) == 1:
+                self._park_crashed(int(rows[0]))
+                return True
+        elif not (fails and len(rows) > 1):
+            if (failures := self._try(rows)) is None:
+                return False
+            rows = self._pending(rows)
+            if len(rows) == 1:
+                self._park(int(rows[0]), failures)
+                return True
+        middle = (len(rows) + 1) // 2
+        first_failed = self._decide(rows[:middle], fails=False)
+        # If the failure is of single events, it must be in the other half.
+        second_failed = self._decide(rows[middle:], fails=not first_failed and not self.trials.careful)
+        return first_failed or second_failed
+
+    def _pending(self, rows: Ints) -> Ints:
+        """Without those that have to wait, and those whose rejection stands."""
+        if not self.order.kept:
+            return rows
+        waits = self.order.waits(rows)
+        self.outcome.waiting.update(rows[waits].tolist())
+        return np.setdiff1d(rows[~waits], self._standing)
+
+    def _try(self, rows: Ints) -> list[Failure] | None:
+        """Run the handler on these rows, again where the error may pass; the failures if it is the fault of one of them."""
+        failures: list[Failure] = []
+        whole = len(rows) == 1 or len(rows) == len(self._new)
+        retrying = self.care.retry.retrying(self._class_of, self._tell_retry, self._deadline, sleep=self.care.sleep)
+        try:
+            if whole:
+                retrying(self._once, rows, failures)
+            else:  # the halves of what failed are not worth waiting for
+                self._once(rows, failures)
+        except Exception as error:
+            if not self.care.bisect or self._is_not_of_an_event(error):
+                raise
+            return failures
+        return None
+
+    def _class_of(self, error: BaseException) -> ErrorClass:
+        return classify(error, self.care.rules)
+
+    def _is_not_of_an_event(self, error: Exception) -> bool:
+        if isinstance(error, DedupError):
+            return not isinstance(error, RowsRefused)
+        return self._class_of(error) == ErrorClass.SYSTEMIC
+
+    def _tell_retry(self, number: int, error: BaseException, wait: float) -> None:
+        log.warning("%s: attempt %d failed (%s), again in %.2f s", self._head.consumer, number, describe(error, _now()).message, wait)
+
+    def _once(self, rows: Ints, failures: list[Failure]) -> None:
+        while len(rows):
+            try:
+                return self._run(rows)
+            except _OutOfOrder as found:
+                rows = self._keep_rejected(rows, found.rejected)
+            except Exception as error:
+                failures.append(describe(error.__cause__ if isinstance(error, HandlerExited) and error.__cause__ else error, _now()))
+                raise
+
+    def _run(self, rows: Ints) -> None:
+        """One run of the handler: all of it counts, or nothing."""
+        tx = Tx(self.material.frames, self.settled.index, rows, self.transaction)
+        if self.trials.careful or len(rows) == len(self._new):
+            self.trials.mark(rows)
+        self.on_step("handler")
+        with _limited(self.care.timeout), self.transaction.attempt():
+            try:
+                self.handler(self.material.frame(self.settled.index.order[rows]), tx)
+            except SystemExit as left:
+                raise HandlerExited from left
+            finally:
+                tx.close()
+            tx.perform_writes()
+            self._check_order(rows, tx)
+        self.outcome.rejected |= tx.rejected
+        self.outcome.skipped.update(tx.skipped.tolist())
+
+    def _check_order(self, rows: Ints, tx: Tx) -> None:
+        """What stands behind a rejected event of its sequence must not have been decided with it."""
+        if not self.order.kept or not tx.rejected:
+            return
+        trial = self.order.copy()
+        trial.block_behind(np.array(sorted(tx.rejected), dtype=np.int64))
+        behind = set(rows[trial.waits(rows)].tolist())
+        if behind:
+            raise _OutOfOrder({row: reason for row, reason in tx.rejected.items() if row not in behind})
+        self.order.block_behind(np.array(sorted(tx.rejected), dtype=np.int64))
+
+    def _keep_rejected(self, rows: Ints, rejected: dict[int, str]) -> Ints:
+        """The rejections stand, as the handler gave them; the rows that are left are tried again without them."""
+        gone = np.array(sorted(rejected), dtype=np.int64)
+        self.outcome.rejected |= rejected
+        self._standing = np.union1d(self._standing, gone)
+        self.order.block_behind(gone)
+        return self._pending(rows)
+
+    def _park(self, row: int, failures: list[Failure]) -> None:
+        self.outcome.failed[row] = failures
+        self.culprits.add(row)
+        self.order.block_behind(np.array([row]))
+        bisect.insort(self._failures, self._clock(row))
+        budget, head = self.care.budget, self._head
+        if budget and budget.surely_exceeded(self._failures, self._chunk_clock(), head.lifted):
+            self._check_budget()
+
+    def _park_crashed(self, row: int) -> None:
+        deaths = self.trials.deaths
+        message = f"the process died {deaths} times while this event was handled, the last time with nothing else in hand"
+        self.outcome.failed[row] = [describe(RuntimeError(message), _now(), Kind.CRASHED)]
+        self.order.block_behind(np.array([row]))
+
+    def _clock(self, row: int) -> int:
+        return self._head.decided + 1 + int(np.searchsorted(self._new, row))
+
+    def _chunk_clock(self) -> range:
+        return range(self._head.decided + 1, self._head.decided + 1 + len(self._new))
+
+    def _check_budget(self) -> None:
+        budget, head = self.care.budget, self._head
+        if budget is None:
+            return
+        excess = budget.excess(head.decided, self._failures, self._chunk_clock(), head.lifted)
+        if excess:
+            window, failed, allowed = excess
+            raise BudgetExceeded(_over_budget(head.consumer, window, failed, allowed, self.settled, self.outcome))
+
+    @property
+    def spent(self) -> tuple[int, tuple[int, ...]]:
+        """The budget's state after this chunk: events decided, and which of the last ones failed."""
+        decided = self._head.decided + len(self._new)
+        return decided, (self.care.budget or Budget()).kept(self._failures, decided)
+
+
+def _over_budget(consumer: str, window: int, failed: int, allowed: int, settled: Settled, outcome: Outcome) -> str:
+    row, failures = next(iter(outcome.failed.items()))
+    last = failures[-1]
+    return (
+        f"Consumer {consumer!r}: {failed} of {window} events in a row fail, {allowed} may: a bug or an outage, not bad events. "
+        f"None of this batch was parked. One of them is {settled.index.describe(row)}: {last.error_type}: {last.message[:300]}. "
+        f"Repair the cause; or, if these events are known to be bad, `dedup budget lift {consumer} --events {10 * window}`."
+    )
+
+
+@contextmanager
+def _limited(seconds: float | None) -> Iterator[None]:
+    """End the process where the block takes longer: a thread that hangs cannot be stopped.
+
+    Crash: that is what it does; the stack of every thread is on stderr, and the marker of the trial counts it.
+    """
+    if seconds is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)

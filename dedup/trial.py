@@ -1,0 +1,99 @@
+"""What a process was trying when it died: an event that kills or hangs the process must not do so for ever.
+
+Before a chunk's handler runs, a marker outside the transaction says which rows are about to be tried. A process that finds the marker of
+its own chunk knows that another one died there. After MAX_DEATHS of them the chunk is tried in halves, each marked, until the event that
+kills is alone: it is parked as CRASHED without being run again. Pure but for the two functions that keep the marker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+from dedup.index import Ints
+
+MAX_DEATHS = 3
+"""Deaths in one chunk before it is tried in parts. A restart in the middle of a batch counts as one, too, and costs no more than time."""
+
+Span = tuple[int, int]
+"""First and last row of a part of the chunk."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The marker."""
+
+    chunk: str = ""  # which rows these are: equal for the same chunk delivered again
+    deaths: int = 0
+    dead: tuple[Span, ...] = ()  # parts that a process died in after MAX_DEATHS
+    running: Span | None = None
+
+    @classmethod
+    def read(cls, text: str | None) -> Trial:
+        """The marker as it was kept; none is an empty one."""
+        if not text:
+            return cls()
+        known = json.loads(text)
+        running = known["running"]
+        return cls(known["chunk"], known["deaths"], tuple((a, b) for a, b in known["dead"]), tuple(running) if running else None)
+
+    def resumed(self, chunk: str) -> Trial:
+        """The marker of this chunk in a new process."""
+        if self.chunk != chunk:
+            return Trial(chunk)
+        if self.running is None:
+            return self
+        deaths = self.deaths + 1
+        dead = (*self.dead, self.running) if deaths >= MAX_DEATHS else self.dead
+        return replace(self, deaths=deaths, dead=dead, running=None)
+
+
+class Trials:
+    """The trial of one process of a consumer."""
+
+    def __init__(self, load: Callable[[], str | None], save: Callable[[str | None], None]) -> None:
+        self._load, self._save = load, save
+        self._trial: Trial | None = None
+
+    def begin(self, chunk: str) -> None:
+        """This chunk is next. Only the first one of a process can be one that another process died in."""
+        if self._trial is None:
+            self._trial = Trial.read(self._load()).resumed(chunk)
+        elif self._trial.chunk != chunk:
+            self._trial = Trial(chunk)
+
+    @property
+    def deaths(self) -> int:
+        """How many processes died in this chunk."""
+        return self._trial.deaths if self._trial else 0
+
+    @property
+    def careful(self) -> bool:
+        """Whether the chunk is tried in parts."""
+        return bool(self._trial and self._trial.dead)
+
+    def kills(self, rows: Ints) -> bool:
+        """Whether a process died in a part that lies within these rows."""
+        dead = self._trial.dead if self._trial else ()
+        return any(rows[0] <= first and last <= rows[-1] for first, last in dead)
+
+    def mark(self, rows: Ints) -> None:
+        """Note that these rows are tried now.
+
+        Crash: the marker is written or not; without it the death in there is not counted.
+        """
+        if self._trial is not None:
+            self._trial = replace(self._trial, running=(int(rows[0]), int(rows[-1])))
+            self._save(json.dumps(asdict(self._trial)))
+
+    def survived(self) -> None:
+        """The process lives, and stops trying: whoever comes next has not found a death."""
+        if self._trial is not None and self._trial.running is not None:
+            self._trial = replace(self._trial, running=None)
+            self._save(json.dumps(asdict(self._trial)))
+
+
+def untried() -> Trials:
+    """For what no marker is kept of: letters that are reprocessed."""
+    return Trials(lambda: None, lambda _: None)
