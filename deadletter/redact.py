@@ -1,0 +1,60 @@
+"""Secrets out of texts that people will read: error messages, stacks, configurations inside them.
+
+Promises to hide more rather than less, in time linear to the text; what is hidden becomes `***`. Called for whatever of an error is kept or
+logged.
+"""
+
+from __future__ import annotations
+
+import re
+
+_HIDDEN = "***"
+
+# Each pattern starts at a fixed word, and then matches or gives up after a bounded number of steps: hostile text costs no more than other.
+
+_URL = re.compile(r"""://(?:(?!://)[^\s"'<>])+""")
+
+_NAMES = (
+    r"pass(?:word|wd|phrase)|(?<![a-z])pwd|(?<![a-z])pw|secret(?:[_.-]?access)?(?:[_.-]?key)?|shared[_.-]?access[_.-]?(?:key|signature)"
+    r"|(?:account|api|access|private|encryption|storage|master|signing)[_.-]?key|(?:access|refresh|id|auth|sas|session|security|bearer|api)[_.-]?token"
+    r"|(?<![a-z0-9])(?:x-api-key|credentials?|sig|x-amz-signature)"
+)
+"""Of `shared_access_key_name` only `shared_access_key` is one of these, and no separator follows it."""
+
+_VALUE = r"""\\+["'][^"']*["']?|"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.|'')*'?|[^\s;&"'][^\s;&]*"""
+
+_SETTING = re.compile(rf"""((?:{_NAMES})[\\"')\]]{{0,4}}\s{{0,3}}(?:=>|[:=])\s{{0,3}})(?:{_VALUE})""", re.IGNORECASE | re.DOTALL)
+
+_TOKEN = re.compile(
+    r"""((?<![a-z])token[\\"')]{0,4}=|(?<![a-z])token[\\]{0,4}["']\s{0,3}:)\s{0,3}(?:""" + _VALUE + ")", re.IGNORECASE | re.DOTALL
+)
+"""The word alone is no setting: 'Unexpected token: }' stays readable."""
+
+_HEADER = re.compile(r"""((?:authorization|cookie)[\\"')\]]{0,4}\s{0,3}(?:=>|[:=])\s{0,3}[\\"']{0,4})[^"'\r\n]+""", re.IGNORECASE)
+
+_BEARER = re.compile(r"((?<![a-z])bearer\s{1,3})[\w.~+/=-]{8,}", re.IGNORECASE)
+
+_SHAPES = re.compile(
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
+    r"|(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"  # key ids of AWS
+    r"|(?<![\w-])eyJ[\w-]*\.[\w-]+\.[\w-]*"  # signed tokens (JWT)
+)
+
+
+def redact(text: str) -> str:
+    """The text with passwords, keys, tokens and signatures replaced by ***. Doing it twice changes nothing more."""
+    text = _URL.sub(_without_password, text)
+    text = _HEADER.sub(rf"\1{_HIDDEN}", text)
+    text = _SETTING.sub(rf"\1{_HIDDEN}", text)
+    text = _TOKEN.sub(rf"\1{_HIDDEN}", text)
+    text = _BEARER.sub(rf"\1{_HIDDEN}", text)
+    return _SHAPES.sub(_HIDDEN, text)
+
+
+def _without_password(url: re.Match[str]) -> str:
+    """://user:password@host, where the password may hold anything but white space and quotes; so may a path with an @ behind a port."""
+    user, colon, rest = url[0][3:].partition(":")
+    _, at, host = rest.rpartition("@")
+    if not (colon and at) or any(c in user for c in "/?#@"):
+        return url[0]
+    return f"://{user}:{_HIDDEN}@{host}"
