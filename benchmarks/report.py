@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.stream import Seconds, middle
+from dedup.spark.session import DELTA, JDBC
 
-PARTS = ("pyspark", "delta-spark", "deltalake", "pyarrow", "psycopg", "pgpq")
+PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pgpq")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def machine() -> str:
     """What the numbers were made on, in one line."""
     cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    parts = ", ".join(f"{name} {version(name)}" for name in PARTS)
+    parts = ", ".join([*(f"{name} {version(name)}" for name in PARTS), DELTA, JDBC])
     busy = os.getloadavg()[0]
     return (
         f"{os.cpu_count()} cores ({cpu}), {memory:.0f} GB, {platform.system()} {platform.release()}, Python {platform.python_version()}, "

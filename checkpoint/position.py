@@ -57,10 +57,14 @@ class Ranges:
     @classmethod
     def of_numbers(cls, numbers: npt.ArrayLike) -> Ranges:
         """The set of the given sequence numbers, vectorised; order and repeats do not matter."""
-        array = np.unique(np.asarray(numbers, dtype=np.int64))
+        array = np.asarray(numbers, dtype=np.int64)
         if not len(array):
             return cls()
-        cut = np.flatnonzero(np.diff(array) != 1)
+        step = np.diff(array)
+        if not (step > 0).all():  # the usual case is sorted
+            array = np.unique(array)
+            step = np.diff(array)
+        cut = np.flatnonzero(step != 1)
         firsts, lasts = array[np.r_[0, cut + 1]], array[np.r_[cut, len(array) - 1]]
         return cls(tuple(Range(int(a), int(b)) for a, b in zip(firsts, lasts, strict=True)))
 
@@ -90,15 +94,17 @@ class Ranges:
 
     def __sub__(self, other: Ranges) -> Ranges:
         left: list[Range] = []
+        taken, i = other.items, 0
         for first, last in self.items:
-            for a, b in other.items:
-                if b < first or a > last:
-                    continue
-                if a > first:
-                    left.append(Range(first, a - 1))
-                first = b + 1
-                if first > last:
-                    break
+            while i < len(taken) and taken[i].last < first:
+                i += 1
+            j = i  # the last one that overlaps may reach into the next range, too
+            while j < len(taken) and taken[j].first <= last:
+                if taken[j].first > first:
+                    left.append(Range(first, taken[j].first - 1))
+                first = taken[j].last + 1
+                j += 1
+            i = max(i, j - 1)
             if first <= last:
                 left.append(Range(first, last))
         return Ranges(tuple(left))

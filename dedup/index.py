@@ -126,7 +126,14 @@ class Index:
 
     def groups(self, rows: Ints) -> tuple[Ints, Ints]:
         """For each of `rows` (ascending), the number of its key's group; and each group's first row."""
-        order = np.lexsort((rows, self.low[rows], self.high[rows]))
+        return self._all_groups if len(rows) == len(self) else self._groups(rows)
+
+    @cached_property
+    def _all_groups(self) -> tuple[Ints, Ints]:
+        return self._groups(np.arange(len(self)))
+
+    def _groups(self, rows: Ints) -> tuple[Ints, Ints]:
+        order = np.lexsort((self.low[rows], self.high[rows]))  # stable: rows of one key stay ascending
         ordered = rows[order]
         starts = np.ones(len(rows), dtype=bool)
         starts[1:] = (np.diff(self.high[ordered]) != 0) | (np.diff(self.low[ordered]) != 0)
@@ -181,15 +188,18 @@ class Keys:
         """For each key, where it stands here or -1, and its payload hash here (0 where it is not)."""
         high, low = key_words(keys["key"])
         at = np.full(len(high), -1, dtype=np.int64)
-        if len(self.high):
-            both = np.concatenate([self.high, high]), np.concatenate([self.low, low])
-            order = np.lexsort((np.arange(len(both[0])), both[1], both[0]))
-            starts = np.ones(len(order), dtype=bool)
-            starts[1:] = (np.diff(both[0][order]) != 0) | (np.diff(both[1][order]) != 0)
-            leader = order[np.flatnonzero(starts)][np.cumsum(starts) - 1]
-            found = np.empty(len(order), dtype=np.int64)
-            found[order] = np.where(leader < len(self.high), leader, -1)
-            at = found[len(self.high) :]
+        if size := len(self.high):
+            place = np.searchsorted(self.high, high)
+
+            def here(words: Words, wanted: Words) -> Bools:
+                equal: Bools = (place < size) & (words[np.minimum(place, size - 1)] == wanted)
+                return equal
+
+            # Of keys that share their first half, which are next to none, the right one is further on.
+            while (further := here(self.high, high) & (self.low[np.minimum(place, size - 1)] < low)).any():
+                place += further
+            found = here(self.high, high) & here(self.low, low)
+            at[found] = place[found]
         payload = np.zeros(len(high), dtype=np.int64)
         payload[at >= 0] = self.payload[at[at >= 0]]
         return at, payload

@@ -109,3 +109,9 @@ def test_partitions_sort_by_source_topic_number() -> None:
     """Partitions sort by number, not by its digits, so that locks are always taken in one order."""
     assert sorted([Partition("a", "t", 10), Partition("a", "t", 9), Partition("a", "s", 11)])[0].partition == 11
     assert Partition("a", "t", 9) < Partition("a", "t", 10)
+
+
+@given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
+def test_a_difference_is_that_of_the_sets(left: set[int], right: set[int]) -> None:
+    """What is taken away is exactly what the other holds, however the ranges lie, and the answer is in the one form there is."""
+    assert Ranges.of_numbers(list(left)) - Ranges.of_numbers(list(right)) == Ranges.of_numbers(sorted(left - right))
