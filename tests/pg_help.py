@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import uuid
 from collections.abc import Iterable
@@ -10,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.position import Partition
+from deadletter.letter import HISTORY, LETTERS, letter_id
 from dedup.postgres import PostgresStore
 from dedup.process import this_process
 from dedup.rows import ArrowRows
-from dedup.steps import Advance, Commit, Record
+from dedup.steps import Advance, Change, Commit, Park, Record
 from dedup.store import BATCHES, KEYS, Checkpoint, Holder, Run
 
 WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
@@ -78,3 +80,88 @@ def chunk(store: PostgresStore, number: int, first: int, last: int, batch_id: in
         known = tx.reserve(keys(range(first, last + 1))).num_rows
         finish(tx, first, last, batch_id=batch_id, reserved=last - first + 1 - known)
     return known
+
+
+FAILED_AT = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+
+
+def letter(number: int, *, consumer: str = "shop", sequence: str | None = None, key: bool = True, **columns: Any) -> dict[str, Any]:
+    """A letter at position `number` of ORDERS, as planning makes it."""
+    place = {**ORDERS._asdict(), "incarnation": 0, "sequence_number": number, "part": 0}
+    row = {
+        "id": letter_id(consumer, 0, *place.values()),
+        "consumer": consumer,
+        "generation": 0,
+        **place,
+        "key": keys([number])["key"][0].as_py() if key else None,
+        "holds_key": key,
+        "idempotence_key": f"order-{number}",
+        "payload_hash": 7,
+        "body": b'{"id": %d}' % number,
+        "kind": "REJECTED",
+        "reason": "negative amount",
+        "fingerprint": "f" * 16,
+        "attempts": 1,
+        "first_failed_at": FAILED_AT,
+        "last_failed_at": FAILED_AT,
+        "status": "OPEN",
+        "sequence_key": sequence,
+        "sequence": sequence_of(sequence) if sequence else None,
+        "blocked_by": None,
+    }
+    return {**row, **columns}
+
+
+def letters_of(rows: Iterable[dict[str, Any]]) -> pa.Table:
+    """LETTERS of these rows."""
+    return pa.Table.from_pylist(list(rows), schema=LETTERS)
+
+
+def chain(numbers: Iterable[int], sequence: str, **columns: Any) -> list[dict[str, Any]]:
+    """Letters of one sequence, each blocked by the one before it."""
+    found: list[dict[str, Any]] = []
+    for number in numbers:
+        before = {"status": "BLOCKED", "blocked_by": found[-1]["id"]} if found else {}
+        found.append(letter(number, sequence=sequence, **before, **columns))
+    return found
+
+
+def park(
+    store: PostgresStore, rows: Iterable[dict[str, Any]], history: Iterable[dict[str, Any]] = (), *, reserve: bool = True
+) -> list[str]:
+    """Reserve the keys of these letters and park them, without a batch; returns their ids."""
+    table = letters_of(rows)
+    with store.begin_letters(table["consumer"][0].as_py()) as tx:
+        held = [k for k in table["key"].to_pylist() if k is not None] if reserve else []
+        wanted = sorted(set(held))
+        tx.reserve(pa.table([pa.array(wanted, pa.binary(16)), pa.array([7] * len(wanted), pa.int64())], schema=KEYS))
+        tx.execute(Park(table, history_of(history)))
+        tx.execute(Commit())
+    return list(table["id"].to_pylist())
+
+
+def history_of(rows: Iterable[dict[str, Any]]) -> pa.Table:
+    """HISTORY of these rows."""
+    return pa.Table.from_pylist([{"at": FAILED_AT, "action": "FAILED", "reserved": 0, **row} for row in rows], schema=HISTORY)
+
+
+def change(
+    store: PostgresStore, ids: Iterable[str], *, history: Iterable[dict[str, Any]] = (), consumer: str = "shop", **columns: Any
+) -> int:
+    """Lock these letters and set the same columns of all of them; returns how many could be locked."""
+    with store.begin_letters(consumer) as tx:
+        locked = tx.lock(list(ids))
+        tx.execute(changing(locked["id"].to_pylist(), history=history, **columns))
+        tx.execute(Commit())
+    return int(locked.num_rows)
+
+
+def changing(ids: list[str], *, history: Iterable[dict[str, Any]] = (), **columns: Any) -> Change:
+    """The step that sets the same columns of all of these letters."""
+    schema = pa.schema([LETTERS.field("id"), *(LETTERS.field(name) for name in columns)])
+    return Change(pa.Table.from_pylist([{"id": i, **columns} for i in ids], schema=schema), history_of(history))
+
+
+def sequence_of(name: str) -> bytes:
+    """The hash of a sequence key, as `letter` makes it."""
+    return hashlib.sha256(name.encode()).digest()[:16]

@@ -1,23 +1,49 @@
-"""Dead letters as the steps of a decision change them: parked and noted.
+"""Dead letters as the steps of a decision change them: parked, noted, changed, their keys freed.
 
 Executes what is planned elsewhere, inside the open transaction; decides nothing.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import StoreError
-from dedup.postgres import encode
+from dedup.postgres import arrays, encode, order
 from dedup.postgres.connect import Connection
 from dedup.postgres.sqlfiles import Statements, quoted
-from dedup.steps import Park
+from dedup.steps import Change, Free, Note, Park
+
+_CHANGING: Mapping[str, str] = {
+    "event_key": "bytea",
+    "key": "uuid",
+    "holds_key": "boolean",
+    "idempotence_key": "text",
+    "payload_hash": "bigint",
+    "body": "bytea",
+    "body_size": "bigint",
+    "body_sha256": "bytea",
+    "kind": "text",
+    "reason": "text",
+    "error_type": "text",
+    "error_message": "text",
+    "stack": "text",
+    "fingerprint": "text",
+    "attempts": "integer",
+    "first_failed_at": "timestamptz",
+    "last_failed_at": "timestamptz",
+    "status": "text",
+    "blocked_by": "text",
+    "extras": "bytea",
+}
+"""Columns that may change, and their types. Position, headers and sequence are the event's."""
 
 
-def park(connection: Connection, sql: Statements, step: Park) -> None:
+def park(connection: Connection, sql: Statements, step: Park, consumer: str) -> None:
     """Keep the letters that are not kept yet, and their history. Raises StoreError if the table does not take them all.
 
     Crash: undone with the transaction.
@@ -27,6 +53,66 @@ def park(connection: Connection, sql: Statements, step: Park) -> None:
     letters = step.letters.filter(pc.invert(pc.is_in(step.letters["id"], value_set=kept)))
     _copy(connection, sql, "dead_letter", _letter_columns(letters))
     _copy(connection, sql, "letter_history", _clean(step.history.filter(pc.invert(pc.is_in(step.history["letter_id"], value_set=kept)))))
+    order.parked(connection, sql, letters, consumer)
+
+
+def note(connection: Connection, sql: Statements, step: Note) -> None:
+    """Count the copies of held keys. Waits for nobody.
+
+    Crash: undone with the transaction.
+    """
+    if step.copies.num_rows:
+        keys = arrays.uuid_array(arrays.keys_of(step.copies["key"]))
+        connection.execute(sql["note"], {"keys": keys, "counts": arrays.int8_array(step.copies["count"].to_numpy())})
+
+
+def change(connection: Connection, sql: Statements, step: Change, consumer: str) -> None:
+    """Set what changes of letters that are locked, keep why, and put their sequences in order.
+
+    Raises StoreError for columns that are the event's own, and where a letter is gone.
+
+    Crash: undone with the transaction.
+    """
+    ids = step.letters["id"].to_pylist()
+    if ids:
+        sequences = order.lock(connection, sql, ids, consumer)
+        _set(connection, sql, _clean(step.letters))
+        order.changed(connection, sql, ids, sequences)
+    _copy(connection, sql, "letter_history", _clean(step.history))
+
+
+def _set(connection: Connection, sql: Statements, letters: pa.Table) -> None:
+    names = [name for name in letters.column_names if name != "id"]
+    if wrong := [name for name in names if name not in _CHANGING]:
+        raise StoreError(f"Letters keep their {', '.join(wrong)}: these are the event's own. Change the others only.")
+    if not names:
+        return
+    parts = {
+        b"{assignments}": ", ".join(f"{name} = u.{name}" for name in names),
+        b"{arrays}": ", ".join(f"%({name})s::{_CHANGING.get(name, 'text')}[]" for name in letters.column_names),
+        b"{names}": ", ".join(letters.column_names),
+    }
+    statement = sql["change_letters"]
+    for part, text in parts.items():
+        statement = statement.replace(part, text.encode())
+    given = {name: _values(letters[name], _CHANGING.get(name)) for name in letters.column_names}
+    count = connection.execute(statement, given).rowcount
+    if count != letters.num_rows:
+        raise StoreError(f"{letters.num_rows - count} of {letters.num_rows} letters are not there any more. Look for them and start again.")
+
+
+def _values(column: pa.ChunkedArray, kind: str | None) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return [v and uuid.UUID(bytes=v) for v in values] if kind == "uuid" else values
+
+
+def free(connection: Connection, sql: Statements, step: Free) -> None:
+    """Forget these reservations.
+
+    Crash: undone with the transaction.
+    """
+    if step.keys.num_rows:
+        connection.execute(sql["free_keys"], {"keys": arrays.uuid_array(arrays.keys_of(step.keys["key"]))})
 
 
 def _copy(connection: Connection, sql: Statements, table: str, rows: pa.Table) -> None:

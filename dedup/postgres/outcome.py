@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ from dedup.postgres.state import State
 
 READ_BACK_SECONDS = 15.0
 """How long to go on asking: a server that restarts after a crash is back within it, unless it has much to recover."""
+
+ASK_SECONDS = 2.0
+"""How long a transaction may go on before its session is ended."""
 
 PAUSE_SECONDS = 0.2
 
@@ -34,7 +38,11 @@ class Attempt:
     backend_start: dt.datetime
 
 
-def settle(store: Any, sql: Statements, state: State, attempt: Attempt, error: psycopg.Error) -> None:
+Ask = Callable[[Any, Statements, State, Attempt], bool]
+"""Whether an attempt was committed, once that cannot change any more."""
+
+
+def settle(store: Any, sql: Statements, state: State, attempt: Attempt, error: psycopg.Error, ask: Ask | None = None) -> None:
     """Return if the attempt was committed after all.
 
     Raises:
@@ -44,7 +52,7 @@ def settle(store: Any, sql: Statements, state: State, attempt: Attempt, error: p
     until = time.monotonic() + READ_BACK_SECONDS
     while True:
         try:
-            committed = _ask(store, sql, state, attempt)
+            committed = (ask or ask_tables)(store, sql, state, attempt)
             break
         except (StoreError, psycopg.Error) as failed:
             if time.monotonic() >= until:
@@ -59,7 +67,8 @@ def settle(store: Any, sql: Statements, state: State, attempt: Attempt, error: p
         ) from error
 
 
-def _ask(store: Any, sql: Statements, state: State, attempt: Attempt) -> bool:
+def ask_tables(store: Any, sql: Statements, state: State, attempt: Attempt) -> bool:
+    """By what a decision leaves in our tables. Raises psycopg.Error."""
     with store.fresh() as connection:
         _wait_for_end(connection, sql, state, attempt)
         row = connection.execute(sql["committed_attempt"], {"id": state.id, "attempt": attempt.id}).fetchone()
@@ -78,3 +87,21 @@ def _wait_for_end(connection: Connection, sql: Statements, state: State, attempt
             if last:
                 raise
             connection.execute(sql["end_session"], {"pid": attempt.backend_pid, "start": attempt.backend_start})
+
+
+def ask_server(store: Any, sql: Statements, state: State, attempt: Attempt) -> bool:
+    """By the server's own record of its transactions, for one that leaves no number. Raises psycopg.Error."""
+    until = time.monotonic() + ASK_SECONDS
+    with store.fresh() as connection:
+        while (status := _status(connection, sql, attempt)) == "in progress":
+            if time.monotonic() >= until + READ_BACK_SECONDS:
+                raise StoreUnavailable("The session of the lost commit cannot be ended from here.")
+            if time.monotonic() >= until:
+                connection.execute(sql["end_session"], {"pid": attempt.backend_pid, "start": attempt.backend_start})
+            time.sleep(PAUSE_SECONDS)
+    return status == "committed"
+
+
+def _status(connection: Connection, sql: Statements, attempt: Attempt) -> str | None:
+    row = connection.execute(sql["transaction_status"], {"xid": attempt.xid}).fetchone()
+    return None if row is None else row[0]

@@ -1,17 +1,15 @@
-"""What people and `verify` read: batch records, letters, contradictions. Read-only; not on the path of a batch."""
+"""What people and `verify` read: batch records, counts, contradictions. Read-only; not on the path of a batch."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 from psycopg.rows import dict_row
 
-from deadletter.letter import LETTERS
 from dedup.postgres.connect import Connection
 from dedup.postgres.sqlfiles import Statements
-from dedup.store import BATCHES, Selection
+from dedup.store import BATCHES
 
 BATCHES_KEPT = pa.schema(
     [
@@ -23,9 +21,6 @@ BATCHES_KEPT = pa.schema(
     ]
 )
 """Batch records as they are read back."""
-
-LETTERS_KEPT = pa.schema([*LETTERS, pa.field("duplicates", pa.int64(), nullable=False)])
-"""Letters as they are read back."""
 
 _RANGES = ("seen", "duplicates", "skipped", "late")
 
@@ -45,16 +40,6 @@ def batches(connection: Connection, sql: Statements, consumer: str) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=BATCHES_KEPT)
 
 
-def letters(connection: Connection, sql: Statements, selection: Selection) -> pa.Table:
-    """LETTERS_KEPT in position order."""
-    wanted = asdict(selection)
-    rows = _rows(connection, sql["letters"], {**wanted, "letter_id": wanted["id"]})
-    for row in rows:
-        names, values = row.pop("property_names"), row.pop("property_values")
-        row["properties"] = None if names is None else [{"key": k, "value": v} for k, v in zip(names, values, strict=True)]
-    return pa.Table.from_pylist(rows, schema=LETTERS_KEPT)
-
-
 def reserved(connection: Connection, sql: Statements, keyspace: int) -> int | None:
     """How many reservations there are, where they can only be one consumer's and one keyspace's: rows do not name their consumer."""
     _, _, consumers = _one(connection, sql, "expected_reservations")
@@ -65,7 +50,8 @@ def problems(connection: Connection, sql: Statements, consumer: str) -> list[str
     """Contradictions in the tables; reads every reservation."""
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
-        found = [str(row[0]) for row in connection.execute(sql["contradictions"], {"consumer": consumer})]
+        checks = (sql["contradictions"], sql["order_contradictions"], sql["count_contradictions"])
+        found = [str(row[0]) for check in checks for row in connection.execute(check, {"consumer": consumer})]
         kept, twice = _one(connection, sql, "count_reservations")
         expected, purged, _ = _one(connection, sql, "expected_reservations")
     if twice:

@@ -1,4 +1,4 @@
-"""What a decision leaves in our own tables besides letters: notes, the batch record, checkpoints.
+"""What a decision leaves in our own tables besides letters: the batch record, checkpoints.
 
 Executes the steps of dedup/store.py inside the open transaction; decides nothing.
 """
@@ -11,24 +11,13 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from checkpoint.errors import CommitConflict
-from dedup.postgres import arrays
 from dedup.postgres.connect import Connection
 from dedup.postgres.sqlfiles import Statements
 from dedup.postgres.state import State, checkpoint_row, topic_id
-from dedup.steps import Advance, Note, Record
+from dedup.steps import Advance, Record
 
 _RANGES = ("seen", "duplicates", "skipped", "late")
 _COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
-
-
-def note(connection: Connection, sql: Statements, step: Note) -> None:
-    """Count the copies of held keys.
-
-    Crash: undone with the transaction.
-    """
-    if step.copies.num_rows:
-        keys = arrays.uuid_array(arrays.keys_of(step.copies["key"]))
-        connection.execute(sql["note"], {"keys": keys, "counts": arrays.int8_array(step.copies["count"].to_numpy())})
 
 
 def bump(connection: Connection, sql: Statements, state: State, attempt: uuid.UUID) -> int:

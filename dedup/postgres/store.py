@@ -6,25 +6,26 @@ The store of `Consumer(..., store=PostgresStore(dsn))`. Each part is a module of
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import psycopg
-import pyarrow as pa
 from psycopg.pq import TransactionStatus
 
 from checkpoint.errors import ConfigError, StoreError
 from dedup.postgres import epoch as epochs
-from dedup.postgres import heartbeat, migrate, reading, state
+from dedup.postgres import heartbeat, letters_transaction, migrate, state
 from dedup.postgres import transaction as transactions
 from dedup.postgres.connect import Connection, Pool, checked, redacted, renew
 from dedup.postgres.errors import translating
 from dedup.postgres.handler import Lease
+from dedup.postgres.letters_transaction import LettersTransaction
+from dedup.postgres.reads import Reads
 from dedup.postgres.sqlfiles import Statements
 from dedup.postgres.transaction import PgTransaction
-from dedup.store import Head, Holder, Selection, Transaction
+from dedup.store import Head, Holder
 
 _NOTHING = "nothing of the chunk is true; it is delivered again"
 _IN_DOUBT = "the server has all of it or nothing; the next run reads which"
@@ -34,7 +35,7 @@ def _no_step(name: str) -> None:
     """Tell nobody."""
 
 
-class PostgresStore:
+class PostgresStore(Reads):
     """State and sinks in one PostgreSQL database (14 or newer), committed by one transaction per chunk.
 
     Args:
@@ -198,25 +199,40 @@ class PostgresStore:
         except (psycopg.Error, StoreError):
             return None
 
-    def begin_letters(self, consumer: str, *, positions: bool = False) -> AbstractContextManager[Transaction]:
-        """Not there yet."""
-        raise NotImplementedError
+    @contextmanager
+    def begin_letters(self, consumer: str, *, positions: bool = False) -> Iterator[LettersTransaction]:
+        """Open a transaction of letters. The stream goes on meanwhile, unless `positions` are decided: then it waits.
+
+        Raises:
+            ConfigError: there is no such consumer. StoreUnavailable: no connection.
+
+        Crash: without a commit nothing of the transaction is true; its letters can be locked again at once.
+        """
+        with self._pool.borrow() as connection:
+            lease = Lease()
+            try:
+                with translating(f"Beginning with letters of {consumer!r}"):
+                    self._ensure(connection)
+                    found, attempt = letters_transaction.begin(connection, self._sql, consumer, positions=positions)
+                yield LettersTransaction(connection, self._sql, found, attempt, self, lease)
+            finally:
+                lease.over = True
+                _leave(connection)
+                _take_back(connection, lease)
 
     def trial(self, consumer: str) -> str | None:
-        """Not there yet."""
-        return None
+        """What `set_trial` kept last; None once a batch has been recorded."""
+        with self._connection(f"Reading what {consumer!r} was trying") as connection:
+            row = connection.execute(self._sql["trial"], {"consumer": consumer}).fetchone()
+        return row[0] if row else None
 
     def set_trial(self, consumer: str, trial: str | None) -> None:
-        """Not there yet."""
-        pass
+        """Note what is about to be tried, outside any transaction.
 
-    def groups(self, selection: Selection) -> pa.Table:
-        """Not there yet."""
-        raise NotImplementedError
-
-    def history(self, letter_id: str) -> pa.Table:
-        """Not there yet."""
-        raise NotImplementedError
+        Crash: it outlives this process as soon as this returns; a crash of the server may forget it.
+        """
+        with self._connection(f"Noting what {consumer!r} is trying") as connection:
+            connection.execute(self._sql["set_trial"], {"consumer": consumer, "trial": trial})
 
     def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
         """While the block runs, show life every `every` seconds, on a connection of its own."""
@@ -233,32 +249,6 @@ class PostgresStore:
     def publish(self, consumer: str) -> int:
         """Always 0: sinks commit with the decision."""
         return 0
-
-    def consumers(self) -> list[str]:
-        """Names, sorted."""
-        with self._connection("Reading the consumers") as connection:
-            return [row[0] for row in connection.execute(self._sql["consumers"], {})]
-
-    def batches(self, consumer: str) -> pa.Table:
-        """Batch records in seq order."""
-        with self._connection(f"Reading the batch records of {consumer!r}") as connection:
-            return reading.batches(connection, self._sql, consumer)
-
-    def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
-        """Dead letters in position order."""
-        with self._connection("Reading dead letters") as connection:
-            return reading.letters(connection, self._sql, selection)
-
-    def reserved(self, consumer: str) -> int | None:
-        """How many reservations are kept; None where several consumers, or lives of one, share the tables."""
-        with self._connection("Counting reservations") as connection:
-            found = state.read(connection, self._sql, consumer)
-            return reading.reserved(connection, self._sql, found.head.keyspace) if found else 0
-
-    def problems(self, consumer: str) -> list[str]:
-        """Contradictions between the tables. Reads every reservation: minutes where there are billions."""
-        with self._connection(f"Checking the tables of {consumer!r}") as connection:
-            return reading.problems(connection, self._sql, consumer)
 
     def rotate_reservations(self) -> str:
         """Begin a new table of reservations; returns its name. Waits for open batches, at most ten seconds.

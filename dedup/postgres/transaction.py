@@ -16,13 +16,13 @@ from psycopg.pq import TransactionStatus
 
 from checkpoint.errors import ConfigError, Fenced, HandlerError, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Range, Ranges
-from dedup.postgres import letters, outcome, records, reserve, sink, state
+from dedup.postgres import letters, order, outcome, records, reserve, select, sink, state
 from dedup.postgres.connect import Connection
 from dedup.postgres.errors import ends_transaction, is_lost, translate
 from dedup.postgres.handler import HandlerConnection, Lease
 from dedup.postgres.outcome import Attempt
 from dedup.postgres.sqlfiles import Statements
-from dedup.steps import Advance, Commit, Merge, Note, Park, Record, Step
+from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
 from dedup.store import Head, Rows
 
 
@@ -199,15 +199,20 @@ class PgTransaction:
             return sink.write(self._connection, self._sql, table, rows)
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
-        """Not there yet."""
-        raise NotImplementedError
+        """LETTERS + duplicates of those of these letters that nobody else is at work on, in position order. Never waits."""
+        with self._our_statements("locking dead letters"):
+            return select.locked(self._connection, self._sql, ids)
 
     def blocked(self, sequences: pa.Array) -> pa.Table:
-        """Not there yet."""
-        raise NotImplementedError
+        """SEQUENCES of those that are blocked. Waits for whoever is about to release one."""
+        with self._our_statements("asking what blocks"):
+            return order.blocked(self._connection, self._sql, sequences)
 
     def merge(self, table: str, rows: Rows, merge: Merge) -> int:
-        """Not there yet."""
+        """Insert, update or delete by key. Raises SinkMismatch; then nothing of the rows is kept.
+
+        Crash: undone with the transaction.
+        """
         raise NotImplementedError
 
     def execute(self, step: Step) -> None:
@@ -217,8 +222,10 @@ class PgTransaction:
         """
         self._refuse_ended()
         doing: dict[type[Any], Callable[[Any], None]] = {
-            Park: lambda s: letters.park(self._connection, self._sql, s),
-            Note: lambda s: records.note(self._connection, self._sql, s),
+            Park: lambda s: letters.park(self._connection, self._sql, s, self.head.consumer),
+            Change: lambda s: letters.change(self._connection, self._sql, s, self.head.consumer),
+            Free: lambda s: letters.free(self._connection, self._sql, s),
+            Note: lambda s: letters.note(self._connection, self._sql, s),
             Record: lambda s: records.record(self._connection, self._sql, self._state, s, self._decision(), self._attempt.id),
             Advance: lambda s: records.advance(self._connection, self._sql, self._state, s),
             Commit: lambda s: self._commit(),
@@ -231,8 +238,12 @@ class PgTransaction:
             self._seq = records.bump(self._connection, self._sql, self._state, self._attempt.id)
         return self._seq
 
-    def _commit(self) -> None:
+    def _number(self) -> None:
+        """A batch is a decision, with a record or without."""
         self._decision()
+
+    def _commit(self) -> None:
+        self._number()
         now = state.one(self._connection, self._sql, "transaction_check")
         assert now is not None
         if now["xid"] != self._attempt.xid:

@@ -223,10 +223,117 @@ select id from {schema}.dead_letter where id = any(%(ids)s);
 
 -- name: note
 -- Count copies on the letters that hold these keys.
--- Updates rows in the order of their keys, as every batch does.
-update {schema}.dead_letter d set duplicates = d.duplicates + k.count
-from (select * from unnest(%(keys)s::uuid[], %(counts)s::bigint[]) u (key, count) order by key) k
-where d.key = k.key and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED');
+-- A letter that somebody is at work on is not waited for: its copies are appended to letter_copy.
+with wanted as materialized (
+    select d.id, k.count
+    from unnest(%(keys)s::uuid[], %(counts)s::bigint[]) k (key, count)
+    join {schema}.dead_letter d on d.key = k.key and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
+), free as materialized (
+    select d.id from {schema}.dead_letter d where d.id = any(array(select id from wanted)) order by d.id for no key update skip locked
+), counted as (
+    update {schema}.dead_letter d set duplicates = d.duplicates + w.count from wanted w join free f using (id) where d.id = w.id
+)
+insert into {schema}.letter_copy (letter_id, copies) select id, count from wanted where id not in (select id from free);
+
+-- name: fence_letters
+-- Keep a person's decision about the state, a reset above all, from coming between; a takeover and the stream go on.
+-- The weakest row lock: only `lock_consumer` waits for it, and it for that.
+select id from {schema}.consumer where name = %(consumer)s for key share;
+
+-- name: lock_letters
+-- Of these letters those that nobody else is at work on; now nobody else can change them.
+-- Never waits, so two who send letters through again share them out. What the stream does to letters does not need this lock.
+select {columns} from {schema}.dead_letter d where d.id = any(%(ids)s) order by d.id for update skip locked;
+
+-- name: change_letters
+-- Set some columns of letters that are locked.
+-- The letters are ours since `lock_letters`; their sequences are locked before, their neighbours in the sequence afterwards.
+update {schema}.dead_letter d set {assignments} from (select * from unnest({arrays}) u ({names})) u where d.id = u.id;
+
+-- name: blocked
+-- Which of these sequences are blocked, and the last letter of each.
+-- Locks the rows in one order: one that is being released is waited for, and then gone or about its next letter.
+select uuid_send(sequence) as sequence, letter, kind from {schema}.blocked_sequence
+where sequence = any(%(sequences)s::uuid[]) order by sequence for update;
+
+-- name: sequences_of
+-- The sequences of these letters.
+-- Of letters that this transaction has locked or written.
+select distinct sequence from {schema}.dead_letter where id = any(%(ids)s) and sequence is not null order by sequence;
+
+-- name: lock_sequences
+-- Make sure that each of these sequences has its row, and lock it; returns those that had one.
+-- Whoever is at work on a sequence holds its row, so what is read in the next statement stays true. In one order: nobody waits in a circle.
+insert into {schema}.blocked_sequence as b (sequence, consumer, letter, kind)
+select s.sequence, %(consumer)s, '', '' from unnest(%(sequences)s::uuid[]) s (sequence) order by s.sequence
+on conflict (sequence) do update set letter = b.letter
+returning case when b.letter <> '' then b.sequence end;
+
+-- name: link_letters
+-- Put these letters, and those right behind them, in order: the first waiting letter of a sequence is open, each other one blocked by the one before.
+-- Under `lock_sequences`, and after these letters have their new status. By position, so a late event finds its place.
+with touched as materialized (
+    select sequence, incarnation, sequence_number, part, id from {schema}.dead_letter where id = any(%(ids)s) and sequence is not null
+), affected as materialized (
+    select d.sequence, d.incarnation, d.sequence_number, d.part, d.id
+    from touched t join {schema}.dead_letter d on d.id = t.id and d.status in ('OPEN', 'BLOCKED')
+    union
+    select n.* from touched t cross join lateral (
+        select d.sequence, d.incarnation, d.sequence_number, d.part, d.id from {schema}.dead_letter d
+        where d.sequence = t.sequence and d.status in ('OPEN', 'BLOCKED')
+            and (d.incarnation, d.sequence_number, d.part, d.id) > (t.incarnation, t.sequence_number, t.part, t.id)
+        order by d.incarnation, d.sequence_number, d.part, d.id limit 1
+    ) n
+)
+update {schema}.dead_letter d set status = case when c.before is null then 'OPEN' else 'BLOCKED' end, blocked_by = c.before
+from (
+    select a.id, (
+        select p.id from {schema}.dead_letter p where p.sequence = a.sequence and p.status in ('OPEN', 'BLOCKED')
+            and (p.incarnation, p.sequence_number, p.part, p.id) < (a.incarnation, a.sequence_number, a.part, a.id)
+        order by p.incarnation desc, p.sequence_number desc, p.part desc, p.id desc limit 1
+    ) as before from affected a
+) c
+where d.id = c.id and (d.status, d.blocked_by) is distinct from (case when c.before is null then 'OPEN' else 'BLOCKED' end, c.before);
+
+-- name: settle_sequences
+-- Note the last waiting letter of each of these sequences; a sequence without one is free.
+-- Under `lock_sequences`. Whoever waits for a row that is deleted here finds that nothing blocks any more.
+with last as materialized (
+    select s.sequence, l.id, l.kind, l.consumer from unnest(%(sequences)s::uuid[]) s (sequence)
+    left join lateral (
+        select d.id, d.kind, d.consumer from {schema}.dead_letter d where d.sequence = s.sequence and d.status in ('OPEN', 'BLOCKED')
+        order by d.incarnation desc, d.sequence_number desc, d.part desc, d.id desc limit 1
+    ) l on true
+), free as (
+    delete from {schema}.blocked_sequence b using last l where b.sequence = l.sequence and l.id is null
+)
+update {schema}.blocked_sequence b set letter = l.id, kind = l.kind, consumer = l.consumer
+from last l where b.sequence = l.sequence and l.id is not null and (b.letter, b.kind) is distinct from (l.id, l.kind);
+
+-- name: free_keys
+-- Forget reservations.
+-- In the transaction that takes the key from its letter: the key is held, or free, never neither and never both.
+delete from {schema}.reservation where key = any(%(keys)s::uuid[]);
+
+-- name: transaction_status
+-- What became of a transaction: in progress, committed or aborted.
+-- Read from the server's own record of its commits, for a transaction that leaves no other trace of itself.
+select pg_xact_status(%(xid)s::text::xid8);
+
+-- name: trial
+-- What a consumer was about to try.
+-- One row, one snapshot.
+select t.trial from {schema}.trial t join {schema}.consumer c on c.id = t.consumer_id where c.name = %(consumer)s;
+
+-- name: set_trial
+-- Note what a consumer is about to try.
+-- Outside the batch, so that it outlives it, and without waiting for the disk: it need not outlive the server.
+with fast as materialized (
+    select set_config('synchronous_commit', 'off', true) as lazy, set_config('lock_timeout', '10s', true) as impatient
+)
+insert into {schema}.trial as t (consumer_id, trial, at)
+select c.id, %(trial)s, clock_timestamp() from {schema}.consumer c, fast where c.name = %(consumer)s and fast.lazy <> '' and fast.impatient <> ''
+on conflict (consumer_id) do update set trial = excluded.trial, at = excluded.at;
 
 -- name: bump
 -- Count one more decision, and say by which attempt.
@@ -282,8 +389,8 @@ select from {schema}.progress where consumer_id = %(id)s for update;
 
 -- name: lock_consumer
 -- Lock a consumer for a person's decision.
--- Waits for open batches, and makes new ones wait: the decision is between two batches, never inside one.
-select id from {schema}.consumer where name = %(consumer)s for no key update;
+-- Waits for open batches and open transactions of letters, and makes new ones wait: the decision is between two, never inside one.
+select id from {schema}.consumer where name = %(consumer)s for update;
 
 -- name: amend_consumer
 -- Set the lives of a consumer.
@@ -334,21 +441,65 @@ join {schema}.consumer c on c.id = b.consumer_id
 where c.name = %(consumer)s
 order by b.seq, t.source, t.topic, b.partition;
 
+-- name: letter_place
+-- Where a letter stands in position order.
+-- One row; a letter never moves.
+select consumer, source, topic, incarnation, partition, sequence_number, part, id from {schema}.dead_letter where id = %(after)s;
+
 -- name: letters
--- Dead letters that match all that is given, in position order.
--- One snapshot.
-select id, consumer, generation, source, topic, incarnation, partition, sequence_number, part, event_offset as "offset", enqueued_time, event_key,
-    uuid_send(key) as key, holds_key, idempotence_key, payload_hash, body, body_size, body_sha256, property_names, property_values,
-    kind, reason, error_type, error_message, stack, fingerprint, attempts, first_failed_at, last_failed_at, status, sequence_key,
-    uuid_send(sequence) as sequence, blocked_by, extras, duplicates
-from {schema}.dead_letter
-where (%(consumer)s::text is null or consumer = %(consumer)s) and (%(source)s::text is null or source = %(source)s)
-    and (%(topic)s::text is null or topic = %(topic)s) and (%(partition)s::int is null or partition = %(partition)s)
-    and (%(first)s::bigint is null or sequence_number >= %(first)s) and (%(last)s::bigint is null or sequence_number <= %(last)s)
-    and (%(kind)s::text is null or kind = %(kind)s) and (%(status)s::text is null or status = %(status)s)
-    and (%(fingerprint)s::text is null or fingerprint = %(fingerprint)s) and (%(letter_id)s::text is null or starts_with(id, %(letter_id)s))
-order by consumer, source, topic, incarnation, partition, sequence_number, part
+-- Dead letters that match all that is given, in position order; {chosen} are the conditions.
+-- One snapshot. Pages begin behind a place, so a page costs the same wherever it is.
+select {columns} from {schema}.dead_letter d
+where {chosen}
+order by d.consumer, d.source, d.topic, d.incarnation, d.partition, d.sequence_number, d.part, d.id
 limit %(limit)s;
+
+-- name: groups
+-- Letters by fingerprint, of consumers, kinds and statuses as a whole: counts from letter_count, the rest by one index probe each.
+-- One snapshot: a statement's letters and what it appended to letter_count become visible together.
+with counted as (
+    select d.fingerprint, d.kind, d.consumer, d.status, sum(d.letters)::bigint as letters from {schema}.letter_count d
+    where {chosen}
+    group by d.fingerprint, d.kind, d.consumer, d.status having sum(d.letters) > 0
+), largest as (
+    select fingerprint, kind, sum(letters)::bigint as letters from counted group by fingerprint, kind order by 3 desc, 1, 2 limit %(limit)s
+)
+select g.fingerprint, g.kind, g.letters, min(f.first_failed_at) as first_failed_at, max(l.last_failed_at) as last_failed_at,
+    (array_agg(l.id order by l.last_failed_at desc, l.id))[1] as example, (array_agg(l.reason order by l.last_failed_at desc, l.id))[1] as reason
+from largest g
+join counted c using (fingerprint, kind)
+cross join lateral (
+    select d.first_failed_at from {schema}.dead_letter d
+    where (d.fingerprint, d.kind, d.consumer, d.status) = (c.fingerprint, c.kind, c.consumer, c.status) order by d.first_failed_at limit 1
+) f
+cross join lateral (
+    select d.last_failed_at, d.id, d.reason from {schema}.dead_letter d
+    where (d.fingerprint, d.kind, d.consumer, d.status) = (c.fingerprint, c.kind, c.consumer, c.status) order by d.last_failed_at desc limit 1
+) l
+group by g.fingerprint, g.kind, g.letters
+order by g.letters desc, g.fingerprint, g.kind;
+
+-- name: groups_by_reading
+-- Letters by fingerprint, whatever the selection: reads all that match.
+-- One snapshot.
+with chosen as materialized (
+    select d.id, d.fingerprint, d.kind, d.first_failed_at, d.last_failed_at from {schema}.dead_letter d
+    where {chosen}
+), largest as (
+    select fingerprint, kind, count(*) as letters, min(first_failed_at) as first_failed_at, max(last_failed_at) as last_failed_at
+    from chosen group by fingerprint, kind order by 3 desc, 1, 2 limit %(limit)s
+), example as (
+    select c.fingerprint, c.kind, min(c.id) as id from chosen c join largest g using (fingerprint, kind, last_failed_at) group by 1, 2
+)
+select g.fingerprint, g.kind, g.letters, g.first_failed_at, g.last_failed_at, e.id as example, d.reason
+from largest g join example e using (fingerprint, kind) join {schema}.dead_letter d on d.id = e.id
+order by g.letters desc, g.fingerprint, g.kind;
+
+-- name: history
+-- What happened to a letter, oldest first.
+-- One snapshot.
+select letter_id, at, action, by, reason, error_type, error_message, stack, body, uuid_send(key) as key, idempotence_key, reserved
+from {schema}.letter_history where letter_id = %(letter_id)s order by at, id;
 
 -- name: count_reservations
 -- How many reservations are kept, and how many keys are in more than one table.
@@ -356,9 +507,10 @@ limit %(limit)s;
 select coalesce(sum(n), 0)::bigint, count(*) filter (where n > 1) from (select count(*) as n from {schema}.reservation group by key) k;
 
 -- name: expected_reservations
--- How many reservations the batch records of all consumers tell of, and whether some were purged.
+-- How many reservations the batch records and the letters' histories of all consumers tell of, and whether some were purged.
 -- One snapshot with `count_reservations` when both run in one repeatable-read transaction.
-select (select coalesce(sum(reserved), 0)::bigint from {schema}.batch),
+select (select coalesce(sum(reserved), 0)::bigint from {schema}.batch)
+        + (select coalesce(sum(reserved), 0)::bigint from {schema}.letter_history where reserved <> 0),
     exists (select from {schema}.reservation_generation where purged_at is not null),
     (select count(*) from {schema}.consumer);
 
@@ -386,6 +538,45 @@ from {schema}.dead_letter d
 where d.consumer = %(consumer)s and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
     and not exists (select from {schema}.reservation r where r.key = d.key)
     and not exists (select from {schema}.reservation_generation where purged_at is not null);
+
+-- name: order_contradictions
+-- Sequences whose letters are not in order, or that are noted as blocked by another letter than their last one.
+-- One snapshot with the other checks.
+with waiting as (
+    select d.id, d.status, d.blocked_by, d.sequence, lag(d.id) over w as before, last_value(d.id) over w as last, row_number() over w as place
+    from {schema}.dead_letter d
+    where d.consumer = %(consumer)s and d.status in ('OPEN', 'BLOCKED') and d.sequence is not null
+    window w as (partition by d.sequence order by d.incarnation, d.sequence_number, d.part, d.id
+        rows between unbounded preceding and unbounded following)
+)
+select 'letter ' || id || ' is ' || status || coalesce(' behind ' || blocked_by, '') || ', but the one before it in its sequence is '
+    || coalesce(before, 'none')
+from waiting
+where (status, blocked_by) is distinct from (case when before is null then 'OPEN' else 'BLOCKED' end, before)
+union all
+select 'sequence ' || coalesce(b.sequence, w.sequence) || ' is noted as blocked by ' || coalesce(b.letter, 'none') || ', but its last letter is '
+    || coalesce(w.last, 'none')
+from (select sequence, letter from {schema}.blocked_sequence where consumer = %(consumer)s) b
+full join (select sequence, last from waiting where place = 1) w using (sequence)
+where b.letter is distinct from w.last
+union all
+select 'letter ' || d.id || ' is blocked, but has no sequence'
+from {schema}.dead_letter d where d.consumer = %(consumer)s and d.status = 'BLOCKED' and d.sequence is null;
+
+-- name: count_contradictions
+-- Counts of letters that are not what there is.
+-- One snapshot: a statement's letters and what it appended become visible together.
+select 'letter_count says ' || coalesce(c.letters, 0) || ' letters are ' || coalesce(c.status, d.status) || ' with fingerprint '
+    || coalesce(c.fingerprint, d.fingerprint) || ' on ' || coalesce(c.failed_on, d.failed_on) || ', there are ' || coalesce(d.letters, 0)
+from (
+    select fingerprint, kind, status, failed_on, sum(letters) as letters from {schema}.letter_count where consumer = %(consumer)s
+    group by 1, 2, 3, 4
+) c
+full join (
+    select fingerprint, kind, status, (last_failed_at at time zone 'UTC')::date as failed_on, count(*) as letters
+    from {schema}.dead_letter where consumer = %(consumer)s group by 1, 2, 3, 4
+) d using (fingerprint, kind, status, failed_on)
+where coalesce(c.letters, 0) <> coalesce(d.letters, 0);
 
 -- name: rotate
 -- Begin a new table of reservations.

@@ -1,0 +1,137 @@
+"""Dead letters read back: by a selection, page by page, grouped, with their history. Read-only, but for the locks of `locked`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoint.errors import ConfigError
+from deadletter.letter import HISTORY, LETTERS
+from dedup.postgres.connect import Connection
+from dedup.postgres.sqlfiles import Statements, quoted
+from dedup.store import GROUPS, Selection
+
+LETTERS_KEPT = pa.schema([*LETTERS, pa.field("duplicates", pa.int64(), nullable=False)])
+"""Letters as they are read back."""
+
+_CONDITIONS: Mapping[str, str] = {
+    "consumer": "d.consumer = %(consumer)s",
+    "source": "d.source = %(source)s",
+    "topic": "d.topic = %(topic)s",
+    "partition": "d.partition = %(partition)s",
+    "first": "d.sequence_number >= %(first)s",
+    "last": "d.sequence_number <= %(last)s",
+    "kind": "d.kind = %(kind)s",
+    "status": "d.status = %(status)s",
+    "statuses": "d.status = any(%(statuses)s)",
+    "fingerprint": "d.fingerprint = %(fingerprint)s",
+    # Hex digits sort before g everywhere: the range is what an index understands.
+    "id": "d.id >= %(id)s and d.id < %(id)s || 'g' and starts_with(d.id, %(id)s)",
+    "ids": "d.id = any(%(ids)s)",
+    "since": "d.last_failed_at >= %(since)s",
+    "until": "d.last_failed_at < %(until)s",
+    "key": "d.idempotence_key = %(key)s",
+    "text": "strpos(lower(concat_ws(E'\\x01', d.reason, d.error_message, d.stack)), lower(%(text)s)) > 0",
+    "sequence_key": "d.sequence_key = %(sequence_key)s",
+    "sequences": "d.sequence = any(%(sequences)s::uuid[])",
+    "generation": "d.generation = %(generation)s",
+}
+
+_PLACE = ("consumer", "source", "topic", "incarnation", "partition", "sequence_number", "part", "id")
+_COUNTED = {"consumer", "kind", "status", "statuses", "fingerprint"}
+"""What letter_count tells letters apart by."""
+
+
+def letters(connection: Connection, sql: Statements, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+    """LETTERS_KEPT, or these columns of it, in position order. Raises ConfigError where `after` names no letter."""
+    names = LETTERS_KEPT.names if columns is None else list(columns)
+    chosen, parameters = _chosen(selection)
+    if selection.after is not None:
+        chosen += f" and ({', '.join(f'd.{c}' for c in _PLACE)}) > ({', '.join(f'%(after_{c})s' for c in _PLACE)})"
+        parameters |= _place(connection, sql, selection.after)
+    rows = _run(connection, _filled(sql, "letters", columns=_columns(sql, names), chosen=chosen), parameters)
+    return _table(rows, pa.schema([LETTERS_KEPT.field(n) for n in names]))
+
+
+def _chosen(selection: Selection) -> tuple[str, dict[str, Any]]:
+    given = {name: getattr(selection, name) for name in _CONDITIONS if getattr(selection, name) is not None}
+    parameters = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    if "sequences" in given:
+        parameters["sequences"] = [uuid.UUID(bytes=value) for value in given["sequences"]]
+    return " and ".join(["true", *(_CONDITIONS[name] for name in given)]), {**parameters, "limit": selection.limit}
+
+
+def _place(connection: Connection, sql: Statements, after: str) -> dict[str, Any]:
+    row = connection.execute(sql["letter_place"], {"after": after}).fetchone()
+    if row is None:
+        raise ConfigError(f"There is no letter {after!r} to go on behind. Begin with the first page again.")
+    return {f"after_{name}": value for name, value in zip(_PLACE, row, strict=True)}
+
+
+def _filled(sql: Statements, name: str, **parts: str) -> bytes:
+    statement = sql[name]
+    for part, text in parts.items():
+        statement = statement.replace(b"{%s}" % part.encode(), text.encode())
+    return statement
+
+
+def _columns(sql: Statements, names: Sequence[str]) -> str:
+    return ", ".join(_expression(sql, LETTERS_KEPT.field(name)) for name in names)
+
+
+def _expression(sql: Statements, field: pa.Field) -> str:
+    """A column so that Arrow can take it: keys as bytes, times as microseconds, headers as two arrays."""
+    name = "event_offset" if field.name == "offset" else field.name
+    if name == "properties":
+        return "case when d.property_names is not null then array[d.property_names::bytea[], d.property_values] end"
+    if name == "duplicates":
+        copies = f"{quoted(sql.schema).replace('%', '%%')}.letter_copy c where c.letter_id = d.id"
+        return f"d.duplicates + coalesce((select sum(c.copies) from {copies}), 0)::bigint"
+    if pa.types.is_timestamp(field.type):
+        return f"(extract(epoch from d.{name}) * 1000000)::bigint"
+    return f"uuid_send(d.{name})" if field.type == pa.binary(16) else f"d.{name}"
+
+
+def _run(connection: Connection, statement: bytes, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    with connection.cursor(binary=True) as cursor:
+        return cursor.execute(statement, parameters).fetchall()
+
+
+def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    return pa.table([_array(values, field) for values, field in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    if pa.types.is_timestamp(field.type):
+        return pa.array(values, pa.int64()).cast(field.type)
+    if field.name == "properties":
+        values = [v and [{"key": k.decode(), "value": w} for k, w in zip(*v, strict=True)] for v in values]
+    return pa.array(values, field.type)
+
+
+def locked(connection: Connection, sql: Statements, ids: Sequence[str]) -> pa.Table:
+    """LETTERS_KEPT of those of these letters that nobody else has locked, locked, in position order."""
+    statement = _filled(sql, "lock_letters", columns=_columns(sql, LETTERS_KEPT.names))
+    rows = _table(_run(connection, statement, {"ids": list(ids)}), LETTERS_KEPT)
+    return rows.sort_by([(name, "ascending") for name in _PLACE])
+
+
+def groups(connection: Connection, sql: Statements, selection: Selection) -> pa.Table:
+    """GROUPS of the selected letters: from counts that are kept where these can tell, else by reading the letters."""
+    chosen, parameters = _chosen(selection)
+    counted = parameters.keys() - {"limit"} <= _COUNTED
+    statement = _filled(sql, "groups" if counted else "groups_by_reading", chosen=chosen)
+    with connection.transaction():
+        connection.execute(sql["set_local"], {"name": "jit", "value": "off"})
+        rows = connection.execute(statement, parameters).fetchall()
+    return pa.Table.from_pylist([dict(zip(GROUPS.names, row, strict=True)) for row in rows], schema=GROUPS)
+
+
+def history(connection: Connection, sql: Statements, letter: str) -> pa.Table:
+    """HISTORY of a letter, oldest first."""
+    rows = connection.execute(sql["history"], {"letter_id": letter}).fetchall()
+    return pa.Table.from_pylist([dict(zip(HISTORY.names, row, strict=True)) for row in rows], schema=HISTORY)
