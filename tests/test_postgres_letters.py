@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
 from fix_postgres import run
-from pg_help import FAILED_AT, WAITING, chain, change, changing, chunk, epoch, finish, keys, letter, park, sequence_of
+from pg_help import WAITING, change, changing, chunk, epoch, finish, keys, letter, park, sequence_of
 from pg_proxy import until
 
 from checkpoint.errors import ConfigError, StoreError
 from dedup.postgres import PostgresStore
-from dedup.steps import Commit, Free, Note, Park
+from dedup.steps import Commit, Note
 from dedup.store import Selection
 
 ALL = Selection(limit=None)

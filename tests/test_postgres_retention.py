@@ -149,6 +149,8 @@ def test_a_purge_never_frees_a_key_that_a_letter_holds(store: PostgresStore, pos
     with store.begin("shop", number) as tx:
         tx.reserve(keys(range(5)))
         rows = [letter(k, n, status=s, holds_key=n < 4) for n, (k, s) in enumerate(zip(held, states, strict=True))]
+        rows[0] |= {"sequence": b"s" * 16}
+        rows[1] |= {"sequence": b"s" * 16, "blocked_by": rows[0]["id"]}
         tx.execute(letters(*rows))
         finish(tx, 0, 4)
     store.rotate_reservations()
