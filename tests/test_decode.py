@@ -47,6 +47,9 @@ SCHEMA = pa.schema(
     ]
 )
 
+LOOKALIKES = (b"12345", b"-0", b"1.5E-3", b"1e400", b"true", b"false", b"null", b"NaN", b"-Infinity", b"{}", b"[1]", b'\\"x\\"', b"{")
+"""Text that reads as another JSON value."""
+
 GOOD: list[bytes] = [
     b"{}",
     b'{"a":1}',
@@ -72,6 +75,12 @@ GOOD: list[bytes] = [
     b'{"counts":{"x":1,"y":null},"names":{"x":"y"}}',
     b'{"times":["2020-01-01T00:00:00Z",null]}',
     b'{"items":[{"id":"x"},null],"full":[1],"sure":{"k":1}}',
+    *(b'{"b":"%s"}' % text for text in LOOKALIKES),
+    b'{"b":1.5,"b":"1.5"}',
+    b'{"b":"","t":null,"c":{"d":1}}',
+    b'{"b":"}","a":1}',
+    b'{"names":{"x":"1","y":"{}"},"items":[{"id":"-7"}]}',
+    b'{"zip":12345,"b":"\\u00e9\\uD83D\\uDE00"}',
 ]
 """Bodies that decode."""
 
@@ -161,6 +170,16 @@ BAD: list[bytes] = [
     b'{"items":[{"id":5}]}',
     b'{"full":[1,null]}',
     b'{"sure":{}}',
+    *(b'{"a":1,"b":%s}' % value for value in (b"12345", b"-0", b"1.5E-3", b"1e400", b"true", b"false", b"{}", b"[1]", b'{"b":"x"}')),
+    b'{"b":"12345","b":12345}',
+    b'{"other":{"b":"12345"},"b":12345}',
+    b'{"b":"x"},{"b":"x"}',
+    b'{"b":"x"},"a":1',
+    b'{"b":"x"}}',
+    b'{"b":"x"} x',
+    b'{"b":"x\\uD800"}',
+    b'{"names":{"x":"1","y":1}}',
+    b'{"items":[{"id":"x"},{"id":false}]}',
 ]
 """Bodies that do not."""
 
@@ -428,6 +447,31 @@ def test_spark_gives_the_same_verdicts(spark: SparkSession, tmp_path: Path, zone
         assert_same(spark, bodies, decode.json(SCHEMA), tmp_path)
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def sure_of(spark: SparkSession, bodies: list[bytes]) -> list[bool]:
+    """What the quick look says of these bodies."""
+    from pyspark.sql import functions as F
+
+    from dedup.spark.decode import quick, read, sure
+
+    decoder, body = decode.json(SCHEMA), F.col("body")
+    found = spark.createDataFrame(pa.table({"body": bodies})).select("body", quick(body, decoder).alias("found"))
+    seen = found.select("*", read(F.col("found"), decoder).alias("data"))
+    answers = seen.select(sure(body, F.col("found"), F.col("data"), decoder).alias("sure")).toArrow()
+    return list(answers["sure"].to_pylist())
+
+
+def test_the_quick_look_is_never_sure_of_a_body_that_does_not_decode(spark: SparkSession) -> None:
+    """Where Spark looks only once, it looked well: each refused body is left to the thorough look."""
+    assert [body for body, sure in zip(BAD, sure_of(spark, BAD), strict=True) if sure] == []
+
+
+def test_the_quick_look_suffices_for_usual_bodies(spark: SparkSession) -> None:
+    """Ordinary text, times and nested objects are not parsed a second time; text that reads as another value is."""
+    usual = [b'{"a":1,"b":"x y","t":"2020-01-01T00:00:00Z","day":"2020-01-01"}', b'{"b":"1a2","c":{"d":1.5},"names":{"x":"y"}}', b"{}"]
+    assert sure_of(spark, usual) == [True] * 3
+    assert not any(sure_of(spark, [b'{"b":"12345"}', b'{"b":"\\uD83D\\uDE00"}']))
 
 
 def test_a_column_function_decodes(spark: SparkSession) -> None:
