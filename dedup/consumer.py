@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from checkpoint.errors import CommitConflict, ConfigError
 from deadletter.classify import Rule
 from deadletter.policy import Budget, Retry
-
-from checkpoint.errors import CommitConflict, ConfigError
 from dedup import flow, outage, planning
 from dedup.attempts import Care
 from dedup.envelope import Columns, Prepare
@@ -27,7 +26,7 @@ from dedup.process import this_process
 from dedup.report import Report
 from dedup.store import Head, Holder, Run, Store
 from dedup.trial import Trials
-from dedup.tx import Handler
+from dedup.tx import Handler, LogReader, Undo
 
 log = logging.getLogger("dedup")
 
@@ -129,6 +128,8 @@ class Consumer:
         self.max_body, self.query, self.scratch = max_body, query, scratch
         self.takeover_after, self.takeover = takeover_after, takeover
         self._handler: Handler | None = None
+        self.read_log: LogReader | None = None
+        self.take_back: Undo | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -152,6 +153,22 @@ class Consumer:
             raise ConfigError(f"Consumer {self.name!r} has a handler already. Use one consumer per handler.")
         self._handler = handler
         return handler
+
+    def log(self, read: LogReader) -> LogReader:
+        """Register what reads a range of the log in a batch: called with source, topic, partition, first and last sequence number.
+
+        Returns a DataFrame or Arrow table like the stream's. Needed where events have to be read again. Usable as a decorator.
+        """
+        self.read_log = read
+        return read
+
+    def undo(self, take_back: Undo) -> Undo:
+        """Register what takes back the effect of processed events before `replay` repeats them. Usable as a decorator.
+
+        Called with a pyarrow table (source, topic, partition, sequence_number, part, idempotence_key) and a `Tx`.
+        """
+        self.take_back = take_back
+        return take_back
 
     @property
     def settings(self) -> dict[str, str]:
@@ -180,7 +197,7 @@ class Consumer:
         Crash: before a chunk's commit nothing of it is true; after it, all of it is. The next call with the same
         events finds their positions recorded and drops them.
         """
-        self._policy()
+        self.policy()
         started, feed = time.monotonic(), open_feed(batch, self.scratch)
         report = self._through_outages(feed, int(batch_id))
         log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
@@ -193,9 +210,9 @@ class Consumer:
         Args:
             frame: the streaming DataFrame (or an Arrow table) that the consumer will be given.
         """
-        self._policy()
+        self.policy()
         head = self.store.head(self.name)
-        open_feed(frame, self.scratch).check(self._prepare(head))
+        open_feed(frame, self.scratch).check(self.prepare(head))
         planning.guard(head, Run("", 0), self.settings, {})
 
     def run(self, writer: Any) -> None:
@@ -232,7 +249,7 @@ class Consumer:
     def _process(self, feed: Feed, batch_id: int) -> Report:
         head = self.store.head(self.name)
         if self._live is None or self._live.run_key != feed.run_key:
-            feed.check(self._prepare(head))
+            feed.check(self.prepare(head))
             self._live = Live(feed.run_key, self._take_epoch(feed.run_key))
             head = self.store.head(self.name)
         epoch = self._live.head.epoch
@@ -241,14 +258,14 @@ class Consumer:
         report = Report()
         with (
             self.store.heartbeat(self.name, epoch, every=max(self.takeover_after / 6, 0.1)),
-            feed.materialise(self._prepare(head)) as material,
+            feed.materialise(self.prepare(head)) as material,
         ):
             index = flow.index_of(material)
             planning.guard(head, run, self.settings, {p: first for p, (first, _) in index.spans.items()})
             for number, rows in enumerate(planning.chunks(index, self.max_events)):
                 culprits = self._culprits.setdefault((batch_id, number), set())
                 chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits)
-                report.add(flow.commit_chunk(chunk, self.store, epoch, self._policy()))
+                report.add(flow.commit_chunk(chunk, self.store, epoch, self.policy()))
         return report
 
     def _take_epoch(self, run_key: str) -> Head:
@@ -258,7 +275,8 @@ class Consumer:
         log.info("%s: epoch %d", self.name, head.epoch)
         return head
 
-    def _prepare(self, head: Head) -> Prepare:
+    def prepare(self, head: Head) -> Prepare:
+        """What turns an input into this consumer's events with keys, under this head."""
         return Prepare(
             consumer=self.name,
             keys=self.keys,
@@ -271,7 +289,8 @@ class Consumer:
             incarnations=dict(head.incarnations),
         )
 
-    def _policy(self) -> flow.Policy:
+    def policy(self) -> flow.Policy:
+        """What this consumer's settings say about a chunk. Raises ConfigError without a handler."""
         if self._handler is None:
             raise ConfigError(f"Consumer {self.name!r} has no handler. Register one with @consumer.foreach_batch.")
         return flow.Policy(self._handler, self.settings, self.on_key_conflict, self.max_body, self.care, self._trials)

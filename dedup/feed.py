@@ -17,8 +17,9 @@ import pyarrow as pa
 from checkpoint.errors import ConfigError
 from dedup import arrow
 from dedup.arrow_frames import ArrowFrames
-from dedup.envelope import INTERNAL, SEQUENCE, Prepare
+from dedup.envelope import SEQUENCE, Prepare
 from dedup.index import INDEX_COLUMNS, Ints
+from dedup.keys import HIDDEN
 from dedup.tx import Frames
 
 
@@ -122,7 +123,7 @@ def index_columns(names: Sequence[str]) -> list[str]:
 
 def visible(table: pa.Table) -> pa.Table:
     """Without the internal columns."""
-    return table.drop_columns([name for name in (*INTERNAL, *SEQUENCE) if name in table.column_names])
+    return table.drop_columns([name for name in HIDDEN if name in table.column_names])
 
 
 def numbered(table: pa.Table) -> pa.Table:

@@ -60,6 +60,7 @@ class Chunk:
     run: Run
     assumed: Head  # the head that the keys were computed with
     culprits: set[int] = field(default_factory=set)  # rows that failed alone when these rows were tried before
+    stream: bool = True  # False: positions that a person runs from the log
 
     @property
     def ident(self) -> str:
@@ -83,21 +84,26 @@ def commit_chunk(chunk: Chunk, store: Store, epoch: int, policy: Policy) -> npt.
     Crash: until the commit step has acted nothing of the chunk is true; from then on all of it is.
     """
     with store.begin(chunk.assumed.consumer, epoch) as transaction:
-        head = transaction.head
-        _check_assumptions(chunk.assumed, head)
-        sifted = _sift(chunk, transaction, head, store.on_step)
-        if head.floors:
-            _check_purged(chunk, sifted, head)
-        if sifted.replayed.any():
-            _check_redeliveries(sifted, transaction, store, head, policy)
-        if _nothing_to_record(chunk, sifted, head):
-            return sifted.state
-        store.on_step("reserve")
-        settled = planning.settle(sifted, transaction.reserve(sifted.reserve), policy.on_key_conflict)
-        settled, why, spent = handle(chunk, settled, transaction, policy, store.on_step)
-        for step in _decide(chunk, settled, why, spent, head, policy):
-            store.on_step(step.name)
-            transaction.execute(step)
+        return decide_chunk(chunk, store, transaction, policy)
+
+
+def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> npt.NDArray[np.int8]:
+    """`commit_chunk` inside a transaction that is open."""
+    head = transaction.head
+    _check_assumptions(chunk.assumed, head)
+    sifted = _sift(chunk, transaction, head, store.on_step)
+    if head.floors:
+        _check_purged(chunk, sifted, head)
+    if sifted.replayed.any():
+        _check_redeliveries(sifted, transaction, store, head, policy)
+    if _nothing_to_record(chunk, sifted, head):
+        return sifted.state
+    store.on_step("reserve")
+    settled = planning.settle(sifted, transaction.reserve(sifted.reserve), policy.on_key_conflict)
+    settled, why, spent = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
+    for step in _decide(chunk, settled, why, spent, head, policy):
+        store.on_step(step.name)
+        transaction.execute(step)
     return settled.state
 
 
@@ -120,6 +126,8 @@ def _sift(chunk: Chunk, transaction: Transaction, head: Head, on_step: Callable[
 
 def _nothing_to_record(chunk: Chunk, sifted: Sifted, head: Head) -> bool:
     """Whether this is a replay of what was recorded under this very query and batch: nothing would change."""
+    if not chunk.stream:
+        return bool((sifted.state == planning.REDELIVERED).all())
     replay = head.query_id == chunk.run.query_id and head.batch_id is not None and chunk.run.batch_id <= head.batch_id
     known_query = all(p in head.checkpoints and head.checkpoints[p].query_id == chunk.run.query_id for p in chunk.index.spans)
     return replay and known_query and bool((sifted.state == planning.REDELIVERED).all())
@@ -150,13 +158,12 @@ def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
 
 
 def handle(
-    chunk: Chunk, settled: Settled, transaction: Transaction, policy: Policy, on_step: Callable[[str], None]
+    chunk: Chunk, settled: Settled, order: Order, transaction: Transaction, policy: Policy, on_step: Callable[[str], None]
 ) -> tuple[Settled, Why, Spent]:
     """Run the handler on the new rows until each is decided. Without any it is not called.
 
     Returns what became of them, why, and the budget's state.
     """
-    order = order_of(chunk, settled, transaction)
     if not len(settled.new):
         return settled, Why(tails=order.tails), (transaction.head.decided, transaction.head.failures)
     policy.trials.begin(chunk.ident)
@@ -196,8 +203,9 @@ def _decide(chunk: Chunk, settled: Settled, why: Why, spent: Spent, head: Head, 
         letters = make_letters(settled, content, why, head, chunk.run, dt.datetime.now(dt.UTC), policy.max_body)
         parked = Park(letters, make_history(settled, letters, why))
     decided, failures = spent
-    record = Record(decision.batch_record(settled, head, chunk.run), chunk.run, policy.settings, decided, failures)
-    return decision.decide(settled, parked, record, head, chunk.run, _marks(chunk, settled))
+    batches = decision.batch_record(settled, head, chunk.run)
+    record = Record(batches, chunk.run, policy.settings, decided, failures, chunk.stream)
+    return decision.decide(settled, parked, record, head, chunk.run, _marks(chunk, settled) if chunk.stream else {})
 
 
 def _marks(chunk: Chunk, settled: Settled) -> dict[Partition, Checkpoint]:

@@ -40,6 +40,12 @@ INTERNAL = ("_key", "_key_text", "_payload_hash", "_undecodable")
 SEQUENCE = ("_sequence", "_sequence_text")
 """The columns that `prepare` adds behind those where a sequence key is set: binary(16) and readable; null where every part is null."""
 
+LETTER = "_letter"
+"""The column that says which dead letter an event comes from, where letters are reprocessed."""
+
+HIDDEN = (*INTERNAL, *SEQUENCE, LETTER)
+"""What no handler sees."""
+
 SEQUENCE_KEY = b"S"
 """Before the parts of a sequence key."""
 

@@ -23,6 +23,12 @@ from dedup.store import Rows, Transaction
 Handler = Callable[[Any, "Tx"], None]
 """(frame of new events, tx) -> nothing."""
 
+Undo = Callable[[pa.Table, "Tx"], None]
+"""(positions and keys of events whose effect is taken back, tx) -> nothing."""
+
+LogReader = Callable[[str, str, int, int, int], Any]
+"""(source, topic, partition, first, last) -> DataFrame or Arrow table with those positions of the log."""
+
 
 class Frames(Protocol):
     """What Tx needs of one kind of rows."""

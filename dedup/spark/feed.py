@@ -16,9 +16,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError
-from dedup.envelope import INTERNAL, SEQUENCE, Prepare
+from dedup.envelope import Prepare
 from dedup.feed import Material, index_columns, numbered, process_run, visible
 from dedup.index import Ints
+from dedup.keys import HIDDEN
 from dedup.spark.check import stateful_operators, streaming_plan
 from dedup.spark.frames import SparkFrames
 from dedup.spark.prepare import prepare as prepare_columns
@@ -123,7 +124,7 @@ class MemoryMaterial:
 
     def __init__(self, session: SparkSession, table: pa.Table, schema: StructType) -> None:
         self._session, self._table = session, table
-        self._schema = StructType([f for f in schema.fields if f.name not in (*INTERNAL, *SEQUENCE)])
+        self._schema = StructType([f for f in schema.fields if f.name not in HIDDEN])
         self._frames = SparkFrames(session, in_tasks=False)
 
     @property
@@ -175,7 +176,7 @@ class ScratchMaterial:
     def frame(self, rows: Ints) -> DataFrame:
         """These rows as a DataFrame; their order is Spark's."""
         chosen = self._rows if len(rows) == len(self._ids) else self._chosen(rows, "left_semi")
-        return chosen.drop(*INTERNAL, *SEQUENCE, ROW)
+        return chosen.drop(*HIDDEN, ROW)
 
     def _chosen(self, rows: Ints, how: str) -> DataFrame:
         ids = self._session.createDataFrame(pa.table({ROW: np.unique(self._ids[rows])}), schema=StructType().add(ROW, LongType()))

@@ -133,7 +133,7 @@ def test_a_batch_too_large_for_the_driver_goes_through_scratch_files(spark: Spar
     frame = frame.selectExpr("'orders' topic", "0 partition", "offset sequence_number", "cast(value as binary) body", "'broker' source")
     for _ in range(2):
         consumer = make(place, scratch=str(tmp_path / "scratch"), query="q", max_events_per_transaction=40)
-        consumer._policy()
+        consumer.policy()
         consumer._with_replanning(Scratch(frame, consumer.scratch), 0)
     assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(1, 90))
     assert [(x["kind"], x["sequence_number"]) for x in letters(place.store())] == [("REJECTED", 0), ("NO_KEY", 100)]

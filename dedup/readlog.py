@@ -1,0 +1,68 @@
+"""Reading the log again by position, through what the user registered as `consumer.log`. Called by reprocess.py and replay.py."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from checkpoint.errors import ConfigError
+from checkpoint.position import Partition, Range, Ranges
+from dedup.consumer import Consumer
+from dedup.envelope import check_positions
+from dedup.feed import Material, open_feed
+from dedup.index import Index
+from dedup.store import Head
+
+WINDOW = 10_000
+"""Positions that are read, and decided, at once."""
+
+
+def read(consumer: Consumer, partition: Partition, span: Range) -> Any:
+    """Whatever `consumer.log` gives for these positions. Raises ConfigError where nothing is registered."""
+    if consumer.read_log is None:
+        raise ConfigError(
+            f"Consumer {consumer.name!r} cannot read the log again. Register a function (source, topic, partition, first, last) -> "
+            "DataFrame with @consumer.log."
+        )
+    return consumer.read_log(*partition, span.first, span.last)
+
+
+@contextmanager
+def material_of(consumer: Consumer, partition: Partition, span: Range, head: Head) -> Iterator[tuple[Material, Index]]:
+    """The events of these positions that the log still has, prepared like a batch of the stream, and their index."""
+    with open_feed(read(consumer, partition, span), consumer.scratch).materialise(consumer.prepare(head)) as material:
+        check_positions(material.index)
+        index = Index.of(material.index)
+        place = index.partitions.index(partition) if partition in index.partitions else -1
+        inside = (index.place == place) & (index.numbers >= span.first) & (index.numbers <= span.last)
+        yield material, index.only(np.flatnonzero(inside))
+
+
+def windows(ranges: Ranges) -> Iterator[Range]:
+    """The ranges in pieces that fit into memory."""
+    for span in ranges.items:
+        for first in range(span.first, span.last + 1, WINDOW):
+            yield Range(first, min(first + WINDOW - 1, span.last))
+
+
+def read_bodies(consumer: Consumer, letters: pa.Table) -> dict[str, bytes]:
+    """Letter id -> whole body, of those letters whose event the log still has; compared by length and SHA-256.
+
+    Args:
+        letters: LETTERS that keep only the beginning of their bodies.
+    """
+    found: dict[str, bytes] = {}
+    head = consumer.store.head(consumer.name)
+    for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist():
+        partition, number = Partition(letter["source"], letter["topic"], letter["partition"]), letter["sequence_number"]
+        with material_of(consumer, partition, Range(number, number), head) as (material, index):
+            rows = index.order[index.parts == letter["part"]]
+            bodies = material.content(rows)["body"].to_pylist() if len(rows) else []
+        if bodies and bodies[0] is not None and hashlib.sha256(bodies[0]).digest() == letter["body_sha256"]:
+            found[letter["id"]] = bodies[0]
+    return found

@@ -1,0 +1,203 @@
+"""A person sends dead letters through the same door again: the same preparation, the same handler, the same kind of transaction.
+
+Letters go in pages, in position order, each page one transaction in which their status changes. A page takes no epoch and no checkpoint: it
+works while the stream runs. What a page has committed is done; a second call goes on with the letters that are left.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import CommitConflict, PositionsMissing, ReprocessStopped
+from deadletter.letter import Action
+from deadletter.selection import Selection
+from dedup import flow, resolved
+from dedup.consumer import Consumer
+from dedup.feed import Material, open_feed
+from dedup.index import Index
+from dedup.keys import LETTER, SEQUENCE
+from dedup.letter_events import as_they_came, events_of, held_keys, settle_held, sift_asked
+from dedup.letters import letter_rows
+from dedup.order import Order
+from dedup.pages import FIRST_PAGE, LARGEST_PAGE, LISTED, RUNNABLE, Options, Reprocessed, alike, eligible, losing, outcome, pages
+from dedup.planning import WAITING, Settled
+from dedup.readlog import read_bodies
+from dedup.steps import Change, Commit, Step
+from dedup.store import Run, Transaction
+from dedup.trial import untried
+
+CONFLICTS = 50
+"""How often a page is planned again after another decision came first."""
+
+
+def reprocess(
+    selection: Selection, consumer: Consumer, *, spark: Any | None = None, dry_run: bool = False, options: Options | None = None
+) -> Reprocessed:
+    """Run the selected letters that are open or blocked through the consumer's handler.
+
+    A letter that passes is REPROCESSED, and the letters that waited behind it are run, too, oldest first. One that fails again stays as it
+    is, with one more attempt.
+
+    Args:
+        spark: the session, for handlers that take DataFrames; without it they get pyarrow tables.
+        dry_run: count what is selected, by kind; nothing runs and nothing changes.
+
+    Raises:
+        ReprocessStopped: `options.stop_after` letters in a row failed.
+        PositionsMissing: bodies that are not kept whole are in the log no longer; without `options.skip_missing`.
+
+    Crash: each page is done or not; a second call goes on.
+    """
+    chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or Options()
+    report = Reprocessed(dry_run=dry_run)
+    kinds = [kind for page in pages(store, chosen, how.limit, lambda: LARGEST_PAGE) for kind in page["kind"].to_pylist()]
+    report.selected, report.by_kind = len(kinds), {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+    if not dry_run and kinds:
+        consumer.policy()
+        _Reprocess(consumer, spark, how, report).run(chosen)
+    return report
+
+
+class _Reprocess:
+    """One call."""
+
+    def __init__(self, consumer: Consumer, spark: Any | None, options: Options, report: Reprocessed) -> None:
+        self.consumer, self.spark, self.options, self.report = consumer, spark, options, report
+        self.size, self.in_a_row = FIRST_PAGE, 0
+        self.done: set[str] = set()
+
+    def run(self, selection: Selection) -> None:
+        """Page by page."""
+        started = time.monotonic()
+        for page in pages(self.consumer.store, selection, self.options.limit, lambda: self.size):
+            self._run_with_followers(page)
+            self.options.on_progress(self.report.tried, max(self.report.selected, self.report.tried))
+            if self.options.rate:
+                self.options.sleep(max(0.0, self.report.tried / self.options.rate - (time.monotonic() - started)))
+
+    def _run_with_followers(self, page: pa.Table) -> None:
+        while page.num_rows:
+            before = self.report.reprocessed + self.report.duplicates
+            for part in alike(page):
+                self._run(part)
+            sequences = tuple({s for s in page["sequence"].to_pylist() if s is not None})
+            released = self.report.reprocessed + self.report.duplicates > before
+            page = self._followers(sequences) if sequences and released else page.slice(0, 0)
+
+    def _followers(self, sequences: tuple[bytes, ...]) -> pa.Table:
+        """Letters of these sequences that nothing blocks any more and that were not tried yet."""
+        asked = Selection(self.consumer.name, sequences=sequences, statuses=RUNNABLE, limit=LARGEST_PAGE)
+        found = self.consumer.store.letters(asked, LISTED)
+        return found.filter(pc.invert(pc.is_in(found["id"], pa.array(sorted(self.done), pa.string()))))
+
+    def _run(self, page: pa.Table) -> None:
+        ids = [i for i in page["id"].to_pylist() if i not in self.done]
+        bodies, lost = self._whole_bodies(page)
+        for number in range(CONFLICTS):
+            try:
+                states = self._transact([i for i in ids if i not in lost], lost, bodies)
+                break
+            except CommitConflict:
+                if number == CONFLICTS - 1:
+                    raise
+                self.options.sleep(0.05)
+        self.done.update(ids)
+        self._count(page.filter(pc.is_in(page["id"], pa.array(ids, pa.string()))), states, lost)
+
+    def _whole_bodies(self, page: pa.Table) -> tuple[Mapping[str, bytes], set[str]]:
+        large = page.filter(pc.is_valid(page["body_sha256"]))
+        if not large.num_rows:
+            return {}, set()
+        letters = self.consumer.store.letters(Selection(ids=tuple(large["id"].to_pylist()), limit=None))
+        bodies = read_bodies(self.consumer, letters)
+        lost = {i for i in letters["id"].to_pylist() if i not in bodies}
+        if lost and not self.options.skip_missing:
+            where = ", ".join(f"{x['topic']}/{x['partition']} {x['sequence_number']}" for x in letters.to_pylist() if x["id"] in lost)
+            raise PositionsMissing(
+                f"The bodies at {where} are larger than max_body and cannot be had from the log any more. "
+                "Leave them out, or record them as LOST with --skip-missing."
+            )
+        return bodies, lost
+
+    def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, bytes]) -> dict[str, int]:
+        """One transaction; letter -> what became of it."""
+        consumer, store = self.consumer, self.consumer.store
+        with store.begin_letters(consumer.name) as transaction:
+            letters = eligible(transaction.lock(sorted({*ids, *lost})))
+            gone = letters.filter(pc.is_in(letters["id"], pa.array(sorted(lost), pa.string())))
+            letters = letters.filter(pc.invert(pc.is_in(letters["id"], pa.array(sorted(lost), pa.string()))))
+            steps: list[Step] = [*losing(gone, self.options)] if gone.num_rows else []
+            states: dict[str, int] = {}
+            if letters.num_rows:
+                change, states = self._try(letters, bodies, transaction)
+                steps.append(change)
+            if not steps:
+                return states
+            for step in (*steps, Commit()):
+                store.on_step(step.name)
+                transaction.execute(step)
+        return states
+
+    def _try(self, letters: pa.Table, bodies: Mapping[str, bytes], transaction: Transaction) -> tuple[Change, dict[str, int]]:
+        consumer, head = self.consumer, transaction.head
+        first = letters.slice(0, 1).to_pylist()[0]
+        events = events_of(letters, bodies, positions=consumer.positions is not None)
+        batch = events if self.spark is None else self.spark.createDataFrame(events)
+        spec = as_they_came(consumer.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
+        with open_feed(batch, consumer.scratch).materialise(spec) as material:
+            index, content = Index.of(material.index), material.content(np.arange(letters.num_rows))
+            ids = [content[LETTER][int(row)].as_py() for row in index.order]
+            held = held_keys(index, ids, letters, self._given_keys(index, ids, letters))
+            sifted = sift_asked(held)
+            settled, won = settle_held(held, sifted, transaction.reserve(sifted.reserve), consumer.on_key_conflict)
+            settled, why = self._handle(material, settled, transaction)
+            texts = [content["_key_text"][int(row)].as_py() for row in index.order]
+        by_id = {letter["id"]: letter for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist()}
+        tried = resolved.Tried(settled, why, [by_id[i] for i in ids], texts, frozenset(won.tolist()))
+        change = resolved.change_of(tried, self.options.by, self.options.reason, dt.datetime.now(dt.UTC))
+        return change, {letter: tried.state(row) for row, letter in enumerate(ids)}
+
+    def _handle(self, material: Material, settled: Settled, transaction: Transaction) -> tuple[Settled, Any]:
+        consumer, columns = self.consumer, material.index.column_names
+        sequences = material.index[SEQUENCE[0]].take(pa.array(settled.index.order)) if SEQUENCE[0] in columns else None
+        order = Order(sequences, len(settled.index))
+        order.block_behind(letter_rows(settled))
+        chunk = flow.Chunk(material, settled.index, Run("reprocess", 0), transaction.head)
+        policy = replace(consumer.policy(), care=replace(consumer.care, budget=None), trials=untried())
+        settled, why, _ = flow.handle(chunk, settled, order, transaction, policy, consumer.store.on_step)
+        return settled, why
+
+    def _given_keys(self, index: Index, ids: Sequence[str], letters: pa.Table) -> Any:
+        """Rows whose letter holds another key than its body says, because a person gave it."""
+        plain = held_keys(index, ids, letters, np.zeros(len(index), dtype=bool))
+        holds = dict(zip(letters["id"].to_pylist(), letters["holds_key"].to_pylist(), strict=True))
+        doubtful = [row for row in np.flatnonzero(plain.asked).tolist() if holds[ids[row]]]
+        given = np.zeros(len(index), dtype=bool)
+        for row in doubtful:
+            past = self.consumer.store.history(ids[row]).filter(pc.field("action") == Action.EDITED.value)
+            given[row] = bool(past.num_rows) and past["key"][-1].is_valid
+        return given
+
+    def _count(self, page: pa.Table, states: Mapping[str, int], lost: set[str]) -> None:
+        report, longest = self.report, 0
+        for letter, status in zip(page["id"].to_pylist(), page["status"].to_pylist(), strict=True):
+            counted = "lost" if letter in lost else outcome(states.get(letter), status)
+            setattr(report, counted, getattr(report, counted) + 1)
+            if counted in ("reprocessed", "duplicates", "failed"):
+                self.in_a_row = self.in_a_row + 1 if counted == "failed" else 0
+            longest = max(longest, self.in_a_row)
+        failed = any(not resolved.succeeded(state) and state != WAITING for state in states.values())
+        self.size = FIRST_PAGE if failed else min(2 * self.size, LARGEST_PAGE)
+        if longest >= self.options.stop_after:
+            raise ReprocessStopped(
+                f"{longest} letters in a row failed again; {report.reprocessed} were reprocessed before. "
+                f"`dedup dead-letters groups` shows why. A second call goes on with what is left."
+            )

@@ -1,0 +1,165 @@
+"""When messages fail, on every store: what the stream does by itself, and what a person does afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
+from places import Place
+
+from checkpoint.errors import BudgetExceeded, ReprocessStopped
+from dedup.pages import Options
+from dedup.reprocess import reprocess
+from dedup.store import Selection, Store
+
+
+class BadOrder(ValueError):
+    """What the handler raises."""
+
+
+def raising(bad: Callable[[str], bool], runs: list[int] | None = None) -> Callable[[pa.Table, Any], None]:
+    """A handler that raises for a batch with a bad id in it, and writes the others."""
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        if runs is not None:
+            runs.append(rows.num_rows)
+        flat = flatten(rows)
+        tx.write(flat, "orders")
+        wrong = [i for i in flat["id"].to_pylist() if bad(i)]
+        if wrong:
+            raise BadOrder(f"cannot book order {wrong[0]}")
+
+    return handler
+
+
+def failing(store: Store, bad: Callable[[str], bool], runs: list[int] | None = None, **settings: Any) -> Any:
+    """A consumer whose handler raises."""
+    run = consumer(store, **settings)
+    run._handler = raising(bad, runs)
+    return run
+
+
+def test_only_the_guilty_events_are_parked(place: Place) -> None:
+    """A handler that raises for two of forty parks these two with error, stack and fingerprint; the others are written once."""
+    runs: list[int] = []
+    run = failing(place.store(), lambda i: i in ("p0-7", "p0-31"), runs)
+    report = run(batch(*orders(range(40))), 0)
+    assert (report.processed, report.dead_lettered) == (38, 2)
+    assert len(runs) <= 2 * 2 * 6 + 1
+    parked = letters(place.store())
+    assert [x["idempotence_key"] for x in parked] == ["p0-7", "p0-31"]
+    assert {x["kind"] for x in parked} == {"HANDLER_ERROR"} and {x["status"] for x in parked} == {"OPEN"}
+    assert parked[0]["error_type"].endswith("BadOrder") and "cannot book order p0-7" in parked[0]["error_message"]
+    assert "raising" in parked[0]["stack"] or "handler" in parked[0]["stack"]
+    assert parked[0]["fingerprint"] == parked[1]["fingerprint"]
+    assert sorted(ids(place.read())) == sorted(f"p0-{n}" for n in range(40) if n not in (7, 31))
+    assert_proven(place.store())
+
+
+def test_a_parked_event_keeps_its_key_until_it_is_reprocessed(place: Place) -> None:
+    """Its copies are duplicates; after the fix reprocess writes it once, and later copies are duplicates still."""
+    store = place.store()
+    failing(store, lambda i: i == "p0-1")(batch(*orders(range(3))), 0)
+    fixed = consumer(place.store())
+    assert fixed(batch(event(3, "p0-1", 1)), 1).duplicates == 1
+    report = reprocess(Selection(topic="orders", partition=0, first=0, last=3), fixed)
+    assert (report.selected, report.reprocessed, report.failed) == (1, 1, 0)
+    assert sorted(ids(place.read())) == ["p0-0", "p0-1", "p0-2"]
+    (letter,) = letters(place.store())
+    assert letter["status"] == "REPROCESSED" and not letter["holds_key"]
+    actions = place.store().history(letter["id"])["action"].to_pylist()
+    assert actions == ["FAILED", "REPROCESSED"]
+    assert fixed(batch(event(4, "p0-1", 1)), 2).duplicates == 1
+    assert reprocess(Selection(), fixed).selected == 0
+    assert_proven(place.store())
+
+
+def test_a_letter_that_fails_again_is_the_same_letter(place: Place) -> None:
+    """One more attempt, both failures in its history, nothing written, still open."""
+    failing(place.store(), lambda i: i == "p0-1")(batch(*orders(range(3))), 0)
+    again = failing(place.store(), lambda i: True)
+    report = reprocess(Selection(), again)
+    assert (report.reprocessed, report.failed) == (0, 1)
+    (letter,) = letters(place.store())
+    assert (letter["status"], letter["attempts"], letter["holds_key"]) == ("OPEN", 2, True)
+    past = place.store().history(letter["id"]).to_pylist()
+    assert [x["action"] for x in past] == ["FAILED", "FAILED"] and past[1]["by"]
+    assert sorted(ids(place.read())) == ["p0-0", "p0-2"]
+    assert_proven(place.store())
+
+
+def test_reprocess_stops_after_so_many_failures_in_a_row(place: Place) -> None:
+    """A fix that is none is noticed early; what failed again is counted, the rest untouched."""
+    failing(place.store(), lambda i: True, budget=None)(batch(*orders(range(40))), 0)
+    with pytest.raises(ReprocessStopped):
+        reprocess(Selection(), failing(place.store(), lambda i: True), options=Options(stop_after=5))
+    tried = [x["attempts"] for x in letters(place.store())]
+    assert 5 <= tried.count(2) <= 10 and tried.count(1) == 40 - tried.count(2)
+
+
+def test_over_budget_nothing_is_parked(place: Place) -> None:
+    """A bug that fails everything stops the query; lifted, its events are parked; fixed, they are reprocessed."""
+    from dedup.planning import lift_budget
+
+    consumer(place.store())(batch(*orders(range(120))), 0)
+    broken = failing(place.store(), lambda i: True)
+    with pytest.raises(BudgetExceeded, match="budget lift"):
+        broken(batch(*orders(range(120, 240))), 1)
+    assert letters(place.store()) == []
+    place.store().amend("shop", lambda head: lift_budget(head, 120), by="test", reason="known")
+    assert broken(batch(*orders(range(120, 240))), 1).dead_lettered == 120
+    report = reprocess(Selection(), consumer(place.store()))
+    assert report.reprocessed == 120
+    assert len(place.read()) == 240
+    assert_proven(place.store())
+
+
+def test_a_poison_event_on_a_quiet_topic_is_parked(place: Place) -> None:
+    """One event, and it fails: the stream goes on."""
+    run = failing(place.store(), lambda i: i == "p0-0")
+    assert run(batch(*orders([0])), 0).dead_lettered == 1
+    assert run(batch(*orders([1])), 1).processed == 1
+
+
+def sequenced(store: Store, bad: Callable[[str], bool], **settings: Any) -> Any:
+    """A consumer that keeps the order of amounts."""
+    return failing(store, bad, sequence_key="data.amount", **settings)
+
+
+def test_events_wait_behind_a_dead_letter_of_their_sequence(place: Place) -> None:
+    """In its batch and in later ones; other sequences go on; reprocess runs them in order."""
+    first = [event(0, "a1", 1), event(1, "b1", 2), event(2, "a2", 1), event(3, "b2", 2)]
+    broken = sequenced(place.store(), lambda i: i == "a1")
+    assert broken(batch(*first), 0).dead_lettered == 2
+    assert broken(batch(event(4, "a3", 1), event(5, "b3", 2)), 1).dead_lettered == 1
+    parked = letters(place.store())
+    assert [(x["idempotence_key"], x["status"]) for x in parked] == [("a1", "OPEN"), ("a2", "BLOCKED"), ("a3", "BLOCKED")]
+    assert [x["blocked_by"] for x in parked] == [None, parked[0]["id"], parked[1]["id"]]
+    assert sorted(ids(place.read())) == ["b1", "b2", "b3"]
+    order: list[str] = []
+    fixed = sequenced(place.store(), lambda i: bool(order.append(i)))
+    report = reprocess(Selection(id=parked[0]["id"]), fixed)
+    assert report.reprocessed == 3 and order == ["a1", "a2", "a3"]
+    assert sorted(ids(place.read())) == ["a1", "a2", "a3", "b1", "b2", "b3"]
+    assert fixed(batch(event(6, "a4", 1)), 2).processed == 1
+    assert_proven(place.store())
+
+
+def test_a_rejected_event_blocks_what_was_processed_with_it(place: Place) -> None:
+    """The handler rejects one event and accepts the next of its sequence: the next one waits."""
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        good = tx.reject(rows, pc.equal(pc.struct_field(rows["data"], "id"), "a1"), "no")
+        tx.write(flatten(good), "orders")
+
+    run = consumer(place.store(), sequence_key="data.amount")
+    run._handler = handler
+    report = run(batch(event(0, "a1", 1), event(1, "a2", 1), event(2, "b1", 2)), 0)
+    assert (report.processed, report.dead_lettered) == (1, 2)
+    assert ids(place.read()) == ["b1"]
+    assert [(x["kind"], x["status"]) for x in letters(place.store())] == [("REJECTED", "OPEN"), ("REJECTED", "BLOCKED")]
+    assert_proven(place.store())
