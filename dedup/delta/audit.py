@@ -6,6 +6,7 @@ Reads everything, so it is for people and `verify`, not for the running consumer
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import itertools
 import json
 from collections import Counter
@@ -14,14 +15,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 
 from checkpoint.errors import DedupError
 from checkpoint.position import Partition
-from dedup.delta.events import EVENTS, LETTERS_SINK, letters_of, of_decisions
+from dedup.delta.events import EVENTS, LETTERS_SINK
 from dedup.delta.header import Header, SinkFiles
 from dedup.delta.keyindex import KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, KEYS, LOG, Ledger, LedgerFile
+from dedup.delta.letters import Letters
 from dedup.delta.publish import Publisher
 from dedup.delta.records import batch_table
 from dedup.delta.sink import require_same, require_unrestored
@@ -55,32 +57,39 @@ def read_log(ledger: Ledger) -> Log:
     return Log(files, ledger.read([f for f in files if f.section == LOG], ["kind", "source", "topic", "partition", "doc"], 0))
 
 
-def letters(state: ConsumerState, publisher: Publisher, uri: str) -> pa.Table:
-    """ALL_LETTERS of a consumer, with those that are decided and not published, without those whose decision a RESTORE took back.
+def letters(state: ConsumerState, publisher: Publisher) -> Letters:
+    """The letters of a consumer as of its head: with those that are decided and not published, without those that a RESTORE took back."""
+    return Letters(_events(state, publisher), functools.partial(_decided, state))
 
-    Args:
-        uri: the table of its events.
-    """
-    table = state.sinks.table(uri)
-    found = [] if table is None else [table.to_pyarrow_table().select(EVENTS.names).cast(EVENTS)]
-    system = filesystem(uri, publisher.options)
+
+def _events(state: ConsumerState, publisher: Publisher) -> ds.Dataset:
+    uri = state.letters_uri
+    table, system = state.sinks.table(uri), filesystem(uri, publisher.options)
+    parts: list[ds.Dataset] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
     for seq in sorted(state.pending):
         header = state.decided[seq]
         done = table.transaction_version(publisher.app(header, LETTERS_SINK)) if table is not None else None
         if done is None or done < seq:
-            adds = [add for entry in header.sinks if entry.name == LETTERS_SINK for add in entry.adds]
-            found += [pq.read_table(add.path, filesystem=system).select(EVENTS.names).cast(EVENTS) for add in adds]
-    events = pa.concat_tables([EVENTS.empty_table(), *found])
-    return letters_of(events if _all_decided(state, events) else of_decisions(events, _decisions(state)))
+            paths = [add.path for entry in header.sinks if entry.name == LETTERS_SINK for add in entry.adds]
+            parts.append(ds.dataset(paths, EVENTS, format="parquet", filesystem=system))
+    return ds.dataset(parts) if parts else ds.dataset(EVENTS.empty_table())
 
 
-def _all_decided(state: ConsumerState, events: pa.Table) -> bool:
-    """Whether it can be told without reading the log that each event's decision is in the ledger."""
-    if not events.num_rows or state.damage:
-        return not events.num_rows
+def _decided(state: ConsumerState, events: pa.Table) -> pa.Table:
+    """Those events whose decision is in the ledger; reads the log only where that cannot be told without."""
+    if not events.num_rows:
+        return events
+    generations = pc.coalesce(events["decided_in"], events["generation"])
     first, last = state.header.generation_since, state.header.seq
-    generations, seqs = pc.min_max(events["generation"]).as_py(), pc.min_max(events["seq"]).as_py()
-    return bool(set(generations.values()) == {state.header.head.generation} and first <= seqs["min"] and seqs["max"] <= last)
+    bounds, seqs = pc.min_max(generations).as_py(), pc.min_max(events["seq"]).as_py()
+    now = state.header.head.generation
+    if not state.damage and bounds == {"min": now, "max": now} and first <= seqs["min"] and seqs["max"] <= last:
+        return events
+    told = [
+        pc.and_(pc.equal(generations, generation), pc.is_in(events["seq"], pa.array(known, pa.int64())))
+        for generation, known in _decisions(state).items()
+    ]
+    return events.filter(functools.reduce(pc.or_, told)) if told else events.slice(0, 0)
 
 
 def _decisions(state: ConsumerState) -> dict[int, list[int]]:

@@ -1,114 +1,142 @@
-"""The table of dead letter events of one consumer, and the letters that follow from it.
+"""The table of dead letter events of one consumer: what is in it, and how rows get there.
 
-A history that only grows: `parked` rows carry a whole letter, `duplicate` rows count later copies of a held key. A letter's state is what
-its rows say in the order of seq. Published like a sink. Called by the transaction and the store.
+A history that only grows, published like a sink. A letter's state is its newest row by seq among these events:
+
+* `parked`: a whole letter, as it came in. Of several for one id the first counts.
+* `changed`: the letter after a change, in all columns but those of HEAVY, which stay as they were.
+* `edited`: the letter after a change, in all columns.
+
+And beside them `duplicate`: later copies of a held key were dropped; `history`: one row of HISTORY. Called by the transaction.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 
-from deadletter.letter import LETTERS
+from checkpoint.errors import StoreUnavailable
+from deadletter.letter import HISTORY, LETTERS
+from dedup.delta import tables
 from dedup.delta.sink import Sink, Sinks
 from dedup.delta.storage import Options
-from dedup.store import Head, Selection
+from dedup.store import Head
 
-PARKED, DUPLICATE = "parked", "duplicate"
+PARKED, CHANGED, EDITED, DUPLICATE, HISTORIC = "parked", "changed", "edited", "duplicate", "history"
+
+STATES = (PARKED, CHANGED, EDITED)
+"""Events that say how a letter stands."""
+
+HEAVY = frozenset({"body", "properties", "extras"})
+"""Columns that a `changed` row does not repeat."""
 
 LETTERS_SINK = "dedup.dead_letters"
 """Name under which headers list the table of dead letter events."""
 
+ROW_GROUP = 20_000
+"""Rows that are read for one letter at least."""
+
 _ALWAYS = frozenset({"consumer", "generation"})
+_FIRST = ("id", "consumer", "generation", "source", "topic", "incarnation", "partition", "sequence_number")
+_ADDED = [pa.field("decided_in", pa.int32()), *(HISTORY.field(n) for n in ("at", "action", "by", "reserved"))]
+
+
+def _field(name: str) -> pa.Field:
+    kind = LETTERS.field(name).type
+    return pa.field(name, pa.binary() if kind == pa.binary(16) else kind, nullable=name not in _ALWAYS)
+
 
 EVENTS = pa.schema(
     [
         pa.field("event", pa.string(), nullable=False),
         pa.field("seq", pa.int64(), nullable=False),
-        pa.field("count", pa.int64(), nullable=False),  # copies, for `duplicate` rows
-        *(pa.field(f.name, pa.binary() if f.type == pa.binary(16) else f.type, nullable=f.name not in _ALWAYS) for f in LETTERS),
+        pa.field("count", pa.int64(), nullable=False),  # copies: of `duplicate` rows, and those so far where a letter changes
+        *map(_field, _FIRST),
+        *(_field(n) for n in LETTERS.names if n not in _FIRST),
+        *(f.with_nullable(True) for f in _ADDED),  # decided_in: generation of the decision, if not that of the letter
     ]
 )
 
-ALL_LETTERS = pa.schema([*LETTERS, pa.field("duplicates", pa.int64(), nullable=False)])
-"""What `Store.letters` returns."""
+_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": str(3 + len(_FIRST))}
 
 
 def letters_sink(sinks: Sinks, uri: str, consumer: str, options: Options) -> Sink:
-    """The table of a consumer's events, created if need be. Crash: it is there, empty, or not."""
+    """The table of a consumer's events, created if need be, with all columns of EVENTS.
+
+    Crash: it is there or not, and has the columns of an older version, or all of them.
+    """
     if sinks.table(uri) is None:
         DeltaTable.create(
             uri,
             EVENTS,
             mode="ignore",
             name=f"dedup dead letters of {consumer}"[:250],
-            configuration={"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": "4"},
+            configuration=_PROPERTIES,
             storage_options=dict(options) if options else None,
         )
-    return sinks.open(LETTERS_SINK, uri)
+    sink = sinks.open(LETTERS_SINK, uri)
+    if not set(EVENTS.names) <= set(sink.schema.names):
+        _add_columns(sinks, sink)
+        sink = sinks.open(LETTERS_SINK, uri)
+    return sink
 
 
-def event_rows(letters: Sequence[pa.Table], copies: Sequence[pa.Table], head: Head, seq: int) -> pa.Table:
-    """EVENTS of one decision."""
-    parked = [_event(PARKED, seq, t, pa.repeat(0, t.num_rows)) for t in letters if t.num_rows]
-    noted = [_event(DUPLICATE, seq, _identified(t, head), t["count"]) for t in copies if t.num_rows]
-    return pa.concat_tables([EVENTS.empty_table(), *parked, *noted])
+def _add_columns(sinks: Sinks, sink: Sink) -> None:
+    """Bring a table of an older version to this one. Crash: it has the new columns, or none of them."""
+    missing = pa.schema([f.with_nullable(True) for f in EVENTS if f.name not in sink.schema.names])
+    try:
+        sink.table.alter.add_columns(list(Schema.from_arrow(missing).fields))
+    except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS) as error:
+        sinks.forget(sink.uri)
+        if not set(missing.names) <= set(sinks.open(sink.name, sink.uri).schema.names):  # another process did the same
+            raise StoreUnavailable(f"The dead letters {sink.uri} could not be given the columns {missing.names}: {error}") from error
+    sinks.forget(sink.uri)
 
 
-def _identified(copies: pa.Table, head: Head) -> pa.Table:
-    count = copies.num_rows
-    return pa.table({"key": copies["key"], "consumer": pa.repeat(head.consumer, count), "generation": pa.repeat(head.generation, count)})
+def parked_rows(letters: pa.Table, seq: int) -> pa.Table:
+    """EVENTS for letters as they come in."""
+    return _rows(PARKED, seq, letters, pa.repeat(pa.scalar(0, pa.int64()), letters.num_rows))
 
 
-def _event(event: str, seq: int, rows: pa.Table, count: pa.Array | pa.ChunkedArray) -> pa.Table:
-    own = {"event": pa.repeat(event, rows.num_rows), "seq": pa.repeat(seq, rows.num_rows), "count": count}
+def changed_rows(letters: pa.Table, heavy: bool, head: Head, seq: int) -> pa.Table:
+    """EVENTS for letters (LETTERS + duplicates) as they are after a change.
+
+    Args:
+        heavy: one of the columns HEAVY has changed.
+    """
+    kept = letters.append_column("decided_in", pa.repeat(pa.scalar(head.generation, pa.int32()), letters.num_rows))
+    if not heavy:
+        kept = kept.drop_columns(sorted(HEAVY))
+    return _rows(EDITED if heavy else CHANGED, seq, kept, letters["duplicates"])
+
+
+def duplicate_rows(copies: pa.Table, head: Head, seq: int) -> pa.Table:
+    """EVENTS for copies of held keys (columns key, count)."""
+    return _rows(DUPLICATE, seq, _by(copies.select(["key"]), head), copies["count"])
+
+
+def history_rows(history: pa.Table, head: Head, seq: int) -> pa.Table:
+    """EVENTS for rows of HISTORY."""
+    named = history.rename_columns(["id" if n == "letter_id" else n for n in history.column_names])
+    return _rows(HISTORIC, seq, _by(named, head), pa.repeat(pa.scalar(0, pa.int64()), history.num_rows))
+
+
+def _by(rows: pa.Table, head: Head) -> pa.Table:
+    rows = rows.append_column("consumer", pa.repeat(head.consumer, rows.num_rows))
+    return rows.append_column("generation", pa.repeat(pa.scalar(head.generation, pa.int32()), rows.num_rows))
+
+
+def _rows(event: str, seq: int, rows: pa.Table, count: pa.Array | pa.ChunkedArray) -> pa.Table:
+    own = {"event": pa.repeat(event, rows.num_rows), "seq": pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows), "count": count}
     columns = [own.get(f.name, rows[f.name] if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type)) for f in EVENTS]
     return pa.table([c.cast(f.type) for c, f in zip(columns, EVENTS, strict=True)], schema=EVENTS)
 
 
-def of_decisions(events: pa.Table, decisions: Mapping[int, Collection[int]]) -> pa.Table:
-    """Those events whose decision is in the ledger; a RESTORE of the ledger may have taken others back.
-
-    Args:
-        decisions: generation -> seqs.
-    """
-    told = [
-        pc.and_(pc.equal(events["generation"], generation), pc.is_in(events["seq"], pa.array(seqs, pa.int64())))
-        for generation, seqs in decisions.items()
-    ]
-    return events.filter(functools.reduce(pc.or_, told)) if told else events.slice(0, 0)
-
-
-def letters_of(events: pa.Table) -> pa.Table:
-    """ALL_LETTERS in position order: one row per letter id, the first time it was parked; copies of a held key summed."""
-    parked = events.filter(pc.equal(events["event"], PARKED)).sort_by("seq")
-    first = parked.append_column("row", pa.array(range(parked.num_rows), pa.int64())).group_by("id").aggregate([("row", "min")])
-    letters = parked.take(first["row_min"].sort()) if parked.num_rows else parked
-    copies = events.filter(pc.equal(events["event"], DUPLICATE)).group_by("key").aggregate([("count", "sum")])
-    sums = dict(zip(copies["key"].to_pylist(), copies["count_sum"].to_pylist(), strict=True))
-    holders = zip(letters["key"].to_pylist(), letters["holds_key"].to_pylist(), strict=True)
-    duplicates = pa.array([sums.get(key, 0) if holds else 0 for key, holds in holders], pa.int64())
-    table = letters.select(LETTERS.names).append_column("duplicates", duplicates).cast(ALL_LETTERS)
-    return table.sort_by([(n, "ascending") for n in ("consumer", "source", "topic", "incarnation", "partition", "sequence_number", "part")])
-
-
-def selected(letters: pa.Table, selection: Selection) -> pa.Table:
-    """Those letters that match everything that is asked for."""
-    tests = [
-        pc.equal(letters[name], value)
-        for name in ("source", "topic", "partition", "kind", "status", "fingerprint")
-        if (value := getattr(selection, name)) is not None
-    ]
-    if selection.first is not None:
-        tests.append(pc.greater_equal(letters["sequence_number"], selection.first))
-    if selection.last is not None:
-        tests.append(pc.less_equal(letters["sequence_number"], selection.last))
-    if selection.id is not None:
-        tests.append(pc.starts_with(letters["id"], selection.id))
-    for mask in [functools.reduce(pc.and_, tests)] if tests else []:
-        letters = letters.filter(mask)
-    return letters.slice(0, selection.limit)
+def together(parts: Sequence[pa.Table]) -> pa.Table:
+    """EVENTS of one decision, in the order of position, so that a page of letters lies in few row groups."""
+    rows = pa.concat_tables([EVENTS.empty_table(), *parts])
+    return (
+        rows.take(pc.sort_indices(rows, [(n, "ascending") for n in ("topic", "partition", "sequence_number")])) if len(parts) > 1 else rows
+    )

@@ -16,8 +16,8 @@ from checkpoint.position import Partition
 from dedup.delta.files import Add
 from dedup.store import Checkpoint, Head, Holder
 
-STATE_VERSION = 1
-"""Version of everything this package keeps: ledger columns, headers, dead letter events."""
+STATE_VERSION = 2
+"""Version of everything this package keeps: ledger columns, headers, dead letter events. Older state is read as well."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,13 @@ def _decode(value: dict[str, Any]) -> Header:
 
 
 _PLAIN = ("consumer", "seq", "epoch", "generation", "keyspace", "query_id", "batch_id", "gap_accepted")
+_BUDGET = ("decided", "lifted")  # with `failures`; not in headers of state version 1
 
 
 def _encode_head(head: Head) -> dict[str, Any]:
     return {
-        **{name: getattr(head, name) for name in _PLAIN},
+        **{name: getattr(head, name) for name in (*_PLAIN, *_BUDGET)},
+        "failures": head.failures,
         "settings": None if head.settings is None else dict(head.settings),
         "floors": [[*p, floor] for p, floor in head.floors.items()],
         "checkpoints": [[*p, c.sequence_number, c.offset, _micros(c.enqueued_time), c.query_id] for p, c in head.checkpoints.items()],
@@ -161,6 +163,8 @@ def _encode_head(head: Head) -> dict[str, Any]:
 def _decode_head(value: dict[str, Any]) -> Head:
     return Head(
         **{name: value[name] for name in _PLAIN},
+        **{name: value.get(name, 0) for name in _BUDGET},
+        failures=tuple(value.get("failures", ())),
         settings=value["settings"],
         floors={Partition(s, t, p): floor for s, t, p, floor in value["floors"]},
         checkpoints={

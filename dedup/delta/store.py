@@ -9,19 +9,20 @@ from __future__ import annotations
 import datetime as dt
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from checkpoint.errors import CommitConflict, ConfigError, StoreRestored
-from dedup.delta import audit, maintain
+from deadletter.letter import HISTORY
+from dedup.delta import audit, letters, maintain
 from dedup.delta.amend import acceptance, amendment, purging
 from dedup.delta.decide import Decision, decide
-from dedup.delta.events import ALL_LETTERS, selected
 from dedup.delta.header import Header
 from dedup.delta.ledger import Ledger
+from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.names import SinkNames
 from dedup.delta.publish import Publisher
 from dedup.delta.state import ConsumerState
@@ -149,14 +150,6 @@ class DeltaStore:
         """Not there yet."""
         pass
 
-    def groups(self, selection: Selection) -> pa.Table:
-        """Not there yet."""
-        raise NotImplementedError
-
-    def history(self, letter_id: str) -> pa.Table:
-        """Not there yet."""
-        raise NotImplementedError
-
     def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
         """While the block runs, tell other copies every `every` seconds that this one is alive."""
         return self._heartbeat(consumer).beating(epoch, every)
@@ -261,8 +254,18 @@ class DeltaStore:
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them."""
-        names = self.consumers() if selection.consumer is None else [selection.consumer]
-        return selected(pa.concat_tables([ALL_LETTERS.empty_table(), *map(self._letters, names)]), selection)
+        with self._letters(selection.consumer) as found:
+            return letters.select(found, selection, ALL_LETTERS.names if columns is None else list(columns))
+
+    def groups(self, selection: Selection) -> pa.Table:
+        """GROUPS: the selected letters by fingerprint and kind, the largest first; the limit counts groups."""
+        with self._letters(selection.consumer) as found:
+            return letters.groups(found, selection)
+
+    def history(self, letter_id: str) -> pa.Table:
+        """HISTORY of one letter, oldest first."""
+        with self._letters(None) as found:
+            return pa.concat_tables([HISTORY.empty_table(), *(one.history(letter_id) for one in found)])
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept."""
@@ -315,6 +318,10 @@ class DeltaStore:
     def _letters_uri(self, consumer: str) -> str:
         return join(self.path, "dead_letters", safe_name(consumer))
 
-    def _letters(self, consumer: str) -> pa.Table:
-        with self._caught_up(consumer) as state:
-            return audit.letters(state, self._publisher(state), self._letters_uri(consumer))
+    @contextmanager
+    def _letters(self, consumer: str | None) -> Iterator[list[Letters]]:
+        """The letters of one consumer, or of all, for this thread alone."""
+        with ExitStack() as stack:
+            names = self.consumers() if consumer is None else [consumer]
+            states = [stack.enter_context(self._caught_up(name)) for name in names]
+            yield [audit.letters(state, self._publisher(state)) for state in states]

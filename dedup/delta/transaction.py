@@ -17,9 +17,8 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import SinkMismatch
 from checkpoint.position import Partition, Ranges
-from dedup.delta import maintain
+from dedup.delta import events, maintain
 from dedup.delta.decide import Decision, decide
-from dedup.delta.events import event_rows, letters_sink
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, SinkFiles
@@ -49,6 +48,7 @@ class _Collected:
 
     sinks: dict[str, SinkFiles] = field(default_factory=dict)
     letters: list[pa.Table] = field(default_factory=list)
+    history: list[pa.Table] = field(default_factory=list)
     copies: list[pa.Table] = field(default_factory=list)
     batches: pa.Table | None = None
     head: dict[str, Any] = field(default_factory=dict)
@@ -175,12 +175,12 @@ class DeltaTransaction:
         collected = self._collected
         if isinstance(step, Park):
             collected.letters.append(step.letters)
+            collected.history.append(step.history)
         elif isinstance(step, Note):
             collected.copies.append(step.copies)
         elif isinstance(step, Record):
             collected.batches = step.batches
-            run = step.run
-            collected.head |= {"query_id": run.query_id, "batch_id": run.batch_id, "gap_accepted": False, "settings": dict(step.settings)}
+            collected.head |= _recorded(step) if step.stream else {}
         elif isinstance(step, Advance):
             collected.head["checkpoints"] = {**self.head.checkpoints, **step.checkpoints}
         elif isinstance(step, Commit):
@@ -216,17 +216,30 @@ class DeltaTransaction:
 
     def _write_events(self, held: pa.Table) -> None:
         """Letters and notes of copies, as one file of the consumer's table of dead letter events."""
-        notes = [self._held_copies(copies, held) for copies in self._collected.copies]
-        rows = event_rows(self._collected.letters, notes, self.head, self.head.seq + 1)
+        collected, head, seq = self._collected, self.head, self.head.seq + 1
+        rows = events.together(
+            [
+                *(events.parked_rows(t, seq) for t in collected.letters if t.num_rows),
+                *(events.history_rows(t, head, seq) for t in collected.history if t.num_rows),
+                *(events.duplicate_rows(self._held_copies(t, held), head, seq) for t in collected.copies),
+            ]
+        )
         if not rows.num_rows:
             return
-        sink = letters_sink(self._state.sinks, self._context.letters, self.head.consumer, self._context.options)
+        sink = events.letters_sink(self._state.sinks, self._context.letters, self.head.consumer, self._context.options)
         self._require_same(sink)
-        adds = tuple(FileWriter(sink.uri, self._context.options, sink.schema, sink.name).write(rows))
+        codec = {"compression": "snappy", "row_group_size": events.ROW_GROUP}
+        adds = tuple(FileWriter(sink.uri, self._context.options, sink.schema, sink.name, codec=codec).write(rows))
         self._add(SinkFiles(sink.name, sink.uri, sink.table_id, sink.mode, sink.fingerprint, adds, sink.table.version()))
 
     def _held_copies(self, copies: pa.Table, held: pa.Table) -> pa.Table:
         return copies.filter(pc.or_(pa.array(self._state.held(copies["key"])), _in(copies["key"], held["key"])))
+
+
+def _recorded(step: Record) -> dict[str, Any]:
+    """What a batch of the stream changes in the head."""
+    run, budget = step.run, {"decided": step.decided, "failures": step.failures}
+    return {"query_id": run.query_id, "batch_id": run.batch_id, "gap_accepted": False, "settings": dict(step.settings), **budget}
 
 
 def _as_keys(rows: pa.Table) -> pa.Table:
