@@ -27,6 +27,7 @@ READING = [
     "dead-letters list",
     "verify",
     "verify shop",
+    "budget show shop",
 ]
 
 DECISIONS = {
@@ -34,6 +35,7 @@ DECISIONS = {
     "consumer accept-incarnation shop --source broker --topic orders": {"checkpoints": [], "incarnations": 1},
     "consumer accept-restore shop": {"generation": 1, "batch_id": None},
     "consumer reset shop": {"generation": 1, "keyspace": 1, "checkpoints": [], "settings": None},
+    "budget lift shop --events 50": {"lifted": 57},
 }
 """Command -> what it changes in `consumer show --json`."""
 

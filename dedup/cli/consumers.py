@@ -60,7 +60,7 @@ def show(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
 @commands.command(epilog="Example: dedup consumer accept-gap orders --reason 'retention passed over the weekend' --yes")
 def accept_gap(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
     """Go on although positions between the checkpoint and the next batch were never delivered."""
-    _amend(open_store(store), name, planning.accept_gap, yes, by, reason)
+    amend(open_store(store), name, planning.accept_gap, yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer accept-incarnation orders --source broker-1 --topic orders --yes")
@@ -81,22 +81,22 @@ def accept_incarnation(
         raise dedup.ConfigError(
             f"{name!r} has no checkpoint of topic {topic!r} of {source!r}. It has: {', '.join(map('/'.join, sorted(known)))}."
         )
-    _amend(opened, name, lambda head: planning.accept_incarnation(head, source, topic), yes, by, reason)
+    amend(opened, name, lambda head: planning.accept_incarnation(head, source, topic), yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer accept-restore orders --reason 'database restored to 09:00' --yes")
 def accept_restore(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
     """Go on from state that was restored to an older time, once what is missing is understood."""
-    _amend(open_store(store), name, planning.accept_restore, yes, by, reason)
+    amend(open_store(store), name, planning.accept_restore, yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer reset orders --reason 'new sink, read all again' --yes")
 def reset(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
     """Begin again as if nothing had been processed. Events that are read again have their effect again; sinks stay as they are."""
-    _amend(open_store(store), name, planning.reset, yes, by, reason)
+    amend(open_store(store), name, planning.reset, yes, by, reason)
 
 
-def _amend(store: Store, name: str, change: Amendment, yes: bool, by: str, reason: str) -> None:
+def amend(store: Store, name: str, change: Amendment, yes: bool, by: str, reason: str) -> None:
     """Show what a decision changes and, with `yes`, make it.
 
     Crash: the store replaces the head in one commit, so the decision is made whole or not at all; repeat the command to see which.
@@ -137,6 +137,7 @@ def _flat(head: Head) -> dict[str, Any]:
         "query": head.query_id,
         "last batch": head.batch_id,
         "gap accepted": head.gap_accepted,
+        "budget lifted until event": head.lifted,
         **{f"checkpoint {p}": c.sequence_number for p, c in sorted(head.checkpoints.items())},
         **{f"incarnation {'/'.join(topic)}": life for topic, life in sorted(head.incarnations.items())},
     }
@@ -165,6 +166,8 @@ def head_json(head: Head) -> dict[str, Any]:
         "query_id": head.query_id,
         "batch_id": head.batch_id,
         "gap_accepted": head.gap_accepted,
+        "decided": head.decided,
+        "lifted": head.lifted,
         "settings": dict(head.settings) if head.settings is not None else None,
         "checkpoints": checkpoint_rows(head),
         "incarnations": [{"source": s, "topic": t, "incarnation": life} for (s, t), life in sorted(head.incarnations.items())],
