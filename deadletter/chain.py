@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _LINKS = 50
+_cause, _context, _is_final = (
+    vars(BaseException)[name].__get__ for name in ("__cause__", "__context__", "__suppress_context__")
+)  # a subclass may hide its own
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -17,5 +20,5 @@ def chain(error: BaseException) -> Iterator[BaseException]:
     while link is not None and id(link) not in seen and len(seen) < _LINKS:
         yield link
         seen.add(id(link))
-        cause = link.__cause__
-        link = cause if cause is not None or link.__suppress_context__ else link.__context__
+        cause = _cause(link)
+        link = cause if cause is not None or _is_final(link) else _context(link)

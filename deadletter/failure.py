@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from deadletter.chain import chain
 from deadletter.letter import Kind, fingerprint
@@ -30,11 +31,16 @@ _STDLIB = str(Path(sysconfig.get_paths()["stdlib"]))
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/]pyspark(?:\.zip)?[\\/]|[\\/]py4j-[^\\/]*[\\/]")
 _STANDARD = re.compile(r"[\\/]lib[\\/]python3(?:\.\d+)?[\\/]|^<frozen ", re.IGNORECASE)
 
+T = TypeVar("T")
+_trace = vars(BaseException)["__traceback__"].__get__  # a subclass may hide its own
+
 _Frame = tuple[str, str]
 """File and function."""
 
 _WORKER_FRAME = re.compile(r'^ {2}File "([^"\n]{1,1000})", line \d+, in (\S{1,200})', re.MULTILINE)
 _WORKER_ERROR = re.compile(r"^([A-Za-z_][\w.]{0,200})(?::[ ]?|$)", re.MULTILINE)
+_JAVA_ERROR = re.compile(r"^(?:: |Caused by: )([A-Za-z_][\w.$]{0,200})(?:: (.*))?$", re.MULTILINE)
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _WORKER_START = "Traceback (most recent call last):\n"
 
 
@@ -56,24 +62,24 @@ class Failure:
 
 
 def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ERROR) -> Failure:
-    """What is kept of an exception. Of one that a Python worker of Spark raised, the type, message and place are the worker's.
+    """What is kept of an exception. Of one that Spark only passes on, type and message are those of its root: a Python worker's, or Java's.
 
     Args:
         error: anything that was raised; its own code is run to get its text, and may fail.
         at: when, aware, in UTC.
         kind: what the letter will say.
     """
-    text = _asked(lambda: str(error), "(its text cannot be had: __str__ failed)")
-    worker = _of_worker(text)
-    error_type, message, frames = worker or (_type_name(error), text, _frames(error))
+    text = _asked(lambda: str.__str__(str(error)), "(its text cannot be had: __str__ failed)")
+    raised = (_type_name(error), text, _frames(error))
+    error_type, message, frames = (_of_worker(text) or _of_java(text, raised[2]) or raised) if _is_of_spark(error) else raised
     error_type, message = clean(error_type, _TYPE_BYTES), clean(message, MESSAGE_BYTES)
     stack = _asked(lambda: "".join(traceback.format_exception(error)), f"{error_type}: {message}")
-    first_line = next((line for line in message.splitlines() if line.strip()), "")
+    first_line = next((line for line in message.splitlines() if line.strip()), "")[:500]
     return Failure(
         error_type=error_type,
         message=message,
         stack=clean(stack, STACK_BYTES, tail=0.7),
-        fingerprint=fingerprint(error_type, first_line[:500], clean(_own(frames), _TYPE_BYTES)),
+        fingerprint=fingerprint(error_type, _ADDRESS.sub("?", first_line), clean(_own(frames), _TYPE_BYTES)),
         at=at,
         kind=kind,
     )
@@ -94,10 +100,10 @@ def clean(text: str, limit: int, tail: float = 0.0) -> str:
     return (head + mark + (shown[-1][-end:] if end else b"")).decode("utf-8", "ignore")
 
 
-def _asked(question: Callable[[], str], otherwise: str) -> str:
-    """The answer of foreign code as a plain str, or `otherwise`."""
+def _asked(question: Callable[[], T], otherwise: T) -> T:
+    """The answer of foreign code, or `otherwise`."""
     try:
-        return str.__str__(question())
+        return question()
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001 - whatever an exception does when it is asked what it is must not lose its event
@@ -106,15 +112,19 @@ def _asked(question: Callable[[], str], otherwise: str) -> str:
 
 def _type_name(error: BaseException) -> str:
     cls = type(error)
-    name = _asked(lambda: cls.__qualname__, "(a type without a name)")
-    module = _asked(lambda: cls.__module__, "")
+    name = _asked(lambda: str(cls.__qualname__), "(a type without a name)")
+    module = _asked(lambda: str(cls.__module__), "")
     return name if module in ("", "builtins") else f"{module}.{name}"
+
+
+def _is_of_spark(error: BaseException) -> bool:
+    return _asked(lambda: any(str(cls.__module__).split(".")[0] in ("pyspark", "py4j") for cls in type(error).__mro__), False)
 
 
 def _frames(error: BaseException) -> list[_Frame]:
     """Files and functions of the error, outermost first; of its causes where it was never raised."""
     for link in chain(error):
-        frames = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(link.__traceback__)]
+        frames = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(_trace(link))]
         if frames:
             return frames
     return []
@@ -127,6 +137,12 @@ def _of_worker(text: str) -> tuple[str, str, list[_Frame]] | None:
     if named is None:
         return None
     return named[1], trace[named.end() :].split("\n\n", 1)[0].strip(), _WORKER_FRAME.findall(trace[: named.start()])
+
+
+def _of_java(text: str, frames: list[_Frame]) -> tuple[str, str, list[_Frame]] | None:
+    """Type and message of the root in the text that py4j gives to an error of the JVM; its own first line names only what was called."""
+    causes = _JAVA_ERROR.findall(text[: 2 * _MARGIN])
+    return (*causes[-1], frames) if causes else None
 
 
 def _own(frames: list[_Frame]) -> str:

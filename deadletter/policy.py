@@ -16,7 +16,7 @@ import tenacity
 from tenacity.wait import wait_random_exponential
 
 from checkpoint.errors import ConfigError
-from deadletter.classify import ErrorClass
+from deadletter.known import ErrorClass
 
 LONGEST_WINDOW = 10_000
 """Events. The budget's state is written with every batch and holds up to this many numbers."""
@@ -70,7 +70,7 @@ class Retry:
         end = clock() + self.total if deadline is None else deadline
 
         def may_pass(error: BaseException) -> bool:
-            return isinstance(error, Exception) and error_class(error) is ErrorClass.TRANSIENT
+            return issubclass(type(error), Exception) and error_class(error) is ErrorClass.TRANSIENT
 
         def is_last(state: tenacity.RetryCallState) -> bool:
             return state.attempt_number >= self.attempts or clock() + state.upcoming_sleep > end

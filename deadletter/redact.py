@@ -21,12 +21,14 @@ _NAMES = (
 )
 """Of `shared_access_key_name` only `shared_access_key` is one of these, and no separator follows it."""
 
-_VALUE = r"""\\+["'][^"']*["']?|"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.|'')*'?|[^\s;&"'][^\s;&]*"""
+_VALUE = r"""(?P<open>\\+["'])[^"']*["']?|(?P<quote>["'])(?:(?!(?P=quote))[^\\]|\\.)*(?P=quote)?|[^\s;&"'][^\s;&]*"""
 
-_SETTING = re.compile(rf"""((?:{_NAMES})[\\"')\]]{{0,4}}\s{{0,3}}(?:=>|[:=])\s{{0,3}})(?:{_VALUE})""", re.IGNORECASE | re.DOTALL)
+_SETTING = re.compile(
+    rf"""(?P<name>(?:{_NAMES})[\\"')\]]{{0,4}}\s{{0,3}}(?:=>|[:=]|(?=\s'))\s{{0,3}})(?:{_VALUE})""", re.IGNORECASE | re.DOTALL
+)
 
 _TOKEN = re.compile(
-    r"""((?<![a-z])token[\\"')]{0,4}=|(?<![a-z])token[\\]{0,4}["']\s{0,3}:)\s{0,3}(?:""" + _VALUE + ")", re.IGNORECASE | re.DOTALL
+    rf"""(?P<name>(?<![a-z])token(?:[\\"')]{{0,4}}=|\\{{0,4}}["']\s{{0,3}}:)\s{{0,3}})(?:{_VALUE})""", re.IGNORECASE | re.DOTALL
 )
 """The word alone is no setting: 'Unexpected token: }' stays readable."""
 
@@ -45,8 +47,8 @@ def redact(text: str) -> str:
     """The text with passwords, keys, tokens and signatures replaced by ***. Doing it twice changes nothing more."""
     text = _URL.sub(_without_password, text)
     text = _HEADER.sub(rf"\1{_HIDDEN}", text)
-    text = _SETTING.sub(rf"\1{_HIDDEN}", text)
-    text = _TOKEN.sub(rf"\1{_HIDDEN}", text)
+    text = _SETTING.sub(_without_value, text)
+    text = _TOKEN.sub(_without_value, text)
     text = _BEARER.sub(rf"\1{_HIDDEN}", text)
     return _SHAPES.sub(_HIDDEN, text)
 
@@ -58,3 +60,9 @@ def _without_password(url: re.Match[str]) -> str:
     if not (colon and at) or any(c in user for c in "/?#@"):
         return url[0]
     return f"://{user}:{_HIDDEN}@{host}"
+
+
+def _without_value(setting: re.Match[str]) -> str:
+    """name="value", its quotes kept."""
+    quote = setting["open"] or setting["quote"] or ""
+    return f"{setting['name']}{quote}{_HIDDEN}{quote}"

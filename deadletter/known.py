@@ -1,0 +1,155 @@
+"""What is known of errors from outside: tables of class names, SQLSTATEs, HTTP statuses, errnos and words, and what each means.
+
+Pure data with its sources, so that no driver is imported. Read by `classify`.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from enum import StrEnum
+
+
+class ErrorClass(StrEnum):
+    """What to do about an error."""
+
+    TRANSIENT = "TRANSIENT"  # will pass: try again
+    PERMANENT = "PERMANENT"  # this event's own fault: park it
+    SYSTEMIC = "SYSTEMIC"  # everybody's fault: park nothing
+
+
+TRANSIENT, PERMANENT, SYSTEMIC = ErrorClass.TRANSIENT, ErrorClass.PERMANENT, ErrorClass.SYSTEMIC
+
+STATES: dict[str, ErrorClass] = {
+    "08": TRANSIENT,  # connection
+    "21": PERMANENT,  # cardinality
+    "22": PERMANENT,  # data
+    "23": PERMANENT,  # integrity constraint
+    "25006": SYSTEMIC,  # read only: a standby
+    "25P03": TRANSIENT,  # idle in transaction for too long: the session ended
+    "25P04": TRANSIENT,  # transaction time-out
+    "26": SYSTEMIC,  # prepared statement unknown: a pooler in between
+    "28": SYSTEMIC,  # authorization
+    "2D521": TRANSIENT,  # Delta: a concurrent commit
+    "3D": SYSTEMIC,  # no such database
+    "3F": SYSTEMIC,  # no such schema
+    "40": TRANSIENT,  # serialization failure, deadlock
+    "42": SYSTEMIC,  # table, column, privilege, syntax
+    "42725": PERMANENT,  # ambiguous function, and the next four: may depend on the type of one event's value
+    "42804": PERMANENT,
+    "42846": PERMANENT,
+    "42883": PERMANENT,
+    "42P18": PERMANENT,
+    "44": PERMANENT,  # WITH CHECK OPTION
+    "53": SYSTEMIC,  # disk, memory, limits
+    "53300": TRANSIENT,  # too many connections
+    "55006": TRANSIENT,  # object in use
+    "55P03": TRANSIENT,  # lock not available
+    "57014": TRANSIENT,  # statement time-out
+    "57P": TRANSIENT,  # shutdown, crash, starting up
+    "57P04": SYSTEMIC,  # database dropped
+    "58": SYSTEMIC,  # input and output
+    "72": TRANSIENT,  # snapshot too old
+    "F0": SYSTEMIC,  # configuration file
+    "P0001": PERMANENT,  # RAISE in a trigger
+    "XX": SYSTEMIC,  # internal error, corruption
+}
+"""SQLSTATE, or how it begins. Source: PostgreSQL 16 manual, appendix A; 2D521: error-conditions.json of Delta Lake."""
+
+SPARK_STATES = ("21", "22", "23", "2D521", "38", "39", "42")
+"""Of Spark's states, those that mean the same in PostgreSQL; and 38 and 39, raised in a UDF. Source: error-conditions.json of Spark 4."""
+
+
+NAMES: dict[str, ErrorClass] = {
+    "MemoryError": SYSTEMIC,
+    "socket.gaierror": SYSTEMIC,  # no such host; that the name service does not answer is told apart below
+    "ssl.SSLCertVerificationError": SYSTEMIC,
+    "ssl.SSLError": TRANSIENT,
+    "ConnectionError": TRANSIENT,
+    "TimeoutError": TRANSIENT,
+    "BlockingIOError": TRANSIENT,
+    "InterruptedError": TRANSIENT,
+    "http.client.IncompleteRead": TRANSIENT,
+    "requests.exceptions.ConnectionError": TRANSIENT,
+    "requests.exceptions.Timeout": TRANSIENT,
+    "requests.exceptions.ChunkedEncodingError": TRANSIENT,
+    "httpx.TransportError": TRANSIENT,
+    "aiohttp.client_exceptions.ClientConnectionError": TRANSIENT,
+    "urllib3.exceptions.TimeoutError": TRANSIENT,
+    "urllib3.exceptions.ProtocolError": TRANSIENT,
+    "azure.core.exceptions.ClientAuthenticationError": SYSTEMIC,
+    "azure.core.exceptions.ServiceRequestError": TRANSIENT,
+    "azure.core.exceptions.ServiceResponseError": TRANSIENT,
+    "azure.core.exceptions.IncompleteReadError": TRANSIENT,
+    "azure.eventhub.exceptions.AuthenticationError": SYSTEMIC,
+    "azure.eventhub.exceptions.ConnectError": TRANSIENT,
+    "azure.eventhub.exceptions.ConnectionLostError": TRANSIENT,
+    "azure.eventhub.exceptions.OperationTimeoutError": TRANSIENT,
+    "azure.servicebus.exceptions.ServiceBusAuthenticationError": SYSTEMIC,
+    "azure.servicebus.exceptions.ServiceBusAuthorizationError": SYSTEMIC,
+    "azure.servicebus.exceptions.ServiceBusConnectionError": TRANSIENT,
+    "azure.servicebus.exceptions.ServiceBusCommunicationError": TRANSIENT,
+    "azure.servicebus.exceptions.ServiceBusServerBusyError": TRANSIENT,
+    "azure.servicebus.exceptions.ServiceBusQuotaExceededError": SYSTEMIC,
+    "azure.servicebus.exceptions.OperationTimeoutError": TRANSIENT,
+    "azure.servicebus.exceptions.MessagingEntityNotFoundError": SYSTEMIC,
+    "azure.servicebus.exceptions.MessagingEntityDisabledError": SYSTEMIC,
+    "psycopg.OperationalError": TRANSIENT,  # without SQLSTATE: no connection, or it was lost
+    "psycopg.InterfaceError": TRANSIENT,
+    "psycopg2.OperationalError": TRANSIENT,
+    "psycopg2.InterfaceError": TRANSIENT,
+    "_internal.CommitFailedError": TRANSIENT,  # deltalake, whose classes name no other module
+    "_internal.TableNotFoundError": SYSTEMIC,
+    "py4j.protocol.Py4JNetworkError": SYSTEMIC,  # the JVM is gone, and stays so
+    "pyspark.errors.exceptions.base.PythonException": PERMANENT,  # raised in a UDF
+    "pyspark.errors.exceptions.base.ArithmeticException": PERMANENT,
+    "pyspark.errors.exceptions.base.ArrayIndexOutOfBoundsException": PERMANENT,
+    "pyspark.errors.exceptions.base.DateTimeException": PERMANENT,
+    "pyspark.errors.exceptions.base.NumberFormatException": PERMANENT,
+    "pyspark.errors.exceptions.base.AnalysisException": SYSTEMIC,
+    "delta.exceptions.base.DeltaConcurrentModificationException": TRANSIENT,
+}
+"""Class, with its module unless it is built in. The first one in the order of inheritance decides, so a subclass may differ from its base.
+
+Source: the packages themselves: psycopg 3.3, deltalake 1.6, azure-core 1.41, azure-eventhub 5.15, azure-servicebus 7.15, pyspark 4.2.
+"""
+
+
+LOGIN = re.compile(r"FATAL: .{0,200}(?:authentication failed|pg_hba\.conf|does not exist|not permitted|permission denied)")
+"""Where no connection came to be there is no SQLSTATE, only libpq's text."""
+
+
+STATUS: dict[int, ErrorClass] = {
+    401: SYSTEMIC,
+    407: SYSTEMIC,
+    408: TRANSIENT,
+    425: TRANSIENT,
+    429: TRANSIENT,
+    500: TRANSIENT,
+    502: TRANSIENT,
+    503: TRANSIENT,
+    504: TRANSIENT,
+}
+"""Of any HTTP service. 403 and 404 may be about what one event names. Source: RFC 9110, section 15; RFC 6585."""
+
+AZURE_STATUS = STATUS | {403: SYSTEMIC, 404: SYSTEMIC, 409: None, 412: None}
+AZURE_BUSY = ("ServerBusy", "OperationTimedOut", "InternalError")
+AZURE_THINGS = ("BlobNotFound", "PathNotFound", "ResourceNotFound", "EntityNotFound", "MessageNotFound")
+"""Error codes of a 404 about one thing, which an event may have named, and not about the container, hub or account."""
+
+
+ERRNOS: dict[int, ErrorClass] = dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO), SYSTEMIC
+) | dict.fromkeys((errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EAGAIN), TRANSIENT)
+
+
+TASK = re.compile(
+    r"(?:Lost task|Job aborted).{0,2000}?(?:ExecutorLostFailure|FetchFailed|MetadataFetchFailed|Executor heartbeat timed out)", re.DOTALL
+)
+DELTA = re.compile(r"io\.delta\.exceptions\.(?:Concurrent|MetadataChanged|ProtocolChanged)\w*Exception|\[DELTA_CONCURRENT_")
+GONE = re.compile(
+    r"SparkContext was shut down|stopped SparkContext|Answer from Java side is empty|No space left on device|java\.lang\.OutOfMemoryError"
+)
+DATA = re.compile(
+    r"\[(?:CAST_|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW|NUMERIC_|INVALID_ARRAY_INDEX|CANNOT_PARSE_|MALFORMED_|FAILED_EXECUTE_UDF)"
+)
