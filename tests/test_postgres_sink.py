@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pg_help import epoch, rows
 
-from checkpoint.errors import SinkMismatch, StoreError
+from checkpoint.errors import RowsRefused, SinkMismatch, StoreError
 from dedup.postgres import PostgresStore, fit, sink
 from dedup.postgres.connect import Connection, connect
 from dedup.postgres.sqlfiles import Statements
@@ -54,6 +54,9 @@ GOOD: list[tuple[str, pa.Array, list[Any]]] = [
     ("numeric", pa.array([0.1, 1e-7]), [decimal.Decimal("0.1"), decimal.Decimal("1E-7")]),
     ("numeric", pa.array([2**63], pa.uint64()), [decimal.Decimal(2**63)]),
     ("numeric(40,0)", pa.array([5], pa.int64()), [decimal.Decimal(5)]),
+    ("numeric(10,2)", pa.array([5, -7, None], pa.int64()), [decimal.Decimal("5.00"), decimal.Decimal("-7.00"), None]),
+    ("numeric(38,0)", pa.array([2**64 - 1], pa.uint64()), [decimal.Decimal(2**64 - 1)]),
+    ("numeric(30,20)", pa.array([3], pa.int8()), [decimal.Decimal(3)]),
     ("numeric", pa.array([decimal.Decimal(10**40)], pa.decimal256(45, 0)), [decimal.Decimal(10**40)]),
     ("text", pa.array(["a\tb\n\\.ä\U0001f600", "", None]), ["a\tb\n\\.ä\U0001f600", "", None]),
     ("text", pa.array(["x"], pa.large_string()), ["x"]),
@@ -154,6 +157,19 @@ def test_what_does_not_fit_is_refused_before_any_row_is_sent(connection: Connect
         assert connection.execute("select count(*) from t").fetchone() == (0,), "the transaction is not aborted"
 
 
+@pytest.mark.parametrize(("kind", "values", "told"), BAD, ids=[f"{k}-{v.type}-{n}" for n, (k, v, _) in enumerate(BAD)])
+def test_only_values_are_the_fault_of_events(connection: Connection, kind: str, values: pa.Array, told: str) -> None:
+    """RowsRefused, for which events are parked, exactly where other rows of the same type would have fitted."""
+    connection.execute(f"create table t (v {kind})".encode())
+    try:
+        fits = write(connection, "t", pa.table({"v": values.slice(0, 0)})) == 0
+    except SinkMismatch:
+        fits = False
+    with pytest.raises(SinkMismatch) as raised:
+        write(connection, "t", pa.table({"v": values}))
+    assert isinstance(raised.value, RowsRefused) == fits
+
+
 def test_columns_are_matched_by_name_and_all_that_is_wrong_is_named_at_once(connection: Connection) -> None:
     """Missing, additional, misspelled, generated and null columns, in one error."""
     connection.execute(
@@ -173,7 +189,7 @@ def test_columns_are_matched_by_name_and_all_that_is_wrong_is_named_at_once(conn
         'ALTER TABLE "public"."t" ALTER COLUMN "id" DROP NOT NULL;',
     ):
         assert part in said
-    with pytest.raises(SinkMismatch, match=r"2 rows have no 'id' \(the first is row 1\), which is NOT NULL"):
+    with pytest.raises(RowsRefused, match=r"2 rows have no 'id' \(the first is row 1\), which is NOT NULL"):
         write(connection, "t", pa.table({"id": [1, None, None]}))
     with pytest.raises(SinkMismatch, match="occurs twice"):
         write(connection, "t", pa.table([[1], [2]], names=["id", "id"]))
@@ -198,7 +214,7 @@ def test_constraints_that_only_the_server_can_judge_are_named(connection: Connec
         ({"id": [1, 1]}, 'DROP CONSTRAINT "t_pkey"'),
         ({"id": [1], "mail": ["nobody"]}, "email_check"),
     ):
-        with pytest.raises(SinkMismatch, match=told):
+        with pytest.raises(RowsRefused, match=told):
             write(connection, "t", pa.table(what))
     assert connection.execute("select count(*) from t").fetchone() == (0,)
 
@@ -213,7 +229,7 @@ def test_rows_that_a_trigger_drops_are_noticed(connection: Connection, kind: str
     )
     values = pa.array([1, 2, 3]) if kind == "bigint" else pa.array(["(1,2)"] * 3)
     with connection.transaction():
-        with pytest.raises(SinkMismatch, match=r"2 of 3 rows.*BEFORE INSERT trigger"):
+        with pytest.raises(RowsRefused, match=r"2 of 3 rows.*BEFORE INSERT trigger"):
             sink.write(connection, Statements("dedup"), "t", ArrowRows(pa.table({"a": [1, 2, 3], "v": values})))
         assert connection.execute("select count(*) from t").fetchone() == (0,), "nothing of them is kept"
     assert write(connection, "t", pa.table({"a": [1, 3], "v": values[:2]})) == 2

@@ -80,12 +80,12 @@ def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values.cast(plain(values.type)) if at.is_dictionary(values.type) else values
 
 
-def _to(arrow: pa.DataType, fast: bool = True) -> Plan:
+def _to(arrow: pa.DataType, fast: bool = True, wanted: str | None = None) -> Plan:
     def cast(values: pa.ChunkedArray) -> pa.ChunkedArray:
         try:
             return values.cast(arrow)
         except pa.ArrowInvalid as error:
-            raise Misfit(f"a value does not fit: {error}", type_for(values.type)) from error
+            raise Misfit(f"a value does not fit: {error}", wanted or type_for(values.type)) from error
 
     return Plan(cast, fast)
 
@@ -111,7 +111,12 @@ def _numeric(arrow: pa.DataType, column: Column) -> Plan | None:
     if not (at.is_decimal(arrow) or at.is_integer(arrow) or at.is_null(arrow)):
         return None
     precision, scale = _precision(column, arrow)
-    return _to(pa.decimal128(precision, scale)) if 0 <= scale <= precision <= 38 else Plan(lambda values: values, fast=False)
+    if not 0 <= scale <= precision <= 38 or (at.is_integer(arrow) and scale > 18):
+        return Plan(lambda values: values, fast=False)
+    if at.is_integer(arrow):  # Arrow asks for room for any integer before it looks at the values
+        wide = _to(pa.decimal128(20 + scale, scale))
+        return Plan(lambda values: _to(pa.decimal128(precision, scale), wanted=type_for(arrow)).cast(wide.cast(values)), fast=True)
+    return _to(pa.decimal128(precision, scale))
 
 
 def _precision(column: Column, arrow: pa.DataType) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from checkpoint.errors import StoreError
 from dedup.postgres import arrays, encode, order
 from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements, quoted
+from dedup.postgres.sqlfiles import Statements, fill, quoted
 from dedup.steps import Change, Free, Note, Park
 
 _CHANGING: Mapping[str, str] = {
@@ -87,14 +87,12 @@ def _set(connection: Connection, sql: Statements, letters: pa.Table) -> None:
         raise StoreError(f"Letters keep their {', '.join(wrong)}: these are the event's own. Change the others only.")
     if not names:
         return
-    parts = {
-        b"{assignments}": ", ".join(f"{name} = u.{name}" for name in names),
-        b"{arrays}": ", ".join(f"%({name})s::{_CHANGING.get(name, 'text')}[]" for name in letters.column_names),
-        b"{names}": ", ".join(letters.column_names),
-    }
-    statement = sql["change_letters"]
-    for part, text in parts.items():
-        statement = statement.replace(part, text.encode())
+    statement = fill(
+        sql["change_letters"],
+        assignments=", ".join(f"{name} = u.{name}" for name in names),
+        arrays=", ".join(f"%({name})s::{_CHANGING.get(name, 'text')}[]" for name in letters.column_names),
+        names=", ".join(letters.column_names),
+    )
     given = {name: _values(letters[name], _CHANGING.get(name)) for name in letters.column_names}
     count = connection.execute(statement, given).rowcount
     if count != letters.num_rows:

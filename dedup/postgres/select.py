@@ -11,7 +11,7 @@ import pyarrow as pa
 from checkpoint.errors import ConfigError
 from deadletter.letter import HISTORY, LETTERS
 from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements, quoted
+from dedup.postgres.sqlfiles import Statements, fill, quoted
 from dedup.store import GROUPS, Selection
 
 LETTERS_KEPT = pa.schema([*LETTERS, pa.field("duplicates", pa.int64(), nullable=False)])
@@ -52,7 +52,7 @@ def letters(connection: Connection, sql: Statements, selection: Selection, colum
     if selection.after is not None:
         chosen += f" and ({', '.join(f'd.{c}' for c in _PLACE)}) > ({', '.join(f'%(after_{c})s' for c in _PLACE)})"
         parameters |= _place(connection, sql, selection.after)
-    rows = _run(connection, _filled(sql, "letters", columns=_columns(sql, names), chosen=chosen), parameters)
+    rows = _run(connection, fill(sql["letters"], columns=_columns(sql, names), chosen=chosen), parameters)
     return _table(rows, pa.schema([LETTERS_KEPT.field(n) for n in names]))
 
 
@@ -69,13 +69,6 @@ def _place(connection: Connection, sql: Statements, after: str) -> dict[str, Any
     if row is None:
         raise ConfigError(f"There is no letter {after!r} to go on behind. Begin with the first page again.")
     return {f"after_{name}": value for name, value in zip(_PLACE, row, strict=True)}
-
-
-def _filled(sql: Statements, name: str, **parts: str) -> bytes:
-    statement = sql[name]
-    for part, text in parts.items():
-        statement = statement.replace(b"{%s}" % part.encode(), text.encode())
-    return statement
 
 
 def _columns(sql: Statements, names: Sequence[str]) -> str:
@@ -115,7 +108,7 @@ def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 def locked(connection: Connection, sql: Statements, ids: Sequence[str]) -> pa.Table:
     """LETTERS_KEPT of those of these letters that nobody else has locked, locked, in position order."""
-    statement = _filled(sql, "lock_letters", columns=_columns(sql, LETTERS_KEPT.names))
+    statement = fill(sql["lock_letters"], columns=_columns(sql, LETTERS_KEPT.names))
     rows = _table(_run(connection, statement, {"ids": list(ids)}), LETTERS_KEPT)
     return rows.sort_by([(name, "ascending") for name in _PLACE])
 
@@ -124,7 +117,7 @@ def groups(connection: Connection, sql: Statements, selection: Selection) -> pa.
     """GROUPS of the selected letters: from counts that are kept where these can tell, else by reading the letters."""
     chosen, parameters = _chosen(selection)
     counted = parameters.keys() - {"limit"} <= _COUNTED
-    statement = _filled(sql, "groups" if counted else "groups_by_reading", chosen=chosen)
+    statement = fill(sql["groups"] if counted else sql["groups_by_reading"], chosen=chosen)
     with connection.transaction():
         connection.execute(sql["set_local"], {"name": "jit", "value": "off"})
         rows = connection.execute(statement, parameters).fetchall()

@@ -12,13 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.rows import class_row
 
-from checkpoint.errors import SinkMismatch, StoreError
+from checkpoint.errors import RowsRefused, SinkMismatch, StoreError
 from dedup.postgres import encode, fit
 from dedup.postgres.connect import Connection
 from dedup.postgres.errors import ends_transaction, text_of, translate
 from dedup.postgres.names import type_for
 from dedup.postgres.sqlfiles import Statements, quoted
 from dedup.store import Rows
+
+_ROWS_FAULT = ("22", "23", "44", "54", "P0")
+"""Data exception, integrity constraint, check option of a view, limits (an index entry too long), RAISE in a trigger: the rows' doing.
+Source: PostgreSQL 16 manual, appendix A."""
 
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index", "c": "a type"}
 
@@ -29,10 +33,12 @@ class Sink:
 
     name: str  # quoted, with its schema
     columns: tuple[fit.Column, ...]
+    oid: int = 0
 
 
 def write(connection: Connection, sql: Statements, table: str, rows: Rows) -> int:
-    """Append rows; returns their number. Raises SinkMismatch before any row is sent, or with nothing of the COPY kept.
+    """Append rows; returns their number. Raises SinkMismatch before any row is sent, or with nothing of the COPY kept; RowsRefused where
+    it depends on the values of the rows.
 
     Crash: undone with the transaction.
     """
@@ -59,7 +65,7 @@ def describe(connection: Connection, sql: Statements, table: str) -> Sink:
     if kind not in ("r", "p"):
         raise SinkMismatch(f"{full} is {_KINDS.get(kind, 'not a table')}, and COPY writes to tables only. Write to the table behind it.")
     with connection.cursor(row_factory=class_row(fit.Column)) as cursor:
-        return Sink(full, tuple(cursor.execute(sql["sink_columns"], {"oid": oid}).fetchall()))
+        return Sink(full, tuple(cursor.execute(sql["sink_columns"], {"oid": oid}).fetchall()), oid)
 
 
 def plans_for(sink: Sink, schema: pa.Schema) -> dict[str, fit.Plan]:
@@ -90,7 +96,7 @@ def plans_for(sink: Sink, schema: pa.Schema) -> dict[str, fit.Plan]:
 
 
 def fitted(sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> pa.Table:
-    """The rows with the types of the sink, judged by their values. Raises SinkMismatch."""
+    """The rows with the types of the sink, judged by their values. Raises RowsRefused."""
     wrong, columns = [], {}
     for column in sink.columns:
         if column.name not in plans:
@@ -104,20 +110,20 @@ def fitted(sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> pa.Table:
             columns[column.name] = plans[column.name].cast(values)
         except fit.Misfit as misfit:
             wrong.append(_misfit(sink, column, misfit))
-    _refuse(sink, wrong)
+    _refuse(sink, wrong, RowsRefused)
     return pa.table(columns)
 
 
 def send(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> int:
-    """COPY rows that `fitted` returned. Raises SinkMismatch where the server refuses or drops some; nothing of them is kept then.
+    """COPY rows that `fitted` returned. Raises RowsRefused where the server refuses or drops some; nothing of them is kept then.
 
     Crash: undone with the transaction.
     """
     try:
         with connection.transaction():
-            kept = _copy(connection, sink, plans, rows)
+            kept = copy(connection, sink, plans, rows)
             if kept != rows.num_rows:
-                raise SinkMismatch(
+                raise RowsRefused(
                     f"{sink.name} kept {kept} of {rows.num_rows} rows; nothing of them was written. A BEFORE INSERT trigger returns NULL "
                     f"for the others, or puts them into another table. Leave them out in the handler, or write to that table; psql's \\d "
                     f"{sink.name} lists the triggers."
@@ -127,7 +133,11 @@ def send(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: p
     return kept
 
 
-def _copy(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> int:
+def copy(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> int:
+    """COPY rows that `fitted` returned; returns how many the table kept. Raises psycopg.Error.
+
+    Crash: undone with the transaction.
+    """
     kinds = {column.name: column.base for column in sink.columns}
     if all(plans[name].fast for name in rows.column_names):
         jsonb = frozenset(name for name in rows.column_names if kinds[name] == "jsonb")
@@ -137,7 +147,9 @@ def _copy(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: 
 
 def refused(sink: str, error: psycopg.Error) -> StoreError:
     """What to raise where the server refused rows for `sink`."""
-    if ends_transaction(error) or isinstance(error, psycopg.errors.InsufficientPrivilege):
+    state = error.sqlstate or ""
+    ours = RowsRefused if state.startswith(_ROWS_FAULT) else SinkMismatch
+    if ends_transaction(error) or isinstance(error, psycopg.errors.InsufficientPrivilege) or not state.startswith((*_ROWS_FAULT, "42")):
         return translate(error, f"Writing to {sink}")
     told = error.diag
     table = f"{quoted(told.schema_name)}.{quoted(told.table_name)}" if told.schema_name and told.table_name else sink
@@ -145,7 +157,7 @@ def refused(sink: str, error: psycopg.Error) -> StoreError:
         f" To take them as they are: ALTER TABLE {table} DROP CONSTRAINT {quoted(told.constraint_name)};" if told.constraint_name else ""
     )
     where = f" ({told.context.splitlines()[0][:200]})" if told.context else ""
-    return SinkMismatch(f"{sink} refused the rows: {text_of(error)}{where}. Nothing of them was written.{remedy}")
+    return ours(f"{sink} refused the rows: {text_of(error)}{where}. Nothing of them was written.{remedy}")
 
 
 def _alter(sink: Sink, what: str) -> str:
@@ -162,6 +174,6 @@ def _hint(sink: Sink, name: str) -> str:
     return f" (or rename it in the rows: the table has {near[0]!r})" if near else ""
 
 
-def _refuse(sink: Sink, wrong: list[str]) -> None:
+def _refuse(sink: Sink, wrong: list[str], error: type[SinkMismatch] = SinkMismatch) -> None:
     if wrong:
-        raise SinkMismatch(f"The rows do not fit {sink.name}; nothing was sent.\n- " + "\n- ".join(wrong))
+        raise error(f"The rows do not fit {sink.name}; nothing was sent.\n- " + "\n- ".join(wrong))

@@ -85,6 +85,11 @@ def _filled(name: str, schema: str) -> bytes:
     return queries()[name].text.replace("{schema}", quoted(schema).replace("%", "%%")).encode()
 
 
+def fill(statement: bytes, **parts: str) -> bytes:
+    """A run-time statement with its other placeholders filled in, each once: what is filled in is not looked at again."""
+    return re.sub(rb"\{(%s)\}" % "|".join(parts).encode(), lambda found: parts[found[1].decode()].encode(), statement)
+
+
 def filled(migration: Migration, schema: str) -> bytes:
     """A migration for one schema, to be run without parameters."""
     return migration.text.replace("{schema}", quoted(schema)).encode()

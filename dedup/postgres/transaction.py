@@ -17,6 +17,7 @@ from psycopg.pq import TransactionStatus
 from checkpoint.errors import ConfigError, Fenced, HandlerError, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Range, Ranges
 from dedup.postgres import letters, order, outcome, records, reserve, select, sink, state
+from dedup.postgres import merge as merging
 from dedup.postgres.connect import Connection
 from dedup.postgres.errors import ends_transaction, is_lost, translate
 from dedup.postgres.handler import HandlerConnection, Lease
@@ -213,7 +214,10 @@ class PgTransaction:
 
         Crash: undone with the transaction.
         """
-        raise NotImplementedError
+        self._refuse_ended()
+        self._store.on_step("write")
+        with self._our_statements(f"merging into {table!r}"):
+            return merging.merge(self._connection, self._sql, table, rows, merge)
 
     def execute(self, step: Step) -> None:
         """Do one step of the decision.

@@ -216,6 +216,42 @@ left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
 where a.attrelid = %(oid)s::bigint::oid and a.attnum > 0 and not a.attisdropped
 order by a.attnum;
 
+-- name: sink_keys
+-- The columns of each unique index that ON CONFLICT can go by.
+-- Looked up inside the transaction; an index that is dropped in between makes the INSERT fail, never write wrongly.
+select array(
+    select a.attname::text from unnest(i.indkey::int2[]) with ordinality k (number, place)
+    join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number where k.place <= i.indnkeyatts
+) as columns
+from pg_index i
+where i.indrelid = %(oid)s::bigint::oid and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null;
+
+-- name: merge_stage
+-- A place for rows that are to be merged, with the types of the sink and none of its rules.
+-- Of this session alone, and gone at the end of the transaction.
+create temporary table {staged} on commit drop as select {columns} from {sink} with no data;
+
+-- name: merge_count
+-- Tell the planner how many rows were staged.
+-- Without it a few rows to delete would be looked for by reading the whole sink.
+analyze {staged};
+
+-- name: merge_rows
+-- Insert or update by key.
+-- Waits for another transaction with the same key, and compares with what that one committed. In the order of keys: nobody waits in a circle.
+insert into {sink} as t ({columns}) overriding system value select {columns} from {staged} order by {keys}
+on conflict ({keys}) do {update};
+
+-- name: merge_delete
+-- Delete by key.
+-- Compares with the row as it is once its lock is granted.
+delete from {sink} t using {staged} excluded where {same} and {newer};
+
+-- name: merge_end
+-- Let the next merge of the same transaction begin with an empty place.
+-- Of this session alone.
+drop table {staged};
+
 -- name: parked
 -- Which of these letters are kept already.
 -- A letter parked by somebody else in the meantime fails the COPY, and the batch is planned again.

@@ -1,0 +1,127 @@
+"""Rows into a table that keeps one row per key: insert, update what is older, delete.
+
+Promises that the sink ends as if all rows of a key had come in the order of `newer_by`, whichever transaction is first.
+Rows are staged by COPY and merged by one statement. Called by `Transaction.merge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import RowsRefused, SinkMismatch
+from dedup.envelope import POSITION
+from dedup.postgres import sink as sinks
+from dedup.postgres.connect import Connection
+from dedup.postgres.fit import Column, Plan
+from dedup.postgres.sink import Sink
+from dedup.postgres.sqlfiles import Statements, fill, quoted
+from dedup.steps import Merge
+from dedup.store import Rows
+
+_STAGED = "pg_temp.dedup_merge"
+
+
+def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: Merge) -> int:
+    """Merge rows, each key once; returns their number.
+
+    Raises:
+        SinkMismatch: they cannot fit, or the table has no unique index on these keys.
+        RowsRefused: some of them break a rule of the table, or have no key. Nothing of them is kept then.
+
+    Crash: undone with the transaction.
+    """
+    sink = sinks.describe(connection, sql, table)
+    given = _without_places(sink, rows.arrow())
+    _check_keys(connection, sql, sink, table, given, how)
+    upserts, deletes = _split(given, how)
+    try:
+        with connection.transaction():
+            _upsert(connection, sql, sink, upserts, how)
+            _delete(connection, sql, sink, deletes, how)
+    except psycopg.Error as error:
+        raise sinks.refused(sink.name, error) from error
+    return int(given.num_rows)
+
+
+def _without_places(sink: Sink, rows: pa.Table) -> pa.Table:
+    """The rows without those of their position columns that the sink lacks."""
+    there = {column.name for column in sink.columns}
+    return rows.select([name for name in rows.column_names if name in there or name not in POSITION])
+
+
+def _check_keys(connection: Connection, sql: Statements, sink: Sink, table: str, rows: pa.Table, how: Merge) -> None:
+    columns = {column.name for column in sink.columns}
+    if lacking := [name for name in (*how.keys, how.newer_by) if name and name not in columns]:
+        raise SinkMismatch(f"{sink.name} has no column {', '.join(map(repr, lacking))}, which tx.merge goes by. Add it to the table.")
+    known = [set(row[0]) for row in connection.execute(sql["sink_keys"], {"oid": sink.oid})]
+    if set(how.keys) not in known:
+        raise SinkMismatch(
+            f"tx.merge into {table!r} needs a unique index on exactly its keys. "
+            f"Run: CREATE UNIQUE INDEX ON {sink.name} ({_listed(how.keys)});"
+        )
+    for name in how.keys:
+        if nulls := rows[name].null_count:
+            raise RowsRefused(f"{nulls} rows for {sink.name} have no {name!r}, which is a key of tx.merge. Nothing was sent.")
+
+
+def _split(rows: pa.Table, how: Merge) -> tuple[pa.Table, pa.Table]:
+    """Rows to insert or update, and those to delete: of these only the key and `newer_by` count."""
+    if how.delete_when is None:
+        return rows, rows.slice(0, 0)
+    gone = pc.fill_null(rows[how.delete_when].cast(pa.bool_()), False)
+    kept = rows.drop_columns([how.delete_when])
+    needed = dict.fromkeys([*how.keys, *([how.newer_by] if how.newer_by else [])])
+    return kept.filter(pc.invert(gone)), kept.filter(gone).select(list(needed))
+
+
+def _upsert(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, how: Merge) -> None:
+    plans = sinks.plans_for(sink, rows.schema)
+    sending = sinks.fitted(sink, plans, rows)
+    if not rows.num_rows:
+        return
+    _stage(connection, sql, sink, sending, plans)
+    others = [quoted(name) for name in sending.column_names if name not in how.keys]
+    update = f"update set {', '.join(f'{name} = excluded.{name}' for name in others)} where {_newer(how)}" if others else "nothing"
+    _run(connection, sql, "merge_rows", sink, columns=_listed(sending.column_names), keys=_listed(how.keys), update=update)
+    _run(connection, sql, "merge_end", sink)
+
+
+def _delete(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, how: Merge) -> None:
+    if not rows.num_rows:
+        return
+    part = replace(sink, columns=tuple(column for column in sink.columns if column.name in rows.column_names))
+    plans = sinks.plans_for(part, rows.schema)
+    _stage(connection, sql, part, sinks.fitted(replace(part, columns=_nullable(part, how)), plans, rows), plans)
+    _run(connection, sql, "merge_count", sink)
+    same = " and ".join(f"t.{quoted(name)} = excluded.{quoted(name)}" for name in how.keys)
+    _run(connection, sql, "merge_delete", sink, same=same, newer=_newer(how))
+    _run(connection, sql, "merge_end", sink)
+
+
+def _nullable(sink: Sink, how: Merge) -> tuple[Column, ...]:
+    return tuple(column if column.name in how.keys else replace(column, not_null=False) for column in sink.columns)
+
+
+def _stage(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, plans: dict[str, Plan]) -> None:
+    _run(connection, sql, "merge_stage", sink, columns=_listed(rows.column_names))
+    sinks.copy(connection, replace(sink, name=_STAGED), plans, rows)
+
+
+def _newer(how: Merge) -> str:
+    if how.newer_by is None:
+        return "true"
+    name = quoted(how.newer_by)
+    return f"(t.{name} < excluded.{name} or t.{name} is null and excluded.{name} is not null)"
+
+
+def _run(connection: Connection, sql: Statements, statement: str, sink: Sink, **parts: str) -> None:
+    connection.execute(fill(sql[statement], staged=_STAGED, sink=sink.name, **parts))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names))
