@@ -1,0 +1,377 @@
+"""Error classes: what will pass, what is an event's own fault, what is everybody's."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import logging
+import socket
+import ssl
+import urllib.error
+from email.message import Message
+
+import psycopg
+import pyspark.errors as spark
+import pytest
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from psycopg import errors as pg
+from py4j.protocol import Py4JNetworkError
+
+from checkpoint import errors as ours
+from deadletter import ErrorClass
+from deadletter.classify import classify
+
+TRANSIENT, PERMANENT, SYSTEMIC = ErrorClass.TRANSIENT, ErrorClass.PERMANENT, ErrorClass.SYSTEMIC
+
+
+def show(value: object) -> str:
+    """A test id: the type of an error with its text."""
+    return f"{type(value).__name__} {value}"[:60] if isinstance(value, BaseException) else str(value)
+
+
+def foreign(name: str, *bases: type, **attributes: object) -> BaseException:
+    """An error of a package that is not installed here, by the full name of its class."""
+    module, _, cls = name.rpartition(".")
+    made = type(cls, bases or (Exception,), {"__module__": module, "__qualname__": cls})("text")
+    for key, value in attributes.items():
+        setattr(made, key, value)
+    assert isinstance(made, BaseException)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (pg.SerializationFailure(), TRANSIENT),
+        (pg.DeadlockDetected(), TRANSIENT),
+        (pg.LockNotAvailable(), TRANSIENT),
+        (pg.QueryCanceled(), TRANSIENT),
+        (pg.AdminShutdown(), TRANSIENT),
+        (pg.CrashShutdown(), TRANSIENT),
+        (pg.CannotConnectNow(), TRANSIENT),
+        (pg.ConnectionFailure(), TRANSIENT),
+        (pg.TooManyConnections(), TRANSIENT),
+        (pg.IdleInTransactionSessionTimeout(), TRANSIENT),
+        (pg.UniqueViolation(), PERMANENT),
+        (pg.NotNullViolation(), PERMANENT),
+        (pg.CheckViolation(), PERMANENT),
+        (pg.ForeignKeyViolation(), PERMANENT),
+        (pg.ExclusionViolation(), PERMANENT),
+        (pg.InvalidTextRepresentation(), PERMANENT),
+        (pg.NumericValueOutOfRange(), PERMANENT),
+        (pg.StringDataRightTruncation(), PERMANENT),
+        (pg.DivisionByZero(), PERMANENT),
+        (pg.RaiseException(), PERMANENT),
+        (pg.DatatypeMismatch(), PERMANENT),
+        (pg.UndefinedFunction(), PERMANENT),
+        (pg.UndefinedTable(), SYSTEMIC),
+        (pg.UndefinedColumn(), SYSTEMIC),
+        (pg.InsufficientPrivilege(), SYSTEMIC),
+        (pg.SyntaxError(), SYSTEMIC),
+        (pg.InvalidCatalogName(), SYSTEMIC),
+        (pg.InvalidSchemaName(), SYSTEMIC),
+        (pg.InvalidPassword(), SYSTEMIC),
+        (pg.InvalidAuthorizationSpecification(), SYSTEMIC),
+        (pg.ReadOnlySqlTransaction(), SYSTEMIC),
+        (pg.DiskFull(), SYSTEMIC),
+        (pg.OutOfMemory(), SYSTEMIC),
+        (pg.IoError(), SYSTEMIC),
+        (pg.DatabaseDropped(), SYSTEMIC),
+        (pg.InternalError_(), SYSTEMIC),
+        (pg.DataCorrupted(), SYSTEMIC),
+        (pg.ConfigFileError(), SYSTEMIC),
+        (psycopg.OperationalError("server closed the connection unexpectedly"), TRANSIENT),
+        (psycopg.OperationalError("the connection is closed"), TRANSIENT),
+        (psycopg.InterfaceError("connection already closed"), TRANSIENT),
+        (psycopg.OperationalError('connection to server failed: FATAL:  password authentication failed for user "x"'), SYSTEMIC),
+        (psycopg.OperationalError('connection to server failed: FATAL:  database "x" does not exist'), SYSTEMIC),
+        (psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes"), PERMANENT),
+        (psycopg.ProgrammingError("cannot adapt type 'object'"), PERMANENT),
+    ],
+    ids=show,
+)
+def test_psycopg_errors_are_known_by_sqlstate(error: psycopg.Error, expected: ErrorClass) -> None:
+    """What will pass is retried, what a row breaks is its event's fault, what is missing or full is everybody's."""
+    assert classify(error) is expected
+
+
+def test_every_sqlstate_of_psycopg_is_answered() -> None:
+    """Integrity and data errors are never retried and never stop the stream; no state raises."""
+    for name, error in vars(pg).items():
+        if isinstance(error, type) and issubclass(error, psycopg.Error) and error.sqlstate:
+            found = classify(error())
+            assert found is PERMANENT or not error.sqlstate.startswith(("22", "23")), name
+
+
+def test_other_drivers_are_known_by_their_sqlstate_too() -> None:
+    """psycopg2 calls it pgcode, asyncpg sqlstate; SQLAlchemy wraps the driver's error as the cause."""
+    assert classify(foreign("psycopg2.errors.DeadlockDetected", pgcode="40P01")) is TRANSIENT
+    assert classify(foreign("asyncpg.exceptions.UndefinedTableError", sqlstate="42P01")) is SYSTEMIC
+    wrapped = foreign("sqlalchemy.exc.DBAPIError")
+    wrapped.__cause__ = pg.DiskFull()
+    assert classify(wrapped) is SYSTEMIC
+
+
+def java(text: str) -> BaseException:
+    """An error of the JVM, as py4j raises it, without the JVM."""
+    return foreign("py4j.protocol.Py4JJavaError", type("Shown", (Exception,), {"__str__": lambda self: text}))
+
+
+CALL = "An error occurred while calling o424.save.\n: "
+STAGE = (
+    CALL + "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: "
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (spark.AnalysisException("[TABLE_OR_VIEW_NOT_FOUND] The table `nope` cannot be found."), SYSTEMIC),
+        (spark.ParseException("[PARSE_SYNTAX_ERROR] Syntax error at or near 'selec'."), SYSTEMIC),
+        (spark.NumberFormatException("[CAST_INVALID_INPUT] The value 'a' cannot be cast."), PERMANENT),
+        (spark.ArithmeticException("[DIVIDE_BY_ZERO] Division by zero."), PERMANENT),
+        (spark.DateTimeException("[CANNOT_PARSE_TIMESTAMP] Text 'a' could not be parsed."), PERMANENT),
+        (spark.ArrayIndexOutOfBoundsException("[INVALID_ARRAY_INDEX] The index 2 is out of bounds."), PERMANENT),
+        (spark.PythonException("An exception was thrown from the Python worker:\nConnectionResetError: peer"), PERMANENT),
+        (spark.SparkRuntimeException("[USER_RAISED_EXCEPTION] no"), PERMANENT),
+        (spark.PySparkTypeError("field id: IntegerType() can not accept object 'a'"), PERMANENT),
+        (spark.UnknownException("java.lang.IllegalStateException: SparkContext was shut down"), SYSTEMIC),
+        (Py4JNetworkError("Answer from Java side is empty"), SYSTEMIC),
+        (
+            java(CALL + "io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict"),
+            TRANSIENT,
+        ),
+        (java(CALL + "io.delta.exceptions.MetadataChangedException: [DELTA_METADATA_CHANGED] changed"), TRANSIENT),
+        (
+            java(CALL + "org.apache.spark.sql.delta.schema.DeltaInvariantViolationException: [DELTA_VIOLATE_CONSTRAINT_WITH_VALUES]"),
+            PERMANENT,
+        ),
+        (java(STAGE + "Lost task 0.3 in stage 1.0 (TID 4) (h executor 1): ExecutorLostFailure (executor 1 exited)"), TRANSIENT),
+        (
+            java(STAGE + "Lost task 0.3 in stage 1.0 (TID 4) (h executor 1): FetchFailed(BlockManagerId(1, h, 7337), shuffleId=0)"),
+            TRANSIENT,
+        ),
+        (java(STAGE + "org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'No space left on device'"), PERMANENT),
+        (java(STAGE + "java.io.IOException: No space left on device"), SYSTEMIC),
+        (java(STAGE + "Python worker exited unexpectedly (crashed)"), PERMANENT),
+        (foreign("delta.exceptions.base.DeltaConcurrentModificationException"), TRANSIENT),
+    ],
+    ids=show,
+)
+def test_spark_and_delta_errors(error: BaseException, expected: ErrorClass) -> None:
+    """Data errors and errors in a UDF are an event's fault; lost executors and concurrent commits pass; a bad plan or a dead JVM do not."""
+    assert classify(error) is expected
+
+
+def test_the_state_of_a_spark_error_is_asked() -> None:
+    """A cast that fails is SQLSTATE 22018, also where the class says nothing; a state that only Spark uses leaves the class to decide."""
+
+    class WithState(spark.SparkRuntimeException):
+        def __init__(self, state: str) -> None:
+            super().__init__("text")
+            self.state = state
+
+        def getSqlState(self) -> str:
+            return self.state
+
+    states = {"22018": PERMANENT, "42P01": SYSTEMIC, "38000": PERMANENT, "39000": PERMANENT, "2D521": TRANSIENT, "XX000": PERMANENT}
+    assert {state: classify(WithState(state)) for state in states} == states
+
+
+def test_a_jvm_that_cannot_be_asked_is_no_obstacle() -> None:
+    """The methods of a captured error talk to a JVM that may be gone: what cannot be had is left out."""
+
+    class Captured(spark.AnalysisException):
+        def getSqlState(self) -> str:
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    assert classify(Captured("text")) is SYSTEMIC
+
+
+def test_a_refused_socket_to_the_jvm_is_no_connection_that_comes_back() -> None:
+    """After the death of the JVM py4j raises plain ConnectionRefusedError; elsewhere that is transient."""
+    space = {"__name__": "py4j.clientserver"}
+    exec("def connect():\n    raise ConnectionRefusedError(111, 'Connection refused')", space)
+    with pytest.raises(ConnectionRefusedError) as raised:
+        space["connect"]()  # type: ignore[operator]
+    assert classify(raised.value) is SYSTEMIC
+    assert classify(ConnectionRefusedError(111, "Connection refused")) is TRANSIENT
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (CommitFailedError("a concurrent transaction deleted data"), TRANSIENT),
+        (TableNotFoundError("no log files"), SYSTEMIC),
+        (DeltaError("Generic error"), PERMANENT),
+    ],
+    ids=show,
+)
+def test_deltalake_errors(error: BaseException, expected: ErrorClass) -> None:
+    """A lost race is planned again; a table that is not there is missing for every event."""
+    assert classify(error) is expected
+
+
+AZURE = foreign("azure.core.exceptions.AzureError")
+HTTP = type(foreign("azure.core.exceptions.HttpResponseError", type(AZURE)))
+
+
+def azure(status: int, code: str | None = None, name: str = "HttpResponseError") -> BaseException:
+    """An HTTP error as azure-core has it."""
+    return foreign(f"azure.core.exceptions.{name}", HTTP, status_code=status, error_code=code)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (azure(429), TRANSIENT),
+        (azure(503, "ServerBusy"), TRANSIENT),
+        (azure(409, "ServerBusy"), TRANSIENT),
+        (azure(500), TRANSIENT),
+        (azure(401), SYSTEMIC),
+        (azure(403), SYSTEMIC),
+        (azure(404, "ContainerNotFound", "ResourceNotFoundError"), SYSTEMIC),
+        (azure(404, "BlobNotFound", "ResourceNotFoundError"), PERMANENT),
+        (azure(400), PERMANENT),
+        (azure(401, name="ClientAuthenticationError"), SYSTEMIC),
+        (foreign("azure.core.exceptions.ServiceRequestError", type(AZURE)), TRANSIENT),
+        (foreign("azure.core.exceptions.ServiceResponseError", type(AZURE)), TRANSIENT),
+        (foreign("azure.eventhub.exceptions.ConnectError"), TRANSIENT),
+        (foreign("azure.eventhub.exceptions.ConnectionLostError"), TRANSIENT),
+        (foreign("azure.eventhub.exceptions.OperationTimeoutError"), TRANSIENT),
+        (foreign("azure.eventhub.exceptions.AuthenticationError", type(foreign("azure.eventhub.exceptions.ConnectError"))), SYSTEMIC),
+        (foreign("azure.servicebus.exceptions.ServiceBusServerBusyError", type(AZURE)), TRANSIENT),
+        (foreign("azure.servicebus.exceptions.MessageSizeExceededError", type(AZURE), ValueError), PERMANENT),
+    ],
+    ids=show,
+)
+def test_azure_errors(error: BaseException, expected: ErrorClass) -> None:
+    """Throttling and lost connections pass; no right, no hub and no container are everybody's fault."""
+    assert classify(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (foreign("requests.exceptions.ConnectionError", OSError), TRANSIENT),
+        (foreign("requests.exceptions.HTTPError", OSError, response=foreign("x.Response", status_code=503)), TRANSIENT),
+        (foreign("requests.exceptions.HTTPError", OSError, response=foreign("x.Response", status_code=404)), PERMANENT),
+        (foreign("requests.exceptions.HTTPError", OSError, response=foreign("x.Response", status_code=401)), SYSTEMIC),
+        (foreign("httpx.ConnectTimeout", type(foreign("httpx.TransportError"))), TRANSIENT),
+        (foreign("aiohttp.client_exceptions.ClientResponseError", status=429), TRANSIENT),
+        (urllib.error.HTTPError("http://x", 503, "busy", Message(), None), TRANSIENT),
+        (urllib.error.HTTPError("http://x", 422, "no", Message(), None), PERMANENT),
+        (http.client.RemoteDisconnected("gone"), TRANSIENT),
+        (http.client.IncompleteRead(b""), TRANSIENT),
+    ],
+    ids=show,
+)
+def test_http_errors(error: BaseException, expected: ErrorClass) -> None:
+    """A busy service passes, a request that it refuses is the event's fault, and who may not log in need not try again."""
+    assert classify(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConnectionResetError(), TRANSIENT),
+        (BrokenPipeError(), TRANSIENT),
+        (TimeoutError(), TRANSIENT),
+        (socket.timeout(), TRANSIENT),  # noqa: UP041 - the old name is what is tested
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), TRANSIENT),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), SYSTEMIC),
+        (ssl.SSLCertVerificationError(1, "certificate verify failed"), SYSTEMIC),
+        (ssl.SSLError(1, "decryption failed"), TRANSIENT),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), TRANSIENT),
+        (OSError(errno.ENOSPC, "No space left on device"), SYSTEMIC),
+        (OSError(errno.EROFS, "Read-only file system"), SYSTEMIC),
+        (OSError(errno.EMFILE, "Too many open files"), SYSTEMIC),
+        (PermissionError(errno.EACCES, "Permission denied"), SYSTEMIC),
+        (MemoryError(), SYSTEMIC),
+        (FileNotFoundError(errno.ENOENT, "No such file"), PERMANENT),
+        (OSError("no number"), PERMANENT),
+        (ValueError("bad"), PERMANENT),
+        (RecursionError(), PERMANENT),
+        (KeyError("k"), PERMANENT),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), PERMANENT),
+    ],
+    ids=show,
+)
+def test_errors_of_python_itself(error: BaseException, expected: ErrorClass) -> None:
+    """What is not known is the event's own fault: the budget watches over it."""
+    assert classify(error) is expected
+
+
+@pytest.mark.parametrize("name", sorted(n for n, c in vars(ours).items() if isinstance(c, type) and issubclass(c, ours.DedupError)))
+def test_our_own_errors_say_what_they_are(name: str) -> None:
+    """Rows that a sink refuses are their events' fault; a store that is away or was overtaken passes; the rest needs a person."""
+    expected = {"RowsRefused": PERMANENT} | dict.fromkeys(["StoreUnavailable", "CommitConflict", "CommitUnknown"], TRANSIENT)
+    assert classify(getattr(ours, name)()) is expected.get(name, SYSTEMIC)
+
+
+def raised(outer: BaseException, inner: BaseException, how: str) -> BaseException:
+    """`outer` as if raised from, in the handling of, or in place of `inner`."""
+    outer.__context__ = inner
+    if how != "handling":
+        outer.__cause__ = inner if how == "from" else None  # sets __suppress_context__
+    return outer
+
+
+def test_the_cause_of_an_unknown_error_decides() -> None:
+    """A handler that wraps the driver's error is understood; a cause that was hidden with `from None` is not looked at."""
+    assert classify(raised(RuntimeError("wrapped"), pg.DeadlockDetected(), "from")) is TRANSIENT
+    assert classify(raised(RuntimeError("wrapped"), pg.DiskFull(), "handling")) is SYSTEMIC
+    assert classify(raised(RuntimeError("wrapped"), pg.DiskFull(), "hidden")) is PERMANENT
+    assert classify(raised(RuntimeError("a"), raised(ValueError("b"), TimeoutError(), "from"), "from")) is TRANSIENT
+
+
+def test_a_known_error_speaks_for_itself() -> None:
+    """What it was raised for does not change what a known error is."""
+    assert classify(raised(pg.UniqueViolation(), ConnectionResetError(), "handling")) is PERMANENT
+
+
+def test_causes_in_a_circle_or_without_end_are_left() -> None:
+    """Circles end, and so does a chain of a thousand causes."""
+    one, two = ValueError("1"), ValueError("2")
+    one.__cause__, two.__cause__ = two, one
+    assert classify(one) is PERMANENT
+    last: BaseException = TimeoutError()
+    for _ in range(1000):
+        last = raised(ValueError(), last, "from")
+    assert classify(last) is PERMANENT
+
+
+def test_rules_of_the_user_come_first_and_in_order() -> None:
+    """A type or a predicate, the first that fits; what none fits is judged as always."""
+    rules = [(pg.UniqueViolation, TRANSIENT), (lambda e: "later" in str(e), TRANSIENT), (Exception, SYSTEMIC)]
+    assert classify(pg.UniqueViolation(), rules) is TRANSIENT
+    assert classify(ValueError("come later"), rules) is TRANSIENT
+    assert classify(ValueError("bad"), rules) is SYSTEMIC
+    assert classify(pg.DiskFull(), rules[:2]) is SYSTEMIC
+    assert classify(raised(RuntimeError(), ValueError("later"), "from"), rules[:2]) is TRANSIENT
+
+
+def test_a_rule_that_raises_does_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    """A mistake in a predicate neither hides the error nor stops the stream: it is logged, and the next rule is asked."""
+    with caplog.at_level(logging.WARNING, "dedup"):
+        assert classify(ValueError(), [(lambda e: e.args[5] == 1, SYSTEMIC), (ValueError, TRANSIENT)]) is TRANSIENT
+    assert "rule" in caplog.text
+
+
+class Hostile(Exception):
+    """Nothing about it can be asked."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    def __bool__(self) -> bool:
+        raise RuntimeError
+
+
+def test_an_error_that_cannot_be_looked_at_is_its_events_own() -> None:
+    """Attributes and text that raise end nothing: the class is what can be known without them."""
+    assert classify(Hostile()) is PERMANENT
+    assert classify(raised(RuntimeError(), Hostile(), "from")) is PERMANENT
