@@ -92,6 +92,7 @@ class Topic:
         start = self._offsets[partition]
         self._offsets[partition] += size
         orders = [*new, *again]
+        self._random.shuffle(orders)
         columns = {
             "key": [order.encode() for order, _ in orders],
             "value": [body.encode() for _, body in orders],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Meas
     topic = Topic()
     land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
     create_sinks(dsn)
-    others = {"jdbc_append": _jdbc(dsn), "on_conflict": _on_conflict(dsn), "copy_floor": _copy(dsn)}
+    others = {"jdbc_append": _jdbc(dsn), "on_conflict": _on_conflict(dsn), "copy_floor": _copy_into("copy_floor")(dsn)}
     with closing(PostgresStore(dsn)) as store:
         taken = contest(spark, folder / "topic", {"ours": consumer(store), **others}, sizes.warm)
     for name in (SINK, *others):
@@ -82,14 +82,19 @@ def _on_conflict(dsn: str) -> Way:
     return lambda batch, batch_id: decoded(batch).foreachPartition(insert)
 
 
-def _copy(dsn: str) -> Way:
-    def copy(batch: Any, batch_id: int) -> None:
-        rows = decoded(batch).toArrow()
-        encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
-        with psycopg.connect(dsn) as connection, connection.cursor().copy("COPY copy_floor FROM STDIN (FORMAT binary)") as out:
-            out.write(encoder.write_header())
-            for part in rows.to_batches():
-                out.write(encoder.write_batch(part))
-            out.write(encoder.finish())
+def _copy_into(table: str) -> Callable[[str], Way]:
+    statement = f"COPY {table} FROM STDIN (FORMAT binary)".encode()
 
-    return copy
+    def way(dsn: str) -> Way:
+        def copy(batch: Any, batch_id: int) -> None:
+            rows = decoded(batch).toArrow()
+            encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
+            with psycopg.connect(dsn) as connection, connection.cursor().copy(statement) as out:
+                out.write(encoder.write_header())
+                for part in rows.to_batches():
+                    out.write(encoder.write_batch(part))
+                out.write(encoder.finish())
+
+        return copy
+
+    return way
