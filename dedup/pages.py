@@ -29,6 +29,10 @@ FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES = 10, 1_000, 64 * 1024 * 1024
 """Letters of the first page, which shows whether anything passes at all; letters and bytes of later ones."""
 
 
+CONFLICTS = 50
+"""How often a page is planned again after another decision came first."""
+
+
 @dataclass
 class Reprocessed:
     """What became of the selected letters."""
@@ -41,6 +45,8 @@ class Reprocessed:
     waiting: int = 0  # behind another letter of their sequence
     left: int = 0  # somebody else has them, or they changed meanwhile
     lost: int = 0  # neither kept whole nor in the log any more
+    processed: int = 0  # positions of the selected range that need `replay`
+    absent: int = 0  # positions of it that were never delivered: they need `from_log`
     dry_run: bool = False
 
     @property

@@ -21,21 +21,19 @@ from deadletter.letter import Action
 from deadletter.selection import Selection
 from dedup import flow, resolved
 from dedup.consumer import Consumer
+from dedup.coverage import coverage, partitions_of
 from dedup.feed import Material, open_feed
 from dedup.index import Index
 from dedup.keys import LETTER, SEQUENCE
 from dedup.letter_events import as_they_came, events_of, held_keys, settle_held, sift_asked
 from dedup.letters import letter_rows
 from dedup.order import Order
-from dedup.pages import FIRST_PAGE, LARGEST_PAGE, LISTED, RUNNABLE, Options, Reprocessed, alike, eligible, losing, outcome, pages
+from dedup.pages import CONFLICTS, FIRST_PAGE, LARGEST_PAGE, LISTED, RUNNABLE, Options, Reprocessed, alike, eligible, losing, outcome, pages
 from dedup.planning import WAITING, Settled
 from dedup.readlog import read_bodies
 from dedup.steps import Change, Commit, Step
 from dedup.store import Run, Transaction
 from dedup.trial import untried
-
-CONFLICTS = 50
-"""How often a page is planned again after another decision came first."""
 
 
 def reprocess(
@@ -60,6 +58,10 @@ def reprocess(
     report = Reprocessed(dry_run=dry_run)
     kinds = [kind for page in pages(store, chosen, how.limit, lambda: LARGEST_PAGE) for kind in page["kind"].to_pylist()]
     report.selected, report.by_kind = len(kinds), {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+    if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
+        head = store.head(consumer.name)
+        covers = [coverage(store, head, p, chosen) for p in partitions_of(head, chosen)]
+        report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
     if not dry_run and kinds:
         consumer.policy()
         _Reprocess(consumer, spark, how, report).run(chosen)

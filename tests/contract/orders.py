@@ -39,7 +39,9 @@ def orders(numbers: Iterable[int], *, partition: int = 0) -> list[dict[str, Any]
 def consumer(store: Store, *, name: str = "shop", **settings: Any) -> Consumer:
     """Writes each order to the sink `orders`; rejects negative amounts."""
     made = Consumer(
-        name, store, **{"idempotence_key": "data.id", "decode": decode.json(ORDER), "query": "q", "takeover_after": 1.0, "max_outage": 0.0, **settings}
+        name,
+        store,
+        **{"idempotence_key": "data.id", "decode": decode.json(ORDER), "query": "q", "takeover_after": 1.0, "max_outage": 0.0, **settings},
     )
     made.foreach_batch(write_orders)
     return made

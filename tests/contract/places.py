@@ -26,6 +26,7 @@ class Place(Protocol):
     def store(self, **options: Any) -> Store: ...
     def create_sink(self, name: str = "orders") -> None: ...
     def create_position_sink(self) -> None: ...
+    def create_merge_sink(self, name: str) -> None: ...
     def drop_sink(self, name: str = "orders") -> None: ...
     def accept_sink(self, name: str = "orders") -> None: ...
     def read(self, name: str = "orders") -> list[dict[str, Any]]: ...
@@ -54,6 +55,10 @@ class PostgresPlace:
     def create_sink(self, name: str = "orders") -> None:
         """A table with the columns of SINK."""
         self.execute(f'CREATE TABLE "{name}" (id text NOT NULL, amount bigint)')
+
+    def create_merge_sink(self, name: str) -> None:
+        """A table with the columns of SINK and one row per id."""
+        self.execute(f'CREATE TABLE "{name}" (id text PRIMARY KEY, amount bigint)')
 
     def create_position_sink(self) -> None:
         """A table `positions` with the columns of POSITIONS."""
@@ -85,7 +90,7 @@ class DeltaPlace:
         """A new store object that knows sinks by their plain names."""
         from dedup.delta import DeltaStore
 
-        names = ("orders", "audit", "late", "missing", "positions")
+        names = ("orders", "audit", "late", "missing", "positions", "balances")
         return DeltaStore(self.url, tables={n: self.path(n) for n in names}, **options)
 
     def create_sink(self, name: str = "orders") -> None:
@@ -93,6 +98,10 @@ class DeltaPlace:
         from deltalake import DeltaTable
 
         DeltaTable.create(self.path(name), schema=SINK)
+
+    def create_merge_sink(self, name: str) -> None:
+        """A table with the columns of SINK."""
+        self.create_sink(name)
 
     def create_position_sink(self) -> None:
         """A table `positions` with the columns of POSITIONS."""

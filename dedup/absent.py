@@ -1,0 +1,87 @@
+"""Positions that were never delivered, as those of an accepted gap, run from a batch read of the log. Called by reprocess with from_log."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+
+from checkpoint.errors import CommitConflict, PositionsMissing
+from checkpoint.position import Partition, Range, Ranges
+from deadletter.selection import Selection
+from dedup import flow
+from dedup.consumer import Consumer
+from dedup.coverage import Coverage, coverage, partitions_of
+from dedup.pages import CONFLICTS, Options
+from dedup.readlog import material_of, windows
+from dedup.report import Report
+from dedup.store import Run
+from dedup.trial import untried
+
+
+@dataclass
+class Filled:
+    """What became of absent positions."""
+
+    absent: int = 0  # positions in the range that nothing is known of
+    ran: Report = field(default_factory=Report)
+    lost: Ranges = field(default_factory=Ranges)  # not in the log any more, recorded as LOST
+    dry_run: bool = False
+
+
+def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, options: Options | None = None) -> Filled:
+    """Run the absent positions of the selected range, up to the checkpoint, through the consumer's handler, as late events.
+
+    Raises:
+        ConfigError: no topic is selected, or nothing is registered with `consumer.log`.
+        PositionsMissing: the log does not have some of them any more; without `options.skip_missing`. What came before them is done.
+
+    Crash: each window of positions is decided or not; a second call goes on with what is absent then.
+    """
+    how, store = options or Options(), consumer.store
+    head = store.head(consumer.name)
+    covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
+    filled = Filled(sum(len(c.absent) for c in covers), dry_run=dry_run)
+    if not dry_run:
+        run = f"from-log:{uuid.uuid4().hex}"
+        for cover in covers:
+            _fill_partition(consumer, cover, how, run, filled)
+    return filled
+
+
+def _fill_partition(consumer: Consumer, cover: Coverage, options: Options, run: str, filled: Filled) -> None:
+    for number, span in enumerate(windows(cover.absent)):
+        missing = _with_replanning(consumer, cover.partition, span, Run(run, 0, number), options, filled)
+        if missing:
+            reason = f"LOST {cover.partition} {missing}: not in the log any more" + (f"; {options.reason}" if options.reason else "")
+            consumer.store.amend(consumer.name, lambda head: head, by=options.by, reason=reason)
+            filled.lost |= missing
+        options.on_progress(filled.ran.delivered, filled.absent)
+
+
+def _with_replanning(consumer: Consumer, partition: Partition, span: Range, run: Run, options: Options, filled: Filled) -> Ranges:
+    for _ in range(CONFLICTS - 1):
+        try:
+            return _fill_window(consumer, partition, span, run, options, filled)
+        except CommitConflict:
+            time.sleep(0.05)
+    return _fill_window(consumer, partition, span, run, options, filled)
+
+
+def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run, options: Options, filled: Filled) -> Ranges:
+    """Decide these positions in one transaction; returns those that the log does not have."""
+    policy = replace(consumer.policy(), care=replace(consumer.care, budget=None), trials=untried())
+    with (
+        consumer.store.begin_letters(consumer.name, positions=True) as transaction,
+        material_of(consumer, partition, span, transaction.head) as (material, index),
+    ):
+        missing = Ranges.of([span]) - Ranges.of_numbers(index.numbers)
+        if missing and not options.skip_missing:
+            raise PositionsMissing(
+                f"{partition} {missing} cannot be had: the log does not have them (any more). Run what is there with "
+                "--skip-missing, which records the others as LOST."
+            )
+        if len(index):
+            chunk = flow.Chunk(material, index, run, transaction.head, stream=False)
+            filled.ran.add(flow.decide_chunk(chunk, consumer.store, transaction, policy))
+    return missing

@@ -1,0 +1,80 @@
+"""What the tables say about a range of positions: processed, parked, duplicate, skipped, or never delivered.
+
+Called by reprocess, its from_log, and replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from checkpoint.errors import ConfigError
+from checkpoint.position import Partition, Range, Ranges
+from deadletter.selection import Selection
+from dedup.store import Head, Store
+
+LAST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The positions of one partition within a range, up to its checkpoint."""
+
+    partition: Partition
+    asked: Ranges  # the range, cut at the checkpoint
+    processed: Ranges
+    lettered: Ranges
+    duplicates: Ranges
+    skipped: Ranges
+    absent: Ranges  # below the checkpoint, never delivered
+
+
+def partitions_of(head: Head, selection: Selection) -> list[Partition]:
+    """The partitions that a selection of positions means.
+
+    Raises:
+        ConfigError: the selection names no topic, or no partition of the consumer matches.
+    """
+    if selection.topic is None:
+        raise ConfigError("Positions are selected by topic, and partition and range if need be: give --topic.")
+    wanted = {"source": selection.source, "topic": selection.topic, "partition": selection.partition}
+    found = [p for p in sorted(head.checkpoints) if all(v is None or getattr(p, n) == v for n, v in wanted.items())]
+    if not found:
+        known = ", ".join(map(str, sorted(head.checkpoints))) or "none"
+        raise ConfigError(f"Consumer {head.consumer!r} has no checkpoint in such a partition. It has: {known}.")
+    return found
+
+
+def coverage(store: Store, head: Head, partition: Partition, selection: Selection) -> Coverage:
+    """What was decided about the positions of a partition that the selection's range names.
+
+    Positions above the checkpoint are the stream's, and not part of it.
+    """
+    life = head.incarnations.get((partition.source, partition.topic), 0)
+    mine = [b for b in store.batches(head.consumer).to_pylist() if _is_of(b, partition, life, head)]
+    seen = _union(mine, "seen")
+    lowest = seen.items[0].first if seen.items else 0
+    first = lowest if selection.first is None else selection.first
+    last = min(LAST if selection.last is None else selection.last, head.checkpoints[partition].sequence_number)
+    asked = Ranges.of([Range(first, last)]) if first <= last else Ranges()
+    duplicates, skipped = _union(mine, "duplicates") & asked, _union(mine, "skipped") & asked
+    lettered = _lettered(store, head, partition, life, first, last) & asked
+    processed = (seen & asked) - duplicates - skipped - lettered
+    return Coverage(partition, asked, processed, lettered, duplicates, skipped, asked - seen)
+
+
+def _is_of(batch: dict[str, Any], partition: Partition, life: int, head: Head) -> bool:
+    where = Partition(batch["source"], batch["topic"], batch["partition"])
+    return where == partition and batch["incarnation"] == life and batch["generation"] >= head.keyspace
+
+
+def _union(batches: Iterable[dict[str, Any]], name: str) -> Ranges:
+    return Ranges.of((r["first"], r["last"]) for batch in batches for r in batch[name])
+
+
+def _lettered(store: Store, head: Head, partition: Partition, life: int, first: int, last: int) -> Ranges:
+    asked = Selection(head.consumer, *partition, first=first, last=last, limit=None)
+    letters = store.letters(asked, ["sequence_number", "incarnation", "generation", "status"]).to_pylist()
+    numbers = [x["sequence_number"] for x in letters if x["incarnation"] == life and x["generation"] >= head.keyspace]
+    return Ranges.of((n, n) for n in numbers)

@@ -1,0 +1,193 @@
+"""A person repeats positions that were processed, on purpose, with their effect replaced or taken back: the handler had a bug.
+
+Replacing is what `tx.merge` does; taking back is what the function registered with `consumer.undo` does. Undo and new effect are
+one transaction; who did it and when is in the letter history. Where an event fails, or is rejected now, nothing of its page changes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from checkpoint.errors import CommitConflict, HandlerError, PositionsMissing, ReprocessStopped
+from checkpoint.position import Partition, Range, Ranges
+from deadletter.letter import LETTERS, Action
+from deadletter.selection import Selection
+from dedup import flow
+from dedup.consumer import Consumer
+from dedup.coverage import coverage, partitions_of
+from dedup.envelope import POSITION
+from dedup.feed import Material
+from dedup.index import Index, keys_table
+from dedup.letters import history
+from dedup.order import Order
+from dedup.pages import CONFLICTS, Options
+from dedup.planning import NEW, SKIPPED, Settled
+from dedup.readlog import material_of, windows
+from dedup.steps import Change, Commit, Merge
+from dedup.store import Rows, Run, Transaction
+from dedup.trial import untried
+from dedup.tx import Tx
+
+
+@dataclass
+class Replayed:
+    """What a replay found and did, in positions."""
+
+    processed: int = 0  # in the range, up to the checkpoint: these are repeated
+    lettered: int = 0  # dead letters: those are reprocessed, not replayed
+    duplicates: int = 0
+    skipped: int = 0
+    absent: int = 0  # never delivered: `reprocess --from-log`
+    replayed: int = 0
+    missing: Ranges = field(default_factory=Ranges)  # processed and not in the log any more: left as they are
+    dry_run: bool = False
+
+
+def replay(
+    selection: Selection, consumer: Consumer, *, accept_double: bool = False, dry_run: bool = False, options: Options | None = None
+) -> Replayed:
+    """Repeat the processed positions of the selected range; needs `consumer.log`.
+
+    Args:
+        accept_double: let `tx.write` append again what it wrote before, although nothing takes the old rows back.
+
+    Raises:
+        ConfigError: no topic is selected, or nothing is registered with `consumer.log`.
+        HandlerError: the handler writes with `tx.write`, and there is neither `consumer.undo` nor `accept_double`.
+        ReprocessStopped: an event fails or is rejected now. Pages before it are done.
+        PositionsMissing: the log does not have some positions any more; without `options.skip_missing`.
+
+    Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where undo or merge say so.
+    """
+    how, store = options or Options(), consumer.store
+    head = store.head(consumer.name)
+    covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
+    done = Replayed(dry_run=dry_run)
+    for name in ("processed", "lettered", "duplicates", "skipped", "absent"):
+        setattr(done, name, sum(len(getattr(cover, name)) for cover in covers))
+    if dry_run:
+        return done
+    for cover in covers:
+        for span in windows(cover.processed):
+            _with_replanning(_Page(consumer, cover.partition, span, selection, how, accept_double), done)
+            how.on_progress(done.replayed, done.processed)
+    return done
+
+
+@dataclass(frozen=True)
+class _Page:
+    consumer: Consumer
+    partition: Partition
+    span: Range
+    selection: Selection
+    options: Options
+    accept_double: bool
+
+
+def _with_replanning(page: _Page, done: Replayed) -> None:
+    for _ in range(CONFLICTS - 1):
+        try:
+            return _replay(page, done)
+        except CommitConflict:
+            time.sleep(0.05)
+    return _replay(page, done)
+
+
+def _replay(page: _Page, done: Replayed) -> None:
+    """One transaction, alone with the consumer's positions: no other replay and no batch runs beside it."""
+    consumer, store = page.consumer, page.consumer.store
+    with store.begin_letters(consumer.name, positions=True) as transaction, _material(page, transaction) as (material, index, missing):
+        if missing and not page.options.skip_missing:
+            raise PositionsMissing(f"{page.partition} {missing} were processed and cannot be had from the log any more (--skip-missing).")
+        if len(index):
+            transaction.reserve(keys_table(index, ~index.no_key))  # as decode reads them now; those there were stay reserved
+            _take_back(page, material, index, transaction)
+            _handle(page, material, index, transaction)
+            for step in (_note(page, len(index)), Commit()):
+                store.on_step(step.name)
+                transaction.execute(step)
+    done.replayed += len(Ranges.of_numbers(index.numbers))
+    done.missing |= missing
+
+
+@contextmanager
+def _material(page: _Page, transaction: Transaction) -> Iterator[tuple[Material, Index, Ranges]]:
+    """The events of the page that are still processed ones now, and which of them the log does not have."""
+    window = replace(page.selection, first=page.span.first, last=page.span.last)
+    now = coverage(page.consumer.store, transaction.head, page.partition, window).processed
+    with material_of(page.consumer, page.partition, page.span, transaction.head) as (material, index):
+        yield material, index.only(np.flatnonzero(now.contains(index.numbers))), now - Ranges.of_numbers(index.numbers)
+
+
+def _take_back(page: _Page, material: Material, index: Index, transaction: Transaction) -> None:
+    take_back = page.consumer.take_back
+    if take_back is None:
+        return
+    content = material.content(index.order)
+    tx = Tx(material.frames, index, np.arange(len(index)), transaction)
+    with transaction.attempt():
+        try:
+            take_back(content.select([*POSITION, "_key_text"]).rename_columns([*POSITION, "idempotence_key"]), tx)
+        finally:
+            tx.close()
+        tx.perform_writes()
+
+
+def _handle(page: _Page, material: Material, index: Index, transaction: Transaction) -> None:
+    consumer = page.consumer
+    guarded = transaction if consumer.take_back or page.accept_double else _NoAppends(transaction)
+    settled = Settled(index, np.zeros(len(index), dtype=np.int8), np.zeros(len(index), dtype=bool), 0)
+    chunk = flow.Chunk(material, index, Run("replay", 0), transaction.head)
+    policy = replace(consumer.policy(), care=replace(consumer.care, budget=None), trials=untried())
+    order = Order(None, len(index))
+    settled, why, _ = flow.handle(chunk, settled, order, guarded, policy, consumer.store.on_step)
+    wrong = np.flatnonzero(~np.isin(settled.state, (NEW, SKIPPED)))
+    if len(wrong):
+        row = int(wrong[0])
+        said = why.rejected.get(row) or f"{why.failed[row][-1].error_type}: {why.failed[row][-1].message[:300]}"
+        raise ReprocessStopped(
+            f"{len(wrong)} of {len(index)} events fail now, the first at {index.describe(row)}: {said}. "
+            "Nothing of these positions was changed."
+        )
+
+
+class _NoAppends:
+    """A transaction in which what was appended before cannot be appended again."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+    def write(self, table: str, rows: Rows) -> int:
+        """Refused."""
+        raise HandlerError(
+            f"The handler appends to {table!r}: repeating it would write the rows twice. Write them with tx.merge, register what takes the "
+            "old rows back with @consumer.undo, or accept doubles with --accept-double."
+        )
+
+    def merge(self, table: str, rows: Rows, merge: Merge) -> int:
+        """As it is."""
+        return self._transaction.merge(table, rows, merge)
+
+
+def _note(page: _Page, events: int) -> Change:
+    """Who repeated what, and when."""
+    options, span = page.options, page.span
+    entry = {
+        "letter_id": f"replay {page.partition} {span.first}-{span.last}",
+        "at": dt.datetime.now(dt.UTC),
+        "action": Action.REPLAYED.value,
+        "by": options.by,
+        "reason": f"{events} events" + (f"; {options.reason}" if options.reason else ""),
+    }
+    return Change(pa.table({"id": pa.array([], LETTERS.field("id").type)}), history([entry]))
