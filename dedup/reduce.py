@@ -12,7 +12,7 @@ from checkpoint.errors import HandlerError
 from dedup.envelope import POSITION
 from dedup.steps import Merge
 
-_ROW = "__dedup_row"
+_ROW, _KNOWN = "__dedup_row", "__dedup_known"
 
 
 def last_per_key(rows: pa.Table, merge: Merge) -> pa.Table:
@@ -25,13 +25,18 @@ def last_per_key(rows: pa.Table, merge: Merge) -> pa.Table:
     if missing:
         raise HandlerError(f"tx.merge names {', '.join(map(repr, missing))}, which the rows do not have: {', '.join(rows.column_names)}.")
     order = _order(rows, merge)
-    ordered = rows.take(pc.sort_indices(rows, sort_keys=order, null_placement="at_start")) if order else rows
+    ordered = rows.take(pc.sort_indices(_sortable(rows, merge), sort_keys=order)) if order else rows
     numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
     last = numbered.group_by(list(merge.keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
     return ordered.take(last.combine_chunks().sort())
 
 
+def _sortable(rows: pa.Table, merge: Merge) -> pa.Table:
+    """With a column that puts nulls before everything: without a value a row is older than any other."""
+    return rows.append_column(_KNOWN, pc.is_valid(rows[merge.newer_by])) if merge.newer_by else rows
+
+
 def _order(rows: pa.Table, merge: Merge) -> list[tuple[str, str]]:
-    by = [merge.newer_by] if merge.newer_by else []
+    by = [_KNOWN, merge.newer_by] if merge.newer_by else []
     place = list(POSITION) if set(POSITION) <= set(rows.column_names) else []
     return [(name, "ascending") for name in (*by, *place)]
