@@ -1,0 +1,260 @@
+"""The handler's attempts: only the guilty fail, in few runs; what may pass is waited for; what kills the process is found."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint.errors import BudgetExceeded, SinkMismatch, StoreUnavailable
+from deadletter.letter import Kind
+from deadletter.policy import Budget, Retry
+from dedup.attempts import Attempts, Care, Outcome
+from dedup.envelope import ENVELOPE
+from dedup.feed import ArrowMaterial
+from dedup.index import Index
+from dedup.order import Order
+from dedup.planning import Settled
+from dedup.store import Head
+from dedup.trial import MAX_DEATHS, Trials, untried
+
+NO_BUDGET = Care(budget=None)
+
+
+class Effects:
+    """Stands in for a transaction: keeps what passed, forgets what an attempt wrote that failed. The stores' own is tested with them."""
+
+    def __init__(self, head: Head | None = None) -> None:
+        self.head = head or Head("c")
+        self.rows: list[int] = []
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        before = list(self.rows)
+        try:
+            yield
+        except Exception:
+            self.rows = before
+            raise
+
+    def write(self, table: str, rows: Any) -> int:
+        self.rows += rows.arrow()["sequence_number"].to_pylist()
+        return 0
+
+
+def events(count: int) -> pa.Table:
+    """Prepared events 0, 1, 2 ... of one partition."""
+    numbers = np.arange(count)
+    columns: dict[str, Any] = {f.name: pa.nulls(count, f.type) for f in ENVELOPE}
+    columns |= {"source": ["s"] * count, "topic": ["t"] * count, "partition": pa.array([0] * count, pa.int32())}
+    columns |= {"sequence_number": numbers, "part": np.zeros(count, dtype=np.int64)}
+    keys = pa.array([int(n).to_bytes(16, "big") for n in numbers], pa.binary(16))
+    columns |= {"_key": keys, "_key_text": [str(n) for n in numbers], "_payload_hash": numbers, "_undecodable": [False] * count}
+    return pa.table(columns)
+
+
+def attempts(
+    count: int, handler: Callable[[list[int]], None], *, care: Care = NO_BUDGET, effects: Effects | None = None, **more: Any
+) -> tuple[Attempts, Effects, list[int]]:
+    """Attempts whose handler writes what it is given and then asks `handler`; and the sizes of its runs."""
+    runs: list[int] = []
+    effects = effects or Effects()
+
+    def wrapped(rows: pa.Table, tx: Any) -> None:
+        runs.append(rows.num_rows)
+        tx.write(rows.select(["sequence_number"]), "sink")
+        handler(rows["sequence_number"].to_pylist())
+
+    material = ArrowMaterial(events(count))
+    index = Index.of(material.index)
+    settled = Settled(index, np.zeros(count, dtype=np.int8), np.zeros(count, dtype=bool), count)
+    order = more.pop("order", Order(None, count))
+    trials = more.pop("trials", untried())
+    made = Attempts(material, settled, order, effects, wrapped, care, trials, lambda _: None, **more)  # type: ignore[arg-type]
+    return made, effects, runs
+
+
+def raises_for(bad: set[int]) -> Callable[[list[int]], None]:
+    """Fails where one of these is among the rows."""
+
+    def handler(rows: list[int]) -> None:
+        if bad & set(rows):
+            raise ValueError("bad")
+
+    return handler
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 70).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
+def test_single_bad_events_are_found_in_few_runs(case: tuple[int, set[int]]) -> None:
+    """At most 2k ceil(log2 n) + 1 runs for k bad events of n; exactly these fail, each other one has its effect once."""
+    count, bad = case
+    made, effects, runs = attempts(count, raises_for(bad))
+    outcome = made.run()
+    assert set(outcome.failed) == bad
+    assert sorted(effects.rows) == sorted(set(range(count)) - bad)
+    assert len(runs) <= max(2 * len(bad) * math.ceil(math.log2(count)), 0) + 1 or (count == 1 and len(runs) == 1)
+    assert len(runs) <= 2 * count - 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 40), st.sets(st.frozensets(st.integers(0, 39), min_size=2, max_size=3), max_size=4))
+def test_failures_of_combinations_end(count: int, together: set[frozenset[int]]) -> None:
+    """A handler that fails only where certain events meet ends within 2n - 1 runs, and loses nothing."""
+
+    def handler(rows: list[int]) -> None:
+        if any(group <= set(rows) for group in together):
+            raise ValueError("together")
+
+    made, effects, runs = attempts(count, handler)
+    outcome = made.run()
+    assert len(runs) <= 2 * count - 1
+    assert sorted([*effects.rows, *outcome.failed]) == list(range(count))
+
+
+def test_a_transient_error_is_waited_for() -> None:
+    """It passes at the third time: three runs of the whole, nothing fails; the waits grow within their bounds."""
+    waits: list[float] = []
+    left = [2]
+
+    def handler(rows: list[int]) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise TimeoutError("slow")
+
+    made, effects, runs = attempts(10, handler, care=Care(Retry(), None, sleep=waits.append))
+    assert not made.run().failed
+    assert runs == [10, 10, 10] and len(waits) == 2
+    assert sorted(effects.rows) == list(range(10))
+
+
+def test_an_event_that_always_times_out_is_parked_with_its_attempts() -> None:
+    """Each try of the event alone is kept; the others pass."""
+
+    def handler(rows: list[int]) -> None:
+        if 3 in rows:
+            raise TimeoutError("slow")
+
+    made, effects, _ = attempts(8, handler, care=Care(Retry(attempts=3), None, sleep=lambda _: None))
+    outcome = made.run()
+    assert set(outcome.failed) == {3} and len(outcome.failed[3]) == 3
+    assert sorted(effects.rows) == [0, 1, 2, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("error", [SinkMismatch("no such column"), StoreUnavailable("gone"), MemoryError()])
+def test_what_is_everybodys_fault_parks_nothing(error: BaseException) -> None:
+    """It ends the batch as it is, after the first run."""
+
+    def handler(rows: list[int]) -> None:
+        raise error
+
+    made, effects, runs = attempts(8, handler, care=Care(Retry(attempts=1), None))
+    with pytest.raises(type(error)):
+        made.run()
+    assert runs == [8] and effects.rows == []
+
+
+def test_sys_exit_is_the_events_own_failure() -> None:
+    """SystemExit parks the event and does not end the process; KeyboardInterrupt stops."""
+
+    def leaves(rows: list[int]) -> None:
+        if 2 in rows:
+            raise SystemExit(3)
+
+    made, _, _ = attempts(4, leaves)
+    assert made.run().failed[2][0].error_type.endswith("SystemExit")
+
+    def interrupts(rows: list[int]) -> None:
+        raise KeyboardInterrupt
+
+    made, _, _ = attempts(4, interrupts)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+
+
+def test_the_budget_cuts_the_search_short() -> None:
+    """A bug that fails everything ends after a few runs more than the budget allows, not after two per event."""
+    head = Head("c", decided=1000)
+    made, _, runs = attempts(1000, raises_for(set(range(1000))), care=Care(budget=Budget()), effects=Effects(head))
+    with pytest.raises(BudgetExceeded, match="budget lift c"):
+        made.run()
+    assert len(runs) < 150
+
+
+def test_known_culprits_are_tried_alone_at_once() -> None:
+    """A chunk that has to be planned again does not search once more: the others together, each culprit alone."""
+    culprits: set[int] = set()
+    attempts(64, raises_for({5, 40}), culprits=culprits)[0].run()
+    assert culprits == {5, 40}
+    made, _, runs = attempts(64, raises_for({5, 40}), culprits=culprits)
+    assert set(made.run().failed) == {5, 40} and sorted(runs) == [1, 1, 62]
+
+
+class Killed(BaseException):
+    """The process died."""
+
+
+def test_an_event_that_kills_is_found_and_parked() -> None:
+    """After three deaths parts are tried, each marked before; the killer is parked as CRASHED unrun, the rest has its effect."""
+    marker: list[str | None] = [None]
+    outcome: Outcome | None = None
+    lives = 0
+
+    def deadly(rows: list[int]) -> None:
+        if 11 in rows:
+            raise Killed
+
+    while outcome is None and lives < 20:
+        lives += 1
+        trials = Trials(lambda: marker[0], lambda text: marker.__setitem__(0, text))
+        trials.begin("chunk")
+        trials.survived = lambda: None  # type: ignore[method-assign]  # a killed process does not get to say so
+        made, effects, _ = attempts(16, deadly, trials=trials)
+        try:
+            outcome = made.run()
+        except Killed:
+            continue
+    assert outcome is not None and lives == MAX_DEATHS + math.ceil(math.log2(16)) + 1
+    assert set(outcome.failed) == {11} and outcome.failed[11][-1].kind == Kind.CRASHED
+    assert sorted(effects.rows) == [n for n in range(16) if n != 11]
+
+
+def test_a_process_that_survives_counts_no_death() -> None:
+    """A batch that failed by an exception, and one of other rows, begin without suspicion."""
+    kept: list[str | None] = [None]
+    for chunk, deaths in (("a", 0), ("a", 1), ("b", 0)):
+        trials = Trials(lambda: kept[0], lambda text: kept.__setitem__(0, text))
+        trials.begin(chunk)
+        assert trials.deaths == deaths
+        trials.mark(np.array([0, 1]))
+    trials.survived()
+    assert json.loads(kept[0] or "")["running"] is None
+    trials = Trials(lambda: kept[0], lambda text: kept.__setitem__(0, text))
+    trials.begin("b")
+    assert trials.deaths == 0
+
+
+def test_rows_behind_a_failed_one_of_their_sequence_wait() -> None:
+    """Within a chunk nothing overtakes: what stands behind is not handed to the handler any more."""
+    sequence = pa.array([bytes([n % 2]) * 16 for n in range(10)], pa.binary(16))
+    made, effects, _ = attempts(10, raises_for({4}), order=Order(sequence, 10))
+    outcome = made.run()
+    assert set(outcome.failed) == {4} and outcome.waiting == {6, 8}
+    assert sorted(effects.rows) == [0, 1, 2, 3, 5, 7, 9]
+
+
+def test_without_bisect_the_batch_fails() -> None:
+    """A handler that aggregates is not run on parts."""
+    made, effects, runs = attempts(8, raises_for({1}), care=replace(NO_BUDGET, bisect=False))
+    with pytest.raises(ValueError, match="bad"):
+        made.run()
+    assert runs == [8] and effects.rows == []
