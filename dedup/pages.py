@@ -18,6 +18,7 @@ from deadletter.selection import Selection
 from dedup import resolved
 from dedup.letters import history
 from dedup.planning import DUPLICATE, WAITING
+from dedup.report import Report
 from dedup.steps import Change, Free
 from dedup.store import Store
 
@@ -47,6 +48,7 @@ class Reprocessed:
     lost: int = 0  # neither kept whole nor in the log any more
     processed: int = 0  # positions of the selected range that need `replay`
     absent: int = 0  # positions of it that were never delivered: they need `from_log`
+    filled: Report | None = None  # with from_log: what became of the absent positions' rows
     dry_run: bool = False
 
     @property

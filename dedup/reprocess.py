@@ -20,6 +20,7 @@ from checkpoint.errors import CommitConflict, PositionsMissing, ReprocessStopped
 from deadletter.letter import Action
 from deadletter.selection import Selection
 from dedup import flow, resolved
+from dedup.absent import fill
 from dedup.consumer import Consumer
 from dedup.coverage import coverage, partitions_of
 from dedup.feed import Material, open_feed
@@ -37,7 +38,13 @@ from dedup.trial import untried
 
 
 def reprocess(
-    selection: Selection, consumer: Consumer, *, spark: Any | None = None, dry_run: bool = False, options: Options | None = None
+    selection: Selection,
+    consumer: Consumer,
+    *,
+    spark: Any | None = None,
+    from_log: bool = False,
+    dry_run: bool = False,
+    options: Options | None = None,
 ) -> Reprocessed:
     """Run the selected letters that are open or blocked through the consumer's handler.
 
@@ -46,16 +53,22 @@ def reprocess(
 
     Args:
         spark: the session, for handlers that take DataFrames; without it they get pyarrow tables.
+        from_log: run no letters but the positions of the selected range that were never delivered, as those of an accepted gap.
         dry_run: count what is selected, by kind; nothing runs and nothing changes.
 
     Raises:
         ReprocessStopped: `options.stop_after` letters in a row failed.
-        PositionsMissing: bodies that are not kept whole are in the log no longer; without `options.skip_missing`.
+        PositionsMissing: bodies that are not kept whole, or absent positions, are not in the log; without `options.skip_missing`.
+        ConfigError: from_log without a topic, or nothing is registered with `consumer.log`.
 
     Crash: each page is done or not; a second call goes on.
     """
     chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or Options()
     report = Reprocessed(dry_run=dry_run)
+    if from_log:
+        filled = fill(chosen, consumer, dry_run=dry_run, options=how)
+        report.absent, report.filled, report.lost = filled.absent, filled.ran, len(filled.lost)
+        return report
     kinds = [kind for page in pages(store, chosen, how.limit, lambda: LARGEST_PAGE) for kind in page["kind"].to_pylist()]
     report.selected, report.by_kind = len(kinds), {kind: kinds.count(kind) for kind in sorted(set(kinds))}
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):

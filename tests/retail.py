@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tarfile
+from collections.abc import Collection
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,17 @@ CHECKS = {
 
 def read(data: Path) -> list[pa.Table]:
     """One table of strings per day, in the order of the days; an empty field is null."""
+    return list(read_named(data).values())
+
+
+def read_named(data: Path, days: Collection[str] = ()) -> dict[str, pa.Table]:
+    """Day (2011-01-28) -> its rows, in order; all days, or only these."""
     options = csv.ConvertOptions(column_types=ROW, strings_can_be_null=True, null_values=[""], quoted_strings_can_be_null=True)
     with tarfile.open(data / "online-retail-by-day.tar.xz") as archive:
         files = {member.name: archive.extractfile(member) for member in archive.getmembers() if member.name.endswith(".csv")}
         raw = {name: file.read() for name, file in files.items() if file is not None}
-    return [csv.read_csv(io.BytesIO(raw[name]), convert_options=options) for name in sorted(raw)]
+    chosen = [name for name in sorted(raw) if not days or Path(name).stem in days]
+    return {Path(name).stem: csv.read_csv(io.BytesIO(raw[name]), convert_options=options) for name in chosen}
 
 
 def expected(days: list[pa.Table]) -> pa.Table:
@@ -68,14 +75,14 @@ def deliver(days: list[pa.Table], landing: Path) -> None:
     for day, rows in enumerate(days):
         partition = day % PARTITIONS
         first, following[partition] = following[partition], following[partition] + rows.num_rows
-        files[day * FILES // len(days)].append(_envelope(rows, partition, first))
+        files[day * FILES // len(days)].append(envelope(rows, partition, first))
     for number, parts in enumerate(files):
         path = landing / f"{number:03}.parquet"
         pq.write_table(pa.concat_tables(parts), path)
         os.utime(path, (1_700_000_000 + number,) * 2)
 
 
-def _envelope(rows: pa.Table, partition: int, first: int) -> pa.Table:
+def envelope(rows: pa.Table, partition: int, first: int) -> pa.Table:
     columns = {
         "source": pa.repeat("uci", rows.num_rows),
         "topic": pa.repeat("online-retail", rows.num_rows),

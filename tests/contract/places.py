@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,11 @@ POSITIONS = pa.schema([ENVELOPE.field(n) for n in POSITION])
 """A sink that keeps where each row came from."""
 
 
+def text_schema(columns: Sequence[str]) -> pa.Schema:
+    """Text columns of these names."""
+    return pa.schema([pa.field(c, pa.string()) for c in columns])
+
+
 class Place(Protocol):
     """Where sinks and state are; a new `store()` is what a new process would open."""
 
@@ -27,6 +33,8 @@ class Place(Protocol):
     def create_sink(self, name: str = "orders") -> None: ...
     def create_position_sink(self) -> None: ...
     def create_merge_sink(self, name: str) -> None: ...
+    def create_text_sink(self, name: str, columns: Sequence[str]) -> None: ...
+    def read_text(self, name: str, columns: Sequence[str]) -> pa.Table: ...
     def drop_sink(self, name: str = "orders") -> None: ...
     def accept_sink(self, name: str = "orders") -> None: ...
     def read(self, name: str = "orders") -> list[dict[str, Any]]: ...
@@ -60,6 +68,16 @@ class PostgresPlace:
         """A table with the columns of SINK and one row per id."""
         self.execute(f'CREATE TABLE "{name}" (id text PRIMARY KEY, amount bigint)')
 
+    def create_text_sink(self, name: str, columns: Sequence[str]) -> None:
+        """A table of text columns, the first of which names a row."""
+        first, *others = columns
+        self.execute(f'CREATE TABLE "{name}" ("{first}" text PRIMARY KEY, ' + ", ".join(f'"{c}" text' for c in others) + ")")
+
+    def read_text(self, name: str, columns: Sequence[str]) -> pa.Table:
+        """All rows of such a table, in any order."""
+        rows = self.execute("SELECT " + ", ".join(f'"{c}"' for c in columns) + f' FROM "{name}"')
+        return pa.Table.from_pylist([dict(zip(columns, row, strict=True)) for row in rows], schema=text_schema(columns))
+
     def create_position_sink(self) -> None:
         """A table `positions` with the columns of POSITIONS."""
         self.execute("CREATE TABLE positions (source text, topic text, partition int, sequence_number bigint, part bigint)")
@@ -90,7 +108,7 @@ class DeltaPlace:
         """A new store object that knows sinks by their plain names."""
         from dedup.delta import DeltaStore
 
-        names = ("orders", "audit", "late", "missing", "positions", "balances")
+        names = ("orders", "audit", "late", "missing", "positions", "balances", "order_lines")
         return DeltaStore(self.url, tables={n: self.path(n) for n in names}, **options)
 
     def create_sink(self, name: str = "orders") -> None:
@@ -102,6 +120,18 @@ class DeltaPlace:
     def create_merge_sink(self, name: str) -> None:
         """A table with the columns of SINK."""
         self.create_sink(name)
+
+    def create_text_sink(self, name: str, columns: Sequence[str]) -> None:
+        """A table of text columns."""
+        from deltalake import DeltaTable
+
+        DeltaTable.create(self.path(name), schema=text_schema(columns))
+
+    def read_text(self, name: str, columns: Sequence[str]) -> pa.Table:
+        """All rows of such a table, in any order."""
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.path(name)).to_pyarrow_table().select(list(columns)).cast(text_schema(columns))
 
     def create_position_sink(self) -> None:
         """A table `positions` with the columns of POSITIONS."""
