@@ -123,6 +123,6 @@ def letter_id(*position: object) -> str:
 
 
 def fingerprint(kind: str, message: str, frame: str = "") -> str:
-    """16 hex digits that are equal for errors of the same kind, place and wording; numbers, ids and quotations in the message are ignored."""
+    """16 hex digits, equal for errors of one kind, place and wording; numbers, ids and quotations in the message are ignored."""
     words = re.sub(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F-]{8,}\b|\b\w*\d\w*", "?", message)
     return hashlib.sha256(f"{kind}\x1f{frame}\x1f{words}".encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,6 +1,6 @@
 """Dead letters as events again: the table that goes through the same preparation as a batch, and the judgement of its keys. Pure.
 
-Called by reprocess.py.
+Called by reprocessing.py.
 """
 
 from __future__ import annotations

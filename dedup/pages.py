@@ -1,6 +1,6 @@
 """The letters of a reprocess: which can be run, in which portions, and what counts of them.
 
-Called by reprocess.py.
+Called by reprocessing.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What becomes of dead letters that were tried again: their new state and what is appended to their history. Pure.
 
-Called by reprocess.py.
+Called by reprocessing.py.
 """
 
 from __future__ import annotations

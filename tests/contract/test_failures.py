@@ -16,8 +16,8 @@ from dedup.absent import fill
 from dedup.envelope import POSITION
 from dedup.pages import Options
 from dedup.planning import accept_gap, lift_budget
-from dedup.replay import replay
-from dedup.reprocess import reprocess
+from dedup.replaying import replay
+from dedup.reprocessing import reprocess
 from dedup.store import Selection, Store
 
 

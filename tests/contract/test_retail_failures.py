@@ -15,8 +15,8 @@ from orders import assert_proven, letters
 from places import Place
 
 from dedup import Consumer, decode
-from dedup.replay import replay
-from dedup.reprocess import reprocess
+from dedup.replaying import replay
+from dedup.reprocessing import reprocess
 from dedup.store import Selection, Store
 
 WORST_DAYS = ("2011-01-28", "2011-04-06", "2011-04-08")
