@@ -12,7 +12,7 @@ from deadletter.selection import Selection
 from dedup import flow
 from dedup.consumer import Consumer
 from dedup.coverage import Coverage, coverage, partitions_of
-from dedup.pages import CONFLICTS, Options
+from dedup.pages import CONFLICTS, ReprocessOptions
 from dedup.readlog import material_of, windows
 from dedup.report import Report
 from dedup.store import Run
@@ -29,7 +29,7 @@ class Filled:
     dry_run: bool = False
 
 
-def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, options: Options | None = None) -> Filled:
+def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, options: ReprocessOptions | None = None) -> Filled:
     """Run the absent positions of the selected range, up to the checkpoint, through the consumer's handler, as late events.
 
     Raises:
@@ -38,7 +38,7 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
 
     Crash: each window of positions is decided or not; a second call goes on with what is absent then.
     """
-    how, store = options or Options(), consumer.store
+    how, store = options or ReprocessOptions(), consumer.store
     head = store.head(consumer.name)
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
     filled = Filled(sum(len(c.absent) for c in covers), dry_run=dry_run)
@@ -49,7 +49,7 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
     return filled
 
 
-def _fill_partition(consumer: Consumer, cover: Coverage, options: Options, run: str, filled: Filled) -> None:
+def _fill_partition(consumer: Consumer, cover: Coverage, options: ReprocessOptions, run: str, filled: Filled) -> None:
     for number, span in enumerate(windows(cover.absent)):
         missing = _with_replanning(consumer, cover.partition, span, Run(run, 0, number), options, filled)
         if missing:
@@ -59,7 +59,7 @@ def _fill_partition(consumer: Consumer, cover: Coverage, options: Options, run: 
         options.on_progress(filled.ran.delivered, filled.absent)
 
 
-def _with_replanning(consumer: Consumer, partition: Partition, span: Range, run: Run, options: Options, filled: Filled) -> Ranges:
+def _with_replanning(consumer: Consumer, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
     for _ in range(CONFLICTS - 1):
         try:
             return _fill_window(consumer, partition, span, run, options, filled)
@@ -68,7 +68,7 @@ def _with_replanning(consumer: Consumer, partition: Partition, span: Range, run:
     return _fill_window(consumer, partition, span, run, options, filled)
 
 
-def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run, options: Options, filled: Filled) -> Ranges:
+def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
     """Decide these positions in one transaction; returns those that the log does not have."""
     policy = replace(consumer.policy(), care=replace(consumer.care, budget=None), trials=untried())
     with (

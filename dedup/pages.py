@@ -58,7 +58,7 @@ class Reprocessed:
 
 
 @dataclass(frozen=True)
-class Options:
+class ReprocessOptions:
     """How letters are run."""
 
     by: str = field(default_factory=getpass.getuser)
@@ -119,7 +119,7 @@ def eligible(letters: pa.Table) -> pa.Table:
     return letters.filter(pa.array(chosen, pa.bool_()))
 
 
-def losing(letters: pa.Table, options: Options) -> list[Change | Free]:
+def losing(letters: pa.Table, options: ReprocessOptions) -> list[Change | Free]:
     """The events are lost: a later copy of one counts as new."""
     now, rows = dt.datetime.now(dt.UTC), letters.drop_columns(["body", "properties", "extras"]).to_pylist()
     held = [row["key"] for row in rows if row["holds_key"]]

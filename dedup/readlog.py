@@ -1,4 +1,4 @@
-"""Reading the log again by position, through what the user registered as `consumer.log`. Called by reprocessing.py and replay.py."""
+"""Reading the log again by position, through what the user registered as `consumer.log`. Called by reprocessing.py and replaying.py."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from dedup.feed import Material
 from dedup.index import Index, keys_table
 from dedup.letters import history
 from dedup.order import Order
-from dedup.pages import CONFLICTS, Options
+from dedup.pages import CONFLICTS, ReprocessOptions
 from dedup.planning import NEW, SKIPPED, Settled
 from dedup.readlog import material_of, windows
 from dedup.steps import Change, Commit, Merge
@@ -52,7 +52,7 @@ class Replayed:
 
 
 def replay(
-    selection: Selection, consumer: Consumer, *, accept_double: bool = False, dry_run: bool = False, options: Options | None = None
+    selection: Selection, consumer: Consumer, *, accept_double: bool = False, dry_run: bool = False, options: ReprocessOptions | None = None
 ) -> Replayed:
     """Repeat the processed positions of the selected range; needs `consumer.log`.
 
@@ -67,7 +67,7 @@ def replay(
 
     Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where undo or merge say so.
     """
-    how, store = options or Options(), consumer.store
+    how, store = options or ReprocessOptions(), consumer.store
     head = store.head(consumer.name)
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
     done = Replayed(dry_run=dry_run)
@@ -88,7 +88,7 @@ class _Page:
     partition: Partition
     span: Range
     selection: Selection
-    options: Options
+    options: ReprocessOptions
     accept_double: bool
 
 

@@ -29,7 +29,20 @@ from dedup.keys import LETTER, SEQUENCE
 from dedup.letter_events import as_they_came, events_of, held_keys, settle_held, sift_asked
 from dedup.letters import letter_rows
 from dedup.order import Order
-from dedup.pages import CONFLICTS, FIRST_PAGE, LARGEST_PAGE, LISTED, RUNNABLE, Options, Reprocessed, alike, eligible, losing, outcome, pages
+from dedup.pages import (
+    CONFLICTS,
+    FIRST_PAGE,
+    LARGEST_PAGE,
+    LISTED,
+    RUNNABLE,
+    Reprocessed,
+    ReprocessOptions,
+    alike,
+    eligible,
+    losing,
+    outcome,
+    pages,
+)
 from dedup.planning import WAITING, Settled
 from dedup.readlog import read_bodies
 from dedup.steps import Change, Commit, Step
@@ -44,7 +57,7 @@ def reprocess(
     spark: Any | None = None,
     from_log: bool = False,
     dry_run: bool = False,
-    options: Options | None = None,
+    options: ReprocessOptions | None = None,
 ) -> Reprocessed:
     """Run the selected letters that are open or blocked through the consumer's handler.
 
@@ -63,7 +76,7 @@ def reprocess(
 
     Crash: each page is done or not; a second call goes on.
     """
-    chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or Options()
+    chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or ReprocessOptions()
     report = Reprocessed(dry_run=dry_run)
     if from_log:
         filled = fill(chosen, consumer, dry_run=dry_run, options=how)
@@ -84,7 +97,7 @@ def reprocess(
 class _Reprocess:
     """One call."""
 
-    def __init__(self, consumer: Consumer, spark: Any | None, options: Options, report: Reprocessed) -> None:
+    def __init__(self, consumer: Consumer, spark: Any | None, options: ReprocessOptions, report: Reprocessed) -> None:
         self.consumer, self.spark, self.options, self.report = consumer, spark, options, report
         self.size, self.in_a_row = FIRST_PAGE, 0
         self.done: set[str] = set()

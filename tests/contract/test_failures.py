@@ -14,7 +14,7 @@ from places import Place
 from checkpoint.errors import BudgetExceeded, HandlerError, PositionsMissing, ReprocessStopped
 from dedup.absent import fill
 from dedup.envelope import POSITION
-from dedup.pages import Options
+from dedup.pages import ReprocessOptions
 from dedup.planning import accept_gap, lift_budget
 from dedup.replaying import replay
 from dedup.reprocessing import reprocess
@@ -100,7 +100,7 @@ def test_reprocess_stops_after_so_many_failures_in_a_row(place: Place) -> None:
     """A fix that is none is noticed early; what failed again is counted, the rest untouched."""
     failing(place.store(), lambda i: True, budget=None)(batch(*orders(range(40))), 0)
     with pytest.raises(ReprocessStopped):
-        reprocess(Selection(), failing(place.store(), lambda i: True), options=Options(stop_after=5))
+        reprocess(Selection(), failing(place.store(), lambda i: True), options=ReprocessOptions(stop_after=5))
     tried = [x["attempts"] for x in letters(place.store())]
     assert 5 <= tried.count(2) <= 10 and tried.count(1) == 40 - tried.count(2)
 
@@ -205,7 +205,7 @@ def test_positions_that_the_log_lost_are_named(place: Place) -> None:
     with pytest.raises(PositionsMissing, match=r"1-2.*5-8"):
         fill(Selection(topic="orders", first=0), run)
     assert ids(place.read()) == ["p0-0", "p0-9"]
-    filled = fill(Selection(topic="orders", first=0), run, options=Options(skip_missing=True))
+    filled = fill(Selection(topic="orders", first=0), run, options=ReprocessOptions(skip_missing=True))
     assert (filled.ran.processed, len(filled.lost)) == (2, 6)
     assert_proven(place.store())
 
