@@ -72,8 +72,6 @@ def _by_state(error: BaseException) -> ErrorClass | None:
         state = _ask(error, "getSqlState")
         if not state or not state.startswith(known.SPARK_STATES):
             return None
-        if state.startswith(("38", "39")):
-            return PERMANENT
     lengths = range(5, 1, -1) if state else ()
     return next((known.STATES[state[:length]] for length in lengths if state and state[:length] in known.STATES), None)
 
@@ -102,8 +100,6 @@ def _in_py4j(error: BaseException) -> bool:
 def _by_status(error: BaseException) -> ErrorClass | None:
     response = _raw(error, "response")
     status = _ask_number(error, "status_code") or _ask_number(error, "status") or _ask_number(response, "status_code")
-    if _is_of(error, "urllib"):
-        status = _ask_number(error, "code")
     if not _is_of(error, "azure"):
         return known.STATUS.get(status or 0)
     code = _ask(error, "error_code")

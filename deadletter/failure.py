@@ -69,7 +69,7 @@ def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ER
         at: when, aware, in UTC.
         kind: what the letter will say.
     """
-    text = _asked(lambda: str.__str__(str(error)), "(its text cannot be had: __str__ failed)")
+    text = _asked(lambda: str(error), "(its text cannot be had: __str__ failed)")
     raised = (_type_name(error), text, _frames(error))
     error_type, message, frames = (_of_worker(text) or _of_java(text, raised[2]) or raised) if _is_of_spark(error) else raised
     error_type, message = clean(error_type, _TYPE_BYTES), clean(message, MESSAGE_BYTES)

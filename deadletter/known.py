@@ -56,8 +56,8 @@ STATES: dict[str, ErrorClass] = {
 }
 """SQLSTATE, or how it begins. Source: PostgreSQL 16 manual, appendix A; 2D521: error-conditions.json of Delta Lake."""
 
-SPARK_STATES = ("21", "22", "23", "2D521", "38", "39", "42")
-"""Of Spark's states, those that mean the same in PostgreSQL; and 38 and 39, raised in a UDF. Source: error-conditions.json of Spark 4."""
+SPARK_STATES = ("21", "22", "23", "2D521", "42")
+"""Of Spark's states, those that mean the same in PostgreSQL. Source: error-conditions.json of Spark 4."""
 
 
 NAMES: dict[str, ErrorClass] = {

@@ -154,14 +154,10 @@ class Budget:
 
     @staticmethod
     def _over(window: int, allowed: int, failures: Sequence[int], chunk: range, lifted: int, newest: int) -> bool:
-        if newest <= lifted:
-            return False
         behind = failures[bisect_left(failures, newest) : bisect_left(failures, newest + window)]
         ends = {max(failure, window) for failure in behind}
         return any(
-            bisect_right(failures, end) - bisect_right(failures, max(end - window, lifted)) > allowed
-            for end in ends
-            if end < min(chunk.stop, newest + window)
+            bisect_right(failures, end) - bisect_right(failures, max(end - window, lifted)) > allowed for end in ends if end < chunk.stop
         )
 
     def kept(self, failures: Sequence[int], decided: int) -> tuple[int, ...]:

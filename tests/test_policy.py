@@ -247,6 +247,8 @@ def test_a_quiet_topic_goes_on_behind_its_poison_event() -> None:
 def test_below_a_full_window_everything_is_admitted() -> None:
     """99 failures of the first 99 events are parked; the hundredth makes a window."""
     assert Budget().excess(0, list(range(1, 100)), range(1, 100), 0) is None
+    assert not Budget().surely_exceeded(list(range(1, 100)), range(1, 100), 0)
+    assert Budget().surely_exceeded(list(range(1, 52)), range(1, 101), 0)
     assert Budget().excess(99, list(range(1, 101)), range(100, 101), 0) == (100, 100, 50)
 
 
@@ -255,6 +257,7 @@ def test_a_lifted_budget_admits_a_known_flood_and_no_more() -> None:
     flood = list(range(1, 2_001))
     assert Budget().excess(0, flood, range(1, 2_001), 2_000) is None
     assert Budget().excess(0, flood, range(1, 2_001), 1_949) == (100, 51, 50)
+    assert Budget().excess(0, flood, range(1, 2_001), 1_950) is None
     assert not Budget().surely_exceeded(flood, range(1, 2_001), 2_000)
 
 

@@ -113,6 +113,7 @@ def test_what_stands_around_a_secret_stays(text: str, shown: str) -> None:
         "KeyError: 'password'",
         "Unexpected token: }",
         "https://db.example.com:8080/path",
+        "https://example.com/orders:list@v1",
         "bob@example.com wrote: hello",
         "invalid literal for int() with base 10: 'abc'",
         "see https://docs.example.com/signature=?",
