@@ -57,7 +57,6 @@ def verify(store: Store, consumer: str) -> VerifyReport:
     report = VerifyReport(consumer, counts={c: sum(b[c] for b in batches) for c in COUNTS})
     report.contradictions.extend(_check_records(batches))
     report.contradictions.extend(_check_letters(batches, letters))
-    report.contradictions.extend(_check_reserved(store, head, batches))
     report.contradictions.extend(store.problems(consumer))
     _check_coverage(report, head, batches)
     if any(_partition(b) == KEY_ONLY and b["delivered"] for b in batches):
@@ -123,14 +122,6 @@ def _check_letters(batches: list[dict[str, Any]], letters: list[dict[str, Any]])
     if recorded != kept:
         found.append(f"batch records tell of {recorded} dead letters, there are {kept}")
     return found
-
-
-def _check_reserved(store: Store, head: Head, batches: list[dict[str, Any]]) -> list[str]:
-    kept = store.reserved(head.consumer)
-    recorded = sum(b["reserved"] for b in batches)
-    if kept is None or head.floors or kept == recorded:
-        return []
-    return [f"batch records tell of {recorded} reservations, there are {kept}"]
 
 
 def _check_coverage(report: VerifyReport, head: Head, batches: list[dict[str, Any]]) -> None:
