@@ -42,37 +42,57 @@ from checkpoint.errors import (  # noqa: E402  a namesake has to be refused befo
 )
 
 if TYPE_CHECKING:
+    from deadletter.classify import ErrorClass
+    from deadletter.policy import Budget, Retry
+    from deadletter.selection import Selection
     from dedup import decode
     from dedup.consumer import Consumer
+    from dedup.deadletters import DeadLetters
     from dedup.delta import DeltaStore
     from dedup.envelope import Columns
+    from dedup.pages import ReprocessOptions
     from dedup.postgres import PostgresStore
-    from dedup.store import Selection
+    from dedup.replaying import replay
+    from dedup.reprocessing import reprocess
 
 __all__ = [
+    "Budget",
     "CheckpointError",
     "Columns",
     "ConfigError",
     "Consumer",
+    "DeadLetters",
     "DedupError",
     "DeltaStore",
+    "ErrorClass",
     "Fenced",
     "HandlerError",
     "KeyConflict",
     "PostgresStore",
+    "ReprocessOptions",
+    "Retry",
     "Selection",
     "StoreError",
     "__version__",
     "decode",
+    "replay",
+    "reprocess",
 ]
 
 _HOMES = {
+    "Budget": "deadletter.policy",
     "Columns": "dedup.envelope",
     "Consumer": "dedup.consumer",
+    "DeadLetters": "dedup.deadletters",
     "DeltaStore": "dedup.delta",
+    "ErrorClass": "deadletter.classify",
     "PostgresStore": "dedup.postgres",
-    "Selection": "dedup.store",
+    "ReprocessOptions": "dedup.pages",
+    "Retry": "deadletter.policy",
+    "Selection": "deadletter.selection",
     "decode": "dedup.decode",
+    "replay": "dedup.replaying",
+    "reprocess": "dedup.reprocessing",
 }
 
 

@@ -12,20 +12,27 @@ import pytest
 import dedup
 
 NAMES = [
+    "Budget",
     "CheckpointError",
     "Columns",
     "ConfigError",
     "Consumer",
+    "DeadLetters",
     "DedupError",
     "DeltaStore",
+    "ErrorClass",
     "Fenced",
     "HandlerError",
     "KeyConflict",
     "PostgresStore",
+    "ReprocessOptions",
+    "Retry",
     "Selection",
     "StoreError",
     "__version__",
     "decode",
+    "replay",
+    "reprocess",
 ]
 
 DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "azure", "delta"}

@@ -8,8 +8,9 @@ import typer
 
 import dedup
 from deadletter import Kind, Status
-from dedup.cli.show import AsJson, cell, json_rows, print_json, print_table
+from dedup.cli.show import AsJson, cell, print_json, print_table
 from dedup.cli.stores import StoreUrl, open_store
+from dedup.json_rows import json_rows
 from dedup.store import Selection
 
 COLUMNS = ["id", "consumer", "position", "kind", "status", "reason", "attempts", "duplicates", "last_failed_at"]

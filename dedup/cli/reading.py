@@ -10,8 +10,9 @@ import typer
 from checkpoint.position import Partition, Ranges
 from dedup import verify as proof
 from dedup.cli.consumers import CHECKPOINTS, Name, checkpoint_rows
-from dedup.cli.show import AsJson, cell, json_rows, print_json, print_table
+from dedup.cli.show import AsJson, cell, print_json, print_table
 from dedup.cli.stores import StoreUrl, check_consumer, open_store
+from dedup.json_rows import json_rows
 from dedup.store import Store
 from dedup.verify import PartitionProof, VerifyReport
 

@@ -1,0 +1,208 @@
+"""What a person does with dead letters, but for running handlers: look, group, show, discard, restore, edit, export, import.
+
+The command `dedup dead-letters` is a shell around this. Works while the stream runs, and does not stall it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError
+from deadletter.letter import HISTORY, Action
+from deadletter.selection import Selection
+from dedup import letter_files, letter_keys, letter_plans
+from dedup.letter_files import Format, Imported
+from dedup.letter_plans import BUSY, NOT_THERE, Edit, Plan, Who
+from dedup.letter_work import Access, Changed, Progress, Which, change, no_progress
+from dedup.resolved import first_failure
+from dedup.store import Store
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One dead letter, whole."""
+
+    row: Mapping[str, Any]  # LETTERS + duplicates
+    history: Sequence[Mapping[str, Any]]  # HISTORY, oldest first, its first failure included
+
+    @property
+    def text(self) -> str | None:
+        """The body as text; None where it is null or no UTF-8."""
+        try:
+            return None if self.row["body"] is None else self.row["body"].decode()
+        except UnicodeDecodeError:
+            return None
+
+    @property
+    def json(self) -> Any:
+        """The body as a JSON value; None where it is none."""
+        try:
+            return None if self.text is None else json.loads(self.text)
+        except (ValueError, RecursionError):
+            return None
+
+
+class DeadLetters:
+    """The dead letters of a store.
+
+    What changes letters is done in portions, each one transaction, and takes either a selection (whose `limit` counts: the default is the
+    first 100) or whole ids. Letters whose status does not allow it are skipped, and the result says why. Of a person and a reprocess that
+    are at one letter at once, one wins; the other one skips it.
+
+    Args:
+        store: PostgresStore or DeltaStore.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def select(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+        """Letters in position order, as LETTERS and how many later `duplicates` of its key each has stopped; or only these columns."""
+        return self.store.letters(selection, columns)
+
+    def groups(self, selection: Selection | None = None) -> pa.Table:
+        """Letters by fingerprint and kind, the largest group first, with first and last failure and an example (GROUPS)."""
+        return self.store.groups(selection or Selection())
+
+    def show(self, id: str) -> Letter:
+        """One letter with its history.
+
+        Args:
+            id: whole, or the first digits of it.
+
+        Raises:
+            ConfigError: no letter begins like that, or more than one.
+        """
+        found = self.store.letters(Selection(id=id, limit=2)).to_pylist()
+        if len(found) != 1:
+            many = "more than one dead letter begins" if found else "no dead letter begins"
+            raise ConfigError(f"{many} with {id!r}. `dedup dead-letters list` shows ids.")
+        (row,) = found
+        past = sorted(self.store.history(row["id"]).to_pylist(), key=lambda entry: entry["at"])
+        if row["attempts"] == 1 and not any(entry["action"] == Action.FAILED for entry in past):
+            past = [{**dict.fromkeys(HISTORY.names), "reserved": 0, **first_failure(row)}, *past]
+        return Letter(row, past)
+
+    def discard(
+        self, which: Which, *, reason: str, by: str, release_key: bool = False, dry_run: bool = False, on_progress: Progress = no_progress
+    ) -> Changed:
+        """Give letters up: they are never run again, and those that wait behind them in their sequence can be.
+
+        Args:
+            release_key: forget the key as well, so that a later copy of the message counts as new. Without it the letter goes on to hold
+                its key, and later copies are duplicates.
+            dry_run: say what would be done.
+            on_progress: called with letters done and letters meant.
+
+        Crash: each portion is done or not; a second call goes on with the others.
+        """
+        who = _who(by, reason)
+
+        def plan(access: Access) -> Plan:
+            holding = access.letters.filter(access.letters["holds_key"])
+            past = access.history(holding) if release_key else HISTORY.empty_table()
+            return letter_plans.discard(access.letters, past, who, release_key)
+
+        return change(self.store, which, plan, dry_run=dry_run, on_progress=on_progress)
+
+    def restore(self, which: Which, *, reason: str, by: str, dry_run: bool = False, on_progress: Progress = no_progress) -> Changed:
+        """Take discards back: the letters are open again, or blocked where an earlier one of their sequence is.
+
+        A letter that released its key reserves it again; where another event has been decided under it since, it is skipped.
+
+        Crash: each portion is done or not; a second call goes on with the others.
+        """
+        who = _who(by, reason)
+
+        def plan(access: Access) -> Plan:
+            free = access.letters.filter(pc.invert(access.letters["holds_key"]))
+            past = access.history(free.filter(free["key"].is_valid()))
+            keys = letter_plans.released(access.letters, past).values()
+            return letter_plans.restore(access.letters, past, access.known(k for own in keys for k in own), who)
+
+        return change(self.store, which, plan, dry_run=dry_run, on_progress=on_progress)
+
+    def edit(
+        self,
+        id: str,
+        *,
+        body: bytes | None = None,
+        key: str | Sequence[str] | None = None,
+        reason: str,
+        by: str,
+        dry_run: bool = False,
+    ) -> Changed:
+        """Change the body of an open or blocked letter, or its idempotence key; reprocess then takes it as it is now.
+
+        What was there is kept in the history. After an edit of the body the key is computed from it when the letter is reprocessed; a key
+        that is given here counts whatever the body says. The old key stays reserved: a copy of the original is a duplicate.
+
+        Args:
+            id: whole.
+            key: one text for each column of the consumer's `idempotence_key=`.
+
+        Raises:
+            ConfigError: there is nothing to change, no such letter, one that is settled, or the new key is decided already.
+
+        Crash: the edit is made with its history, or not.
+        """
+        wanted = Edit(body, (key,) if isinstance(key, str) else None if key is None else tuple(key))
+        if wanted == Edit():
+            raise ConfigError("Give a new body, a new key, or both.")
+        done = change(self.store, [id], lambda access: _edit(access, wanted, _who(by, reason)), dry_run=dry_run)
+        for why in (NOT_THERE, BUSY):
+            if why in done.skipped:
+                raise ConfigError(f"Letter {id!r} was not edited: {why}.")
+        return done
+
+    def export(
+        self, selection: Selection, to: str | Path | BinaryIO, format: Format | None = None, on_progress: Progress = no_progress
+    ) -> int:
+        """Write letters with their history to a new file; returns how many. Exact bytes, in bounded memory.
+
+        Args:
+            to: the file's path, or where to write to.
+            format: "jsonl" or "parquet"; by default what the path ends with, else JSON lines.
+
+        Raises:
+            ConfigError: the file is there already.
+
+        Crash: the file is there, whole, or not there.
+        """
+        return letter_files.export(self.store, selection, to, format, on_progress)
+
+    def import_(
+        self, path: str | Path, *, by: str, reason: str = "", dry_run: bool = False, on_progress: Progress = no_progress
+    ) -> Imported:
+        """Put letters back that `export` wrote, under their ids and with their history. Those that are there already are left alone.
+
+        They hold their keys again. A letter whose key is decided here comes in as a DUPLICATE.
+
+        Raises:
+            ConfigError: the file is not one that `export` wrote, or its consumer is not in this store.
+
+        Crash: each portion is done or not; a second call goes on with the others.
+        """
+        return letter_files.import_(self.store, Path(path), _who(by, reason or f"imported from {Path(path).name}"), dry_run, on_progress)
+
+
+def _edit(access: Access, wanted: Edit, who: Who) -> Plan:
+    if not access.letters.num_rows:
+        return Plan()
+    past, head = access.history(), access.head
+    (letter,) = access.letters.to_pylist()
+    own = letter_plans.held(access.letters, past).get(letter["id"], [])
+    key = [] if wanted.key is None else [letter_keys.given_key(head, letter, wanted.key)]
+    return letter_plans.edit(letter, wanted, head, own, access.known(key), letter_keys.was_given(past), who)
+
+
+def _who(by: str, reason: str) -> Who:
+    return Who(by, reason, dt.datetime.now(dt.UTC))

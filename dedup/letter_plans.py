@@ -1,0 +1,228 @@
+"""What a person's decision about dead letters means: pure functions from letters as they are to what has to be written.
+
+A letter whose status does not allow the decision is skipped, and the plan says why. Called by deadletters.py.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError
+from deadletter.letter import HISTORY, Action, Status
+from dedup import letter_keys
+from dedup.letters import history
+from dedup.steps import Change, Free, Note, Park, Step
+from dedup.store import KEYS, Head
+
+WAITING_STATUSES = (Status.OPEN.value, Status.BLOCKED.value)
+
+BUSY = "somebody else is changing it right now"
+NOT_THERE = "there is no such letter"
+
+
+@dataclass(frozen=True)
+class Who:
+    """Who decided, why and when."""
+
+    by: str
+    reason: str
+    at: dt.datetime
+
+    def did(self, action: Action) -> dict[str, Any]:
+        """The columns of HISTORY that this decision gives all its rows."""
+        return {"at": self.at, "action": action.value, "by": self.by, "reason": self.reason or None}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one transaction writes, and which letters it leaves as they are."""
+
+    steps: tuple[Step, ...] = ()
+    reserve: pa.Table = field(default_factory=KEYS.empty_table)  # KEYS that must be new
+    kinds: Mapping[str, int] = field(default_factory=dict)  # of the letters that change
+    skipped: Mapping[str, Sequence[str]] = field(default_factory=dict)  # why -> ids
+
+
+def discard(letters: pa.Table, past: pa.Table, who: Who, release_key: bool) -> Plan:
+    """Give letters up. Those that are discarded already can still release their key.
+
+    Args:
+        letters: as they are now, columns of LETTERS.
+        past: HISTORY of those that hold a key, where it is to be released.
+    """
+    waits, holds = _among(letters["status"], WAITING_STATUSES), letters["holds_key"].combine_chunks()
+    gone = _among(letters["status"], (Status.DISCARDED.value,))
+    freed = holds if release_key else pa.repeat(False, letters.num_rows)
+    chosen = letters.filter(pc.or_(waits, pc.and_(gone, freed)))
+    keys = letter_keys.keys_of(chosen.filter(chosen["holds_key"]), past) if release_key else {}
+    changes = {"id": chosen["id"], "status": pa.repeat(Status.DISCARDED.value, chosen.num_rows)}
+    if release_key:
+        changes["holds_key"] = pa.repeat(False, chosen.num_rows)
+    discarded = letters.filter(waits)["id"].to_pylist()
+    entries = [{**who.did(Action.DISCARDED), "letter_id": i} for i in discarded]
+    entries += [{**who.did(Action.RELEASED), "letter_id": i, "reserved": -len(k)} for i, k in keys.items()]
+    steps = [Change(pa.table(changes), history(entries))] if chosen.num_rows else []
+    all_keys = sorted({key for found in keys.values() for key in found})
+    free = [Free(pa.table({"key": pa.array(all_keys, pa.binary(16))}))] if all_keys else []
+    return Plan((*steps, *free), kinds=_kinds(chosen), skipped=_left(letters, chosen))
+
+
+def restore(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who) -> Plan:
+    """Take discards back. A letter that had released its keys takes them again; where one was decided meanwhile it stays discarded.
+
+    Args:
+        past: HISTORY of those letters that hold no key.
+        known: which of the keys of `released(letters, past)` are reserved or held.
+    """
+    gone = letters.filter(_among(letters["status"], (Status.DISCARDED.value,)))
+    wanted, taken = released(gone, past), set(known)
+    refused: dict[str, list[str]] = {}
+    for letter, keys in wanted.items():
+        if taken.isdisjoint(keys):
+            taken.update(keys)
+        else:
+            refused.setdefault("its key was released, and has been decided by another event since", []).append(letter)
+    chosen = gone.filter(pc.invert(_among(gone["id"], [i for ids in refused.values() for i in ids])))
+    takes = {i: wanted.get(i, []) for i in chosen["id"].to_pylist()}
+    changes = {
+        "id": chosen["id"],
+        "status": pa.repeat(Status.OPEN.value, chosen.num_rows),
+        "holds_key": pc.or_(chosen["holds_key"], chosen["key"].is_valid()),
+    }
+    entries = [{**who.did(Action.RESTORED), "letter_id": i, "reserved": len(keys)} for i, keys in takes.items()]
+    steps = [Change(pa.table(changes), history(entries))] if chosen.num_rows else []
+    return Plan(tuple(steps), _reserve(chosen, takes), _kinds(chosen), {**_left(letters, gone), **refused})
+
+
+def released(letters: pa.Table, past: pa.Table) -> dict[str, list[bytes]]:
+    """Letter id -> the keys that it has and does not hold."""
+    return letter_keys.keys_of(letters.filter(pc.invert(letters["holds_key"])), past)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What a person changes of one letter: the body, the key (one text for each key column), or both."""
+
+    body: bytes | None = None
+    key: tuple[str, ...] | None = None
+
+
+def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes], known: Iterable[bytes], given: bool, who: Who) -> Plan:
+    """Change the body or the key; what was there before is kept in the history, and the old key stays reserved.
+
+    Args:
+        own: keys that the letter holds.
+        known: the new key, where it is reserved or held.
+        given: a person gave the letter its key before, and it goes on to count.
+
+    Raises:
+        ConfigError: the letter is neither open nor blocked, or the new key is decided.
+    """
+    _refuse_edit(letter)
+    changes: dict[str, Any] = {"id": [letter["id"]]}
+    entry = {**who.did(Action.EDITED), "letter_id": letter["id"], "key": letter["key"], "reserved": 0}
+    if edit.body is not None:
+        changes |= {"body": pa.array([edit.body], pa.binary()), "body_size": pa.array([len(edit.body)], pa.int64())}
+        changes["body_sha256"] = pa.nulls(1, pa.binary())
+        entry["body"] = letter["body"]
+    reserve = KEYS.empty_table()
+    if edit.key is not None or given:
+        entry["idempotence_key"] = letter["idempotence_key"] or ""
+    if edit.key is not None:
+        key = letter_keys.given_key(head, letter, edit.key)
+        if key not in own:
+            _refuse_decided(edit.key, known)
+            reserve = letter_keys.reservations([key], [letter_keys.payload_hash(head, letter, edit.body)])
+        changes |= {"key": pa.array([key], pa.binary(16)), "holds_key": [True], "idempotence_key": [letter_keys.shown(edit.key)]}
+        entry["reserved"] = reserve.num_rows
+    return Plan((Change(pa.table(changes), history([entry])),), reserve, {letter["kind"]: 1})
+
+
+def _refuse_edit(letter: Mapping[str, Any]) -> None:
+    advice = {Status.DISCARDED: "Restore it first.", Status.REPROCESSED: "It was processed: `dedup replay` repeats its position."}
+    if letter["status"] not in WAITING_STATUSES:
+        raise ConfigError(f"Letter {letter['id'][:12]} is {letter['status']}. {advice.get(letter['status'], 'It is settled.')}")
+
+
+def _refuse_decided(parts: Sequence[str], known: Iterable[bytes]) -> None:
+    if any(known):
+        raise ConfigError(
+            f"The key {letter_keys.shown(parts)!r} is decided already: an event with it was processed, or a letter holds it. "
+            "If this letter is a copy of that event, discard it; else give it another key."
+        )
+
+
+def take_in(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who) -> Plan:
+    """Letters from a file, as they were there. One that holds a key which is decided here comes in as a DUPLICATE.
+
+    Args:
+        letters: LETTERS + duplicates, in position order; none of them is in the store.
+        past: their HISTORY.
+        known: which of the keys of `held(letters, past)` are reserved or held.
+    """
+    wanted, taken, copies = held(letters, past), set(known), set()
+    for letter, keys in wanted.items():
+        if taken.isdisjoint(keys):
+            taken.update(keys)
+        else:
+            copies.add(letter)
+    takes = {i: keys for i, keys in wanted.items() if i not in copies}
+    rows = _as_duplicates(letters, copies)
+    entries = [{**who.did(Action.RESTORED), "letter_id": i, "reserved": len(takes.get(i, ()))} for i in rows["id"].to_pylist()]
+    noted = rows.filter(pc.and_(rows["holds_key"], pc.greater(letters["duplicates"], 0)))
+    steps: list[Step] = [Park(rows.drop_columns(["duplicates"]), pa.concat_tables([past, history(entries)]))]
+    ordered = rows.filter(pc.and_(rows["sequence"].is_valid(), _among(rows["status"], WAITING_STATUSES)))
+    if ordered.num_rows:
+        steps.append(Change(ordered.select(["id"]), HISTORY.empty_table()))
+    if noted.num_rows:
+        steps.append(Note(pa.table({"key": noted["key"], "count": noted["duplicates"]})))
+    return Plan(tuple(steps), _reserve(rows, takes), _kinds(rows), {"duplicates": sorted(copies)} if copies else {})
+
+
+def held(letters: pa.Table, past: pa.Table) -> dict[str, list[bytes]]:
+    """Letter id -> the keys that it holds."""
+    return letter_keys.keys_of(letters.filter(letters["holds_key"]), past)
+
+
+def _as_duplicates(letters: pa.Table, copies: set[str]) -> pa.Table:
+    """These letters with some of them settled as copies, and the others of a sequence not yet in order."""
+    copy = _among(letters["id"], sorted(copies))
+    blocked = pc.equal(letters["status"], Status.BLOCKED.value)
+    status = pc.if_else(copy, Status.DUPLICATE.value, pc.if_else(blocked, Status.OPEN.value, letters["status"]))
+    changed = {
+        "status": status,
+        "holds_key": pc.and_(letters["holds_key"], pc.invert(copy)),
+        "blocked_by": pa.nulls(letters.num_rows, pa.string()),
+    }
+    return pa.table({n: changed.get(n, letters[n]) for n in letters.column_names}, schema=letters.schema)
+
+
+def _reserve(letters: pa.Table, takes: Mapping[str, Sequence[bytes]]) -> pa.Table:
+    hashes = dict(zip(letters["id"].to_pylist(), letters["payload_hash"].to_pylist(), strict=True))
+    pairs = [(key, hashes[letter] or 0) for letter, keys in takes.items() for key in keys]
+    return letter_keys.reservations([key for key, _ in pairs], [value for _, value in pairs])
+
+
+def _among(column: pa.ChunkedArray, values: Sequence[str]) -> pa.Array:
+    found = pc.is_in(column, value_set=pa.array(values, pa.string()))
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _kinds(letters: pa.Table) -> dict[str, int]:
+    return dict(sorted(Counter(letters["kind"].to_pylist()).items()))
+
+
+def _left(letters: pa.Table, chosen: pa.Table) -> dict[str, list[str]]:
+    """Why -> ids of those letters that their status keeps as they are."""
+    left: dict[str, list[str]] = {}
+    others = letters.filter(pc.invert(_among(letters["id"], chosen["id"].to_pylist())))
+    for letter, status in zip(others["id"].to_pylist(), others["status"].to_pylist(), strict=True):
+        left.setdefault(f"it is {status}", []).append(letter)
+    return left
