@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
 from fix_postgres import run
-from pg_help import WAITING, change, changing, chunk, epoch, finish, keys, letter, park, sequence_of
+from pg_help import FAILED_AT, WAITING, change, changing, chunk, epoch, finish, keys, letter, park, record
 from pg_proxy import until
 
-from checkpoint.errors import ConfigError, StoreError
+from checkpoint.errors import ConfigError, StoreError, StoreUnavailable
 from dedup.postgres import PostgresStore
-from dedup.steps import Commit, Note
+from dedup.steps import Commit, Free, Note
 from dedup.store import Selection
 
 ALL = Selection(limit=None)
@@ -26,13 +27,6 @@ def store(postgres: str) -> Iterator[PostgresStore]:
     epoch(made)
     yield made
     made.close()
-
-
-def order(store: PostgresStore, sequence: str = "a") -> list[tuple[int, str, int | None]]:
-    """Position, status and the position of the blocker of each waiting letter of a sequence."""
-    rows = store.letters(Selection(sequences=(sequence_of(sequence),), statuses=("OPEN", "BLOCKED"), limit=None)).to_pylist()
-    where = {row["id"]: row["sequence_number"] for row in rows}
-    return [(row["sequence_number"], row["status"], where.get(row["blocked_by"])) for row in rows]
 
 
 def copies(*numbers: int, count: int = 1) -> Note:
@@ -144,3 +138,133 @@ def stream_with_copies(dsn: str) -> int:
     run(dsn, "update dedup.batch set reserved = 4")
     stream.close()
     return known
+
+
+class TestChanging:
+    def test_only_the_columns_given_change(self, store: PostgresStore) -> None:
+        """Any mix of them, nulls and exact bytes included; the event's own columns are refused."""
+        ids = park(store, [letter(1), letter(2)])
+        before = store.letters(ALL).to_pylist()
+        new = {
+            "body": b"\0\xff",
+            "key": b"k" * 16,
+            "attempts": 3,
+            "error_message": "a\0b",
+            "last_failed_at": FAILED_AT + dt.timedelta(1),
+            "stack": None,
+        }
+        change(store, ids[:1], **new)
+        after = store.letters(ALL).to_pylist()
+        assert after == [{**before[0], **new, "error_message": "a\u2400b"}, before[1]]
+        with pytest.raises(StoreError, match="sequence_number"):
+            change(store, ids, sequence_number=5)
+
+    def test_history_is_kept_with_its_bytes(self, store: PostgresStore) -> None:
+        """Appended by Park and Change, oldest first; parking a letter again appends nothing."""
+        first = {"error_type": "ValueError", "error_message": "no\0", "stack": "line 1"}
+        told = [{"letter_id": letter(1)["id"], "at": FAILED_AT + dt.timedelta(seconds=s), **first} for s in (0, 1)]
+        (one,) = park(store, [letter(1)], told)
+        park(store, [letter(1)], told, reserve=False)
+        edited = {"letter_id": one, "at": FAILED_AT + dt.timedelta(hours=1), "action": "EDITED", "by": "me", "reason": "typo"}
+        change(store, [one], body=b"new", history=[{**edited, "body": b"\0old", "key": b"o" * 16, "idempotence_key": "order-1"}])
+        found = store.history(one).to_pylist()
+        assert [row["action"] for row in found] == ["FAILED", "FAILED", "EDITED"]
+        assert found[0]["error_message"] == "no\u2400" and found[0]["at"] == FAILED_AT
+        assert (found[2]["body"], found[2]["key"], found[2]["by"]) == (b"\0old", b"o" * 16, "me")
+        assert store.history("nobody").num_rows == 0
+
+    def test_a_freed_key_is_new_again(self, store: PostgresStore) -> None:
+        """Discarded with its key released: the reservation is gone, in whatever table it was, and verify agrees."""
+        (one,) = park(store, [letter(1)])
+        store.rotate_reservations()
+        released = {"letter_id": one, "action": "RELEASED", "reserved": -1}
+        parked = {"letter_id": one, "action": "FAILED", "reserved": 1}
+        with store.begin_letters("shop") as tx:
+            tx.lock([one])
+            tx.execute(changing([one], status="DISCARDED", holds_key=False, history=[parked, released]))
+            tx.execute(Free(keys([1]).select(["key"])))
+            tx.execute(Commit())
+        with store.begin("shop", store.head("shop").epoch) as tx:
+            assert tx.known(keys([1])).num_rows == 0
+        assert store.problems("shop") == [] and store.reserved("shop") == 0
+
+    def test_the_answer_to_a_commit_of_letters_is_read_back(self, store: PostgresStore, postgres: str) -> None:
+        """The server's own record says what became of the transaction, though it leaves no number."""
+        from pg_proxy import proxied
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+        ids = park(store, [letter(1), letter(2)])
+        for deliver, done in ((True, "DISCARDED"), (False, "DISCARDED")):
+            with proxied(int(conninfo_to_dict(postgres)["port"] or 5432)) as proxy:
+                far = PostgresStore(make_conninfo(postgres, host="127.0.0.1", port=proxy.port))
+                proxy.deliver = deliver
+                try:
+                    with far.begin_letters("shop") as tx:
+                        tx.lock(ids)
+                        tx.execute(changing(ids, status="DISCARDED" if deliver else "LOST"))
+                        proxy.armed = True
+                        tx.execute(Commit())
+                except StoreUnavailable:
+                    assert not deliver
+            assert set(store.letters(ALL)["status"].to_pylist()) == {done}
+
+
+class TestCopies:
+    def test_copies_are_counted_once_each(self, store: PostgresStore, postgres: str) -> None:
+        """On free letters in place; on those that somebody is at work on beside them. Both are shown as one number."""
+        ids = park(store, [letter(n) for n in range(4)])
+        number = store.head("shop").epoch
+        with store.begin_letters("shop") as person:
+            person.lock(ids[:2])
+            with PostgresStore(postgres).begin("shop", number) as tx:
+                tx.execute(copies(0, 1, 2, count=3))
+                finish(tx, 10, 10, reserved=0)
+        with store.begin("shop", number) as tx:
+            tx.execute(copies(0, 3, 77))
+            finish(tx, 11, 11, batch_id=1, reserved=0)
+        assert store.letters(ALL)["duplicates"].to_pylist() == [4, 3, 3, 1]
+        assert run(postgres, "select sum(copies) from dedup.letter_copy") == [(6,)]
+
+
+class TestTrial:
+    def test_the_marker_outlives_its_process_and_ends_with_the_batch(self, store: PostgresStore, postgres: str) -> None:
+        """Written at once, while a batch is open, too; a recorded batch clears it, letters and positions from the log do not."""
+        assert store.trial("shop") is None and store.trial("nobody") is None
+        number = store.head("shop").epoch
+        with store.begin("shop", number) as tx:
+            store.set_trial("shop", '{"rows": [0, 9]}')
+            assert PostgresStore(postgres).trial("shop") == '{"rows": [0, 9]}'
+            tx.connection.execute("select 1")
+        assert store.trial("shop") == '{"rows": [0, 9]}', "the batch was not committed"
+        park(store, [letter(1)])
+        assert store.trial("shop") is not None
+        chunk(store, number, 0, 9)
+        assert store.trial("shop") is None
+        store.set_trial("shop", "x")
+        store.set_trial("shop", None)
+        assert store.trial("shop") is None
+        store.set_trial("nobody", "x")
+
+    def test_writing_it_does_not_wait_for_the_disk(self, store: PostgresStore, postgres: str) -> None:
+        """Only this statement is lazy: the session's own setting is as it was, and batches commit durably."""
+        store.set_trial("shop", "x")
+        with store._pool.borrow() as connection:
+            assert connection.execute("show synchronous_commit").fetchone() == ("on",)
+
+
+class TestBudget:
+    def test_the_stream_keeps_the_budget_and_people_lift_it(self, store: PostgresStore) -> None:
+        """Written by the stream's record only; `lifted` is a person's, and stays."""
+        from dataclasses import replace
+
+        number = store.head("shop").epoch
+        with store.begin("shop", number) as tx:
+            tx.execute(replace(record(0, 9, reserved=0), decided=10, failures=(3, 7)))
+            tx.execute(Commit())
+        store.amend("shop", lambda head: replace(head, lifted=500), by="me", reason="known flood")
+        with store.begin_letters("shop", positions=True) as tx:
+            tx.execute(replace(record(20, 20, batch_id=7, reserved=0), stream=False))
+            tx.execute(Commit())
+        head = store.head("shop")
+        assert (head.decided, head.failures, head.lifted, head.batch_id, head.seq) == (10, (3, 7), 500, 0, 3)
+        assert store.batches("shop").num_rows == 2 and store.problems("shop") == []

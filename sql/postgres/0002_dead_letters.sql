@@ -11,7 +11,11 @@ create index dead_letter_waiting on {schema}.dead_letter (consumer, source, topi
 create index dead_letter_sequence on {schema}.dead_letter (sequence, incarnation, sequence_number, part)
     where sequence is not null and status in ('OPEN', 'BLOCKED');
 create index dead_letter_age on {schema}.dead_letter (last_failed_at) where status in ('OPEN', 'BLOCKED');
+create index dead_letter_range on {schema}.dead_letter (topic, partition, sequence_number);
+create index dead_letter_name on {schema}.dead_letter ((left(idempotence_key, 100)));
 drop index {schema}.dead_letter_fingerprint;
+create index dead_letter_fingerprint on {schema}.dead_letter
+    (fingerprint, consumer, source, topic, incarnation, partition, sequence_number, part) where status in ('OPEN', 'BLOCKED');
 create index dead_letter_last on {schema}.dead_letter (fingerprint, kind, consumer, status, last_failed_at);
 create index dead_letter_first on {schema}.dead_letter (fingerprint, kind, consumer, status, first_failed_at);
 
