@@ -1,6 +1,6 @@
 # Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean python java
+.PHONY: help demo test slow lint bench clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,6 +17,9 @@ demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_A
 
 test: java $(VENV)/.jars ## Run all tests (PYTEST_ARGS="-k checkpoint -x")
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+slow: java $(VENV)/.jars ## Run the tests that take minutes each
+	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready ## Check style, types and the direction of imports
 	@$(BIN)/ruff check .
