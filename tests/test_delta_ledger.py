@@ -390,7 +390,7 @@ def test_a_summary_stands_for_the_batches_before_it(place: Path, monkeypatch: py
     with fresh.begin(kit.NAME, number) as tx:
         seen = tx.seen({kit.partition(0): (0, 100)})
     assert [r.first for r in seen[kit.partition(0)].items] == [2 * i for i in range(11)]
-    assert len(fresh._states[kit.NAME].decided) < 6, "it read the whole log"
+    assert len(fresh._states.of(kit.NAME).decided) < 6, "it read the whole log"
 
 
 def test_a_consumer_of_any_name_has_a_folder_of_its_own(place: Path) -> None:
@@ -501,7 +501,7 @@ def test_a_header_survives_its_own_text(place: Path) -> None:
         ["section", "day"],
         commit_properties=CommitProperties(app_transactions=[Transaction("foreign", 1)]),
     )
-    header = store._states[kit.NAME].header
+    header = store._states.of(kit.NAME).header
     assert Header.from_json(header.to_json()) == header
     assert json.loads(header.to_json())["head"]["checkpoints"] == [["broker", "orders", 0, 0, None, None, "q"]]
 
@@ -512,7 +512,7 @@ def test_a_first_decision_does_not_follow_decisions_it_has_not_seen(place: Path,
     real = decide.write_files
 
     def overtaken(known: state.ConsumerState, decision: Any) -> Any:
-        if known is late._states.get(kit.NAME) and quick.head(kit.NAME).seq == 0:
+        if known is late._states.of(kit.NAME) and quick.head(kit.NAME).seq == 0:
             kit.process(quick, kit.epoch(quick), kit.events([1]))
         return real(known, decision)
 

@@ -556,7 +556,7 @@ def test_a_header_without_the_version_of_its_sinks_is_read(place: Path) -> None:
 
     store = open_store(place)
     kit.process(store, kit.epoch(store), kit.events([1]))
-    header = store._states[kit.NAME].header
+    header = store._states.of(kit.NAME).header
     assert header.sinks[0].version == 0
     told = json.loads(header.to_json())
     del told["sinks"][0]["version"]

@@ -142,7 +142,7 @@ def test_a_sink_with_rules_is_written_by_spark_once(spark: SparkSession, tmp_pat
     """Rows are staged, decided, and appended with the transaction id; published again, nothing changes."""
     store = DeltaStore(str(tmp_path / "state"))
     write(store, strict, [pa.table({"id": [1, 2], "name": ["a", None]}), pa.table({"id": [3], "name": ["c"], "doubled": [6]})])
-    state = store._states[kit.NAME]
+    state = store._states.of(kit.NAME)
     state.pending |= {s for s, h in state.decided.items() if h.sinks}
     assert store.publish(kit.NAME) == 0
     assert sorted(map(tuple, spark.read.format("delta").load(strict).collect())) == [(1, "a", 2), (2, None, 4), (3, "c", 6)]

@@ -16,13 +16,17 @@ from checkpoint.errors import CommitConflict, CommitUnknown, StoreUnavailable
 from dedup.delta import tables
 from dedup.delta.files import Add
 from dedup.delta.header import Header
-from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, SUMMARY, LogRow, log_rows, reservations
+from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, ORDER, SUMMARY, LogRow, freed_rows, log_rows, reservations
 from dedup.delta.records import batch_docs
+from dedup.delta.sequences import LASTS, ledger_rows
 from dedup.delta.state import ConsumerState
 from dedup.store import KEYS as KEYS_SCHEMA
 
 MAINTENANCE_RACES = 20
 """How often a decision is tried again because a commit that decides nothing (compaction) came first."""
+
+_OF_AN_EPOCH = ("batch", "epoch")
+"""Decisions of the copy that holds the epoch; what people decide is planned again under the next one."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Decision:
     batches: pa.Table | None = None
     keys: pa.Table = field(default_factory=KEYS_SCHEMA.empty_table)
     held: pa.Table = field(default_factory=KEYS_SCHEMA.empty_table)  # keys that a letter of this decision holds
+    freed: pa.Table = field(default_factory=KEYS_SCHEMA.empty_table)  # keys that are new again; some may be reserved by this very decision
+    lasts: pa.Table = field(default_factory=LASTS.empty_table)  # of the sequences whose letters change
 
 
 def decide(state: ConsumerState, decision: Decision, on_step: Callable[[str], None]) -> None:
@@ -102,7 +108,7 @@ def _judge(state: ConsumerState, header: Header) -> None:
     winner = state.decided.get(header.seq)
     if winner is not None and winner.attempt == header.attempt:
         return
-    if state.header.head.epoch > header.head.epoch:
+    if header.kind in _OF_AN_EPOCH and state.header.head.epoch > header.head.epoch:
         raise state.fenced()
     by = f" ({winner.kind})" if winner else ""
     raise CommitConflict(f"Decision {header.seq} of consumer {state.ledger.consumer!r} was made by another commit{by} first. Plan again.")
@@ -116,6 +122,7 @@ def write_files(state: ConsumerState, decision: Decision) -> list[Add]:
         rows.append((SUMMARY, None, None, None, state.summary()))
     rows.extend((BATCH, *doc) for doc in batch_docs(decision.batches) if decision.batches is not None)
     adds = state.ledger.write(LOG, day, log_rows(header.seq, rows))
-    for section, keys in ((KEYS, decision.keys), (HELD, decision.held)):
-        adds += state.ledger.write(section, day, reservations(header.seq, keys["key"], keys["payload_hash"]))
-    return adds
+    kept, held = (reservations(header.seq, keys["key"], keys["payload_hash"]) for keys in (decision.keys, decision.held))
+    adds += state.ledger.write(KEYS, day, kept)
+    adds += state.ledger.write(HELD, day, pa.concat_tables([held, freed_rows(header.seq, decision.freed["key"])]))
+    return adds + state.ledger.write(ORDER, day, ledger_rows(decision.lasts, header.seq))

@@ -53,7 +53,7 @@ class Mark:
 class Header:
     """One decision: the head it leads to, and what belongs to it alone."""
 
-    kind: str  # "epoch", "batch", "amend", "accept-sink", "purge"
+    kind: str  # "epoch", "batch", "letters", "amend", "accept-sink", "purge"
     attempt: str  # tells whose commit this is when the answer was lost
     head: Head
     committed_at: dt.datetime
@@ -68,6 +68,7 @@ class Header:
     dropped: tuple[tuple[int, str], ...] = ()  # (seq, sink) that a person gave up
     purged_before: str | None = None  # ISO date: reservations decided on earlier days are gone
     reserved: int = 0  # reservation rows of this decision
+    freed: int = 0  # keys that it freed
     by: str = ""
     reason: str = ""
 
@@ -93,7 +94,7 @@ class Header:
 
     def following(self, kind: str, attempt: str, now: dt.datetime, **changes: Any) -> Header:
         """The header after this one: everything that lasts stays, what belongs to one decision alone is cleared."""
-        alone: dict[str, Any] = {"sinks": (), "reserved": 0, "by": "", "reason": ""}
+        alone: dict[str, Any] = {"sinks": (), "reserved": 0, "freed": 0, "by": "", "reason": ""}
         return replace(self, **(alone | {"kind": kind, "attempt": attempt, "committed_at": now} | changes))
 
 
@@ -120,6 +121,7 @@ def _encode(h: Header) -> dict[str, Any]:
         "dropped": h.dropped,
         "purged_before": h.purged_before,
         "reserved": h.reserved,
+        "freed": h.freed,
         "by": h.by,
         "reason": h.reason,
     }
@@ -134,6 +136,7 @@ def _decode(value: dict[str, Any]) -> Header:
     assert committed_at is not None
     return Header(
         **plain,
+        freed=value.get("freed", 0),
         head=_decode_head(value["head"]),
         committed_at=committed_at,
         holder=Holder(**value["holder"]) if value["holder"] else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class Run:
     low: U64
     payload: I64
     held: Bool
+    dead: Bool | None = None  # which were freed; None: none
 
     def __len__(self) -> int:
         return len(self.high)
@@ -71,18 +72,24 @@ class Run:
         if not len(self):
             return np.zeros(len(high), dtype=bool), at
         safe = np.minimum(at, len(self) - 1)
-        return (at < len(self)) & (self.high[safe] == high) & (self.low[safe] == low), safe
+        found = (at < len(self)) & (self.high[safe] == high) & (self.low[safe] == low)
+        return (found if self.dead is None else found & ~self.dead[safe]), safe
+
+    def living(self) -> Run:
+        """Without those that were freed."""
+        kept = None if self.dead is None else ~self.dead
+        return self if kept is None else Run(self.high[kept], self.low[kept], self.payload[kept], self.held[kept])
 
 
 class KeyIndex:
-    """Set of keys with payload hash and held flag; grows only. Not picklable: it is rebuilt from the ledger."""
+    """Set of keys with payload hash and held flag. Not picklable: it is rebuilt from the ledger."""
 
     def __init__(self, spill_rows: int = SPILL_ROWS) -> None:
         self._runs: list[Run] = []
         self._spill_rows = spill_rows
 
     def __len__(self) -> int:
-        return sum(map(len, self._runs))
+        return sum(len(run) - (0 if run.dead is None else int(run.dead.sum())) for run in self._runs)
 
     def add(self, keys: pa.Array | pa.ChunkedArray, payload: npt.ArrayLike, held: bool | npt.ArrayLike = False) -> int:
         """Take in keys; those already known keep what they have, of repeats the first counts. Returns how many were new."""
@@ -98,6 +105,18 @@ class KeyIndex:
         if len(run):
             self._push(run)
         return len(run)
+
+    def discard(self, keys: pa.Array | pa.ChunkedArray) -> int:
+        """Forget keys; returns how many were known."""
+        high, low = halves(keys)
+        before = len(self)
+        for i, run in enumerate(self._runs):
+            found, at = run.find(high, low)
+            if found.any():
+                dead = np.zeros(len(run), dtype=bool) if run.dead is None else run.dead
+                dead[at[found]] = True
+                self._runs[i] = replace(run, dead=dead)
+        return before - len(self)
 
     def probe(self, keys: pa.Array | pa.ChunkedArray) -> tuple[Bool, I64, Bool]:
         """For each key: whether it is known, the payload hash it was reserved with (0 if unknown), and whether a letter holds it."""
@@ -120,7 +139,7 @@ class KeyIndex:
     def _push(self, run: Run) -> None:
         self._runs.append(run)
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
-            small, big = sorted((self._runs.pop(), self._runs.pop()), key=len)
+            small, big = sorted((self._runs.pop().living(), self._runs.pop().living()), key=len)
             self._runs.append(self._merge(big, small))
 
     def _merge(self, big: Run, small: Run) -> Run:

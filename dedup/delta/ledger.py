@@ -1,7 +1,8 @@
 """The ledger table of one consumer: what is in it, how it is read, and the one commit that decides.
 
-Three sections, so that old days of one can be dropped by metadata alone: `log` (headers, batch records, summaries of seen positions),
-`keys` (reservations), `held` (reservations of keys that a dead letter holds). Called by the consumer state.
+Sections, so that old days of one can be dropped by metadata alone: `log` (headers, batch records, summaries of seen positions), `keys`
+(reservations), `held` (reservations of keys that a dead letter holds, and which keys were freed), `order` (blocked sequences).
+Called by the consumer state.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from dedup.delta import tables
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.storage import Options, filesystem
 
-LOG, KEYS, HELD = "log", "keys", "held"
-HEADER, BATCH, SUMMARY, RESERVATION = "header", "batch", "summary", "reservation"
+LOG, KEYS, HELD, ORDER = "log", "keys", "held", "order"
+HEADER, BATCH, SUMMARY, RESERVATION, FREED = "header", "batch", "summary", "reservation", "freed"
 
 SCHEMA = pa.schema(
     [
@@ -162,7 +163,7 @@ class Ledger:
         """Write rows (any subset of the columns) as one invisible file; none for no rows."""
         if not rows.num_rows:
             return []
-        codec = {"compression": "zstd"} if section == LOG else {"compression": "none", "use_dictionary": ["kind", "seq"]}
+        codec = {"compression": "zstd"} if section in (LOG, ORDER) else {"compression": "none", "use_dictionary": ["kind", "seq"]}
         writer = FileWriter(self.uri, self._options, FILE_SCHEMA, self.uri, indexed=1, codec=codec)
         adds = [add._replace(partition_values={"section": section, "day": day.isoformat()}) for add in writer.write(rows)]
         if section != LOG:
@@ -201,6 +202,15 @@ def reservations(seq: int, keys: pa.Array, payload: pa.Array) -> pa.Table:
             "payload_hash": payload,
         }
     )
+
+
+def freed_rows(seq: int, keys: pa.ChunkedArray) -> pa.Table:
+    """Rows of the section `held` that say: reservations of these keys by earlier decisions count no more.
+
+    In `held`, which no purge drops: a freed key must not come back.
+    """
+    rows = reservations(seq, keys, pa.nulls(len(keys), pa.int64()))
+    return rows.set_column(rows.schema.get_field_index("kind"), "kind", pa.repeat(FREED, len(keys)))
 
 
 def log_rows(seq: int, rows: Iterable[LogRow]) -> pa.Table:

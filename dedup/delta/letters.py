@@ -8,7 +8,7 @@ Called by the store and the transaction.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +81,11 @@ class Letters:
             [("seq", "ascending"), ("at", "ascending")]
         )
         return rows.select(names).rename_columns(HISTORY.names).cast(HISTORY)
+
+    def reserved(self) -> dict[int, int]:
+        """By decision, how many keys the history of letters says that it reserved beyond its batch, less those it freed."""
+        rows = self._scan(["reserved"], ds.field("event") == HISTORIC).group_by("seq").aggregate([("reserved", "sum")])
+        return dict(zip(rows["seq"].to_pylist(), rows["reserved_sum"].to_pylist(), strict=True))
 
     def _current(self, selection: Selection, names: Sequence[str]) -> pa.Table:
         """Newest rows of the letters that match: PLACE, seq, event, the seq of the newest `edited` row (`full`), and these columns."""
@@ -245,7 +250,7 @@ def _near(rows: pa.Table) -> ds.Expression:
     return near & ds.field("id").isin(rows["id"].combine_chunks()) if rows.num_rows <= _MANY else near
 
 
-def select(found: Sequence[Letters], selection: Selection, names: Sequence[str]) -> pa.Table:
+def select(found: Iterable[Letters], selection: Selection, names: Sequence[str]) -> pa.Table:
     """Letters of consumers, given in the order of their names. Raises ConfigError where `after` names no letter."""
     after, waiting = None, selection.after is not None
     parts, left = [pa.schema([ALL_LETTERS.field(n) for n in names]).empty_table()], selection.limit
@@ -267,7 +272,7 @@ def _limited(selection: Selection, limit: int | None) -> Selection:
     return replace(selection, limit=limit)
 
 
-def groups(found: Sequence[Letters], selection: Selection) -> pa.Table:
+def groups(found: Iterable[Letters], selection: Selection) -> pa.Table:
     """GROUPS of the letters of consumers."""
     parts = [letters.groups(selection) for letters in found]
     by = ["fingerprint", "kind"]

@@ -22,8 +22,10 @@ from checkpoint.position import Partition, Ranges
 from dedup.delta.events import LETTERS_SINK
 from dedup.delta.header import Header, Mark, first_header
 from dedup.delta.keyindex import Bool, KeyIndex
-from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, Ledger, LedgerFile
+from dedup.delta.ledger import BATCH, HEADER, LOG, ORDER, Ledger, LedgerFile
+from dedup.delta.reserved import freed, reservations
 from dedup.delta.seen import Seen
+from dedup.delta.sequences import Sequences, from_ledger
 from dedup.delta.sink import Sinks
 from dedup.delta.storage import Options
 from dedup.store import KEYS as KEYS_SCHEMA
@@ -50,6 +52,7 @@ class ConsumerState:
         self.pending: set[int] = set()
         self.marks: dict[str, Mark] = {}
         self.index = KeyIndex()
+        self.sequences = Sequences()
         self._seen: dict[tuple[Partition, int], Seen] = {}
         self._damage: str | None = None
 
@@ -154,6 +157,7 @@ class ConsumerState:
             self._damage = self._advice(f"shows decisions {first}-{last} not exactly once each")
         self._take_seen(log, new_life=new_life)
         self._take_keys(files, known)
+        self._take_sequences(files, known)
         self._take_publications(headers, fresh=not known, files=files)
 
     def _first_needed(self, files: Sequence[LedgerFile], last: int) -> int:
@@ -190,10 +194,16 @@ class ConsumerState:
         after = max(known, self.header.keyspace_since)
         if after > known:
             self.index = KeyIndex()
-        for file in files:
-            if file.section in (KEYS, HELD) and file.last > after:
-                rows = self.ledger.read([file], ["key", "payload_hash"], after)
-                self.index.add(rows["key"], rows["payload_hash"].to_numpy(), held=file.section == HELD)
+        gone = freed(self.ledger, files, after)
+        if gone.num_rows:
+            self.index.discard(gone["key"])
+        for rows, held in reservations(self.ledger, files, after, gone):
+            self.index.add(rows["key"], rows["payload_hash"].to_numpy(), held=held)
+
+    def _take_sequences(self, files: Sequence[LedgerFile], known: int) -> None:
+        rows = self.ledger.read([f for f in files if f.section == ORDER and f.last > known], ["key", "doc"], known)
+        if rows.num_rows:
+            self.sequences.take_in(from_ledger(rows))
 
     def _take_publications(self, headers: dict[int, Header], *, fresh: bool, files: Sequence[LedgerFile]) -> None:
         """What is decided and perhaps not published: nobody forgets, and whoever knows better wins."""

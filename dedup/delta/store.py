@@ -9,30 +9,27 @@ from __future__ import annotations
 import datetime as dt
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 
-from checkpoint.errors import CommitConflict, ConfigError, StoreRestored
+from checkpoint.errors import StoreRestored
 from deadletter.letter import HISTORY
 from dedup.delta import audit, letters, maintain
 from dedup.delta.amend import acceptance, amendment, purging
-from dedup.delta.decide import Decision, decide
 from dedup.delta.header import Header
-from dedup.delta.ledger import Ledger
 from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.names import SinkNames
+from dedup.delta.problems import problems
 from dedup.delta.publish import Publisher
 from dedup.delta.state import ConsumerState
+from dedup.delta.states import States
 from dedup.delta.steps import STEPS
-from dedup.delta.storage import Options, absolute, consumer_name, filesystem, join, require_put_if_absent, safe_name
-from dedup.delta.takeover import Heartbeat, Takeover, exists, take_epoch
+from dedup.delta.storage import Options, absolute, require_put_if_absent, safe_name
+from dedup.delta.takeover import Heartbeat, Takeover, take_epoch
 from dedup.delta.transaction import Context, DeltaTransaction
-from dedup.store import Head, Holder, Selection, Transaction
-
-AMEND_ATTEMPTS = 20
+from dedup.store import Head, Holder, Selection
 
 
 def _noop(_name: str) -> None:
@@ -70,10 +67,7 @@ class DeltaStore:
         for uri in self.tables.values():
             require_put_if_absent(uri, self.storage_options)
         self._names = SinkNames(self.tables, self.storage_options)
-        self._states: dict[str, ConsumerState] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_states": {}}
+        self._states = States(self.path, self.storage_options)
 
     def __repr__(self) -> str:
         return f"DeltaStore({self.path!r})"
@@ -108,12 +102,12 @@ class DeltaStore:
 
         Crash: either nothing has changed, or older copies are fenced and this one counts as gone.
         """
-        with (state := self._state(consumer)).lock:
+        with (state := self._states.of(consumer)).lock:
             return take_epoch(state, self._heartbeat(consumer), Takeover(holder, takeover_after, force, on_wait, _noop))
 
     def head(self, consumer: str) -> Head:
         """The state now."""
-        with self._caught_up(consumer) as state:
+        with self._states.caught_up(consumer) as state:
             return state.header.head
 
     @contextmanager
@@ -126,7 +120,7 @@ class DeltaStore:
             PublicationStuck: an earlier decision cannot be published.
         """
         self.on_step("catch_up")
-        with self._caught_up(consumer) as state:
+        with self._states.turns(consumer).stream(), self._states.caught_up(consumer) as state:
             state.require_sound()
             known = state.header.head.epoch
             if known > epoch:
@@ -138,17 +132,36 @@ class DeltaStore:
             self._publisher(state).publish()
             yield DeltaTransaction(state, self._context(consumer))
 
-    def begin_letters(self, consumer: str, *, positions: bool = False) -> AbstractContextManager[Transaction]:
-        """Not there yet."""
-        raise NotImplementedError
+    @contextmanager
+    def begin_letters(self, consumer: str, *, positions: bool = False) -> Iterator[DeltaTransaction]:
+        """Open a transaction of letters under the epoch that there is.
+
+        It has its turn between two batches of a running stream, for which it waits, at most LETTERS_WAIT seconds; a batch that begins
+        meanwhile waits for it, at most STREAM_WAIT seconds. Of two decisions the later one is planned again (CommitConflict). So nothing
+        more is needed for `positions`.
+
+        Raises:
+            ConfigError: there is no such consumer.
+            StoreRestored: the ledger contradicts itself.
+            PublicationStuck: an earlier decision cannot be published.
+        """
+        turn = self._states.turns(consumer).letters(lambda: self._header(consumer))
+        with turn, self._states.existing(consumer) as state:
+            state.require_sound()
+            self._publisher(state).publish()
+            yield DeltaTransaction(state, self._context(consumer), "letters")
 
     def trial(self, consumer: str) -> str | None:
-        """Not there yet."""
-        return None
+        """What `set_trial` kept last, unless a batch was committed since."""
+        return self._states.turns(consumer).trial.read()
 
     def set_trial(self, consumer: str, trial: str | None) -> None:
-        """Not there yet."""
-        pass
+        """Keep it outside any transaction. Crash: it survives the death of the process, not that of the machine."""
+        note = self._states.turns(consumer).trial
+        if trial is None:
+            note.drop()
+        else:
+            note.write(trial)
 
     def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
         """While the block runs, tell other copies every `every` seconds that this one is alive."""
@@ -163,7 +176,7 @@ class DeltaStore:
 
         Crash: the change is made, with its record, or it is not.
         """
-        return self._decide(consumer, lambda state: amendment(state, self._publisher(state), change, by=by, reason=reason)).head
+        return self._states.decide(consumer, lambda state: amendment(state, self._publisher(state), change, by=by, reason=reason)).head
 
     def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str) -> None:
         """Go on with the table that is under a sink's name now: it was dropped and created again, moved, or restored, on purpose.
@@ -180,7 +193,7 @@ class DeltaStore:
 
         Crash: it is accepted, with its record, or it is not.
         """
-        self._decide(
+        self._states.decide(
             consumer, lambda state: acceptance(state, self._publisher(state), sink, self.tables.get(sink), lost=lost, by=by, reason=reason)
         )
 
@@ -191,9 +204,9 @@ class DeltaStore:
 
         Crash: it is recorded that they may be gone; the next purge drops what this one has left.
         """
-        with self._existing(consumer) as state:
+        with self._states.existing(consumer) as state:
             floors = audit.floors(state, before)
-        self._decide(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
+        self._states.decide(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
         with state.lock:
             state.ledger.drop_reservations(before)
 
@@ -204,28 +217,14 @@ class DeltaStore:
 
         Crash: no row changes; the next one goes on.
         """
-        with self._existing(consumer) as state:
-            for uri in (state.ledger.uri, self._letters_uri(consumer)):
-                maintain.compact(uri, self.storage_options)
-                maintain.vacuum(uri, self.storage_options)
+        with self._states.existing(consumer) as state:
             needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
-            maintain.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
+            maintain.everything((state.ledger.uri, state.letters_uri), self.path, self.storage_options, safe_name(consumer), needed)
 
     def views(self, spark: Any) -> list[str]:
         """Temporary views dedup_checkpoints, dedup_batches, dedup_reservations and dedup_dead_letters, as of now; returns their names."""
-        ledgers = {name: self._state(name).ledger.uri for name in self.consumers()}
+        ledgers = {name: self._states.of(name).ledger.uri for name in self.consumers()}
         return list(importlib.import_module("dedup.spark.delta_views").create(self, ledgers, spark))
-
-    def _decide(self, consumer: str, plan: Callable[[ConsumerState], Header]) -> Header:
-        """Commit what `plan` makes of the newest state; plan again where another decision comes first."""
-        for _ in range(AMEND_ATTEMPTS):
-            with self._existing(consumer) as state:
-                try:
-                    decide(state, Decision(plan(state)), _noop)
-                except CommitConflict:
-                    continue
-                return state.header
-        raise CommitConflict(f"Consumer {consumer!r} commits all the time; the change was not made. Try again.")
 
     def publish(self, consumer: str) -> int:
         """Bring decided batches that their sinks do not show yet; returns how many.
@@ -235,76 +234,56 @@ class DeltaStore:
 
         Crash: whoever publishes next goes on.
         """
-        with self._caught_up(consumer) as state:
+        with self._states.caught_up(consumer) as state:
             state.require_sound()
             return self._publisher(state).publish()
 
     def consumers(self) -> list[str]:
         """Names, sorted."""
-        if not exists(self.path, self.storage_options):
-            return []
-        selector = pafs.FileSelector("ledger", allow_not_found=True)
-        found = filesystem(self.path, self.storage_options).get_file_info(selector)
-        return sorted(consumer_name(info.base_name) for info in found if info.type == pafs.FileType.Directory)
+        return self._states.names()
 
     def batches(self, consumer: str) -> pa.Table:
         """Batch records (BATCHES + generation, epoch, seq, committed_at), in seq order."""
-        with self._caught_up(consumer) as state:
+        with self._states.caught_up(consumer) as state:
             return audit.read_log(state.ledger).batches()
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
-        """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them."""
-        with self._letters(selection.consumer) as found:
-            return letters.select(found, selection, ALL_LETTERS.names if columns is None else list(columns))
+        """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them.
+
+        Raises:
+            ConfigError: `selection.after` names no letter.
+        """
+        return letters.select(self._letters(selection), selection, ALL_LETTERS.names if columns is None else list(columns))
 
     def groups(self, selection: Selection) -> pa.Table:
         """GROUPS: the selected letters by fingerprint and kind, the largest first; the limit counts groups."""
-        with self._letters(selection.consumer) as found:
-            return letters.groups(found, selection)
+        return letters.groups(self._letters(selection), selection)
 
     def history(self, letter_id: str) -> pa.Table:
         """HISTORY of one letter, oldest first."""
-        with self._letters(None) as found:
-            return pa.concat_tables([HISTORY.empty_table(), *(one.history(letter_id) for one in found)])
+        found = (one.history(letter_id) for one in self._letters(Selection()))
+        return next((rows for rows in found if rows.num_rows), HISTORY.empty_table())
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept."""
-        with self._caught_up(consumer) as state:
+        with self._states.caught_up(consumer) as state:
             return len(state.index)
 
     def problems(self, consumer: str) -> list[str]:
         """Contradictions only this store can see; empty when all is well."""
         try:
-            with self._caught_up(consumer) as state:
-                return audit.problems(state, self._publisher(state))
+            with self._states.caught_up(consumer) as state:
+                return problems(state, self._publisher(state))
         except StoreRestored as error:
             return [str(error)]
 
     def close(self) -> None:
         """Forget what was read. The store can be used again."""
-        self._states.clear()
+        self._states.forget()
 
-    def _state(self, consumer: str) -> ConsumerState:
-        if consumer not in self._states:
-            uri = join(self.path, "ledger", safe_name(consumer))
-            state = ConsumerState(Ledger(uri, self.storage_options, consumer), self._letters_uri(consumer), self.storage_options)
-            return self._states.setdefault(consumer, state)
-        return self._states[consumer]
-
-    @contextmanager
-    def _caught_up(self, consumer: str) -> Iterator[ConsumerState]:
-        """The state as of now, for this thread alone."""
-        state = self._state(consumer)
-        with state.lock:
-            state.catch_up()
-            yield state
-
-    @contextmanager
-    def _existing(self, consumer: str) -> Iterator[ConsumerState]:
-        with self._caught_up(consumer) as state:
-            if state.table is None:
-                raise ConfigError(f"There is no consumer {consumer!r} in {self.path}. Known: {', '.join(self.consumers()) or 'none'}.")
-            yield state
+    def _header(self, consumer: str) -> Header:
+        with self._states.caught_up(consumer) as state:
+            return state.header
 
     def _heartbeat(self, consumer: str) -> Heartbeat:
         return Heartbeat(self.path, self.storage_options, safe_name(consumer))
@@ -313,15 +292,12 @@ class DeltaStore:
         return Publisher(state, self.path, self.storage_options, self._names.spark)
 
     def _context(self, consumer: str) -> Context:
-        return Context(self.path, self.storage_options, self._names.uri, self._letters_uri(consumer), self._names.spark, self.on_step)
+        letters_uri, trial = self._states.of(consumer).letters_uri, self._states.turns(consumer).trial
+        return Context(self.path, self.storage_options, self._names.uri, letters_uri, self._names.spark, self.on_step, trial.drop)
 
-    def _letters_uri(self, consumer: str) -> str:
-        return join(self.path, "dead_letters", safe_name(consumer))
-
-    @contextmanager
-    def _letters(self, consumer: str | None) -> Iterator[list[Letters]]:
-        """The letters of one consumer, or of all, for this thread alone."""
-        with ExitStack() as stack:
-            names = self.consumers() if consumer is None else [consumer]
-            states = [stack.enter_context(self._caught_up(name)) for name in names]
-            yield [audit.letters(state, self._publisher(state)) for state in states]
+    def _letters(self, selection: Selection) -> Iterator[Letters]:
+        """The letters of one consumer, or of all in the order of their names."""
+        for name in self.consumers() if selection.consumer is None else [selection.consumer]:
+            with self._states.caught_up(name) as state:
+                found = audit.letters(state, self._publisher(state))
+            yield found

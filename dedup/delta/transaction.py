@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 from checkpoint.errors import SinkMismatch
 from checkpoint.position import Partition, Ranges
 from dedup.delta import events, maintain
+from dedup.delta.audit import letters as letters_now
+from dedup.delta.changes import LetterChanges
 from dedup.delta.decide import Decision, decide
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import check_schema
@@ -26,7 +28,7 @@ from dedup.delta.publish import Publisher
 from dedup.delta.sink import Sink, require_same
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, join, safe_name
-from dedup.steps import Advance, Commit, Merge, Note, Park, Record, Step
+from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
 from dedup.store import KEYS, Head, Rows
 
 
@@ -40,6 +42,7 @@ class Context:
     letters: str  # URI of the consumer's table of dead letter events
     spark: Callable[[], Any]
     on_step: Callable[[str], None]
+    committed: Callable[[], None]  # called once a batch of the stream is decided
 
 
 @dataclass
@@ -47,9 +50,7 @@ class _Collected:
     """What becomes true with the commit."""
 
     sinks: dict[str, SinkFiles] = field(default_factory=dict)
-    letters: list[pa.Table] = field(default_factory=list)
-    history: list[pa.Table] = field(default_factory=list)
-    copies: list[pa.Table] = field(default_factory=list)
+    freed: pa.Table = field(default_factory=KEYS.empty_table)
     batches: pa.Table | None = None
     head: dict[str, Any] = field(default_factory=dict)
 
@@ -57,13 +58,14 @@ class _Collected:
 class DeltaTransaction:
     """The transaction of one chunk. Use it inside `DeltaStore.begin`."""
 
-    def __init__(self, state: ConsumerState, context: Context) -> None:
-        self._state, self._context = state, context
+    def __init__(self, state: ConsumerState, context: Context, kind: str = "batch") -> None:
+        self._state, self._context, self._kind = state, context, kind
         self.head: Head = state.header.head
         self._attempt = uuid.uuid4().hex
         self._new = KEYS.empty_table()
         self._collected = _Collected()
         self._publisher = Publisher(state, context.root, context.options, context.spark)
+        self._letters = LetterChanges(self.head, lambda: letters_now(state, self._publisher), state.sequences)
 
     @property
     def connection(self) -> Any:
@@ -79,8 +81,9 @@ class DeltaTransaction:
 
         Crash: before the commit nothing is reserved.
         """
-        known, new = self._state.split(keys)
-        self._new = pa.concat_tables([self._new, new])
+        free = _in(keys["key"], self._collected.freed["key"])
+        known, new = self._state.split(keys.filter(pc.invert(free)))
+        self._new = pa.concat_tables([self._new, new, keys.filter(free)])
         return known
 
     def known(self, keys: pa.Table) -> pa.Table:
@@ -156,12 +159,12 @@ class DeltaTransaction:
         self._collected.sinks[entry.name] = replace(entry, adds=(*old.adds, *entry.adds)) if old else entry
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
-        """Not there yet."""
-        raise NotImplementedError
+        """LETTERS + duplicates of these letters, in position order. That nobody else changes them is judged by the commit."""
+        return self._letters.lock(ids)
 
     def blocked(self, sequences: pa.Array) -> pa.Table:
-        """Not there yet."""
-        raise NotImplementedError
+        """Which of these distinct sequences are blocked (SEQUENCES). That none is released meanwhile is judged by the commit."""
+        return self._state.sequences.blocked(sequences)
 
     def merge(self, table: str, rows: Rows, merge: Merge) -> int:
         """Not there yet."""
@@ -174,10 +177,13 @@ class DeltaTransaction:
         """
         collected = self._collected
         if isinstance(step, Park):
-            collected.letters.append(step.letters)
-            collected.history.append(step.history)
+            self._letters.park(step)
+        elif isinstance(step, Change):
+            self._letters.change(step)
+        elif isinstance(step, Free):
+            self._free(step.keys)
         elif isinstance(step, Note):
-            collected.copies.append(step.copies)
+            self._letters.copies.append(step.copies)
         elif isinstance(step, Record):
             collected.batches = step.batches
             collected.head |= _recorded(step) if step.stream else {}
@@ -188,42 +194,48 @@ class DeltaTransaction:
         else:
             raise NotImplementedError
 
+    def _free(self, keys: pa.Table) -> None:
+        """Forget reservations: those of earlier decisions, and those of this transaction."""
+        asked = pa.table([keys["key"].cast(pa.binary(16)), pa.nulls(keys.num_rows, pa.int64()).fill_null(0)], schema=KEYS)
+        there = self._state.split(asked)[0]
+        fresh = there.filter(pc.invert(_in(there["key"], self._collected.freed["key"])))
+        self._collected.freed = pa.concat_tables([self._collected.freed, fresh])
+        self._new = self._new.filter(pc.invert(_in(self._new["key"], asked["key"])))
+
     def _commit(self, _step: Commit) -> None:
+        lasts = self._letters.settle()
         keys, held = self._reservations()
+        freed = self._collected.freed
         self._write_events(held)
-        header = self._header(len(keys) + len(held))
-        decide(self._state, Decision(header, self._collected.batches, keys, held), self._context.on_step)
+        header = self._header(len(keys) + len(held), len(freed))
+        decide(self._state, Decision(header, self._collected.batches, keys, held, freed, lasts), self._context.on_step)
+        if self._kind == "batch":
+            self._context.committed()
         self._context.on_step("publish")
         self._publisher.publish(fresh=header.seq)
         self._context.on_step("published")
         maintain.after_decision(header.seq, (self._state.ledger.uri, self._context.letters), self._context.options)
 
-    def _header(self, reserved: int) -> Header:
+    def _header(self, reserved: int, freed: int) -> Header:
         state, seq = self._state, self.head.seq + 1
         now = dt.datetime.now(dt.UTC)
-        header = state.following("batch", self._attempt, now, replace(self.head, **self._collected.head))
+        header = state.following(self._kind, self._attempt, now, replace(self.head, **self._collected.head))
         summary = seq if state.summary_due(seq) else header.summary
-        return replace(header, sinks=tuple(self._collected.sinks.values()), summary=summary, reserved=reserved)
+        return replace(header, sinks=tuple(self._collected.sinks.values()), summary=summary, reserved=reserved, freed=freed)
 
     def _reservations(self) -> tuple[pa.Table, pa.Table]:
         """Newly reserved keys: those that stay with their effect, and those that a letter of this transaction holds."""
-        parked = [table.filter(table["holds_key"]).select(["key", "payload_hash"]) for table in self._collected.letters]
-        letters = pa.concat_tables([KEYS.empty_table(), *(_as_keys(t) for t in parked)])
+        letters = self._letters.keys_held()
         # A letter whose key nobody has reserved yet holds it from now on.
         unreserved = self._state.split(letters.filter(pc.invert(_in(letters["key"], self._new["key"]))))[1]
+        again = letters.filter(_in(letters["key"], self._collected.freed["key"]))
         holds = _in(self._new["key"], letters["key"])
-        return self._new.filter(pc.invert(holds)), pa.concat_tables([self._new.filter(holds), unreserved])
+        held = pa.concat_tables([self._new.filter(holds), unreserved, again.filter(pc.invert(_in(again["key"], self._new["key"])))])
+        return self._new.filter(pc.invert(holds)), held
 
     def _write_events(self, held: pa.Table) -> None:
-        """Letters and notes of copies, as one file of the consumer's table of dead letter events."""
-        collected, head, seq = self._collected, self.head, self.head.seq + 1
-        rows = events.together(
-            [
-                *(events.parked_rows(t, seq) for t in collected.letters if t.num_rows),
-                *(events.history_rows(t, head, seq) for t in collected.history if t.num_rows),
-                *(events.duplicate_rows(self._held_copies(t, held), head, seq) for t in collected.copies),
-            ]
-        )
+        """What becomes of letters, as one file of the consumer's table of dead letter events."""
+        rows = self._letters.rows(self.head.seq + 1, lambda copies: self._held_copies(copies, held))
         if not rows.num_rows:
             return
         sink = events.letters_sink(self._state.sinks, self._context.letters, self.head.consumer, self._context.options)
@@ -240,11 +252,6 @@ def _recorded(step: Record) -> dict[str, Any]:
     """What a batch of the stream changes in the head."""
     run, budget = step.run, {"decided": step.decided, "failures": step.failures}
     return {"query_id": run.query_id, "batch_id": run.batch_id, "gap_accepted": False, "settings": dict(step.settings), **budget}
-
-
-def _as_keys(rows: pa.Table) -> pa.Table:
-    rows = rows.filter(pc.is_valid(rows["key"]))
-    return pa.table([rows["key"].cast(pa.binary(16)), pc.fill_null(rows["payload_hash"], 0)], schema=KEYS)
 
 
 def _in(keys: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:

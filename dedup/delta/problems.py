@@ -1,0 +1,161 @@
+"""Contradictions between what the ledger says in one place and in another, and between it and the sinks.
+
+Reads everything, so it is for people and `verify`, not for the running consumer. Called by the store.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import DedupError
+from dedup.delta.audit import Log, letters, read_log
+from dedup.delta.events import LETTERS_SINK
+from dedup.delta.header import Header, SinkFiles
+from dedup.delta.keyindex import KeyIndex
+from dedup.delta.ledger import BATCH, HELD, KEYS
+from dedup.delta.letters import Letters
+from dedup.delta.publish import Publisher
+from dedup.delta.reserved import freed, reservations
+from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
+from dedup.delta.sink import require_same, require_unrestored
+from dedup.delta.state import ConsumerState
+from dedup.store import Selection
+
+_CHAIN = [*PLACE, "consumer", "source", "topic", "partition", "sequence", "status", "blocked_by", "kind"]
+
+
+def problems(state: ConsumerState, publisher: Publisher) -> list[str]:
+    """Sentences, one per contradiction, each naming decisions, letters or sinks."""
+    if state.table is None:
+        return []
+    found = [state.damage] if state.damage else []
+    log, kept = read_log(state.ledger), letters(state, publisher)
+    headers = log.headers()
+    found += _numbering(headers)
+    found += _reservations(state, log, headers)
+    found += _accounts(state, log, headers, kept)
+    found += _order(state, kept)
+    found += _holders(state, kept)
+    found += _publications(state, publisher)
+    return found
+
+
+def _numbering(headers: list[Header]) -> Iterator[str]:
+    counts = Counter(h.seq for h in headers)
+    last = max(counts, default=0)
+    if missing := [s for s in range(1, last + 1) if s not in counts]:
+        yield f"decisions {missing[:10]} have no header"
+    if repeated := [s for s, n in counts.items() if n > 1]:
+        yield f"decisions {repeated[:10]} have more than one header"
+    for before, after in itertools.pairwise(headers):
+        if after.head.epoch < before.head.epoch:
+            yield f"decision {after.seq} has epoch {after.head.epoch}, an older one than decision {before.seq} ({before.head.epoch})"
+
+
+def _reservations(state: ConsumerState, log: Log, headers: list[Header]) -> Iterator[str]:
+    """Reservation rows against what headers say; days that were purged cannot be counted."""
+    rows: Counter[int] = Counter()
+    for file in (f for f in log.files if f.section in (KEYS, HELD)):
+        counts = pc.value_counts(state.ledger.read([file], [], 0)["seq"]).flatten()
+        rows.update(dict(zip(*(c.to_pylist() for c in counts), strict=True)))
+    for header in headers:
+        told = header.reserved + header.freed
+        if _counted(state, header) and rows[header.seq] != told:
+            did = f"reserved {header.reserved} keys" + (f" and freed {header.freed}" if header.freed else "")
+            yield f"decision {header.seq} {did} and the ledger has {rows[header.seq]} rows of it"
+    index, kept, since = KeyIndex(), 0, state.header.keyspace_since
+    for table, held in reservations(state.ledger, log.files, since, freed(state.ledger, log.files, since)):
+        kept += table.num_rows
+        index.add(table["key"], table["payload_hash"].to_numpy(), held=held)
+    if kept != len(index):
+        yield f"{kept - len(index)} keys are reserved more than once"
+
+
+def _counted(state: ConsumerState, header: Header) -> bool:
+    purged = state.header.purged_before
+    return purged is None or header.committed_at.date().isoformat() >= purged
+
+
+def _accounts(state: ConsumerState, log: Log, headers: list[Header], kept: Letters) -> Iterator[str]:
+    """What a decision did to keys against what batch records and the history of letters say it did."""
+    told = _recorded(log)
+    told.update(kept.reserved())
+    lost = {seq for header in headers for seq, name in header.dropped if name == LETTERS_SINK}
+    for header in headers:
+        did = header.reserved - header.freed
+        if header.kind in ("batch", "letters") and header.seq not in lost and told[header.seq] != did:
+            yield f"decision {header.seq} reserved {did} keys more than it freed, and batch records and letters say {told[header.seq]}"
+
+
+def _order(state: ConsumerState, kept: Letters) -> Iterator[str]:
+    """Each sequence's letters against each other, and against what the ledger says is blocked."""
+    rows = kept.select(Selection(statuses=WAITING, limit=None), _CHAIN)
+    rows = rows.filter(rows["sequence"].is_valid()).sort_by([("id", "ascending")])
+    chain = chained(rows)
+    same = chain.sort_by([("id", "ascending")])
+    for name in ("status", "blocked_by"):
+        wrong = rows.filter(pc.not_equal(pc.fill_null(rows[name], ""), pc.fill_null(same[name], "")))["id"].to_pylist()
+        if wrong:
+            yield f"{len(wrong)} letters have another {name} than their place in their sequence asks for: {', '.join(wrong[:3])}"
+    blocked = state.sequences.all()
+    names = pa.chunked_array(
+        [*rows["sequence"].cast(pa.binary()).chunks, *blocked["sequence"].cast(pa.binary()).chunks], pa.binary()
+    ).unique()
+    want = {row["sequence"]: row["letter"] for row in lasts_of(chain, names.cast(pa.binary(16))).to_pylist()}
+    have = {row["sequence"]: row["letter"] for row in blocked.to_pylist()}
+    if wrong := [s.hex() for s, letter in want.items() if have.get(s) != letter]:
+        yield f"{len(wrong)} sequences are blocked by another letter than the ledger says, or by none: {', '.join(wrong[:3])}"
+
+
+def _holders(state: ConsumerState, kept: Letters) -> Iterator[str]:
+    """Every held key is reserved."""
+    if state.header.purged_before is not None:
+        return
+    rows = kept.select(Selection(limit=None), ["id", "generation", "key", "holds_key"])
+    holds = pc.and_(rows["holds_key"], pc.and_(rows["key"].is_valid(), pc.greater_equal(rows["generation"], state.header.head.keyspace)))
+    held = rows.filter(holds)
+    known = pa.array(state.index.probe(held["key"])[0])
+    if free := held.filter(pc.invert(known))["id"].to_pylist():
+        yield f"{len(free)} letters hold a key that is not reserved: {', '.join(free[:3])}"
+
+
+def _recorded(log: Log) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
+        found[row["seq"]] += json.loads(row["doc"])["reserved"]
+    return found
+
+
+def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
+    for name, mark in sorted(state.marks.items()):
+        try:
+            require_same(state.sinks.open(name, mark.uri), state.ledger.consumer, mark.table_id, mark)
+        except DedupError as error:
+            yield str(error)
+    for seq in sorted(state.pending):
+        header = state.decided[seq]
+        for entry in header.sinks:
+            table = state.sinks.table(entry.uri)
+            done = table.transaction_version(publisher.app(header, entry.name)) if table is not None else None
+            if done is None or done < seq:
+                yield f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run `dedup publish {state.ledger.consumer}`"
+            if table is not None and entry.name not in state.marks:
+                yield from _unmarked(state, seq, entry, done=done is not None and done >= seq)
+
+
+def _unmarked(state: ConsumerState, seq: int, entry: SinkFiles, *, done: bool) -> Iterator[str]:
+    """What is wrong with a sink of which no header tells yet how far it is."""
+    consumer = state.ledger.consumer
+    try:
+        sink = state.sinks.open(entry.name, entry.uri)
+        require_same(sink, consumer, entry.table_id, None)
+        if done:
+            require_unrestored(sink, consumer, seq, entry)
+    except DedupError as error:
+        yield str(error)

@@ -1,0 +1,86 @@
+"""The consumers of one store, as this process knows them. Called by the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow.fs as pafs
+
+from checkpoint.errors import CommitConflict, ConfigError
+from dedup.delta.decide import Decision, decide
+from dedup.delta.header import Header
+from dedup.delta.ledger import Ledger
+from dedup.delta.state import ConsumerState
+from dedup.delta.storage import Options, consumer_name, filesystem, join, safe_name
+from dedup.delta.takeover import exists
+from dedup.delta.turns import Turns
+
+AMEND_ATTEMPTS = 20
+
+
+class States:
+    """States by consumer. What was read is left behind when it is pickled."""
+
+    def __init__(self, root: str, options: Options) -> None:
+        self.root, self.options = root, options
+        self._states: dict[str, ConsumerState] = {}
+        self._turns: dict[str, Turns] = {}
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        return {**self.__dict__, "_states": {}, "_turns": {}}
+
+    def of(self, consumer: str) -> ConsumerState:
+        """As of the last look."""
+        if consumer not in self._states:
+            name = safe_name(consumer)
+            ledger = Ledger(join(self.root, "ledger", name), self.options, consumer)
+            return self._states.setdefault(consumer, ConsumerState(ledger, join(self.root, "dead_letters", name), self.options))
+        return self._states[consumer]
+
+    def turns(self, consumer: str) -> Turns:
+        """Whose turn it is."""
+        return self._turns.setdefault(consumer, Turns.of(self.root, self.options, safe_name(consumer)))
+
+    def names(self) -> list[str]:
+        """Of all consumers, sorted."""
+        if not exists(self.root, self.options):
+            return []
+        selector = pafs.FileSelector("ledger", allow_not_found=True)
+        found = filesystem(self.root, self.options).get_file_info(selector)
+        return sorted(consumer_name(info.base_name) for info in found if info.type == pafs.FileType.Directory)
+
+    @contextmanager
+    def caught_up(self, consumer: str) -> Iterator[ConsumerState]:
+        """The state as of now, for this thread alone."""
+        state = self.of(consumer)
+        with state.lock:
+            state.catch_up()
+            yield state
+
+    @contextmanager
+    def existing(self, consumer: str) -> Iterator[ConsumerState]:
+        """The state as of now, for this thread alone. Raises ConfigError where there is no such consumer."""
+        with self.caught_up(consumer) as state:
+            if state.table is None:
+                raise ConfigError(f"There is no consumer {consumer!r} in {self.root}. Known: {', '.join(self.names()) or 'none'}.")
+            yield state
+
+    def decide(self, consumer: str, plan: Callable[[ConsumerState], Header]) -> Header:
+        """Commit what `plan` makes of the newest state; plan again where another decision comes first.
+
+        Crash: it is decided or not.
+        """
+        for _ in range(AMEND_ATTEMPTS):
+            with self.existing(consumer) as state:
+                try:
+                    decide(state, Decision(plan(state)), lambda _: None)
+                except CommitConflict:
+                    continue
+                return state.header
+        raise CommitConflict(f"Consumer {consumer!r} commits all the time; the change was not made. Try again.")
+
+    def forget(self) -> None:
+        """Read everything anew."""
+        self._states.clear()
