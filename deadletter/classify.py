@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from checkpoint.errors import CommitConflict, CommitUnknown, DedupError, RowsRefused, StoreUnavailable
 from deadletter import known
 from deadletter.chain import chain
-from deadletter.known import PERMANENT, SYSTEMIC, TRANSIENT
+from deadletter.known import PERMANENT as PERMANENT
+from deadletter.known import SYSTEMIC as SYSTEMIC
+from deadletter.known import TRANSIENT as TRANSIENT
 from deadletter.known import ErrorClass as ErrorClass
 
 log = logging.getLogger("dedup")
@@ -35,6 +37,23 @@ def classify(error: BaseException, rules: Sequence[Rule] = ()) -> ErrorClass:
         if found:
             return found
     return PERMANENT
+
+
+def outlasted(error: BaseException) -> ErrorClass:
+    """What a TRANSIENT error is that retries have not outlasted: PERMANENT where it may be this event's own, else SYSTEMIC.
+
+    A time-out, a lock or an internal error of another service may come of what one event asks for. A connection that cannot be made, or a
+    service that refuses everybody, does not.
+    """
+    return PERMANENT if any(_may_be_its_own(link) for link in chain(error)) else SYSTEMIC
+
+
+def _may_be_its_own(error: BaseException) -> bool:
+    response = _raw(error, "response")
+    statuses = (_ask_number(error, "status_code"), _ask_number(error, "status"), _ask_number(response, "status_code"))
+    state = _ask(error, "sqlstate") or _ask(error, "pgcode")
+    timed_out = any("timeout" in name.rpartition(".")[2].lower() for name in _names(error))
+    return timed_out or state in known.OWN_STATES or any(status in known.OWN_STATUS for status in statuses)
 
 
 def _by_rules(error: BaseException, rules: Sequence[Rule]) -> ErrorClass | None:

@@ -56,6 +56,9 @@ STATES: dict[str, ErrorClass] = {
 }
 """SQLSTATE, or how it begins. Source: PostgreSQL 16 manual, appendix A; 2D521: error-conditions.json of Delta Lake."""
 
+OWN_STATES = ("40001", "40P01", "55P03", "57014")
+"""Of the transient ones, those that one event may bring about again and again: conflicts, locks, its own slow statement."""
+
 SPARK_STATES = ("21", "22", "23", "2D521", "42")
 """Of Spark's states, those that mean the same in PostgreSQL. Source: error-conditions.json of Spark 4."""
 
@@ -131,6 +134,9 @@ STATUS: dict[int, ErrorClass] = {
     504: TRANSIENT,
 }
 """Of any HTTP service. 403 and 404 may be about what one event names. Source: RFC 9110, section 15; RFC 6585."""
+
+OWN_STATUS = (408, 500, 504)
+"""Of the transient ones, those that one event may bring about again and again."""
 
 AZURE_STATUS = STATUS | {403: SYSTEMIC, 404: SYSTEMIC, 409: None, 412: None}
 AZURE_BUSY = ("ServerBusy", "OperationTimedOut", "InternalError")

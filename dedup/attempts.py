@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from deadletter.classify import ErrorClass, Rule, classify
-from deadletter.failure import Failure, describe
-from deadletter.policy import Budget, Retry
 
 from checkpoint.errors import BudgetExceeded, DedupError, RowsRefused
+from deadletter.classify import SYSTEMIC, TRANSIENT, ErrorClass, Rule, classify, outlasted
+from deadletter.failure import Failure, describe
 from deadletter.letter import Kind
+from deadletter.policy import Budget, Retry
 from dedup.feed import Material
 from dedup.index import Ints
 from dedup.order import Order
@@ -173,7 +173,8 @@ class Attempts:
     def _is_not_of_an_event(self, error: Exception) -> bool:
         if isinstance(error, DedupError):
             return not isinstance(error, RowsRefused)
-        return self._class_of(error) == ErrorClass.SYSTEMIC
+        found = self._class_of(error)
+        return SYSTEMIC in (found, outlasted(error) if found == TRANSIENT else None)
 
     def _tell_retry(self, number: int, error: BaseException, wait: float) -> None:
         log.warning("%s: attempt %d failed (%s), again in %.2f s", self._head.consumer, number, describe(error, _now()).message, wait)
@@ -229,9 +230,10 @@ class Attempts:
         self.outcome.failed[row] = failures
         self.culprits.add(row)
         self.order.block_behind(np.array([row]))
-        bisect.insort(self._failures, self._clock(row))
+        clock = self._clock(row)
+        bisect.insort(self._failures, clock)
         budget, head = self.care.budget, self._head
-        if budget and budget.surely_exceeded(self._failures, self._chunk_clock(), head.lifted):
+        if budget and budget.surely_exceeded(self._failures, self._chunk_clock(), head.lifted, newest=clock):
             self._check_budget()
 
     def _park_crashed(self, row: int) -> None:

@@ -150,6 +150,18 @@ def test_an_event_that_always_times_out_is_parked_with_its_attempts() -> None:
     assert sorted(effects.rows) == [0, 1, 2, 4, 5, 6, 7]
 
 
+def test_a_service_that_stays_away_parks_nothing() -> None:
+    """A connection error that outlasts its retries is an outage, from the first event on; the batch is tried again as a whole."""
+
+    def handler(rows: list[int]) -> None:
+        raise ConnectionRefusedError("no answer")
+
+    made, effects, runs = attempts(8, handler, care=Care(Retry(attempts=3), None, sleep=lambda _: None))
+    with pytest.raises(ConnectionRefusedError):
+        made.run()
+    assert runs == [8, 8, 8] and effects.rows == []
+
+
 @pytest.mark.parametrize("error", [SinkMismatch("no such column"), StoreUnavailable("gone"), MemoryError()])
 def test_what_is_everybodys_fault_parks_nothing(error: BaseException) -> None:
     """It ends the batch as it is, after the first run."""
