@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 from fix_postgres import run
-from pg_help import chunk, epoch, keys
+from pg_help import chain, changing, chunk, epoch, keys, park
 from psycopg.conninfo import make_conninfo
 
 from checkpoint.errors import ConfigError, SchemaOutdated, StateTooNew, StoreError
 from dedup.postgres import PostgresStore
 from dedup.postgres.sqlfiles import latest_version, migrations, queries
+from dedup.steps import Commit, Free
+from dedup.store import Selection
 
 EVERYTHING = """
     select n.nspname, c.relname, c.relkind::text, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, obj_description(c.oid)
@@ -91,7 +93,63 @@ def test_a_role_that_may_not_create_is_told_to_migrate(postgres: str, role: str)
     assert chunk(store, number, 0, 9) == 0
     assert store.rotate_reservations() == "reservation_000002"
     assert chunk(store, number, 5, 14, batch_id=1) == 5, "the new table has the rights of the old one"
+    _work_with_letters(store)
     store.close()
+
+
+def _work_with_letters(store: PostgresStore) -> None:
+    """What a person and the stream do to letters, each step once."""
+    ids = park(store, chain([20, 21], "a"), [{"letter_id": chain([20], "a")[0]["id"]}])
+    store.set_trial("shop", "x")
+    with store.begin_letters("shop", positions=True) as tx:
+        tx.lock(ids)
+        tx.execute(changing(ids, status="DISCARDED", holds_key=False))
+        tx.execute(Free(keys([20, 21]).select(["key"])))
+        tx.execute(Commit())
+    assert store.groups(Selection())["letters"].to_pylist() == [2] and store.history(ids[0]).num_rows == 1
+
+
+def test_letters_of_the_first_version_are_there_after_the_upgrade(postgres: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 0001 keep their content, are counted and grouped, and a role that ran the old version runs the new one."""
+    from dedup.postgres import migrate
+
+    with monkeypatch.context() as old:
+        old.setattr(migrate, "migrations", lambda: migrations()[:1])
+        assert PostgresStore(postgres).migrate() == ["0001_state"]
+    run(postgres, f"""
+        grant usage on schema dedup to {role}; grant select, insert, update on all tables in schema dedup to {role};
+        grant delete on dedup.checkpoint to {role}; grant usage on all sequences in schema dedup to {role};
+        insert into dedup.dead_letter (id, consumer, generation, source, topic, incarnation, partition, sequence_number, part, holds_key,
+            body, kind, reason, fingerprint, attempts, first_failed_at, last_failed_at, status)
+        select 'letter-' || n, 'shop', 0, 's', 't', 0, 0, n, 0, false, convert_to('body', 'UTF8'), 'REJECTED', 'no', 'f', 1, now(), now(),
+            'OPEN'
+        from generate_series(1, 5) n
+    """)  # fmt: skip
+    assert PostgresStore(postgres).migrate() == [f"{m.version:04d}_{m.name}" for m in migrations()[1:]]
+    store = PostgresStore(make_conninfo(postgres, user=role))
+    kept = store.letters(Selection())
+    assert kept["body"].to_pylist() == [b"body"] * 5 and kept["sequence"].null_count == kept["extras"].null_count == 5
+    assert store.groups(Selection())["letters"].to_pylist() == [5]
+    number = epoch(store)
+    assert store.problems("shop") == [] and store.head("shop").failures == ()
+    assert chunk(store, number, 0, 9) == 0
+    run(postgres, "delete from dedup.dead_letter")
+    _work_with_letters(store)
+    store.close()
+
+
+def test_the_questions_of_the_manual_are_answered(postgres: str) -> None:
+    """Every statement about letters in docs/postgres.md runs, and finds what is there."""
+    from pathlib import Path
+
+    store = PostgresStore(postgres)
+    epoch(store)
+    park(store, [row | {"consumer": "shop"} for row in chain([1, 2], "a")])
+    block = (
+        (Path(__file__).parent.parent / "docs/postgres.md").read_text().split("<!-- letters -->")[1].split("```")[1].removeprefix("sql\n")
+    )
+    found = [len(run(postgres, statement)) for statement in block.split(";") if statement.strip()]
+    assert found == [2, 2, 0, 0, 1, 0]
 
 
 def _grant(postgres: str, role: str) -> None:
