@@ -6,7 +6,7 @@ Picklable: settings travel, connections and epochs do not.
 
 from __future__ import annotations
 
-import json
+import datetime as dt
 import logging
 import time
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from dedup.keys import KeySettings
 from dedup.planning import OnKeyConflict
 from dedup.process import this_process
 from dedup.report import Report
+from dedup.settings import horizon, mapping, names_of, refuse_unusable
 from dedup.store import Head, Holder, Run, Store
 from dedup.trial import Trials
 from dedup.tx import Handler, LogReader, Undo
@@ -69,6 +70,8 @@ class Consumer:
         errors: rules (exception type or predicate, ErrorClass) that come before the shipped ones, first match first.
         max_outage: seconds of trying a batch again, with backoff, while everything fails or the store is away. Then the query stops.
         handler_timeout: seconds of one run of the handler, after which the process ends with its stacks on stderr. None: no limit.
+        retention: how long reservations are kept: the age that you purge with. None: for ever.
+        reprocess_within: how old a dead letter may be when it is reprocessed; at most `retention`, which is the default.
         query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
         takeover_after: seconds without a sign of life after which another copy is taken over.
         takeover: take over a live copy at once.
@@ -101,27 +104,25 @@ class Consumer:
         errors: Sequence[Rule] = (),
         max_outage: float = 300.0,
         handler_timeout: float | None = None,
+        retention: dt.timedelta | None = None,
+        reprocess_within: dt.timedelta | None = None,
         query: str | None = None,
         takeover_after: float = 60.0,
         takeover: bool = False,
         scratch: str | None = None,
     ) -> None:
-        if not name or len(name) > 200 or "\x00" in name:
-            raise ConfigError("A consumer needs a name of 1 to 200 characters without NUL.")
-        if on_key_conflict not in ("dead_letter", "duplicate", "error"):
-            raise ConfigError(f"on_key_conflict is 'dead_letter', 'duplicate' or 'error', not {on_key_conflict!r}.")
-        if max_events_per_transaction is not None and max_events_per_transaction < 1:
-            raise ConfigError("max_events_per_transaction must be at least 1.")
+        refuse_unusable(name, on_key_conflict, max_events_per_transaction)
         if positions is None and (idempotence_key is None or null_key == "position"):
             raise ConfigError(
                 "Without positions every event needs an idempotence key: give idempotence_key= and leave null_key='dead_letter'."
             )
         self.name, self.store = name, store
         names = {"columns": idempotence_key, "payload": payload, "sequence": sequence_key}
-        self.keys = KeySettings(scope=key_scope, null_key=null_key, **{name: _names(value) for name, value in names.items()})
+        self.keys = KeySettings(scope=key_scope, null_key=null_key, **{name: names_of(value) for name, value in names.items()})
         limits = Budget() if budget == "default" else budget
         self.care = Care(retry or Retry(), limits, bisect, tuple(errors), handler_timeout)
         self.max_outage = max_outage
+        self.reprocess_within = horizon(retention, reprocess_within)
         self.on_key_conflict: OnKeyConflict = on_key_conflict
         self.decode, self.positions, self.source, self.part = decode, positions, source, part
         self.max_events = max_events_per_transaction or store.default_max_events
@@ -173,13 +174,7 @@ class Consumer:
     @property
     def settings(self) -> dict[str, str]:
         """The settings that decide which keys and positions are equal; the state is bound to them."""
-        return {**self.keys.canonical(), "part": self.part or "", "source": self.source or "", "positions": self._mapping()}
-
-    def _mapping(self) -> str:
-        if not isinstance(self.positions, Columns):
-            return "none" if self.positions is None else "auto"
-        names = ("source", "topic", "partition", "sequence_number")
-        return json.dumps({n: getattr(self.positions, n) for n in names}, sort_keys=True)
+        return {**self.keys.canonical(), "part": self.part or "", "source": self.source or "", "positions": mapping(self.positions)}
 
     def __call__(self, batch: Any, batch_id: int) -> Report:
         """Process one batch: a Spark DataFrame (from foreachBatch) or a pyarrow Table.
@@ -294,10 +289,6 @@ class Consumer:
         if self._handler is None:
             raise ConfigError(f"Consumer {self.name!r} has no handler. Register one with @consumer.foreach_batch.")
         return flow.Policy(self._handler, self.settings, self.on_key_conflict, self.max_body, self.care, self._trials)
-
-
-def _names(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
 def _tell_waiting(seconds: float, who: str) -> None:

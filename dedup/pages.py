@@ -24,7 +24,7 @@ from dedup.store import Store
 
 RUNNABLE = (Status.OPEN.value, Status.BLOCKED.value)
 
-LISTED = ["id", "generation", "source", "topic", "incarnation", "kind", "status", "sequence", "body_size", "body_sha256"]
+LISTED = ["id", "generation", "source", "topic", "incarnation", "kind", "status", "sequence", "body_size", "body_sha256", "first_failed_at"]
 
 FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES = 10, 1_000, 64 * 1024 * 1024
 """Letters of the first page, which shows whether anything passes at all; letters and bytes of later ones."""
@@ -45,6 +45,7 @@ class Reprocessed:
     failed: int = 0  # again; the same letters with one more attempt
     waiting: int = 0  # behind another letter of their sequence
     left: int = 0  # somebody else has them, or they changed meanwhile
+    expired: int = 0  # older than the consumer's reprocess_within
     lost: int = 0  # neither kept whole nor in the log any more
     processed: int = 0  # positions of the selected range that need `replay`
     absent: int = 0  # positions of it that were never delivered: they need `from_log`
@@ -54,7 +55,7 @@ class Reprocessed:
     @property
     def tried(self) -> int:
         """Letters that were dealt with."""
-        return self.reprocessed + self.duplicates + self.failed + self.waiting + self.left + self.lost
+        return self.reprocessed + self.duplicates + self.failed + self.waiting + self.left + self.expired + self.lost
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,12 @@ class _Reprocess:
         return found.filter(pc.invert(pc.is_in(found["id"], pa.array(sorted(self.done), pa.string()))))
 
     def _run(self, page: pa.Table) -> None:
+        if self.consumer.reprocess_within is not None:
+            young = pc.greater_equal(page["first_failed_at"], dt.datetime.now(dt.UTC) - self.consumer.reprocess_within)
+            self.report.expired += page.num_rows - page.filter(young).num_rows
+            page = page.filter(young)
+        if not page.num_rows:
+            return
         ids = [i for i in page["id"].to_pylist() if i not in self.done]
         bodies, lost = self._whole_bodies(page)
         for number in range(CONFLICTS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from places import Place
 
-from checkpoint.errors import BudgetExceeded, HandlerError, PositionsMissing, ReprocessStopped
+from checkpoint.errors import BudgetExceeded, ConfigError, HandlerError, PositionsMissing, ReprocessStopped
 from dedup.absent import fill
 from dedup.envelope import POSITION
 from dedup.pages import ReprocessOptions
@@ -315,3 +316,13 @@ def test_replay_takes_the_old_effect_back_first(place: Place) -> None:
     assert replay(Selection(topic="orders", first=0, last=3), run).replayed == 4
     assert [row["amount"] for row in place.read("balances")] == [10, 11, 12, 13]
     assert_proven(place.store())
+
+
+def test_letters_older_than_the_horizon_are_not_run(place: Place) -> None:
+    """Their reservation may be purged, and a copy have had its effect: they are counted and left; longer than retention is refused."""
+    failing(place.store(), lambda i: True)(batch(*orders(range(2))), 0)
+    old = reprocess(Selection(), consumer(place.store(), retention=timedelta(0)))
+    assert (old.expired, old.reprocessed) == (2, 0)
+    assert place.read() == []
+    with pytest.raises(ConfigError, match=r"30 days.*7 days"):
+        consumer(place.store(), retention=timedelta(days=7), reprocess_within=timedelta(days=30))
