@@ -117,3 +117,10 @@ def test_latest_json_has_every_measure_and_its_form(tmp_path: Path) -> None:
     report.save(measures, tmp_path / "latest.json")
     assert json.loads((tmp_path / "latest.json").read_text()) == [dataclasses.asdict(m) for m in measures]
     assert [(m.ours, m.other, m.ratio) for m in measures] == [(50, 25, 2.0), (2.0, 1.0, 2.0)]
+
+
+def test_the_committed_numbers_are_those_of_the_table() -> None:
+    """benchmarks/README.md shows the ratios of latest.json."""
+    text = (ROOT / "benchmarks" / "README.md").read_text().split("## The last run")[1]
+    for m in json.loads((ROOT / "benchmarks" / "latest.json").read_text()):
+        assert m["measure"].split("/")[1] in text and f"{m['ratio']:.2f}" in text, m
