@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,7 @@ from dedup import letter_files, letter_keys, letter_plans
 from dedup.letter_files import Format, Imported
 from dedup.letter_plans import BUSY, NOT_THERE, Edit, Plan, Who
 from dedup.letter_work import Access, Changed, Progress, Which, change, no_progress
+from dedup.letters import history
 from dedup.resolved import first_failure
 from dedup.store import Store
 
@@ -30,8 +31,13 @@ from dedup.store import Store
 class Letter:
     """One dead letter, whole."""
 
-    row: Mapping[str, Any]  # LETTERS + duplicates
-    history: Sequence[Mapping[str, Any]]  # HISTORY, oldest first, its first failure included
+    table: pa.Table  # LETTERS + duplicates, one row
+    history: pa.Table  # HISTORY, oldest first, its first failure included
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its columns."""
+        return dict(self.table.to_pylist()[0])
 
     @property
     def text(self) -> str | None:
@@ -81,15 +87,20 @@ class DeadLetters:
         Raises:
             ConfigError: no letter begins like that, or more than one.
         """
-        found = self.store.letters(Selection(id=id, limit=2)).to_pylist()
+        letter = self.store.letters(Selection(ids=(self.find(id),)))
+        (row,) = letter.drop_columns(["body", "extras"]).to_pylist()
+        past = self.store.history(row["id"])
+        if row["attempts"] == 1 and not pc.any(pc.equal(past["action"], Action.FAILED.value)).as_py():
+            past = pa.concat_tables([history([first_failure(row)]), past])
+        return Letter(letter, past.sort_by("at"))
+
+    def find(self, id: str) -> str:
+        """The whole id of the one letter whose id begins like that. Raises ConfigError where there is none, or more than one."""
+        found = self.store.letters(Selection(id=id, limit=2), ["id"])["id"].to_pylist()
         if len(found) != 1:
             many = "more than one dead letter begins" if found else "no dead letter begins"
             raise ConfigError(f"{many} with {id!r}. `dedup dead-letters list` shows ids.")
-        (row,) = found
-        past = sorted(self.store.history(row["id"]).to_pylist(), key=lambda entry: entry["at"])
-        if row["attempts"] == 1 and not any(entry["action"] == Action.FAILED for entry in past):
-            past = [{**dict.fromkeys(HISTORY.names), "reserved": 0, **first_failure(row)}, *past]
-        return Letter(row, past)
+        return str(found[0])
 
     def discard(
         self, which: Which, *, reason: str, by: str, release_key: bool = False, dry_run: bool = False, on_progress: Progress = no_progress

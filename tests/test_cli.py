@@ -112,7 +112,7 @@ def test_dead_letters_can_be_filtered(place: Place, dedup: Run) -> None:
 
     assert sorted(kinds("")) == ["REJECTED", "UNDECODABLE"]
     assert kinds("--kind rejected --status OPEN --consumer shop --source broker --topic orders --partition 0") == ["REJECTED"]
-    assert kinds("--first 4 --last 5") == ["UNDECODABLE"]
+    assert kinds("--from 4 --to 5") == ["UNDECODABLE"]
     assert len(kinds("--limit 1")) == 1
     assert kinds("--consumer other") == kinds("--partition 1") == kinds("--fingerprint none") == kinds("--status DISCARDED") == []
     assert "no dead letters match" in dedup("dead-letters list --consumer other", place)[1]
@@ -122,6 +122,7 @@ def test_one_dead_letter_is_shown_whole(place: Place, dedup: Run) -> None:
     """By its id or the first digits: exact bytes as base64 in JSON, readable without harm to the terminal in the table."""
     (letter,) = document(dedup, "dead-letters list --kind UNDECODABLE", place)
     whole = document(dedup, f"dead-letters show {letter['id'][:10]}", place)
+    assert [h["action"] for h in whole.pop("history")] == ["FAILED"]
     assert whole == letter
     assert base64.b64decode(whole["body_base64"]) == BODY
     assert [(p["key"], base64.b64decode(p["value_base64"])) for p in whole["properties"]] == [("h", b"\xfe")]

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import dedup
-from dedup.cli import budget, consumers, letters, reading, upkeep
+from dedup.cli import budget, consumers, letters, reading, running, upkeep
 from dedup.cli.stores import mask_secrets
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ upkeep.register(app)
 consumers.register(app)
 reading.register(app)
 letters.register(app)
+running.register(app, letters.commands)
 budget.register(app)
 
 

@@ -1,19 +1,25 @@
-"""`dedup dead-letters`: what could not be processed, and why."""
+"""`dedup dead-letters list`, `groups` and `show`: what could not be processed, and why."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
 
-import dedup
-from deadletter import Kind, Status
+from dedup.cli import letter_changes, letter_files
+from dedup.cli.filters import selecting
 from dedup.cli.show import AsJson, cell, print_json, print_table
 from dedup.cli.stores import StoreUrl, open_store
+from dedup.deadletters import DeadLetters, Letter
 from dedup.json_rows import json_rows
 from dedup.store import Selection
 
 COLUMNS = ["id", "consumer", "position", "kind", "status", "reason", "attempts", "duplicates", "last_failed_at"]
+
+PLACE = ["source", "topic", "partition", "sequence_number", "part"]
+
+HISTORY_COLUMNS = ["at", "action", "by", "reason", "error_type", "error_message"]
 
 SHOWN_BYTES = 2000
 """Bytes of a body that `show` prints; --json has all of it."""
@@ -23,35 +29,36 @@ commands = typer.Typer(help="Events that could not be processed.", no_args_is_he
 
 def register(app: typer.Typer) -> None:
     """Add `dedup dead-letters ...`."""
+    letter_changes.register(commands)
+    letter_files.register(commands)
     app.add_typer(commands, name="dead-letters")
 
 
 @commands.command("list", epilog="Example: dedup dead-letters list --consumer orders --kind REJECTED --status OPEN --limit 20")
-def list_(
-    consumer: Annotated[str | None, typer.Option(help="Of this consumer.")] = None,
-    source: Annotated[str | None, typer.Option(help="From this source.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Of this topic.")] = None,
-    partition: Annotated[int | None, typer.Option(help="Of this partition.")] = None,
-    first: Annotated[int | None, typer.Option(help="From this sequence number on.")] = None,
-    last: Annotated[int | None, typer.Option(help="Up to this sequence number, included.")] = None,
-    kind: Annotated[Kind | None, typer.Option(case_sensitive=False, help="Of this kind.")] = None,
-    status: Annotated[Status | None, typer.Option(case_sensitive=False, help="In this status.")] = None,
-    fingerprint: Annotated[str | None, typer.Option(help="With this fingerprint: the same error at the same place.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many; 0 for all.")] = 100,
-    store: StoreUrl = "",
-    as_json: AsJson = False,
-) -> None:
+@selecting(limit=100)
+def list_(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Dead letters in position order; all filters that are given must match."""
-    kind_name, status_name = kind.value if kind else None, status.value if status else None
-    selection = Selection(consumer, source, topic, partition, first, last, kind_name, status_name, fingerprint, None, limit or None)
-    letters = open_store(store).letters(selection)
+    letters = DeadLetters(open_store(store))
     if as_json:
-        print_json(json_rows(letters))
+        print_json(json_rows(letters.select(selection)))
         return
-    rows = [{**row, "id": row["id"][:12], "position": _position(row)} for row in letters.to_pylist()]
+    found = letters.select(selection, [*(c for c in COLUMNS if c != "position"), *PLACE]).to_pylist()
+    rows = [{**row, "id": row["id"][:12], "position": _position(row)} for row in found]
     print_table(COLUMNS, [[row[c] for c in COLUMNS] for row in rows], empty="no dead letters match")
-    if limit and len(rows) == limit:
-        typer.echo(f"the first {limit}; --limit 0 shows all")
+    if selection.limit and len(rows) == selection.limit:
+        typer.echo(f"the first {selection.limit}; --limit 0 shows all")
+
+
+@commands.command(epilog="Example: dedup dead-letters groups --consumer orders --status OPEN")
+@selecting(limit=100)
+def groups(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -> None:
+    """The same error at the same place is one group: how many, since when, and an example. The largest first."""
+    found = DeadLetters(open_store(store)).groups(selection)
+    if as_json:
+        print_json(json_rows(found))
+        return
+    rows = [{**row, "example": row["example"][:12]} for row in found.to_pylist()]
+    print_table(found.column_names, [list(row.values()) for row in rows], empty="no dead letters match")
 
 
 @commands.command(epilog="Example: dedup dead-letters show 3f9a12bc --store /lake/dedup")
@@ -60,23 +67,31 @@ def show(
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """One dead letter with its body, error and history."""
-    found = open_store(store).letters(Selection(id=id, limit=2))
-    if found.num_rows != 1:
-        many = "more than one dead letter begins" if found.num_rows else "no dead letter begins"
-        raise dedup.ConfigError(f"{many} with {id!r}. `dedup dead-letters list` shows ids.")
+    """One dead letter with its body, error, stack and history. What is no text is shown in hex."""
+    letter = DeadLetters(open_store(store)).show(id)
     if as_json:
-        print_json(json_rows(found)[0])
+        print_json({**json_rows(letter.table)[0], "history": json_rows(letter.history)})
         return
-    row = found.to_pylist()[0]
-    body, properties = row.pop("body"), row.pop("properties")
-    fields = {k: v.hex() if isinstance(v, bytes) else v for k, v in row.items() if v is not None and k != "stack"}
+    row = dict(letter.row)
+    properties, stack = row.pop("properties"), row.pop("stack")
+    hidden = ("body", "extras")
+    fields = {k: v.hex() if isinstance(v, bytes) else v for k, v in row.items() if v is not None and k not in hidden}
     print_table(["", "dead letter"], list(fields.items()))
     print_table(["property", "value"], [(p["key"], _text(p["value"])) for p in properties or []], empty="no properties")
-    if row["stack"]:
-        typer.echo("\n".join(map(cell, row["stack"].splitlines())))
-    typer.echo(f"body ({row['body_size']} bytes):" if body is not None else "body: null")
-    typer.echo(cell(_text(body)))
+    past = letter.history.to_pylist()
+    print_table(HISTORY_COLUMNS, [[entry[c] for c in HISTORY_COLUMNS] for entry in past], title="history", empty="never tried: it waits")
+    if stack:
+        typer.echo("\n".join(map(cell, stack.splitlines())))
+    _print_body(letter)
+
+
+def _print_body(letter: Letter) -> None:
+    row = letter.row
+    typer.echo(f"body ({row['body_size']} bytes):" if row["body"] is not None else "body: null")
+    if letter.json is not None and len(row["body"]) <= SHOWN_BYTES:
+        typer.echo(cell(json.dumps(letter.json, indent=2, ensure_ascii=False)))
+    else:
+        typer.echo(cell(_text(row["body"])))
 
 
 def _position(row: dict[str, Any]) -> str:

@@ -1,0 +1,31 @@
+"""What the tests of people's commands share: a consumer with dead letters, and what is asked of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orders import batch, consumer, event, letters
+
+from dedup import DeadLetters, Selection
+from dedup.store import Store
+
+ALL = Selection(consumer="shop", limit=None)
+ANN = {"by": "ann", "reason": "a test"}
+BODY = b'\x00{"id": "\xff'
+
+
+def failing(store: Store, **settings: Any) -> Any:
+    """The consumer of most tests after one batch: order p0-0 written, p0-1 and p0-2 rejected, and a body that does not decode."""
+    run = consumer(store, **settings)
+    run(batch(event(0, "a"), event(1, "b", -1), event(2, "c", -2), event(3, body=BODY, properties=[{"key": "h", "value": b"\xfe"}])), 0)
+    return run
+
+
+def statuses(store: Store, **selection: Any) -> list[str]:
+    """In position order."""
+    return [row["status"] for row in letters(store, **selection)]
+
+
+def actions(store: Store, letter: str) -> list[tuple[str, str | None, int]]:
+    """(action, by, reserved) of a letter's history as it is shown."""
+    return [(h["action"], h["by"], h["reserved"]) for h in DeadLetters(store).show(letter).history.to_pylist()]
