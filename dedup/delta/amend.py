@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from deltalake import DeltaTable
+
 from checkpoint.errors import ConfigError, PublicationStuck
 from checkpoint.position import Partition
 from dedup.delta.events import LETTERS_SINK
@@ -52,18 +54,18 @@ def _unused(state: ConsumerState, head: Head) -> Head:
 def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str | None, *, lost: bool, by: str, reason: str) -> Header:
     """The header that says: the table under this name now is the right one."""
     mark = state.marks.get(sink)
-    waiting = {seq: entry for seq in sorted(state.pending) for entry in state.decided[seq].sinks if entry.name == sink}
-    known = uri or (mark.uri if mark else next((e.uri for e in waiting.values()), None))
+    waiting = [(seq, entry) for seq in sorted(state.pending) for entry in state.decided[seq].sinks if entry.name == sink]
+    known = uri or (mark.uri if mark else next((e.uri for _, e in waiting), None))
     if known is None:
         names = sorted({*state.marks, *(e.name for seq in state.pending for e in state.decided[seq].sinks)})
         raise ConfigError(
             f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}. It has to: {', '.join(names) or 'none'}."
         )
     now = state.sinks.open(sink, known)
-    unpublished = {s: e for s, e in waiting.items() if (now.table.transaction_version(publisher.app(state.decided[s], sink)) or -1) < s}
-    gone = [s for s, entry in unpublished.items() if publisher.missing(entry, now.uri)]
+    unpublished = [(s, e) for s, e in waiting if not _shows(now.table, *publisher.mark_of(state.decided[s], e))]
+    gone = sorted({s for s, entry in unpublished if publisher.missing(entry, now.uri)})
     if gone and not lost:
-        rows = sum(unpublished[s].rows for s in gone)
+        rows = sum(entry.rows for s, entry in unpublished if s in gone)
         raise PublicationStuck(
             f"Decisions {gone} with {rows} rows for {sink!r} are not known to be published, and their files are gone. "
             "If those rows were in the old table, or may be lost, say so: "
@@ -72,6 +74,11 @@ def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str |
     header = _next(state, "accept-sink", state.header.head, by, reason)
     accepted = Mark(mark.seq if mark else 0, now.table_id, now.table.version(), now.uri, header.seq)
     return replace(header, marks={**header.marks, sink: accepted}, dropped=(*header.dropped, *((seq, sink) for seq in gone)))
+
+
+def _shows(table: DeltaTable, app: str, version: int) -> bool:
+    done = table.transaction_version(app)
+    return done is not None and done >= version
 
 
 def purging(state: ConsumerState, before: dt.date, floors: Mapping[Partition, int], *, by: str, reason: str) -> Header:

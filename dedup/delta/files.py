@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from checkpoint.errors import SinkMismatch
+from checkpoint.errors import RowsRefused, SinkMismatch
 from dedup.delta.fit import conform
 from dedup.delta.stats import INDEXED_COLUMNS, statistics
 from dedup.delta.storage import Options, put
@@ -46,10 +46,10 @@ class Add(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> Add:
-        """The inverse of `to_json`. Raises SinkMismatch where the task reported that its rows do not fit."""
+        """The inverse of `to_json`. Raises SinkMismatch or RowsRefused where the task reported that its rows do not fit."""
         value = json.loads(text)
         if "mismatch" in value:
-            raise SinkMismatch(value["mismatch"])
+            raise (RowsRefused if value["refused"] else SinkMismatch)(value["mismatch"])
         return cls(**value)
 
 
@@ -75,10 +75,10 @@ class FileWriter:
             for table in _gathered(batches):
                 yield from (add.to_json() for add in self.write(table))
         except SinkMismatch as error:
-            yield json.dumps({"mismatch": str(error)})
+            yield json.dumps({"mismatch": str(error), "refused": isinstance(error, RowsRefused)})
 
     def write(self, rows: pa.Table) -> list[Add]:
-        """Write these rows now: one file, or one per partition value; none for no rows. Raises SinkMismatch."""
+        """Write these rows now: one file, or one per partition value; none for no rows. Raises SinkMismatch, RowsRefused."""
         rows = conform(rows, self.schema, self.table)
         if not rows.num_rows:
             return []
@@ -101,7 +101,7 @@ class FileWriter:
     def _partition_value(self, name: str, value: Any) -> str | None:
         text = partition_text(value)
         if text is None and not self.schema.field(name).nullable:
-            raise SinkMismatch(
+            raise RowsRefused(
                 f"{self.table!r} is partitioned by {name}, which forbids NULL, and Delta cannot tell an empty string from NULL there."
             )
         return text

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import SinkMismatch
+from checkpoint.errors import RowsRefused, SinkMismatch
 from dedup.delta.types import fits, sql_type
 
 
@@ -53,7 +53,8 @@ def conform(rows: pa.Table, sink: pa.Schema, table: str) -> pa.Table:
     """Rows that passed `check_schema`, with the sink's columns, order and types; missing columns are null.
 
     Raises:
-        SinkMismatch: a value that does not fit (a timestamp finer than microseconds), or NULL where the sink forbids it.
+        RowsRefused: a value that does not fit (a timestamp finer than microseconds), or NULL where the sink forbids it.
+        SinkMismatch: no value of that type fits.
     """
     columns = []
     for field in sink:
@@ -61,9 +62,10 @@ def conform(rows: pa.Table, sink: pa.Schema, table: str) -> pa.Table:
         try:
             column = _cast(column, field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SinkMismatch(f"Column {field.name} does not fit {table!r}: {error}") from error
+            kind = RowsRefused if isinstance(error, pa.ArrowInvalid) else SinkMismatch
+            raise kind(f"Column {field.name} does not fit {table!r}: {error}") from error
         for path, count in _forbidden_nulls(column, field, field.name):
-            raise SinkMismatch(
+            raise RowsRefused(
                 f"{table!r} forbids NULL in {path}, and {count} of {rows.num_rows} rows have it. Reject those rows in the handler, "
                 f"or ALTER TABLE <{table}> ALTER COLUMN {path} DROP NOT NULL."
             )

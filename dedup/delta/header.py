@@ -14,6 +14,7 @@ from typing import Any
 from checkpoint.errors import StateTooNew
 from checkpoint.position import Partition
 from dedup.delta.files import Add
+from dedup.steps import Merge
 from dedup.store import Checkpoint, Head, Holder
 
 STATE_VERSION = 2
@@ -31,11 +32,19 @@ class SinkFiles:
     fingerprint: str  # of the sink's schema then
     adds: tuple[Add, ...]
     version: int | None = None  # of the sink's table when it was first looked at; None in headers of the time before this was kept
+    merge: Merge | None = None  # staged files, and how they are merged; None: they are appended
+    part: int = 0  # one decision may write several times to a sink: 0, 1, ... in the order of the calls
+    parts: int = 1
 
     @property
     def rows(self) -> int:
         """How many rows."""
         return sum(add.rows for add in self.adds)
+
+    @property
+    def staged(self) -> bool:
+        """Whether the files lie below the store's folder."""
+        return self.mode == "rows" or self.merge is not None
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ def _encode(h: Header) -> dict[str, Any]:
         "generation_since": h.generation_since,
         "keyspace_since": h.keyspace_since,
         "summary": h.summary,
-        "sinks": [{**vars(s), "adds": [a._asdict() for a in s.adds]} for s in h.sinks],
+        "sinks": [{**vars(s), "adds": [a._asdict() for a in s.adds], "merge": s.merge and vars(s.merge)} for s in h.sinks],
         "marks": {name: vars(mark) for name, mark in h.marks.items()},
         "pending": h.pending,
         "dropped": h.dropped,
@@ -141,7 +150,7 @@ def _decode(value: dict[str, Any]) -> Header:
         committed_at=committed_at,
         holder=Holder(**value["holder"]) if value["holder"] else None,
         held_since=_moment(value["held_since"]),
-        sinks=tuple(SinkFiles(**{**s, "adds": tuple(Add(**a) for a in s["adds"])}) for s in value["sinks"]),
+        sinks=tuple(map(_decode_sink, value["sinks"])),
         marks={name: Mark(**mark) for name, mark in value["marks"].items()},
         pending=tuple(value["pending"]),
         dropped=tuple((int(seq), name) for seq, name in value["dropped"]),
@@ -150,6 +159,12 @@ def _decode(value: dict[str, Any]) -> Header:
 
 _PLAIN = ("consumer", "seq", "epoch", "generation", "keyspace", "query_id", "batch_id", "gap_accepted")
 _BUDGET = ("decided", "lifted")  # with `failures`; not in headers of state version 1
+
+
+def _decode_sink(value: dict[str, Any]) -> SinkFiles:
+    merge = value.get("merge")
+    how = Merge(**{**merge, "keys": tuple(merge["keys"])}) if merge else None
+    return SinkFiles(**{**value, "adds": tuple(Add(**a) for a in value["adds"]), "merge": how})
 
 
 def _encode_head(head: Head) -> dict[str, Any]:

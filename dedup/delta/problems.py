@@ -141,12 +141,11 @@ def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
     for seq in sorted(state.pending):
         header = state.decided[seq]
         for entry in header.sinks:
-            table = state.sinks.table(entry.uri)
-            done = table.transaction_version(publisher.app(header, entry.name)) if table is not None else None
-            if done is None or done < seq:
+            table, done = state.sinks.table(entry.uri), publisher.is_done(header, entry)
+            if not done:
                 yield f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run `dedup publish {state.ledger.consumer}`"
             if table is not None and entry.name not in state.marks:
-                yield from _unmarked(state, seq, entry, done=done is not None and done >= seq)
+                yield from _unmarked(state, seq, entry, done=done)
 
 
 def _unmarked(state: ConsumerState, seq: int, entry: SinkFiles, *, done: bool) -> Iterator[str]:

@@ -6,7 +6,7 @@ Called by the store after each decision, before each transaction, and by `dedup 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,18 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from checkpoint.errors import PublicationStuck, SinkMismatch, StoreUnavailable
-from dedup.delta import tables
+from dedup.delta import merge, tables
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, Mark, SinkFiles
 from dedup.delta.sink import Sink, require_same, require_unrestored
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, filesystem, join, remove
+
+MERGE_ATTEMPTS = 20
+"""The same for a merge, which gives way to any other commit."""
+
+MAX_PARTS = 1000
+"""Writes of one decision to one sink."""
 
 ATTEMPTS = 5
 """How often one publication is tried while others commit to the same sink."""
@@ -61,26 +67,26 @@ class Publisher:
 
     def _publish_one(self, header: Header, entry: SinkFiles, *, fresh: bool) -> bool:
         """Whether it took a commit of this process."""
-        app = self.app(header, entry.name)
+        app, version = self.mark_of(header, entry)
         failure: Exception | None = None
         tried = False
-        for _ in range(ATTEMPTS):
+        for _ in range(ATTEMPTS if entry.merge is None else MERGE_ATTEMPTS):
             sink = self._open(header, entry)
             done = sink.table.transaction_version(app)
-            if done is not None and done >= header.seq:
+            if done is not None and done >= version:
                 if not tried and entry.name not in self.state.marks:
                     require_unrestored(sink, self.state.ledger.consumer, header.seq, entry)
                 self._mark(header.seq, entry, sink, sink.table.version())
-                if entry.mode == "rows":
+                if entry.staged:
                     remove(self.root, self.options, [add.path for add in entry.adds])
                 return tried and failure is None  # after a refusal it was somebody else, or cannot be told
             if not fresh or failure is not None:
                 self._check_files(header, entry, sink)
-            if entry.mode == "files" and sink.fingerprint != entry.fingerprint:
+            if not entry.staged and sink.fingerprint != entry.fingerprint:
                 self._check_schema(header, entry, sink)
             tried = True
             try:
-                if self._add(header, entry, sink, app):
+                if self._add(header, entry, sink, {app: version}):
                     return True
             except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS, StoreUnavailable) as error:
                 failure = error
@@ -95,6 +101,17 @@ class Publisher:
         table = self.state.table
         assert table is not None
         return f"{self.state.ledger.app(table, header.head.generation)}/{sink}"
+
+    def mark_of(self, header: Header, entry: SinkFiles) -> tuple[str, int]:
+        """The transaction id by which the sink shows that it has taken this entry; the last one of a decision is that of the decision."""
+        app = self.app(header, entry.name)
+        return (app, header.seq) if entry.part == entry.parts - 1 else (f"{app}/parts", header.seq * MAX_PARTS + entry.part)
+
+    def is_done(self, header: Header, entry: SinkFiles) -> bool:
+        """Whether the table under the entry's name shows it."""
+        table = self.state.sinks.table(entry.uri)
+        app, version = self.mark_of(header, entry)
+        return table is not None and (table.transaction_version(app) or -1) >= version
 
     def _open(self, header: Header, entry: SinkFiles) -> Sink:
         consumer, mark = self.state.ledger.consumer, self.state.marks.get(entry.name)
@@ -126,7 +143,7 @@ class Publisher:
 
     def missing(self, entry: SinkFiles, sink_uri: str) -> list[str]:
         """Files of an entry that are not there."""
-        system = filesystem(self.root if entry.mode == "rows" else sink_uri, self.options)
+        system = filesystem(self.root if entry.staged else sink_uri, self.options)
         found = system.get_file_info([add.path for add in entry.adds])
         return [info.path for info in found if info.type != pafs.FileType.File]
 
@@ -147,16 +164,25 @@ class Publisher:
                 f"Change it back and run `dedup publish {self.state.ledger.consumer}`."
             ) from error
 
-    def _add(self, header: Header, entry: SinkFiles, sink: Sink, app: str) -> bool:
+    def _add(self, header: Header, entry: SinkFiles, sink: Sink, transactions: Mapping[str, int]) -> bool:
         """Try one publication; returns whether it is known to be done.
 
         Crash: the sink shows all of it, with the transaction id, or nothing of it.
         """
+        files = [join(self.root, add.path) for add in entry.adds]
         if entry.mode == "rows":
             # Spark skips a transaction id that is there already, silently: whether it is done is read back from the table.
-            self.spark().append(sink.uri, [join(self.root, add.path) for add in entry.adds], app, header.seq)
+            ((app, version),) = transactions.items()
+            if entry.merge is None:
+                self.spark().append(sink.uri, files, app, version)
+            else:
+                self.spark().merge(sink.uri, files, entry.merge, app, version)
             return False
-        tables.commit(sink.table, entry.adds, {app: header.seq}, exact=False)
+        if entry.merge is not None:
+            self.state.sinks.forget(sink.uri)  # the handle moves on with the merge
+            merge.publish(sink, filesystem(self.root, self.options), entry.adds, entry.merge, transactions)
+            return False
+        tables.commit(sink.table, entry.adds, transactions, exact=False)
         self._mark(header.seq, entry, sink, sink.table.version() + 1)
         return True
 

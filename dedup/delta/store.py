@@ -28,7 +28,8 @@ from dedup.delta.states import States
 from dedup.delta.steps import STEPS
 from dedup.delta.storage import Options, absolute, require_put_if_absent, safe_name
 from dedup.delta.takeover import Heartbeat, Takeover, take_epoch
-from dedup.delta.transaction import Context, DeltaTransaction
+from dedup.delta.transaction import DeltaTransaction
+from dedup.delta.writing import Context
 from dedup.store import Head, Holder, Selection
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -108,16 +110,46 @@ def commit(
 
     Crash: the log entry is there or not; there is nothing between.
     """
-    now = int(time.time() * 1000)  # ids without a time are the first that Delta drops, where a property lets them expire
     table.create_write_transaction(
         actions=[*removes, *(_action(add) for add in adds)],
         mode="append",
         schema=table.schema(),
         partition_by=list(table.metadata().partition_columns),
-        commit_properties=CommitProperties(
-            app_transactions=[Transaction(app, version, now) for app, version in transactions.items()],
-            max_commit_retries=0 if exact else None,
-        ),
+        commit_properties=_properties(transactions, exact=exact),
+    )
+
+
+class MergeClauses(NamedTuple):
+    """SQL over the sink's row `t` and the given row `s`."""
+
+    delete: str
+    update: str
+    insert: str
+    values: Mapping[str, str]  # column of the sink -> value, both quoted
+
+
+def merge(table: DeltaTable, rows: pa.Table, match: str, clauses: MergeClauses, transactions: Mapping[str, int]) -> None:
+    """Merge rows into the very snapshot that `table` is, with transaction ids; `table` then is the snapshot after it.
+
+    A merge that changes nothing commits nothing.
+
+    Raises:
+        CommitFailedError, DeltaError, OSError: as delta-rs gives them; the outcome has to be read back.
+
+    Crash: the log entry is there or not; there is nothing between.
+    """
+    merger = table.merge(
+        rows, match, source_alias="s", target_alias="t", streamed_exec=False, commit_properties=_properties(transactions, exact=True)
+    )
+    merger = merger.when_matched_delete(clauses.delete).when_matched_update(dict(clauses.values), clauses.update)
+    merger.when_not_matched_insert(dict(clauses.values), clauses.insert).execute()
+
+
+def _properties(transactions: Mapping[str, int], *, exact: bool) -> CommitProperties:
+    now = int(time.time() * 1000)  # ids without a time are the first that Delta drops, where a property lets them expire
+    return CommitProperties(
+        app_transactions=[Transaction(app, version, now) for app, version in transactions.items()],
+        max_commit_retries=0 if exact else None,
     )
 
 

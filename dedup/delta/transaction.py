@@ -7,49 +7,32 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import SinkMismatch
 from checkpoint.position import Partition, Ranges
 from dedup.delta import events, maintain
 from dedup.delta.audit import letters as letters_now
 from dedup.delta.changes import LetterChanges
 from dedup.delta.decide import Decision, decide
-from dedup.delta.files import Add, FileWriter
-from dedup.delta.fit import check_schema
-from dedup.delta.header import Header, SinkFiles
+from dedup.delta.files import FileWriter
+from dedup.delta.header import Header
 from dedup.delta.publish import Publisher
-from dedup.delta.sink import Sink, require_same
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import Options, join, safe_name
+from dedup.delta.writing import Context, SinkWrites
 from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
 from dedup.store import KEYS, Head, Rows
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a transaction needs of its store."""
-
-    root: str
-    options: Options
-    resolve: Callable[[str], str]  # sink name -> absolute URI
-    letters: str  # URI of the consumer's table of dead letter events
-    spark: Callable[[], Any]
-    on_step: Callable[[str], None]
-    committed: Callable[[], None]  # called once a batch of the stream is decided
 
 
 @dataclass
 class _Collected:
     """What becomes true with the commit."""
 
-    sinks: dict[str, SinkFiles] = field(default_factory=dict)
     freed: pa.Table = field(default_factory=KEYS.empty_table)
     batches: pa.Table | None = None
     head: dict[str, Any] = field(default_factory=dict)
@@ -65,6 +48,7 @@ class DeltaTransaction:
         self._new = KEYS.empty_table()
         self._collected = _Collected()
         self._publisher = Publisher(state, context.root, context.options, context.spark)
+        self._writes = SinkWrites(state, context, self._attempt)
         self._letters = LetterChanges(self.head, lambda: letters_now(state, self._publisher), state.sequences)
 
     @property
@@ -90,73 +74,32 @@ class DeltaTransaction:
         """The known ones of these keys, without reserving any."""
         return self._state.split(keys)[0]
 
-    @contextmanager
-    def attempt(self) -> Iterator[None]:
+    def attempt(self) -> AbstractContextManager[None]:
         """What is written inside vanishes if the block raises: its files are never named by a commit, and VACUUM takes them."""
-        before = dict(self._collected.sinks)
-        try:
-            yield
-        except Exception:
-            self._collected.sinks = before
-            raise
+        return self._writes.attempt()
 
     def write(self, table: str, rows: Rows) -> int:
         """Append rows to a sink with the commit; returns their number.
 
         Raises:
             SinkMismatch: the sink is missing, or the rows do not fit. No file was committed.
+            RowsRefused: some rows break a rule of the sink.
             PublicationStuck: the sink was replaced or restored.
             ConfigError: the name cannot be resolved, or the sink needs Spark and there is none.
 
         Crash: files that no commit names are invisible; VACUUM takes them.
         """
-        context = self._context
-        given = None if rows.in_tasks else rows.arrow()
-        context.on_step("check")
-        uri = context.resolve(table)
-        sink = self._state.sinks.open(table, uri, rows.schema)
-        self._require_same(sink)
-        columns = check_schema(rows.schema, sink.schema, table, sink.computed)
-        if brought := sorted(sink.always & set(columns)):
-            raise SinkMismatch(f"{table!r} numbers {', '.join(brought)} itself (GENERATED ALWAYS AS IDENTITY). Leave it out of the rows.")
-        spark = context.spark() if sink.special else None
-        context.on_step("files")
-        writer = self._writer(sink, columns)
-        written = map(Add.from_json, rows.files(writer, columns)) if given is None else writer.write(given.select(columns))
-        adds = tuple(written)
-        if spark is not None and adds:
-            self._check_constraints(sink, spark, adds)
-        self._add(SinkFiles(table, uri, sink.table_id, sink.mode, sink.fingerprint, adds, sink.table.version()))
-        return sum(add.rows for add in adds)
+        return self._writes.append(table, rows)
 
-    def _require_same(self, sink: Sink) -> None:
-        if mark := self._state.marks.get(sink.name):
-            require_same(sink, self.head.consumer, mark.table_id, mark)
+    def merge(self, table: str, rows: Rows, merge: Merge) -> int:
+        """Insert, update or delete by key with the commit; returns the number of rows. Raises as `write` does.
 
-    def _writer(self, sink: Sink, columns: list[str]) -> FileWriter:
-        context = self._context
-        if not sink.special:
-            return FileWriter(sink.uri, context.options, sink.schema, sink.name, sink.partition_by, sink.indexed)
-        # Staged rows keep only what the handler gave: a missing generated column must stay missing for Spark to compute it.
-        schema = pa.schema([f for f in sink.schema if f.name in columns or f.name not in sink.computed])
-        prefix = f"staged/{safe_name(self.head.consumer)}/{self._attempt}/"
-        return FileWriter(context.root, context.options, schema, sink.name, prefix=prefix, indexed=0)
+        An older row (by `newer_by`) changes nothing; of a row that was deleted nothing is known any more, so an older one that comes later
+        inserts it again.
 
-    def _check_constraints(self, sink: Sink, spark: Any, adds: tuple[Add, ...]) -> None:
-        files = [join(self._context.root, add.path) for add in adds]
-        for name, count in spark.violations(files, sink.constraints, sink.generated).items():
-            raise SinkMismatch(
-                f"{count} of {sum(add.rows for add in adds)} rows violate {name} of {sink.name!r}: {sink.constraints[name]}. "
-                f"Reject them in the handler, or change the table (ALTER TABLE <{sink.name}> DROP CONSTRAINT ...)."
-            )
-
-    def _add(self, entry: SinkFiles) -> None:
-        if not entry.adds:
-            return
-        old = self._collected.sinks.get(entry.name)
-        if old and (old.table_id, old.fingerprint) != (entry.table_id, entry.fingerprint):
-            raise SinkMismatch(f"The sink {entry.name!r} was changed between two writes of one transaction. Run the batch again.")
-        self._collected.sinks[entry.name] = replace(entry, adds=(*old.adds, *entry.adds)) if old else entry
+        Crash: staged files that no commit names are deleted after some days.
+        """
+        return self._writes.merge(table, rows, merge)
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
         """LETTERS + duplicates of these letters, in position order. That nobody else changes them is judged by the commit."""
@@ -165,10 +108,6 @@ class DeltaTransaction:
     def blocked(self, sequences: pa.Array) -> pa.Table:
         """Which of these distinct sequences are blocked (SEQUENCES). That none is released meanwhile is judged by the commit."""
         return self._state.sequences.blocked(sequences)
-
-    def merge(self, table: str, rows: Rows, merge: Merge) -> int:
-        """Not there yet."""
-        raise NotImplementedError
 
     def execute(self, step: Step) -> None:
         """Collect a step; Commit decides and publishes.
@@ -221,7 +160,7 @@ class DeltaTransaction:
         now = dt.datetime.now(dt.UTC)
         header = state.following(self._kind, self._attempt, now, replace(self.head, **self._collected.head))
         summary = seq if state.summary_due(seq) else header.summary
-        return replace(header, sinks=tuple(self._collected.sinks.values()), summary=summary, reserved=reserved, freed=freed)
+        return replace(header, sinks=self._writes.entries(), summary=summary, reserved=reserved, freed=freed)
 
     def _reservations(self) -> tuple[pa.Table, pa.Table]:
         """Newly reserved keys: those that stay with their effect, and those that a letter of this transaction holds."""
@@ -239,10 +178,10 @@ class DeltaTransaction:
         if not rows.num_rows:
             return
         sink = events.letters_sink(self._state.sinks, self._context.letters, self.head.consumer, self._context.options)
-        self._require_same(sink)
+        self._writes.require_same(sink)
         codec = {"compression": "snappy", "row_group_size": events.ROW_GROUP}
         adds = tuple(FileWriter(sink.uri, self._context.options, sink.schema, sink.name, codec=codec).write(rows))
-        self._add(SinkFiles(sink.name, sink.uri, sink.table_id, sink.mode, sink.fingerprint, adds, sink.table.version()))
+        self._writes.add(sink, sink.mode, adds)
 
     def _held_copies(self, copies: pa.Table, held: pa.Table) -> pa.Table:
         return copies.filter(pc.or_(pa.array(self._state.held(copies["key"])), _in(copies["key"], held["key"])))

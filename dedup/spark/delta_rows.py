@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from checkpoint.errors import ConfigError, StoreUnavailable
+from dedup.steps import Merge
 
 try:
     from py4j.protocol import Py4JError as _JavaError  # type: ignore[import-untyped]
@@ -24,6 +25,8 @@ except ImportError:  # Spark Connect's client has no py4j
 
 
 _ERRORS = (PySparkException, _JavaError)
+_TXN_APP, _TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
+_DELETE = "_dedup_delete"  # of staged rows: true deletes the sink's row
 
 
 def active() -> SparkSide | None:
@@ -68,6 +71,38 @@ class SparkSide:
         except _ERRORS as error:
             raise StoreUnavailable(f"Spark cannot append to {uri}: {_first_line(error)}") from error
 
+    def merge(self, uri: str, files: Sequence[str], how: Merge, app: str, version: int) -> None:
+        """Merge staged rows into a sink with a transaction id.
+
+        Raises:
+            StoreUnavailable: Spark said no; whether it landed has to be read back.
+
+        Crash: the sink shows all of it, with the transaction id, or nothing of it.
+        """
+        rows = self._session.read.option("mergeSchema", "true").parquet(*(_spark_uri(f) for f in files))
+        names = [n for n in rows.columns if n != _DELETE]
+        match = " AND ".join(f"t.{_tick(k)} = s.{_tick(k)}" for k in how.keys)
+        t, s = (f"{side}.{_tick(how.newer_by or '')}" for side in "ts")
+        newer = f"({t} < {s} OR ({t} IS NULL AND {s} IS NOT NULL))" if how.newer_by else "true"
+        values = ", ".join(f"t.{_tick(n)} = s.{_tick(n)}" for n in names)
+        statement = (
+            f"MERGE INTO delta.{_tick(_spark_uri(uri))} t USING {{rows}} s ON {match} "
+            f"WHEN MATCHED AND s.{_DELETE} AND {newer} THEN DELETE "
+            f"WHEN MATCHED AND NOT s.{_DELETE} AND {newer} THEN UPDATE SET {values} "
+            f"WHEN NOT MATCHED AND NOT s.{_DELETE} THEN INSERT ({', '.join(map(_tick, names))}) "
+            f"VALUES ({', '.join(f's.{_tick(n)}' for n in names)})"
+        )
+        session = rows.sparkSession
+        try:
+            session.conf.set(_TXN_APP, app)
+            session.conf.set(_TXN_VERSION, str(version))
+            session.sql(statement, rows=rows).collect()
+        except _ERRORS as error:
+            raise StoreUnavailable(f"Spark cannot merge into {uri}: {_first_line(error)}") from error
+        finally:
+            session.conf.unset(_TXN_APP)
+            session.conf.unset(_TXN_VERSION)
+
     def violations(self, files: Sequence[str], constraints: Mapping[str, str], generated: Mapping[str, str]) -> dict[str, int]:
         """How many staged rows violate each constraint; only those that are violated. One job for all of them.
 
@@ -94,6 +129,10 @@ class SparkSide:
 
     def _read(self, files: Sequence[str]) -> DataFrame:
         return self._session.read.parquet(*(_spark_uri(f) for f in files))
+
+
+def _tick(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _quoted(name: str) -> str:
