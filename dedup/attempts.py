@@ -155,7 +155,7 @@ class Attempts:
         """Run the handler on these rows, again where the error may pass; the failures if it is the fault of one of them."""
         failures: list[Failure] = []
         whole = len(rows) == 1 or len(rows) == len(self._new)
-        retrying = self.care.retry.retrying(self._class_of, self._tell_retry, self._deadline, sleep=self.care.sleep)
+        retrying = self.care.retry.retrying(self._class_here, self._tell_retry, self._deadline, sleep=self.care.sleep)
         try:
             if whole:
                 retrying(self._once, rows, failures)
@@ -170,6 +170,11 @@ class Attempts:
     def _class_of(self, error: BaseException) -> ErrorClass:
         return classify(error, self.care.rules)
 
+    def _class_here(self, error: BaseException) -> ErrorClass:
+        """Whether to try again inside this transaction: after an error of the store it is at an end, and only a new one can pass."""
+        ours = isinstance(error, DedupError) and not isinstance(error, RowsRefused)
+        return SYSTEMIC if ours else self._class_of(error)
+
     def _is_not_of_an_event(self, error: Exception) -> bool:
         if isinstance(error, DedupError):
             return not isinstance(error, RowsRefused)
@@ -180,6 +185,7 @@ class Attempts:
         log.warning("%s: attempt %d failed (%s), again in %.2f s", self._head.consumer, number, describe(error, _now()).message, wait)
 
     def _once(self, rows: Ints, failures: list[Failure]) -> None:
+        rows = self._pending(rows)  # a retry: what the try before it rejected stands
         while len(rows):
             try:
                 return self._run(rows)

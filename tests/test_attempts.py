@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.errors import BudgetExceeded, SinkMismatch, StoreUnavailable
+from checkpoint.errors import BudgetExceeded, CommitConflict, SinkMismatch, StoreUnavailable
 from deadletter.letter import Kind
 from deadletter.policy import Budget, Retry
 from dedup.attempts import Attempts, Care, Outcome
@@ -262,6 +262,38 @@ def test_rows_behind_a_failed_one_of_their_sequence_wait() -> None:
     outcome = made.run()
     assert set(outcome.failed) == {4} and outcome.waiting == {6, 8}
     assert sorted(effects.rows) == [0, 1, 2, 3, 5, 7, 9]
+
+
+def test_a_rejection_that_stands_is_not_tried_again() -> None:
+    """Rejected with its followers undone, then a transient error: the retry does not run the rejected row, however it would answer now."""
+    given: list[list[int]] = []
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        given.append(rows["sequence_number"].to_pylist())
+        if len(given) == 2:
+            raise TimeoutError("slow")
+        tx.write(tx.reject(rows, pa.array([n == 0 and len(given) == 1 for n in given[-1]]), "no").select(["sequence_number"]), "sink")
+
+    order = Order(pa.array([bytes([n % 2]) * 16 for n in range(4)], pa.binary(16)), 4)
+    made, effects, _ = attempts(4, raises_for(set()), order=order, care=Care(Retry(), None, sleep=lambda _: None))
+    made.handler = handler
+    outcome = made.run()
+    assert given == [[0, 1, 2, 3], [1, 3], [1, 3]]
+    assert outcome.rejected == {0: "no"} and outcome.waiting == {2} and effects.rows == [1, 3]
+
+
+def test_an_error_of_the_store_is_not_tried_again_inside_its_transaction() -> None:
+    """The transaction is at an end: it is for the flow to begin a new one."""
+    made, _, runs = attempts(4, raises_for(set()), care=Care(Retry(attempts=5), None, sleep=lambda _: None))
+
+    def conflicts(rows: pa.Table, tx: Any) -> None:
+        runs.append(rows.num_rows)
+        raise CommitConflict("deadlock")
+
+    made.handler = conflicts
+    with pytest.raises(CommitConflict):
+        made.run()
+    assert runs == [4]
 
 
 def test_without_bisect_the_batch_fails() -> None:
