@@ -15,7 +15,7 @@ from checkpoint.errors import ConfigError
 from deadletter.letter import PROPERTIES
 from dedup import arrow_decode, arrow_keys, keys
 from dedup.decode import Decoder
-from dedup.envelope import ENVELOPE, Constant, Expression, Named, Origin, Prepare, does_not_fit, layout
+from dedup.envelope import EARLIEST, ENVELOPE, LATEST, Constant, Expression, Named, Origin, Prepare, does_not_fit, layout
 
 Frame = dict[str, pa.Array]
 
@@ -60,6 +60,8 @@ def _one(table: pa.Table, origin: Origin, name: str) -> pa.Array:
 def _fit(column: pa.Array, kind: pa.DataType, name: str, origin: Named) -> pa.Array:
     types, given = pa.types, column.type
     text = types.is_string(given) or types.is_large_string(given)
+    if types.is_timestamp(kind) and types.is_timestamp(given) and given.tz:
+        return _times(column, kind)
     if given == kind or types.is_null(given):
         return column.cast(kind)
     if types.is_integer(kind) and (text or types.is_integer(given) or (types.is_decimal(given) and given.scale == 0)):
@@ -68,8 +70,6 @@ def _fit(column: pa.Array, kind: pa.DataType, name: str, origin: Named) -> pa.Ar
         return column.cast(kind)
     if types.is_binary(kind) and (text or types.is_large_binary(given) or types.is_fixed_size_binary(given)):
         return column.cast(kind)
-    if types.is_timestamp(kind) and types.is_timestamp(given) and given.tz:
-        return column.cast(kind, safe=False)
     if kind == PROPERTIES and (pairs := _properties(column)) is not None:
         return pairs
     raise does_not_fit(name, repr(origin.column), str(given), _WANTED.get(name, str(kind)))
@@ -82,6 +82,14 @@ _WANTED = {
     "enqueued_time": "a timestamp with time zone",
     "properties": "a map or a list of (key, value)",
 }
+
+
+def _times(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Those that are dates; others are null."""
+    limit, ticks = 2**63 - 1, {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
+    numbers = column.cast(pa.int64())
+    dates = pc.and_(pc.greater_equal(numbers, max(EARLIEST * ticks, -limit)), pc.less(numbers, min((LATEST + 1) * ticks, limit)))
+    return pc.if_else(dates, column, None).cast(kind, safe=False)
 
 
 def _numbers(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -36,6 +36,10 @@ ENVELOPE = pa.schema(
 )
 """One row per event, or per part of one."""
 
+EARLIEST, LATEST = -62_135_510_400, 253_402_214_399
+"""Seconds since 1970: from the second day of year 1 to the last but one of year 9999. Producers can claim any time; what lies outside
+is no date in Python nor, further out, in PostgreSQL, and is taken as null."""
+
 POSITION = ("source", "topic", "partition", "sequence_number", "part")
 """The columns that together say where an event stands; never null."""
 

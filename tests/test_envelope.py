@@ -105,6 +105,18 @@ def test_any_input_can_be_mapped() -> None:
     assert "text" not in first
 
 
+EDGES = [-62_135_510_400_000_000, -62_135_510_400_000_001, 253_402_214_399_999_999, 253_402_214_400_000_000, 2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("unit", ["us", "ms", "ns"])
+def test_times_that_are_no_dates_are_null(unit: str) -> None:
+    """Producers can claim any time: what no calendar has would stop the stream where the checkpoint keeps it."""
+    times = pa.array(EDGES, pa.int64()).cast(pa.timestamp(unit, tz="UTC"))
+    table = pa.concat_tables([OWN] * 3).set_column(OWN.schema.get_field_index("enqueued_time"), "enqueued_time", times)
+    found = [row["enqueued_time"] is not None for row in rows(table)]
+    assert found == {"us": [True, False, True, False, False, False], "ms": [False] * 6, "ns": [True] * 4 + [False] * 2}[unit]
+
+
 def test_part_names_the_column_that_tells_rows_apart() -> None:
     """The rows of one exploded event have positions of their own."""
     first, second = rows(OWN.append_column("line", pa.array([3, 4])), part="line")
@@ -197,10 +209,13 @@ def test_spark_prepares_the_same_rows(spark: SparkSession) -> None:
     from dedup.spark.prepare import prepare
 
     part = OWN.append_column("line", pa.array([3, 4]))
+    times = pa.array(EDGES[:4], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    wild = pa.concat_tables([OWN] * 2).set_column(OWN.schema.get_field_index("enqueued_time"), "enqueued_time", times)
     numbers = pa.table({"p": pa.array([0, 2**31]), "s": pa.array([" 7 ", "x"]), "t": ["t", "t"]})
     cases: list[tuple[pa.Table, Prepare]] = [
         (KAFKA, Prepare("c", source="cluster-1")),
         (OWN, Prepare("c", KeySettings())),
+        (wild, Prepare("c", KeySettings())),
         (part, Prepare("c", part="line", incarnations={("hub.example", "orders"): 3})),
         (FILES, Prepare("c", KeySettings(("n",)), Columns("'lines'", "item", "line no", body="text"), source="disk")),
         (FILES, Prepare("c", KeySettings(("n", "file")), positions=False)),

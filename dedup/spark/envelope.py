@@ -9,7 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dedup.envelope import Expression, Layout, Named, Origin, does_not_fit
+from dedup.envelope import EARLIEST, LATEST, Expression, Layout, Named, Origin, does_not_fit
 from dedup.spark.selects import Selects, named
 
 PROPERTIES = "array<struct<key:string,value:binary>>"
@@ -62,6 +62,9 @@ def _raw(origin: Origin, name: str) -> Column:
 
 def _fit(column: Column, kind: T.DataType | None, origin: Origin, name: str) -> Column:
     wanted = TYPES[name]
+    if wanted == "timestamp" and isinstance(kind, T.TimestampType):
+        first, end = (F.timestamp_seconds(F.lit(seconds)) for seconds in (EARLIEST, LATEST + 1))
+        return F.when((column >= first) & (column < end), column)
     if kind is None or kind.simpleString() == wanted:
         return column
     if isinstance(kind, T.NullType):
