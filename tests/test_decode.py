@@ -449,31 +449,6 @@ def test_spark_gives_the_same_verdicts(spark: SparkSession, tmp_path: Path, zone
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
-def sure_of(spark: SparkSession, bodies: list[bytes]) -> list[bool]:
-    """What the quick look says of these bodies."""
-    from pyspark.sql import functions as F
-
-    from dedup.spark.decode import quick, read, sure
-
-    decoder, body = decode.json(SCHEMA), F.col("body")
-    found = spark.createDataFrame(pa.table({"body": bodies})).select("body", quick(body, decoder).alias("found"))
-    seen = found.select("*", read(F.col("found"), decoder).alias("data"))
-    answers = seen.select(sure(body, F.col("found"), F.col("data"), decoder).alias("sure")).toArrow()
-    return list(answers["sure"].to_pylist())
-
-
-def test_the_quick_look_is_never_sure_of_a_body_that_does_not_decode(spark: SparkSession) -> None:
-    """Where Spark looks only once, it looked well: each refused body is left to the thorough look."""
-    assert [body for body, sure in zip(BAD, sure_of(spark, BAD), strict=True) if sure] == []
-
-
-def test_the_quick_look_suffices_for_usual_bodies(spark: SparkSession) -> None:
-    """Ordinary text, times and nested objects are not parsed a second time; text that reads as another value is."""
-    usual = [b'{"a":1,"b":"x y","t":"2020-01-01T00:00:00Z","day":"2020-01-01"}', b'{"b":"1a2","c":{"d":1.5},"names":{"x":"y"}}', b"{}"]
-    assert sure_of(spark, usual) == [True] * 3
-    assert not any(sure_of(spark, [b'{"b":"12345"}', b'{"b":"\\uD83D\\uDE00"}']))
-
-
 def test_a_column_function_decodes(spark: SparkSession) -> None:
     """A function of the body makes `data`; where it answers null for a body that is there, the body does not decode."""
     from pyspark.sql import functions as F

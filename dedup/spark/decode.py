@@ -3,8 +3,6 @@
 from_json alone is too lenient to be a verdict: it ignores what stands behind the object, takes any JSON for a string and reads a
 time without offset in the session's zone. So the body is parsed wrapped in `{"v": ...}` (then what follows it is inside the document),
 strings and times are parsed as variants, which remember their JSON type, and its own corrupt-record column says the rest.
-That is dear, and next to no body needs it: one parsed as plain strings is right where none of them reads as if another JSON value had
-become text. Only of the other bodies more is asked; the quick look never refuses one.
 from_avro ignores bytes behind the record and answers nulls for one that does not decode: a marker behind the body tells both.
 Called by dedup/spark/prepare.py.
 """
@@ -23,9 +21,6 @@ from pyspark.sql import types as T
 from dedup.arrow_decode import DATE, MAX_DIGITS, OFFSET, TIME, is_text
 from dedup.decode import Decoder
 
-TextWrong = Callable[[Column, Column, pa.DataType], Column]
-"""(value as parsed, the same as read, its type) -> whether it is not what the schema says, or may not be; never null."""
-
 _OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": "corrupt",
@@ -34,9 +29,6 @@ _OPTIONS = {
 }
 _MARKER = bytes(range(0xE0, 0xF0))
 """Follows the record in what from_avro reads. No end of it is its beginning, so nothing that is left over can pass for it."""
-
-_DOUBTFUL = r"""\A(?:[\[{"]|(?:true|false|NaN|-?Infinity|-?[0-9][0-9.eE+-]*)\z)"""
-"""Text that may have been another JSON value than a string: from_json writes it out again."""
 
 _SCALARS: dict[pa.DataType, T.DataType] = {
     pa.bool_(): T.BooleanType(),
@@ -48,52 +40,13 @@ _SCALARS: dict[pa.DataType, T.DataType] = {
 }
 
 
-def has_quick(decoder: Decoder) -> bool:
-    """Whether a quick look saves anything: without text there is nothing that `parsed` looks at twice."""
-    return decoder.format == "json" and _has_text(pa.struct(list(decoder.schema)))
-
-
-def quick(body: Column, decoder: Decoder) -> Column:
-    """The body as parsed by a quick look, for `read`; see `sure`."""
-    return _parsed_json(body, decoder, T.StringType())
-
-
-def sure(body: Column, found: Column, data: Column, decoder: Decoder) -> Column:
-    """Whether a body decodes, to `data`, as far as a quick look can tell; never null. Where it cannot, `parsed` has to be asked.
-
-    Args:
-        found: what `quick` answered.
-        data: what `read` answered of it.
-    """
-    text = body.cast("string")
-    # Half of a surrogate pair is no character, and a plain string has a question mark instead.
-    whole = ~F.contains(text, F.lit("\\ud")) & ~F.contains(text, F.lit("\\uD"))
-    wrong = _wrong(found["v"], data, pa.struct(list(decoder.schema)), _text_doubtful)
-    return F.coalesce(reduce(lambda left, right: left & right, [*_clean(body, found, data), whole, *_negated(wrong)]), F.lit(False))
-
-
-def thorough(body: Column, decoder: Decoder) -> Column:
-    """A struct of `decodes` and `data`, null where it does not. One expression, so that CASE can leave all of it out."""
-
-    def judged(found: Column, data: Column) -> Column:
-        good = decodes(body, found, data, decoder)
-        return F.struct(good.alias("decodes"), F.when(good, data).alias("data"))
-
-    return _with(parsed(body, decoder), lambda found: _with(read(found, decoder), lambda data: judged(found, data)))
-
-
-def _with(value: Column, function: Callable[[Column], Column]) -> Column:
-    """The function of a value that is computed once, however often it occurs."""
-    return F.transform(F.array(value), function)[0]
-
-
 def parsed(body: Column, decoder: Decoder) -> Column:
     """The body as parsed: a struct with the value `v` and what tells whether it decoded. Null bodies give anything."""
-    return _parsed_json(body, decoder, T.VariantType()) if decoder.format == "json" else _parsed_avro(body, decoder)
+    return _parsed_json(body, decoder) if decoder.format == "json" else _parsed_avro(body, decoder)
 
 
 def read(found: Column, decoder: Decoder) -> Column:
-    """`data` as far as it could be read from what `parsed` or `quick` answered; right only where `decodes` says so."""
+    """`data` as far as it could be read from what `parsed` answered; right only where `decodes` says so."""
     return found["v"] if decoder.format == "avro" else _read(found["v"], pa.struct(list(decoder.schema)))
 
 
@@ -104,13 +57,9 @@ def decodes(body: Column, found: Column, data: Column, decoder: Decoder) -> Colu
         # A struct of nulls is what from_avro answers for bytes that do not decode, so null alone says nothing.
         good = [F.coalesce(found["marker"] == F.lit(_MARKER), F.lit(False)), *_negated(_not_utf8(data, root))]
     else:
-        good = [*_clean(body, found, data), *_negated(_wrong(found["v"], data, root, _text_wrong))]
+        clean = F.is_valid_utf8(body.cast("string")) & found["corrupt"].isNull() & data.isNotNull()
+        good = [clean, _alone(body), *_negated(_wrong(found["v"], data, root))]
     return reduce(lambda left, right: left & right, good)
-
-
-def _clean(body: Column, found: Column, data: Column) -> list[Column]:
-    """That a body is UTF-8 and holds one JSON object of the schema, whatever its text was."""
-    return [F.is_valid_utf8(body.cast("string")), found["corrupt"].isNull(), data.isNotNull(), _alone(body)]
 
 
 def _alone(body: Column) -> Column:
@@ -130,22 +79,22 @@ def _negated(wrong: Column | None) -> list[Column]:
     return [] if wrong is None else [~wrong]
 
 
-def _parsed_json(body: Column, decoder: Decoder, text: T.DataType) -> Column:
-    wire = T.StructType([T.StructField("v", _wire(pa.struct(list(decoder.schema)), text)), T.StructField("corrupt", T.StringType())])
+def _parsed_json(body: Column, decoder: Decoder) -> Column:
+    wire = T.StructType([T.StructField("v", _wire(pa.struct(list(decoder.schema)))), T.StructField("corrupt", T.StringType())])
     return F.from_json(F.concat(F.lit('{"v":'), body.cast("string"), F.lit("}")), wire, _OPTIONS)
 
 
-def _wire(kind: pa.DataType, text: T.DataType) -> T.DataType:
-    """What from_json is asked for, with `text` for strings and times."""
+def _wire(kind: pa.DataType) -> T.DataType:
+    """What from_json is asked for."""
     if pa.types.is_struct(kind):
-        return T.StructType([T.StructField(f.name, _wire(f.type, text)) for f in kind])
+        return T.StructType([T.StructField(f.name, _wire(f.type)) for f in kind])
     if pa.types.is_list(kind):
-        return T.ArrayType(_wire(kind.value_type, text))
+        return T.ArrayType(_wire(kind.value_type))
     if pa.types.is_map(kind):
-        return T.MapType(T.StringType(), _wire(kind.item_type, text))
+        return T.MapType(T.StringType(), _wire(kind.item_type))
     if pa.types.is_decimal(kind):
         return T.DecimalType(kind.precision, kind.scale)
-    return _SCALARS.get(kind, text)
+    return _SCALARS.get(kind, T.VariantType())
 
 
 def _has_text(kind: pa.DataType) -> bool:
@@ -183,44 +132,33 @@ def _matched(text: Column, shape: str) -> Column:
     return F.regexp_extract(text, rf"\A{shape}\z", 0)
 
 
-def _text_wrong(value: Column, data: Column, kind: pa.DataType) -> Column:
-    missing = F.lit(False) if pa.types.is_string(kind) else data.isNull()
-    json_type = F.coalesce(F.schema_of_variant(value), F.lit("VOID"))
-    return (json_type != "VOID") & ((json_type != "STRING") | missing)
-
-
-def _text_doubtful(value: Column, data: Column, kind: pa.DataType) -> Column:
-    if pa.types.is_string(kind):
-        return F.coalesce(value.rlike(_DOUBTFUL), F.lit(False))
-    return value.isNotNull() & data.isNull()  # no other JSON value has the form of a time
-
-
-def _wrong(value: Column, data: Column, kind: pa.DataType, text: TextWrong) -> Column | None:
+def _wrong(value: Column, data: Column, kind: pa.DataType) -> Column | None:
     """Whether a value that from_json took is not what the schema says; never null itself. None: it cannot be.
 
     Args:
         value: as parsed.
         data: the same as read.
-        text: who says it of strings and times.
     """
     if is_text(kind):
-        return text(value, data, kind)
+        missing = F.lit(False) if pa.types.is_string(kind) else data.isNull()
+        json_type = F.coalesce(F.schema_of_variant(value), F.lit("VOID"))
+        return (json_type != "VOID") & ((json_type != "STRING") | missing)
     if kind in (pa.float32(), pa.float64()):
         return F.coalesce(F.abs(value) == float("inf"), F.lit(False))
     if pa.types.is_struct(kind):
-        return _any([_field_wrong(value[f.name], data[f.name], f, text) for f in kind])
+        return _any([_field_wrong(value[f.name], data[f.name], f) for f in kind])
     if pa.types.is_list(kind):
-        return _some(value, lambda one: _field_wrong(one, _read(one, kind.value_type), kind.value_field, text))
+        return _some(value, lambda one: _field_wrong(one, _read(one, kind.value_type), kind.value_field))
     if pa.types.is_map(kind):
         names = F.map_keys(value)
         twice = F.coalesce(F.size(names) != F.size(F.array_distinct(names)), F.lit(False))
-        inside = _some(F.map_values(value), lambda one: _field_wrong(one, _read(one, kind.item_type), kind.item_field, text))
+        inside = _some(F.map_values(value), lambda one: _field_wrong(one, _read(one, kind.item_type), kind.item_field))
         return _any([twice, inside])
     return None
 
 
-def _field_wrong(value: Column, data: Column, field: pa.Field, text: TextWrong) -> Column | None:
-    wrong = _wrong(value, data, field.type, text)
+def _field_wrong(value: Column, data: Column, field: pa.Field) -> Column | None:
+    wrong = _wrong(value, data, field.type)
     if not field.nullable:
         return _any([data.isNull(), wrong])
     return wrong if wrong is None or not pa.types.is_struct(field.type) else data.isNotNull() & wrong

@@ -22,8 +22,6 @@ from dedup.spark import keys as spark_keys
 from dedup.spark.envelope import TEXT, envelope
 from dedup.spark.selects import Columns, Selects, named
 
-_SURE = "__dedup_sure"
-_THOROUGH = "__dedup_thorough"
 _PARSED = "__dedup_parsed"
 _READ = "__dedup_read"
 _PART = "__dedup_part_"
@@ -82,24 +80,10 @@ def _decode(selects: Selects, spec: Prepare) -> None:
     given, parsed = decoder, F.col(_PARSED)
     selects.ask(lambda: [spark_decode.parsed(body, given)], "decode=")
     # Each step is a select of its own: Spark keeps them apart, so that nothing is computed twice.
-    if spark_decode.has_quick(given):
-        return _decode_quickly(selects, given)
     selects.add(spark_decode.parsed(body, given).alias(_PARSED))
     selects.add(spark_decode.read(parsed, given).alias(_READ))
     selects.add((body.isNotNull() & ~spark_decode.decodes(body, parsed, F.col(_READ), given)).alias(_UNDECODABLE))
     selects.add(F.when(body.isNotNull() & ~F.col(_UNDECODABLE), F.col(_READ)).alias("data"))
-
-
-def _decode_quickly(selects: Selects, decoder: Decoder) -> None:
-    """A quick look at every body, and a thorough one at those that it is not sure of."""
-    body, found, quick, sure, thorough = map(F.col, ("body", _PARSED, _READ, _SURE, _THOROUGH))
-    selects.add(spark_decode.quick(body, decoder).alias(_PARSED))
-    selects.add(spark_decode.read(found, decoder).alias(_READ))
-    selects.add(spark_decode.sure(body, found, quick, decoder).alias(_SURE))
-    selects.add(F.when(~sure & body.isNotNull(), spark_decode.thorough(body, decoder)).alias(_THOROUGH))
-    selects.add(
-        F.coalesce(~thorough["decodes"], F.lit(False)).alias(_UNDECODABLE), F.when(sure, quick).otherwise(thorough["data"]).alias("data")
-    )
 
 
 def _keys(selects: Selects, spec: Prepare) -> None:
