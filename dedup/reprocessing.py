@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict, PositionsMissing, ReprocessStopped
-from deadletter.letter import Action
 from deadletter.selection import Selection
 from dedup import flow, resolved
 from dedup.absent import fill
@@ -27,6 +26,7 @@ from dedup.feed import Material, open_feed
 from dedup.index import Index
 from dedup.keys import LETTER, SEQUENCE
 from dedup.letter_events import as_they_came, events_of, held_keys, settle_held, sift_asked
+from dedup.letter_keys import was_given
 from dedup.letters import letter_rows
 from dedup.order import Order
 from dedup.pages import (
@@ -216,8 +216,7 @@ class _Reprocess:
         doubtful = [row for row in np.flatnonzero(plain.asked).tolist() if holds[ids[row]]]
         given = np.zeros(len(index), dtype=bool)
         for row in doubtful:
-            past = self.consumer.store.history(ids[row]).filter(pc.field("action") == Action.EDITED.value)
-            given[row] = bool(past.num_rows) and past["key"][-1].is_valid
+            given[row] = was_given(self.consumer.store.history(ids[row]))
         return given
 
     def _count(self, page: pa.Table, states: Mapping[str, int], lost: set[str]) -> None:

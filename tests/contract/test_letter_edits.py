@@ -1,0 +1,105 @@
+"""What is edited is what runs: edits followed by a reprocess, on every store. No effect is lost, and none is there twice."""
+
+from __future__ import annotations
+
+from orders import assert_proven, batch, event, ids, letters
+from people import ALL, ANN, BODY, actions, failing, fixed, statuses
+from places import Place
+
+from dedup import DeadLetters, Selection, reprocess
+
+
+def test_a_repaired_body_is_processed_under_the_key_that_it_has(place: Place) -> None:
+    """Bytes that did not decode are made an order; a later copy of that order is a duplicate."""
+    store = place.store()
+    run = failing(store)
+    letter = letters(store, kind="UNDECODABLE")[0]["id"]
+    DeadLetters(store).edit(letter, body=b'{"id": "z", "amount": 9}', **ANN)
+    assert reprocess(Selection(ids=(letter,)), fixed(store)).reprocessed == 1
+    assert ids(place.read()) == ["a", "z"]
+    assert run(batch(event(4, "z", 9), event(5, body=BODY)), 1).processed == 0
+    assert [a for a, _, _ in actions(store, letter)] == ["FAILED", "EDITED", "REPROCESSED"]
+    assert_proven(store)
+
+
+def test_a_body_with_another_key_takes_that_key_and_keeps_the_old_one(place: Place) -> None:
+    """Copies under either key are no new message afterwards."""
+    store = place.store()
+    run = failing(store)
+    letter = letters(store, key="b")[0]["id"]
+    DeadLetters(store).edit(letter, body=b'{"id": "z", "amount": 9}', **ANN)
+    assert reprocess(Selection(ids=(letter,)), fixed(store)).reprocessed == 1
+    assert ids(place.read()) == ["a", "z"]
+    assert run(batch(event(4, "z", 9), event(5, "b", -1)), 1).duplicates == 2
+    assert_proven(store)
+
+
+def test_a_body_whose_key_is_decided_is_a_duplicate(place: Place) -> None:
+    """There is an effect under it: the letter is settled without another one, or a conflict where the payload differs."""
+    store = place.store()
+    failing(store)
+    first, second = (row["id"] for row in letters(store, kind="REJECTED"))
+    DeadLetters(store).edit(first, body=b'{"id": "a", "amount": 1}', **ANN)
+    DeadLetters(store).edit(second, body=b'{"id": "a", "amount": 9}', **ANN)
+    done = reprocess(Selection(ids=(first, second)), fixed(store))
+    assert (done.duplicates, done.failed, ids(place.read())) == (1, 1, ["a"])
+    assert [(row["status"], row["kind"]) for row in letters(store)[:2]] == [("DUPLICATE", "REJECTED"), ("OPEN", "KEY_CONFLICT")]
+    assert_proven(store)
+
+
+def test_an_edited_letter_that_fails_again_holds_all_its_keys(place: Place) -> None:
+    """That of the new body, too; discard with release frees the old and the new one."""
+    store = place.store()
+    run = failing(store)
+    letter = letters(store, key="b")[0]["id"]
+    DeadLetters(store).edit(letter, body=b'{"id": "z", "amount": -9}', **ANN)
+    assert reprocess(Selection(ids=(letter,)), run).failed == 1
+    assert run(batch(event(4, "z", -9), event(5, "b", -1)), 1).duplicates == 2
+    assert_proven(store)
+    DeadLetters(store).discard(letter, **ANN, release_key=True)
+    assert actions(store, letter)[-1] == ("RELEASED", "ann", -2)
+    assert run(batch(event(6, "z", 9), event(7, "b", 1)), 2).processed == 2
+    assert_proven(store)
+
+
+def test_a_given_key_counts_whatever_the_body_says(place: Place) -> None:
+    """Also where the body is edited afterwards; the key that the body has is not taken."""
+    store = place.store()
+    run = failing(store)
+    first, second = (row["id"] for row in letters(store, kind="REJECTED"))
+    found = DeadLetters(store)
+    found.edit(first, key="y", **ANN)
+    found.edit(second, key="z", **ANN)
+    found.edit(second, body=b'{"id": "d", "amount": 4}', **ANN)
+    assert reprocess(Selection(kind="REJECTED"), fixed(store)).reprocessed == 2
+    assert ids(place.read()) == ["a", "b", "d"]
+    report = run(batch(event(4, "b", -1), event(5, "c", -2), event(6, "y", 1), event(7, "z", 1), event(8, "d", 5)), 1)
+    assert (report.duplicates, report.processed, ids(place.read())) == (2, 1, ["a", "b", "d", "d"])
+    assert_proven(store)
+
+
+def test_a_conflict_is_settled_by_giving_it_a_key_of_its_own(place: Place) -> None:
+    """Two messages that had one key by mistake have their effect both."""
+    store = place.store()
+    run = failing(store)
+    run(batch(event(4, "a", 9)), 1)
+    letter = letters(store, kind="KEY_CONFLICT")[0]["id"]
+    assert reprocess(Selection(ids=(letter,)), fixed(store)).reprocessed == 0
+    DeadLetters(store).edit(letter, key="a2", **ANN)
+    assert reprocess(Selection(ids=(letter,)), fixed(store)).reprocessed == 1
+    assert place.read() == [{"id": "a", "amount": 1}, {"id": "a", "amount": 9}]
+    assert_proven(store)
+
+
+def test_discarded_letters_are_not_run_and_restored_ones_are(place: Place) -> None:
+    """Whoever discards wins over a later reprocess, until it is taken back."""
+    store = place.store()
+    failing(store)
+    DeadLetters(store).discard(ALL, **ANN)
+    assert reprocess(ALL, fixed(store)).selected == 0
+    DeadLetters(store).restore(Selection(kind="REJECTED"), **ANN)
+    assert reprocess(ALL, fixed(store)).reprocessed == 2
+    assert statuses(store) == ["REPROCESSED", "REPROCESSED", "DISCARDED"]
+    done = DeadLetters(store).discard(ALL, **ANN)
+    assert (done.changed, done.skipped) == (0, {"it is REPROCESSED": 2, "it is DISCARDED": 1})
+    assert_proven(store)
