@@ -158,7 +158,7 @@ def test_names_that_look_like_sql_are_names(store: PostgresStore, postgres: str)
 
 
 def test_deleting_a_few_rows_does_not_read_the_sink(store: PostgresStore, postgres: str) -> None:
-    """The planner knows how few were staged: the sink is probed by its index."""
+    """The sink is probed by its index."""
     run(postgres, "insert into stock select n, 1, 'x' from generate_series(1, 200000) n; analyze stock")
     before = run(postgres, "select seq_tup_read from pg_stat_user_tables where relname = 'stock'")
     merge(store, DELETING, id=[5, 6], version=[2, 2], name=[None, None], gone=[True, True])

@@ -17,7 +17,7 @@ from checkpoint.errors import RowsRefused, SinkMismatch
 from dedup.envelope import POSITION
 from dedup.postgres import sink as sinks
 from dedup.postgres.connect import Connection
-from dedup.postgres.fit import Column, Plan
+from dedup.postgres.fit import Plan
 from dedup.postgres.sink import Sink
 from dedup.postgres.sqlfiles import Statements, fill, quoted
 from dedup.steps import Merge
@@ -96,15 +96,10 @@ def _delete(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table,
         return
     part = replace(sink, columns=tuple(column for column in sink.columns if column.name in rows.column_names))
     plans = sinks.plans_for(part, rows.schema)
-    _stage(connection, sql, part, sinks.fitted(replace(part, columns=_nullable(part, how)), plans, rows), plans)
-    _run(connection, sql, "merge_count", sink)
+    _stage(connection, sql, part, sinks.fitted(part, plans, rows), plans)
     same = " and ".join(f"t.{quoted(name)} = excluded.{quoted(name)}" for name in how.keys)
     _run(connection, sql, "merge_delete", sink, same=same, newer=_newer(how))
     _run(connection, sql, "merge_end", sink)
-
-
-def _nullable(sink: Sink, how: Merge) -> tuple[Column, ...]:
-    return tuple(column if column.name in how.keys else replace(column, not_null=False) for column in sink.columns)
 
 
 def _stage(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, plans: dict[str, Plan]) -> None:

@@ -35,7 +35,7 @@ _CONDITIONS: Mapping[str, str] = {
     "until": "d.last_failed_at < %(until)s",
     "key": "d.idempotence_key = %(key)s and left(d.idempotence_key, 100) = left(%(key)s, 100)",
     "text": "strpos(lower(concat_ws(E'\\x01', d.reason, d.error_message, d.stack)), lower(%(text)s)) > 0",
-    "sequence_key": "d.sequence_key = %(sequence_key)s",
+    "sequence_key": "d.sequence_key = %(sequence_key)s and left(d.sequence_key, 100) = left(%(sequence_key)s, 100)",
     "sequences": "d.sequence = any(%(sequences)s::uuid[])",
     "generation": "d.generation = %(generation)s",
 }

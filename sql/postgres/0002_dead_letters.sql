@@ -13,6 +13,7 @@ create index dead_letter_sequence on {schema}.dead_letter (sequence, incarnation
 create index dead_letter_age on {schema}.dead_letter (last_failed_at) where status in ('OPEN', 'BLOCKED');
 create index dead_letter_range on {schema}.dead_letter (topic, partition, sequence_number);
 create index dead_letter_name on {schema}.dead_letter ((left(idempotence_key, 100)));
+create index dead_letter_sequence_name on {schema}.dead_letter ((left(sequence_key, 100))) where sequence_key is not null;
 drop index {schema}.dead_letter_fingerprint;
 create index dead_letter_fingerprint on {schema}.dead_letter
     (fingerprint, consumer, source, topic, incarnation, partition, sequence_number, part) where status in ('OPEN', 'BLOCKED');

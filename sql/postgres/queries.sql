@@ -231,11 +231,6 @@ where i.indrelid = %(oid)s::bigint::oid and i.indisunique and i.indisvalid and i
 -- Of this session alone, and gone at the end of the transaction.
 create temporary table {staged} on commit drop as select {columns} from {sink} with no data;
 
--- name: merge_count
--- Tell the planner how many rows were staged.
--- Without it a few rows to delete would be looked for by reading the whole sink.
-analyze {staged};
-
 -- name: merge_rows
 -- Insert or update by key.
 -- Waits for another transaction with the same key, and compares with what that one committed. In the order of keys: nobody waits in a circle.
