@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from checkpoint.errors import PublicationStuck, SinkMismatch
+from checkpoint.errors import PublicationStuck, RowsRefused, SinkMismatch
 from dedup.delta import DeltaStore
 from dedup.delta.sink import Sinks
 from dedup.rows import ArrowRows
-from dedup.steps import Commit
+from dedup.steps import Commit, Merge
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,9 +182,28 @@ def test_rows_that_break_a_rule_are_refused_before_the_decision(
 ) -> None:
     """After the decision they would wedge publication for ever."""
     store = DeltaStore(str(tmp_path / "state"))
-    with pytest.raises(SinkMismatch, match=says):
+    with pytest.raises(RowsRefused, match=says):
         write(store, strict, [pa.table(rows)])
     assert store.head(kit.NAME).seq == 1 and spark.read.format("delta").load(strict).count() == 0
+
+
+def test_a_sink_with_rules_is_merged_by_spark_once(spark: SparkSession, tmp_path: Path, strict: str) -> None:
+    """Insert, update what is older, delete; staged, decided, merged with the transaction id; again: nothing; bad rows are refused."""
+    store, how = DeltaStore(str(tmp_path / "state")), Merge(("id",), "name", "gone")
+    number = kit.epoch(store)
+    for rows in ([(1, "b", False), (2, "b", False)], [(1, "a", False), (2, "c", True), (3, "x", False)], [(3, "x", True)]):
+        with store.begin(kit.NAME, number) as tx:
+            table = pa.table(dict(zip(("id", "name", "gone"), zip(*rows, strict=True), strict=True)))
+            assert tx.merge(strict, ArrowRows(table), how) == len(rows)
+            tx.execute(Commit())
+    with store.begin(kit.NAME, number) as tx, pytest.raises(RowsRefused, match="positive"):
+        tx.merge(strict, ArrowRows(pa.table({"id": [-1], "name": ["a"]})), Merge(("id",)))
+    state = store._states.of(kit.NAME)
+    state.pending |= {s for s, h in state.decided.items() if h.sinks}
+    assert store.publish(kit.NAME) == 0
+    assert sorted(map(tuple, spark.read.format("delta").load(strict).collect())) == [(1, "b", 2), (3, "x", 6)]
+    assert DeltaStore(store.path).problems(kit.NAME) == []
+    assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
 
 
 def test_a_condition_that_is_null_is_violated_here_as_in_delta(spark: SparkSession, tmp_path: Path) -> None:
@@ -278,7 +297,9 @@ def test_the_state_can_be_asked_in_sql(spark: SparkSession, tmp_path: Path) -> N
     kit.create(str(tmp_path / "orders"))
     store = DeltaStore(str(tmp_path / "state"), tables={"orders": str(tmp_path / "orders")})
     kit.process(store, kit.epoch(store), kit.events([1, 2, 3]), reject=lambda key: key == 2)
-    assert sorted(store.views(spark)) == ["dedup_batches", "dedup_checkpoints", "dedup_dead_letters", "dedup_reservations"]
+    names = ["batches", "blocked_sequences", "checkpoints", "dead_letters", "letter_history", "reservations"]
+    assert sorted(store.views(spark)) == [f"dedup_{name}" for name in names]
+    assert spark.sql("SELECT * FROM dedup_letter_history").count() == spark.sql("SELECT * FROM dedup_blocked_sequences").count() == 0
     assert spark.sql("SELECT consumer, sequence_number FROM dedup_checkpoints").collect() == [(kit.NAME, 2)]
     assert spark.sql("SELECT held, count(*) FROM dedup_reservations GROUP BY held ORDER BY held").collect() == [(False, 2), (True, 1)]
     assert spark.sql("SELECT reserved FROM dedup_batches").collect() == [(3,)]

@@ -54,7 +54,7 @@ class Letters:
         rows = self._current(selection, ["id"])
         if after is not None:
             rows = rows.filter(_behind(rows, after))
-        rows = rows.take(_in_order(rows)).slice(0, selection.limit)
+        rows = rows.take(_in_order(rows).slice(0, selection.limit))
         return self._filled(rows, names)
 
     def place(self, letter_id: str) -> tuple[Any, ...] | None:
@@ -74,12 +74,12 @@ class Letters:
         ids = newest.group_by(by).aggregate([("id", "min")])["id_min"]
         return counted, self._filled(rows.filter(pc.is_in(rows["id"], value_set=ids)), [*by, "id", "reason", "last_failed_at"])
 
-    def history(self, letter_id: str) -> pa.Table:
-        """HISTORY, oldest first."""
+    def history(self, letter_id: str | None = None) -> pa.Table:
+        """HISTORY of one letter, or of all, oldest first."""
         names = ["id" if n == "letter_id" else n for n in HISTORY.names]
-        rows = self._scan(names, (ds.field("id") == letter_id) & (ds.field("event") == HISTORIC)).sort_by(
-            [("seq", "ascending"), ("at", "ascending")]
-        )
+        asked = ds.field("event") == HISTORIC
+        rows = self._scan(names, asked if letter_id is None else asked & (ds.field("id") == letter_id))
+        rows = rows.sort_by([("seq", "ascending"), ("at", "ascending")])
         return rows.select(names).rename_columns(HISTORY.names).cast(HISTORY)
 
     def reserved(self) -> dict[int, int]:
@@ -208,7 +208,10 @@ def _mentions(rows: pa.Table, text: str) -> Any:
 
 def _newest(rows: pa.Table) -> pa.Table:
     """One row per letter, the one that counts, with `full`: the seq of the one that its HEAVY columns are in."""
-    codes = rows["id"].combine_chunks().dictionary_encode().indices.to_numpy()
+    encoded = rows["id"].combine_chunks().dictionary_encode()
+    if len(encoded.dictionary) == rows.num_rows:
+        return rows.append_column("full", rows["seq"])
+    codes = encoded.indices.to_numpy()
     seqs, events = rows["seq"].to_numpy(), rows["event"]
     # Of several parked rows the first counts, of changes the last, and any change more than any parked row.
     parked = pc.equal(events, PARKED).to_numpy()
@@ -229,7 +232,7 @@ def _last(codes: I64, value: I64, among: npt.NDArray[np.bool_]) -> I64:
 
 def _in_order(rows: pa.Table) -> pa.Array:
     """The rows' order by position; columns of one value cost nothing."""
-    keys = [n for n in PLACE if len(rows[n].unique()) > 1] if rows.num_rows else []
+    keys = [n for n in PLACE if len(set(pc.min_max(rows[n]).as_py().values())) > 1]
     return pc.sort_indices(rows.select([*keys]), [(n, "ascending") for n in keys]) if keys else pa.array(range(rows.num_rows), pa.int64())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from checkpoint.errors import CommitConflict, ConfigError
@@ -16,6 +17,7 @@ from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, consumer_name, filesystem, join, safe_name
 from dedup.delta.takeover import exists
 from dedup.delta.turns import Turns
+from dedup.store import SEQUENCES
 
 AMEND_ATTEMPTS = 20
 
@@ -67,6 +69,11 @@ class States:
                 raise ConfigError(f"There is no consumer {consumer!r} in {self.root}. Known: {', '.join(self.names()) or 'none'}.")
             yield state
 
+    def header(self, consumer: str) -> Header:
+        """Of the newest decision."""
+        with self.caught_up(consumer) as state:
+            return state.header
+
     def decide(self, consumer: str, plan: Callable[[ConsumerState], Header]) -> Header:
         """Commit what `plan` makes of the newest state; plan again where another decision comes first.
 
@@ -80,6 +87,15 @@ class States:
                     continue
                 return state.header
         raise CommitConflict(f"Consumer {consumer!r} commits all the time; the change was not made. Try again.")
+
+    def blocked(self) -> pa.Table:
+        """The blocked sequences of all consumers: consumer, and SEQUENCES."""
+        parts = []
+        for name in self.names():
+            with self.caught_up(name) as state:
+                rows = state.sequences.all().select(SEQUENCES.names).cast(SEQUENCES)
+            parts.append(rows.add_column(0, "consumer", pa.repeat(name, rows.num_rows)))
+        return pa.concat_tables([pa.schema([pa.field("consumer", pa.string()), *SEQUENCES]).empty_table(), *parts])
 
     def forget(self) -> None:
         """Read everything anew."""

@@ -18,7 +18,6 @@ from checkpoint.errors import StoreRestored
 from deadletter.letter import HISTORY
 from dedup.delta import audit, letters, maintain
 from dedup.delta.amend import acceptance, amendment, purging
-from dedup.delta.header import Header
 from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.names import SinkNames
 from dedup.delta.problems import problems
@@ -84,7 +83,7 @@ class DeltaStore:
         return []
 
     def pending(self) -> list[str]:
-        """What `migrate` would apply."""
+        """What `migrate` would apply: nothing."""
         return []
 
     def take_epoch(
@@ -137,16 +136,15 @@ class DeltaStore:
     def begin_letters(self, consumer: str, *, positions: bool = False) -> Iterator[DeltaTransaction]:
         """Open a transaction of letters under the epoch that there is.
 
-        It has its turn between two batches of a running stream, for which it waits, at most LETTERS_WAIT seconds; a batch that begins
-        meanwhile waits for it, at most STREAM_WAIT seconds. Of two decisions the later one is planned again (CommitConflict). So nothing
-        more is needed for `positions`.
+        It has its turn between two batches of a running stream: each waits for the other, for a while (turns.py). Of two decisions the
+        later one is planned again (CommitConflict), so nothing more is needed for `positions`.
 
         Raises:
             ConfigError: there is no such consumer.
             StoreRestored: the ledger contradicts itself.
             PublicationStuck: an earlier decision cannot be published.
         """
-        turn = self._states.turns(consumer).letters(lambda: self._header(consumer))
+        turn = self._states.turns(consumer).letters(lambda: self._states.header(consumer))
         with turn, self._states.existing(consumer) as state:
             state.require_sound()
             self._publisher(state).publish()
@@ -158,11 +156,7 @@ class DeltaStore:
 
     def set_trial(self, consumer: str, trial: str | None) -> None:
         """Keep it outside any transaction. Crash: it survives the death of the process, not that of the machine."""
-        note = self._states.turns(consumer).trial
-        if trial is None:
-            note.drop()
-        else:
-            note.write(trial)
+        self._states.turns(consumer).trial.keep(trial)
 
     def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
         """While the block runs, tell other copies every `every` seconds that this one is alive."""
@@ -223,9 +217,13 @@ class DeltaStore:
             maintain.everything((state.ledger.uri, state.letters_uri), self.path, self.storage_options, safe_name(consumer), needed)
 
     def views(self, spark: Any) -> list[str]:
-        """Temporary views dedup_checkpoints, dedup_batches, dedup_reservations and dedup_dead_letters, as of now; returns their names."""
+        """Temporary views of the state as of now; returns their names: dedup_checkpoints, dedup_batches, dedup_reservations,
+        dedup_dead_letters, dedup_letter_history, dedup_blocked_sequences.
+        """
         ledgers = {name: self._states.of(name).ledger.uri for name in self.consumers()}
-        return list(importlib.import_module("dedup.spark.delta_views").create(self, ledgers, spark))
+        history = pa.concat_tables([HISTORY.empty_table(), *(one.history() for one in self._letters(Selection()))])
+        more = {"dedup_letter_history": history, "dedup_blocked_sequences": self._states.blocked()}
+        return list(importlib.import_module("dedup.spark.delta_views").create(self, ledgers, more, spark))
 
     def publish(self, consumer: str) -> int:
         """Bring decided batches that their sinks do not show yet; returns how many.
@@ -281,10 +279,6 @@ class DeltaStore:
     def close(self) -> None:
         """Forget what was read. The store can be used again."""
         self._states.forget()
-
-    def _header(self, consumer: str) -> Header:
-        with self._states.caught_up(consumer) as state:
-            return state.header
 
     def _heartbeat(self, consumer: str) -> Heartbeat:
         return Heartbeat(self.path, self.storage_options, safe_name(consumer))

@@ -64,6 +64,13 @@ class Note:
         put(self.root, self.options, temporary, content)
         filesystem(self.root, self.options).move(temporary, self._path)
 
+    def keep(self, text: str | None) -> None:
+        """Replace the content, or delete it. Crash: as `write` says."""
+        if text is None:
+            self.drop()
+        else:
+            self.write(text)
+
     def drop(self, content: str | None = None) -> None:
         """Delete it, or only this content of it. One that is not there is no error."""
         if content is None or self.read() == content:

@@ -7,6 +7,7 @@ from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from dedup.store import Head, Selection, Store
 
@@ -26,10 +27,11 @@ CHECKPOINTS = pa.schema(
 )
 
 
-def create(store: Store, ledgers: dict[str, str], spark: SparkSession) -> Iterator[str]:
-    """Create the four views; yields their names.
+def create(store: Store, ledgers: dict[str, str], more: dict[str, pa.Table], spark: SparkSession) -> Iterator[str]:
+    """Create the views; yields their names.
 
     Args:
+        more: views that are given as tables.
         ledgers: consumer -> URI of its ledger. Reservations are read from there when the view is queried; the rest is as of now.
     """
     heads = [store.head(name) for name in ledgers]
@@ -37,6 +39,8 @@ def create(store: Store, ledgers: dict[str, str], spark: SparkSession) -> Iterat
     yield _view(_frame(spark, pa.Table.from_pylist(rows, schema=CHECKPOINTS)), "dedup_checkpoints")
     batches = [store.batches(name) for name in ledgers]
     named = [b.add_column(0, "consumer", pa.repeat(name, b.num_rows)) for name, b in zip(ledgers, batches, strict=True)]
+    for name, table in more.items():
+        yield _view(_frame(spark, table), name)
     if named:
         yield _view(_frame(spark, pa.concat_tables(named)), "dedup_batches")
         yield _view(_frame(spark, store.letters(Selection(limit=None))), "dedup_dead_letters")
@@ -62,7 +66,8 @@ def _checkpoints(head: Head) -> Iterator[dict[str, object]]:
 
 
 def _reservations(spark: SparkSession, consumer: str, uri: str) -> DataFrame:
-    ledger = spark.read.format("delta").load(uri if "://" in uri else f"file://{uri}").where("kind = 'reservation'")
-    return ledger.selectExpr(
-        f"'{consumer.replace(chr(39), chr(92) + chr(39))}' AS consumer", "seq", "key", "payload_hash", "section = 'held' AS held", "day"
-    )
+    """Those that no later decision freed."""
+    ledger = spark.read.format("delta").load(uri if "://" in uri else f"file://{uri}")
+    freed = ledger.where("kind = 'freed'").groupBy("key").agg(F.max("seq").alias("freed_in"))
+    kept = ledger.where("kind = 'reservation'").join(F.broadcast(freed), "key", "left").where("freed_in IS NULL OR seq >= freed_in")
+    return kept.select(F.lit(consumer).alias("consumer"), "seq", "key", "payload_hash", F.expr("section = 'held'").alias("held"), "day")
