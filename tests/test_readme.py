@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from dedup.delta import DeltaStore
 from dedup.postgres import PostgresStore
+from dedup.store import Selection
 from dedup.verify import verify
 
 if TYPE_CHECKING:
@@ -39,42 +41,66 @@ def test_the_first_code_stands_within_thirty_lines() -> None:
 
 
 @pytest.mark.delta
-def test_the_first_code_and_the_commands_run(spark: SparkSession, tmp_path: Path) -> None:
-    """The snippet streams flights into a catalog table; every command of the README answers on its store."""
-    lake, landing = tmp_path / "lake", tmp_path / "landing"
+def test_the_code_and_the_commands_run(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first snippet streams flights into a catalog table; then each command answers on its store, in the order of the README, and
+    what was rejected is there once the second snippet's handler has reprocessed it.
+    """
+    lake = tmp_path / "lake"
     bodies = ['{"flight_id": "a", "dep_time": 5}', '{"flight_id": "b"}', '{"flight_id": "a", "dep_time": 5}', "junk"]
     rows = spark.createDataFrame([(n, body) for n, body in enumerate(bodies)], "sequence_number bigint, text string")
     shape = rows.selectExpr("'hub' source", "'flights' topic", "0 partition", "sequence_number", "cast(text as binary) body")
-    shape.write.parquet(str(landing))
+    shape.write.parquet(f"{lake}/capture")
     spark.sql("drop table if exists departures")
     spark.sql(f"create table departures (flight_id string, dep_time bigint) using delta location '{lake}/departures'")
-    names = {"schema": FLIGHT, "events": spark.readStream.schema(shape.schema).parquet(str(landing))}
-    (snippet,) = blocks("python")
-    exec(snippet.replace("/lake", str(lake)), names)
+    names = {"schema": FLIGHT, "events": spark.readStream.schema(shape.schema).parquet(f"{lake}/capture")}
+    first, second = (snippet.replace("/lake", str(lake)) for snippet in blocks("python"))
+    exec(first, names)
     for query in spark.streams.active:
         query.processAllAvailable()
         query.stop()
     assert [tuple(r) for r in spark.table("departures").collect()] == [("a", 5)]
     store = DeltaStore(f"{lake}/dedup")
     assert verify(store, "departures").ok
+    (tmp_path / "departures.py").write_text(MODULE + second)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     run_commands(f"{lake}/dedup", store)
+    assert sorted(map(tuple, spark.table("departures").collect()), key=str) == [("a", 5), ("b", None)]
+    assert (tmp_path / "letters.jsonl").read_text().count("\n") == 2
+    assert verify(store, "departures").ok
     spark.sql("drop table departures")
+
+
+MODULE = """
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from dedup import Consumer, DeltaStore, decode
+
+spark = SparkSession.builder.getOrCreate()
+schema = pa.schema([("flight_id", pa.string()), ("dep_time", pa.int64())])
+"""
+"""What the second snippet takes as given."""
 
 
 def run_commands(url: str, store: DeltaStore) -> None:
     """Each command ends with 0 and prints something."""
     from dedup.cli.app import app
-    from dedup.store import Selection
 
-    letter = store.letters(Selection())["id"][0].as_py()
     found = commands()
-    assert len(found) >= 10
+    assert len(found) >= 20
     for arguments in found:
-        arguments = [letter if a == "ID" else a for a in arguments]
-        result = CliRunner().invoke(app, [*arguments, "--store", url])
+        arguments = [example(store) if a == "ID" else a for a in arguments]
+        of_store = [] if "departures:consumer" in arguments else ["--store", url]
+        result = CliRunner().invoke(app, [*arguments, *of_store])
         if "--sql" in arguments:
             continue  # a Delta store has none; tests/test_cli.py runs it on PostgreSQL
-        assert result.exit_code == 0 and result.output.strip(), (arguments, result.output)
+        assert result.exit_code == 0 and result.output.strip(), (arguments, result.output, result.exception)
+
+
+def example(store: DeltaStore) -> str:
+    """A letter that a person is not done with."""
+    rows = store.letters(Selection(), ["id", "status"]).to_pylist()
+    return str(next(row["id"] for row in rows if row["status"] != "REPROCESSED"))
 
 
 def test_the_table_of_deaths_names_every_step_of_both_stores() -> None:
@@ -102,5 +128,5 @@ def test_every_command_that_an_error_names_exists() -> None:
     from dedup.cli.app import app
 
     table = README.split("## Operating")[1].split("## Where it runs")[0]
-    for words in {tuple(m.split()[1:3]) for m in re.findall(r"`(dedup consumer [\w-]+)", table)}:
+    for words in {tuple(m.split()[1:3]) for m in re.findall(r"`(dedup (?:consumer|budget) [\w-]+)", table)}:
         assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0, words
