@@ -69,6 +69,10 @@ def test_state_of_the_version_before_goes_on(place: Path) -> None:
     found = open_store(place).letters(Selection()).select(["payload_hash", "sequence", "duplicates"]).to_pylist()
     assert found == [{"payload_hash": 1, "sequence": None, "duplicates": 1}, {"payload_hash": 3, "sequence": None, "duplicates": 0}]
     assert open_store(place).problems(kit.NAME) == []
+    old, _ = store.letters(Selection(), ["id"])["id"].to_pylist()
+    change(open_store(place), [old], action="DISCARDED", status="DISCARDED", extras=b"x")
+    assert open_store(place).history(old)["by"].to_pylist() == ["me"], "the table has no column for it"
+    assert open_store(place).letters(Selection(id=old), ["extras"])["extras"].to_pylist() == [b"x"]
 
 
 def test_sequence_extras_and_history_are_kept(place: Path) -> None:
@@ -380,3 +384,36 @@ def test_a_dead_reprocess_stalls_the_stream_once_at_most(place: Path) -> None:
     with open_store(place).begin_letters(kit.NAME):
         pass
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("status = 'OPEN' WHERE sequence_number = 2", "another status"),
+        ("blocked_by = null WHERE sequence_number = 2", "another blocked_by"),
+        ("status = 'LOST' WHERE sequence_number = 3", "another letter than the ledger says"),
+        ("key = x'00000000000000000000000000000000' WHERE sequence_number = 1", "hold a key that is not reserved"),
+    ],
+)
+def test_contradictions_between_letters_and_ledger_are_told(place: Path, damage: str, says: str) -> None:
+    """What somebody does to the table of letters behind our back is found by verify."""
+    store = open_store(place)
+    park(store, kit.epoch(store), [1, 2, 3])
+    assert store.problems(kit.NAME) == []
+    table = DeltaTable(str(place / "state" / "dead_letters" / kit.NAME))
+    column, _, rest = damage.partition(" = ")
+    value, _, where = rest.partition(" WHERE ")
+    table.update(updates={column: value}, predicate=where)
+    assert any(says in line for line in open_store(place).problems(kit.NAME)), open_store(place).problems(kit.NAME)
+
+
+def test_a_decision_must_reserve_what_its_records_and_letters_say(place: Path) -> None:
+    """A freed key that no history tells of is a contradiction."""
+    store = open_store(place)
+    (letter,) = park(store, kit.epoch(store), [1], sequence=None)
+    with store.begin_letters(kit.NAME) as tx:
+        tx.lock([letter])
+        tx.execute(Change(pa.table({"id": [letter], "holds_key": [False]}), history([letter], "RELEASED")))
+        tx.execute(free(1))
+        tx.execute(Commit())
+    assert any("decision 3 reserved -1 keys more than it freed" in line for line in open_store(place).problems(kit.NAME))

@@ -247,3 +247,15 @@ def test_a_merge_that_failed_in_an_attempt_is_no_part_of_the_decision(place: Pat
             raise ZeroDivisionError
         tx.execute(Commit())
     assert shown(place) == [(1, 1, "a")]
+
+
+def test_a_task_tells_whose_fault_it_is(place: Path) -> None:
+    """What a task reports crosses to the driver as the same kind of error."""
+    from dedup.delta.files import Add, FileWriter
+
+    writer = FileWriter(str(place / "orders"), None, SINK, "orders")
+    for columns, kind in (({"id x": pa.nulls(1, pa.int64())}, RowsRefused), ({"id x": [{"a": 1}]}, SinkMismatch)):
+        (line,) = writer(pa.table(columns).to_batches())
+        with pytest.raises(SinkMismatch) as told:
+            Add.from_json(line)
+        assert type(told.value) is kind

@@ -74,11 +74,11 @@ class Letters:
         ids = newest.group_by(by).aggregate([("id", "min")])["id_min"]
         return counted, self._filled(rows.filter(pc.is_in(rows["id"], value_set=ids)), [*by, "id", "reason", "last_failed_at"])
 
-    def history(self, letter_id: str | None = None) -> pa.Table:
-        """HISTORY of one letter, or of all, oldest first."""
+    def history(self, letter_ids: Sequence[str] | None = None) -> pa.Table:
+        """HISTORY of these letters, or of all, oldest first."""
         names = ["id" if n == "letter_id" else n for n in HISTORY.names]
         asked = ds.field("event") == HISTORIC
-        rows = self._scan(names, asked if letter_id is None else asked & (ds.field("id") == letter_id))
+        rows = self._scan(names, asked if letter_ids is None else asked & ds.field("id").isin(pa.array(letter_ids, pa.string())))
         rows = rows.sort_by([("seq", "ascending"), ("at", "ascending")])
         return rows.select(names).rename_columns(HISTORY.names).cast(HISTORY)
 
@@ -100,7 +100,11 @@ class Letters:
 
     def _scan(self, names: list[str], condition: ds.Expression) -> pa.Table:
         read = dict.fromkeys(["seq", "generation", "decided_in", *names])
-        return self.decided(self.events.to_table(columns=list(read), filter=condition))
+        try:
+            rows = self.events.to_table(columns=list(read), filter=condition)
+        except pa.ArrowNotImplementedError:  # delta-rs's UPDATE leaves texts of a type (string_view) that Arrow cannot push a filter to
+            rows = self.events.to_table().filter(condition).select(list(read))
+        return self.decided(rows)
 
     def _filled(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
         """These columns of the letters whose newest rows these are."""
@@ -261,7 +265,7 @@ def select(found: Iterable[Letters], selection: Selection, names: Sequence[str])
         if waiting and (after := letters.place(str(selection.after))) is None:
             continue
         waiting = False
-        parts.append(letters.select(_limited(selection, left), names, after))
+        parts.append(letters.select(replace(selection, limit=left), names, after))
         after = None
         left = None if left is None else left - parts[-1].num_rows
         if left == 0:
@@ -269,10 +273,6 @@ def select(found: Iterable[Letters], selection: Selection, names: Sequence[str])
     if waiting:
         raise ConfigError(f"There is no letter {selection.after!r} to go on behind. Begin with the first page again.")
     return pa.concat_tables(parts)
-
-
-def _limited(selection: Selection, limit: int | None) -> Selection:
-    return replace(selection, limit=limit)
 
 
 def groups(found: Iterable[Letters], selection: Selection) -> pa.Table:

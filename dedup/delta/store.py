@@ -258,10 +258,9 @@ class DeltaStore:
         """GROUPS: the selected letters by fingerprint and kind, the largest first; the limit counts groups."""
         return letters.groups(self._letters(selection), selection)
 
-    def history(self, letter_id: str) -> pa.Table:
-        """HISTORY of one letter, oldest first."""
-        found = (one.history(letter_id) for one in self._letters(Selection()))
-        return next((rows for rows in found if rows.num_rows), HISTORY.empty_table())
+    def history(self, *letter_ids: str) -> pa.Table:
+        """HISTORY of these letters, each one's oldest first."""
+        return pa.concat_tables([HISTORY.empty_table(), *(one.history(letter_ids) for one in self._letters(Selection()))])
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept."""
