@@ -24,7 +24,7 @@ from deadletter.selection import Selection
 from dedup import letter_plans
 from dedup.json_rows import from_json, json_rows
 from dedup.letter_plans import Plan, Who
-from dedup.letter_work import PORTION, PORTION_BYTES, Progress, commit, histories, known, listed, portions, with_replanning
+from dedup.letter_work import PORTION, PORTION_BYTES, Progress, commit, known, listed, portions, with_replanning
 from dedup.store import Store
 
 Format = Literal["jsonl", "parquet"]
@@ -82,7 +82,7 @@ def _whole(store: Store, ids: Sequence[str]) -> pa.Table:
     """KEPT of these letters."""
     letters = store.letters(Selection(ids=tuple(ids), limit=None))
     past: dict[str, list[dict[str, Any]]] = {}
-    for entry in histories(store, ids).to_pylist():
+    for entry in store.history(*ids).to_pylist():
         past.setdefault(entry.pop("letter_id"), []).append(entry)
     own = pa.array([past.get(i, []) for i in letters["id"].to_pylist()], KEPT.field("history").type)
     return letters.append_column("history", own).select(KEPT.names).cast(KEPT)

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict
-from deadletter.letter import HISTORY
 from deadletter.selection import Selection
 from dedup.letter_plans import BUSY, NOT_THERE, Plan
 from dedup.steps import Commit
@@ -83,7 +82,7 @@ class Access:
 
     def history(self, letters: pa.Table | None = None) -> pa.Table:
         """HISTORY of these letters, or of all of the portion."""
-        return histories(self.store, (self.letters if letters is None else letters)["id"].to_pylist())
+        return self.store.history(*(self.letters if letters is None else letters)["id"].to_pylist())
 
     def known(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those of these keys that are reserved or held."""
@@ -100,11 +99,6 @@ def known(store: Store, consumer: str, keys: Iterable[bytes], transaction: Trans
         return list(transaction.known(table)["key"].to_pylist())
     with store.begin_letters(consumer) as one:
         return list(one.known(table)["key"].to_pylist())
-
-
-def histories(store: Store, ids: Sequence[str]) -> pa.Table:
-    """HISTORY of these letters, each oldest first."""
-    return pa.concat_tables([HISTORY.empty_table(), *(store.history(i) for i in ids)])
 
 
 def listed(store: Store, which: Which) -> pa.Table:

@@ -252,8 +252,8 @@ class Store(Protocol):
     def groups(self, selection: Selection) -> pa.Table:
         """GROUPS: the selected letters (its limit counts groups) by fingerprint, the largest first."""
 
-    def history(self, letter_id: str) -> pa.Table:
-        """HISTORY of one letter, oldest first."""
+    def history(self, *letter_ids: str) -> pa.Table:
+        """HISTORY of these letters, each one's oldest first."""
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept; None where this cannot be told per consumer."""

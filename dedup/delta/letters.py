@@ -74,12 +74,12 @@ class Letters:
         ids = newest.group_by(by).aggregate([("id", "min")])["id_min"]
         return counted, self._filled(rows.filter(pc.is_in(rows["id"], value_set=ids)), [*by, "id", "reason", "last_failed_at"])
 
-    def history(self, letter_ids: Sequence[str] | None = None) -> pa.Table:
-        """HISTORY of these letters, or of all, oldest first."""
+    def history(self, ids: Sequence[str] | None = None) -> pa.Table:
+        """HISTORY of these letters, or of all, each one's oldest first."""
         names = ["id" if n == "letter_id" else n for n in HISTORY.names]
         asked = ds.field("event") == HISTORIC
-        rows = self._scan(names, asked if letter_ids is None else asked & ds.field("id").isin(pa.array(letter_ids, pa.string())))
-        rows = rows.sort_by([("seq", "ascending"), ("at", "ascending")])
+        rows = self._scan(names, asked if ids is None else asked & ds.field("id").isin(list(ids)))
+        rows = rows.sort_by([("id", "ascending"), ("seq", "ascending"), ("at", "ascending")])
         return rows.select(names).rename_columns(HISTORY.names).cast(HISTORY)
 
     def reserved(self) -> dict[int, int]:

@@ -260,7 +260,8 @@ class DeltaStore:
 
     def history(self, *letter_ids: str) -> pa.Table:
         """HISTORY of these letters, each one's oldest first."""
-        return pa.concat_tables([HISTORY.empty_table(), *(one.history(letter_ids) for one in self._letters(Selection()))])
+        parts = [one.history(letter_ids) for one in self._letters(Selection())] if letter_ids else []
+        return pa.concat_tables([HISTORY.empty_table(), *parts])
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept."""

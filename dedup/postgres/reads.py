@@ -49,10 +49,10 @@ class Reads:
         with self._connection("Grouping dead letters") as connection:
             return select.groups(connection, self._sql, selection)
 
-    def history(self, letter_id: str) -> pa.Table:
-        """HISTORY of one letter, oldest first."""
-        with self._connection("Reading the history of a letter") as connection:
-            return select.history(connection, self._sql, letter_id)
+    def history(self, *letter_ids: str) -> pa.Table:
+        """HISTORY of these letters, each one's oldest first."""
+        with self._connection("Reading the history of letters") as connection:
+            return select.history(connection, self._sql, letter_ids)
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations are kept; None where several consumers, or lives of one, share the tables."""

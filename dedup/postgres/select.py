@@ -137,7 +137,7 @@ def groups(connection: Connection, sql: Statements, selection: Selection) -> pa.
     return pa.Table.from_pylist([dict(zip(GROUPS.names, row, strict=True)) for row in rows], schema=GROUPS)
 
 
-def history(connection: Connection, sql: Statements, letter: str) -> pa.Table:
-    """HISTORY of a letter, oldest first."""
-    rows = connection.execute(sql["history"], {"letter_id": letter}).fetchall()
+def history(connection: Connection, sql: Statements, letter_ids: Sequence[str]) -> pa.Table:
+    """HISTORY of these letters, each one's oldest first."""
+    rows = connection.execute(sql["history"], {"ids": list(letter_ids)}).fetchall()
     return pa.Table.from_pylist([dict(zip(HISTORY.names, row, strict=True)) for row in rows], schema=HISTORY)

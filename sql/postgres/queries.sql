@@ -527,10 +527,10 @@ from largest g join example e using (fingerprint, kind) join {schema}.dead_lette
 order by g.letters desc, g.fingerprint, g.kind;
 
 -- name: history
--- What happened to a letter, oldest first.
+-- What happened to letters, to each of them oldest first.
 -- One snapshot.
 select letter_id, at, action, by, reason, error_type, error_message, stack, body, uuid_send(key) as key, idempotence_key, reserved
-from {schema}.letter_history where letter_id = %(letter_id)s order by at, id;
+from {schema}.letter_history where letter_id = any(%(ids)s) order by letter_id, at, id;
 
 -- name: count_reservations
 -- How many reservations are kept, and how many keys are in more than one table.

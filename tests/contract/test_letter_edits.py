@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 from orders import assert_proven, batch, event, ids, letters
 from people import ALL, ANN, BODY, actions, failing, fixed, statuses
 from places import Place
@@ -103,3 +106,56 @@ def test_discarded_letters_are_not_run_and_restored_ones_are(place: Place) -> No
     done = DeadLetters(store).discard(ALL, **ANN)
     assert (done.changed, done.skipped) == (0, {"it is REPROCESSED": 2, "it is DISCARDED": 1})
     assert_proven(store)
+
+
+def test_of_a_reprocess_and_a_discard_at_once_one_wins(place: Place) -> None:
+    """While the handler runs, somebody discards the same letter: either it has its effect or it is discarded, never both or neither."""
+    store = place.store()
+    run = failing(store)
+    letter = letters(store, key="b")[0]["id"]
+    discarded: list[int] = []
+
+    def discard() -> None:
+        discarded.append(DeadLetters(place.store()).discard(letter, **ANN, release_key=True).changed)
+
+    other = threading.Thread(target=discard)
+    made = fixed(store)
+    inner = made._handler
+
+    def slow(rows: Any, tx: Any) -> None:
+        if not other.ident:
+            other.start()
+            other.join(1.0)
+        inner(rows, tx)
+
+    made._handler = slow
+    done = reprocess(Selection(ids=(letter,)), made)
+    other.join()
+    assert done.reprocessed + discarded[0] == 1
+    assert ids(place.read()) == (["a", "b"] if done.reprocessed else ["a"])
+    assert statuses(store)[0] == ("REPROCESSED" if done.reprocessed else "DISCARDED")
+    assert run(batch(event(4, "b", -1)), 1).duplicates == done.reprocessed
+    assert_proven(store)
+
+
+def test_of_a_discard_and_a_reprocess_at_once_one_wins(place: Place) -> None:
+    """The same the other way round: the reprocess comes while the discard is about to commit."""
+    failing(place.store())
+    letter, reports = letters(place.store(), key="b")[0]["id"], []
+
+    def again() -> None:
+        reports.append(reprocess(Selection(ids=(letter,)), fixed(place.store())).reprocessed)
+
+    other, store = threading.Thread(target=again), place.store()
+
+    def meanwhile(step: str) -> None:
+        if step == "commit" and not other.ident:
+            other.start()
+            other.join(1.0)
+
+    store.on_step = meanwhile
+    changed = DeadLetters(store).discard(letter, **ANN).changed
+    other.join()
+    assert changed + reports[0] == 1
+    assert ids(place.read()) == (["a", "b"] if reports[0] else ["a"])
+    assert_proven(place.store())
