@@ -43,6 +43,7 @@ class ConsumerState:
         self.sinks = Sinks(options)
         self.lock = threading.RLock()  # held by whoever looks or decides: people ask while a stream runs in another thread
         self.table: DeltaTable | None = None
+        self._version: int | None = None  # of `table` when everything was taken in
         self._table_id: str | None = None
         self._forget()
 
@@ -72,7 +73,7 @@ class ConsumerState:
         except Exception:
             self.ledger.forget()
             raise
-        self.table = table
+        self.table, self._version = table, None if table is None else table.version()
 
     def _require_same_table(self, table: DeltaTable | None) -> None:
         found = None if table is None else str(table.metadata().id)
@@ -120,6 +121,8 @@ class ConsumerState:
             self.ledger.create()
             self.catch_up()
         assert self.table is not None
+        if self.table.version() != self._version:  # somebody looked at the ledger meanwhile, and delta-rs moves the object itself
+            self.catch_up()
         return self.table
 
     def fenced(self) -> Fenced:
