@@ -171,3 +171,34 @@ def test_export_reads_no_more_letters_than_a_portion(place: Place, tmp_path: Pat
         assert DeadLetters(store).export(ALL, tmp_path / name) == 7
         assert [rows.num_rows for rows in letter_files._read(tmp_path / name)] == [2, 2, 2, 1]
     assert sizes == [2, 2, 2, 1] * 2
+
+
+def test_an_import_that_ends_anywhere_is_gone_on_with(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped right before each of its steps: portions are there whole or not at all, and a second call brings the others."""
+    from dedup import letter_files
+
+    store, file = place.store(), tmp_path / "letters.jsonl"
+    hostile(store)
+    DeadLetters(store).export(ALL, file)
+    monkeypatch.setattr(letter_files, "PORTION", 4)
+    other = other_place(place, tmp_path)
+    consumer(other.store(), sequence_key="data.id", idempotence_key=["data.id", "data.amount"])(batch(), 0)
+    stopped = 0
+    for number in range(30):
+        one, steps = other.store(), iter(range(number + 1))
+
+        def stop(step: str, steps: Any = steps, number: int = number) -> None:
+            if next(steps) == number:
+                raise KeyboardInterrupt
+
+        one.on_step = stop
+        try:
+            DeadLetters(one).import_(file, by="ann")
+            break
+        except KeyboardInterrupt:
+            stopped += 1
+        assert len(letters(other.store())) in (0, 4, 8)
+    assert stopped > 3
+    DeadLetters(other.store()).import_(file, by="ann")
+    assert letters(other.store()) == letters(store)
+    assert other.store().problems("shop") == []
