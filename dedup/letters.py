@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -118,7 +119,9 @@ def _bodies(content: pa.Table, max_body: int) -> dict[str, Any]:
     sizes = pc.binary_length(bodies)
     large = pc.fill_null(pc.greater(sizes, max_body), False)
     whole = bodies.cast(pa.binary())
-    digests = [hashlib.sha256(b.as_py()).digest() if is_large.as_py() else None for b, is_large in zip(bodies, large, strict=True)]
+    digests: list[bytes | None] = [None] * len(bodies)
+    for row in np.flatnonzero(large.to_numpy(zero_copy_only=False)).tolist():
+        digests[row] = hashlib.sha256(bodies[row].as_py()).digest()
     return {
         "body": pc.if_else(large, pc.binary_slice(whole, 0, TOO_LARGE_KEPT), whole),
         "body_size": sizes,
@@ -128,6 +131,7 @@ def _bodies(content: pa.Table, max_body: int) -> dict[str, Any]:
 
 
 def _errors(rows: Ints, kinds: Sequence[Kind], settled: Settled, whole: Sequence[bool], why: Why, now: dt.datetime) -> dict[str, list[Any]]:
+    known = functools.cache(fingerprint)  # thousands of letters have one reason
     failures = [why.failed.get(row, ()) for row in rows.tolist()]
     last = [f[-1] if f else None for f in failures]
     shown = [kind if kept else Kind.TOO_LARGE for kind, kept in zip(kinds, whole, strict=True)]
@@ -139,7 +143,7 @@ def _errors(rows: Ints, kinds: Sequence[Kind], settled: Settled, whole: Sequence
         "error_type": [f and f.error_type for f in last],
         "error_message": [f and f.message for f in last],
         "stack": [f and f.stack for f in last],
-        "fingerprint": [f.fingerprint if f else fingerprint(k, r) for f, k, r in zip(last, shown, reasons, strict=True)],
+        "fingerprint": [f.fingerprint if f else known(k, r) for f, k, r in zip(last, shown, reasons, strict=True)],
         "attempts": [0 if w else max(len(f), 1) for f, w in zip(failures, waiting, strict=True)],
         "first_failed_at": [f[0].at if f else now for f in failures],
         "last_failed_at": [f.at if f else now for f in last],

@@ -6,10 +6,10 @@ import datetime as dt
 import logging
 
 import tenacity
-from deadletter.classify import ErrorClass, classify
-from deadletter.failure import describe
 
 from checkpoint.errors import BudgetExceeded, CommitConflict, CommitUnknown, DedupError, StoreUnavailable
+from deadletter.classify import ErrorClass, classify
+from deadletter.failure import describe
 from dedup.attempts import Care
 
 log = logging.getLogger("dedup")
