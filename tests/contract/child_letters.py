@@ -1,0 +1,220 @@
+"""Processes to be killed while letters come and go: one server that has imported everything, and forks for each task.
+
+`python child_letters.py` reads a task as a line of JSON and answers with the number of the process, or waits for one. A task names a
+place, a consumer and what to `do`; the process kills itself right before its n-th step (`die_at`), or waits at a step for a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from orders import batch, consumer, event, flatten
+from places import DeltaPlace, PostgresPlace
+
+from checkpoint.errors import ReprocessStopped
+from dedup import DeadLetters, Selection
+from dedup.absent import fill
+from dedup.pages import ReprocessOptions
+from dedup.replaying import replay
+from dedup.reprocessing import reprocess
+
+HERE = Path(__file__)
+SEQUENCES = 3
+"""Every third event of a consumer has the same sequence key."""
+
+
+def prepare_place(place: Any) -> None:
+    """A sink `orders` whose rows can be told in the order of their effects, and one row per id in `balances`."""
+    if isinstance(place, PostgresPlace):
+        place.drop_sink()
+        place.execute("CREATE TABLE orders (id text NOT NULL, amount bigint, n bigserial)")
+    place.create_merge_sink("balances")
+
+
+def orders_of(name: str, numbers: Any) -> list[dict[str, Any]]:
+    """Events with a key of their own each."""
+    return [event(n, f"{name}-{n}", n % SEQUENCES) for n in numbers]
+
+
+def log_of(name: str, count: int) -> Callable[..., pa.Table]:
+    """A log that has the first events of a consumer."""
+    whole = batch(*orders_of(name, range(count)))
+
+    def read(source: str, topic: str, partition: int, first: int, last: int) -> pa.Table:
+        return whole.filter((pc.field("sequence_number") >= first) & (pc.field("sequence_number") <= last))
+
+    return read
+
+
+class Bad(Exception):
+    """What the handler raises."""
+
+
+def is_flaky(id: str) -> bool:
+    """A tenth of all ids."""
+    return hashlib.sha256(id.encode()).digest()[0] < 26
+
+
+def made(store: Any, task: dict[str, Any]) -> Any:
+    """The consumer of a task: writes orders; `bad` numbers raise, `deadly` ones kill, `hanging` ones sleep, `flaky` raises for a tenth."""
+    settings = {"sequence_key": "data.amount", "takeover": True, "budget": None, **task.get("settings", {})}
+    run = consumer(store, name=task["name"], **settings)
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        flat = flatten(rows)
+        tx.merge(flat, "balances", "id") if task.get("merge") else tx.write(flat, "orders")
+        for id in flat["id"].to_pylist():
+            number = int(id.rpartition("-")[2])
+            if number in task.get("deadly", ()):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if number in task.get("hanging", ()):
+                time.sleep(600)
+            if number in task.get("bad", ()) or (task.get("flaky") and is_flaky(id)):
+                raise Bad(f"cannot book {id}")
+
+    run._handler = handler
+    run.log(log_of(task["name"], task.get("log", 100)))
+    return run
+
+
+def do(store: Any, task: dict[str, Any]) -> None:
+    """What a task asks for, once."""
+    run, letters = made(store, task), DeadLetters(store)
+    chosen = Selection(consumer=task["name"], **task.get("selection", {"limit": None}))
+    who = {"by": "test", "reason": "test"}
+    match task["do"]:
+        case "stream":
+            for number, numbers in enumerate(task["batches"]):
+                run(batch(*orders_of(task["name"], numbers)), number)
+        case "reprocess":
+            reprocess(chosen, run)
+        case "reprocess for ever":
+            while not Path(task["stop"]).exists():
+                with contextlib.suppress(ReprocessStopped):
+                    reprocess(chosen, run, options=ReprocessOptions(stop_after=10**6))
+                time.sleep(0.01)
+        case "from log":
+            fill(Selection(topic="orders", partition=0, first=0), run)
+        case "replay":
+            replay(Selection(topic="orders", partition=0, first=0), run)
+        case "discard":
+            letters.discard(chosen, release_key=task.get("release", False), **who)
+        case "restore":
+            letters.restore(chosen, **who)
+        case "edit":
+            (one,) = store.letters(chosen).to_pylist()
+            letters.edit(one["id"], body=orders_of(task["name"], [task["becomes"]])[0]["body"], **who)
+
+
+def place_of(task: dict[str, Any]) -> Any:
+    """Where the task's consumer lives."""
+    return DeltaPlace(Path(task["place"])) if task["kind"] == "delta" else PostgresPlace(task["place"])
+
+
+def run(task: dict[str, Any]) -> None:
+    """In a process of its own."""
+    steps = 0
+
+    def on_step(name: str) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == task.get("die_at"):
+            print(f"died before {name}", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == task.get("wait_at") and not Path(task["reached"]).exists():
+            Path(task["reached"]).touch()
+            while not Path(task["resume"]).exists():
+                time.sleep(0.01)
+
+    do(place_of(task).store(on_step=on_step), task)
+    if "ended" in task:
+        Path(task["ended"]).touch()
+
+
+class Nursery:
+    """The server, seen from the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE)], cwd=HERE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._folder, self._children = folder, 0
+
+    def _ask(self, **line: Any) -> int:
+        assert self._server.stdin and self._server.stdout
+        self._server.stdin.write(json.dumps(line) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def start(self, task: dict[str, Any]) -> Child:
+        """A new process with this task."""
+        self._children += 1
+        errors = self._folder / f"errors{self._children}"
+        return Child(self._ask(task=task, errors=str(errors)), errors, self._ask)
+
+    def close(self) -> None:
+        """End the server."""
+        assert self._server.stdin and self._server.stdout
+        self._server.stdin.close()
+        self._server.wait()
+        self._server.stdout.close()
+
+
+class Child:
+    """A process with a task."""
+
+    def __init__(self, pid: int, errors: Path, ask: Callable[..., int]) -> None:
+        self.pid, self._errors, self._ask = pid, errors, ask
+
+    def wait(self) -> tuple[int, str]:
+        """Its exit code (negative: the signal that ended it) and what it said on stderr."""
+        return self._ask(wait=self.pid), self._errors.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "wait" in asked:
+            print(os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1]), flush=True)
+        elif pid := os.fork():
+            print(pid, flush=True)
+        else:
+            _be_child(asked["task"], asked["errors"])
+
+
+def _be_child(task: dict[str, Any], errors: str) -> None:
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    code = 1
+    try:
+        run(task)
+        code = 0
+    except BaseException:  # noqa: BLE001 - it must not go on as the server
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    import dedup.delta
+    import dedup.postgres  # noqa: F401 - imported once for all processes
+
+    _serve()

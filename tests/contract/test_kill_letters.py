@@ -1,0 +1,271 @@
+"""Processes killed with SIGKILL at every single step of what happens to letters, and several of them at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from child_letters import SEQUENCES, Child, Nursery, do, is_flaky, prepare_place
+from orders import assert_proven, letters
+from places import DeltaPlace, Place
+
+from dedup.trial import MAX_DEATHS
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Makes processes."""
+    one = Nursery(tmp_path_factory.mktemp("children"))
+    yield one
+    one.close()
+
+
+def task_at(place: Place, **task: Any) -> dict[str, Any]:
+    """A task of the consumer `shop` unless another one is named."""
+    where = str(place.folder) if isinstance(place, DeltaPlace) else place.url
+    return {"kind": "delta" if isinstance(place, DeltaPlace) else "postgres", "place": where, "name": "shop", **task}
+
+
+def effects(place: Place, name: str = "shop") -> list[int]:
+    """Numbers of the events of a consumer, in the order of their effects."""
+    ids = _published(place) if isinstance(place, DeltaPlace) else _inserted(place)
+    return [int(i.rpartition("-")[2]) for i in ids if i.startswith(f"{name}-")]
+
+
+def _inserted(place: Any) -> list[str]:
+    return [i for (i,) in place.execute("SELECT id FROM orders ORDER BY n")]
+
+
+def _published(place: DeltaPlace) -> list[str]:
+    table = Path(place.path("orders"))
+    commits = [line for file in sorted(table.glob("_delta_log/*.json")) for line in file.read_text().splitlines()]
+    added = [action["add"]["path"] for action in map(json.loads, commits) if "add" in action]
+    return [i for path in added for i in pq.read_table(table / path, columns=["id"])["id"].to_pylist()]
+
+
+def assert_in_order(done: list[int]) -> list[int]:
+    """Each once, and within a sequence by position."""
+    assert len(done) == len(set(done)), f"doubled: {sorted(n for n in set(done) if done.count(n) > 1)}"
+    for sequence in range(SEQUENCES):
+        mine = [n for n in done if n % SEQUENCES == sequence]
+        assert mine == sorted(mine), f"overtaken in sequence {sequence}: {mine}"
+    return done
+
+
+def standing(place: Place, name: str) -> dict[int, str]:
+    """Number -> status of the consumer's letters, which hold their keys while they are not settled."""
+    found = letters(place.store(), consumer=name)
+    assert all(x["holds_key"] == (x["status"] in ("OPEN", "BLOCKED", "DISCARDED")) for x in found)
+    return {x["sequence_number"]: x["status"] for x in found}
+
+
+def die_everywhere(
+    place: Place, nursery: Nursery, before: list[dict[str, Any]], victim: dict[str, Any], check: Callable[[str], None]
+) -> list[str]:
+    """Kill the victim right before its first step, its second one ... until it has no more; after each death do it again, and check.
+
+    Each time on a consumer of its own, made by the tasks `before`. Returns the names of the steps it died before.
+    """
+    steps: list[str] = []
+    while True:
+        name = f"shop{len(steps)}x"
+        for task in before:
+            do(place.store(), task_at(place, **task, name=name))
+        code, errors = nursery.start(task_at(place, **victim, name=name, die_at=len(steps) + 1)).wait()
+        if code == 0:
+            return steps
+        assert code == -signal.SIGKILL, errors
+        steps.append(errors.rpartition("died before ")[2].strip())
+        do(place.store(), task_at(place, **victim, name=name))
+        store = place.store()
+        store.publish(name)
+        try:
+            check(name)
+        except AssertionError as error:
+            raise AssertionError(f"died before {steps[-1]}, the {len(steps)}. step: {error}") from error
+        assert_proven(store, name)
+
+
+BROKEN = {"do": "stream", "batches": [[*range(9)]], "bad": [0, 4]}
+"""Leaves 0 and 4 open, 3 and 6 blocked behind 0, 7 behind 4."""
+
+
+def test_killed_anywhere_while_parking(place: Place, nursery: Nursery) -> None:
+    """During retries, bisect and parking, in two batches: the same letters, each other event once."""
+    prepare_place(place)
+
+    def check(name: str) -> None:
+        assert sorted(assert_in_order(effects(place, name))) == [1, 2]
+        assert standing(place, name) == {0: "OPEN", 3: "BLOCKED", 6: "BLOCKED"}
+
+    steps = die_everywhere(place, nursery, [], {"do": "stream", "batches": [[0, 1, 2, 3], [6]], "bad": [0]}, check)
+    assert {"handler", "park", "commit"} <= set(steps) and steps.count("handler") == 5
+
+
+def test_killed_anywhere_while_reprocessing_and_releasing(place: Place, nursery: Nursery) -> None:
+    """One letter passes and releases its followers, one fails again: effects once and in order, chains whole."""
+    prepare_place(place)
+
+    def check(name: str) -> None:
+        assert sorted(assert_in_order(effects(place, name))) == [0, 1, 2, 3, 5, 6, 8]
+        assert standing(place, name) == {0: "REPROCESSED", 3: "REPROCESSED", 4: "OPEN", 6: "REPROCESSED", 7: "BLOCKED"}
+
+    steps = die_everywhere(place, nursery, [BROKEN], {"do": "reprocess", "bad": [4]}, check)
+    assert {"handler", "change", "commit"} <= set(steps)
+
+
+def test_killed_anywhere_while_filling_from_the_log(place: Place, nursery: Nursery) -> None:
+    """Absent positions run from the log, one of them fails: decided once."""
+    prepare_place(place)
+    before = [{"do": "stream", "batches": [[0, 1]]}, {"do": "stream", "batches": [[0, 1], [6, 7]]}]
+
+    def check(name: str) -> None:
+        assert sorted(effects(place, name)) == [0, 1, 2, 4, 5, 6, 7]
+        assert standing(place, name) == {3: "OPEN"}
+
+    steps = die_everywhere(place, nursery, before, {"do": "from log", "bad": [3], "settings": {"sequence_key": None}}, check)
+    assert {"handler", "park", "record", "commit"} <= set(steps)
+
+
+def test_killed_anywhere_while_replaying(place: Place, nursery: Nursery) -> None:
+    """Repeated through merge: one row per event, and still their reservations."""
+    prepare_place(place)
+    merging = {"merge": True, "settings": {"sequence_key": None}}
+    before = [{"do": "stream", "batches": [[0, 1, 2]], **merging}]
+
+    def check(name: str) -> None:
+        assert [r["id"] for r in place.read("balances") if r["id"].startswith(f"{name}-")] == [f"{name}-{n}" for n in range(3)]
+
+    steps = die_everywhere(place, nursery, before, {"do": "replay", **merging}, check)
+    assert {"handler", "change", "commit"} <= set(steps)
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_killed_anywhere_while_discarding(place: Place, nursery: Nursery, release: bool) -> None:
+    """The blocker is given up: its followers are free, its key is held or free, never something between."""
+    prepare_place(place)
+    victim = {"do": "discard", "selection": {"first": 0, "last": 0}, "release": release}
+
+    def check(name: str) -> None:
+        found = {x["sequence_number"]: x for x in letters(place.store(), consumer=name)}
+        assert found[0]["status"] == "DISCARDED" and found[0]["holds_key"] != release
+        assert (found[3]["status"], found[6]["status"], found[6]["blocked_by"]) == ("OPEN", "BLOCKED", found[3]["id"])
+
+    steps = die_everywhere(place, nursery, [BROKEN], victim, check)
+    assert {"change", "commit"} <= set(steps) and ("free" in steps) == release
+
+
+def test_killed_anywhere_while_restoring_or_editing(place: Place, nursery: Nursery) -> None:
+    """The letter is back in front of its sequence; an edited one has its new body, and the old one in its history, once."""
+    prepare_place(place)
+    discarded = {"do": "discard", "selection": {"first": 0, "last": 0}, "release": True}
+    restored = {"do": "restore", "selection": {"first": 0, "last": 0}}
+
+    def check(name: str) -> None:
+        assert standing(place, name) == {0: "OPEN", 3: "BLOCKED", 4: "OPEN", 6: "BLOCKED", 7: "BLOCKED"}
+
+    assert "change" in die_everywhere(place, nursery, [BROKEN, discarded], restored, check)
+
+
+def test_an_event_that_kills_its_process_is_parked_as_crashed(place: Place, nursery: Nursery) -> None:
+    """After three deaths parts are tried, and log2 n deaths later the killer is a letter; the rest is written, the stream goes on."""
+    prepare_place(place)
+    task = task_at(place, do="stream", batches=[[*range(8)], [8, 9]], deadly=[5], settings={"sequence_key": None})
+    deaths = [nursery.start(task).wait()]
+    while deaths[-1][0] != 0 and len(deaths) < 20:
+        assert deaths[-1][0] == -signal.SIGKILL, deaths[-1][1]
+        deaths.append(nursery.start(task).wait())
+    assert len(deaths) - 1 <= MAX_DEATHS + 3
+    assert sorted(effects(place)) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    (letter,) = letters(place.store())
+    assert (letter["sequence_number"], letter["kind"], letter["status"]) == (5, "CRASHED", "OPEN")
+    assert place.store().trial("shop") is None or '"running": null' in (place.store().trial("shop") or "")
+    do(place.store(), task_at(place, do="reprocess"))
+    assert sorted(effects(place)) == [*range(10)]
+    assert_proven(place.store())
+
+
+def test_a_handler_that_hangs_ends_its_process_with_its_stacks(place: Place, nursery: Nursery) -> None:
+    """A thread cannot be stopped, so the process ends; what hangs is found like what kills, and the stream goes on."""
+    prepare_place(place)
+    task = task_at(place, do="stream", batches=[[0, 1], [2]], hanging=[1], settings={"handler_timeout": 1.0, "sequence_key": None})
+    codes, said = [], ""
+    for _ in range(MAX_DEATHS + 2):
+        code, errors = nursery.start(task).wait()
+        codes.append(code)
+        said = said or errors
+    assert codes == [1] * (len(codes) - 1) + [0]
+    assert "Timeout" in said and "in handler" in said
+    assert sorted(effects(place)) == [0, 2] and [x["kind"] for x in letters(place.store())] == ["CRASHED"]
+    assert_proven(place.store())
+
+
+def test_two_reprocessors_and_a_live_stream(place: Place, nursery: Nursery, tmp_path: Path) -> None:
+    """While the stream parks and waits, two processes reprocess, one of them killed again and again: nothing twice, nothing overtaken."""
+    prepare_place(place)
+    stop, ended, count = tmp_path / "stop", tmp_path / "ended", 360
+    batches = [[*range(n, n + 9)] for n in range(0, count, 9)]
+    streaming = task_at(place, do="stream", flaky=True, ended=str(ended))
+    do(place.store(), {**streaming, "batches": batches[:1]})
+    other = task_at(place, do="reprocess for ever", stop=str(stop))
+    steady, victim = nursery.start(other), nursery.start(other)
+    stream, kills = nursery.start({**streaming, "batches": batches}), 0
+    while not ended.exists():
+        time.sleep(0.4)
+        victim.kill()
+        victim.wait()
+        victim, kills = nursery.start(other), kills + 1
+    assert "REPROCESSED" in standing(place, "shop").values(), "nothing was reprocessed while the stream ran"
+    assert kills > 1
+    finish(stream)
+    stop.touch()
+    finish(steady, victim)
+    do(place.store(), task_at(place, do="reprocess"))
+    place.store().publish("shop")
+    assert sorted(assert_in_order(effects(place))) == [*range(count)]
+    flaky = {n for n in range(count) if is_flaky(f"shop-{n}")}
+    found = standing(place, "shop")
+    assert flaky <= set(found) and set(found.values()) == {"REPROCESSED"}
+    assert_proven(place.store())
+
+
+def finish(*children: Child) -> None:
+    """They must end well."""
+    for child in children:
+        code, errors = child.wait()
+        assert code == 0, errors
+
+
+@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("step", ["handler", "write", "change", "commit", "decide"])
+@pytest.mark.parametrize("first", ["reprocess", "discard"])
+def test_discard_and_reprocess_of_one_letter_have_one_winner(place: Place, first: str, step: str, release: bool) -> None:
+    """One of them is at a step while the other one runs: the event has its effect, or it is given up, and one of them says so."""
+    prepare_place(place)
+    do(place.store(), task_at(place, do="stream", batches=[[0, 1]], bad=[0]))
+    second = {"reprocess": "discard", "discard": "reprocess"}[first]
+    begun = [False]
+
+    def on_step(name: str) -> None:
+        if name == step and not begun[0]:
+            begun[0] = True
+            do(place.store(), task_at(place, do=second, release=release))
+
+    do(place.store(on_step=on_step), task_at(place, do=first, release=release))
+    if not begun[0]:
+        return  # no step of this one
+    place.store().publish("shop")
+    (letter,) = letters(place.store())
+    assert (letter["status"], sorted(effects(place))) in (("REPROCESSED", [0, 1]), ("DISCARDED", [1]))
+    assert letter["holds_key"] == (letter["status"] == "DISCARDED" and not release)
+    ended = [a for a in place.store().history(letter["id"])["action"].to_pylist() if a in ("REPROCESSED", "DISCARDED", "RELEASED")]
+    assert set(ended) - {"RELEASED"} == {letter["status"]} and ended.count(letter["status"]) == 1
+    assert_proven(place.store())
