@@ -1,0 +1,295 @@
+"""Events and exceptions made to hurt: each ends as one letter or one clear stop, and the stream goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
+from places import Place, PostgresPlace
+
+from dedup.pages import ReprocessOptions
+from dedup.reprocessing import reprocess
+from dedup.store import Selection
+
+SECRETS = {
+    "hunter2": "cannot reach postgresql://bob:hunter2@db.example:5432/shop",
+    "c2hhcmVkIHNlY3JldA==": "Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=all;SharedAccessKey=c2hhcmVkIHNlY3JldA==;EntityPath=h",
+    "swordfish": "login failed: host=db user=bob password=swordfish",
+    "eyJhbGciOi.eyJzdWIi.c2ln": "401 for Authorization: Bearer eyJhbGciOi.eyJzdWIi.c2ln",
+}
+"""Secret -> text of an exception that gives it away."""
+
+LONG = "k" * 10_000
+PROPERTIES: list[dict[str, Any]] = [{"key": "twice", "value": b"1"}, {"key": "twice", "value": b"2"}, {"key": "", "value": None}]
+MANY = [{"key": f"h{n}", "value": bytes([n % 256])} for n in range(5_000)]
+FIRST, LAST = -(2**63), 2**63 - 1
+
+
+def order(id: str, **more: Any) -> bytes:
+    """A body whose handler raises: it ends with an id that begins with `bad`."""
+    return json.dumps({"id": id, "amount": 1, **more}).encode()
+
+
+HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
+    "NUL in text": ("HANDLER_ERROR", {"body": order("bad\0nul"), "offset": "@\0", "properties": [{"key": "n\0ul", "value": b"\0"}]}),
+    "text that is no text": ("HANDLER_ERROR", {"body": order("bad \U0001f4a3 \u202e\u0007 \ufffe")}),
+    "invalid UTF-8": (
+        "UNDECODABLE",
+        {"body": b'{"id": "\xff\xfe\xc0"}', "key": b"\xff\x00", "properties": [{"key": "h", "value": b"\xff"}]},
+    ),
+    "half a surrogate": ("UNDECODABLE", {"body": b'{"id": "bad\\ud800", "amount": 1}'}),
+    "10 kB key": ("HANDLER_ERROR", {"body": order("bad" + LONG), "key": LONG.encode()}),
+    "16 MB body": ("HANDLER_ERROR", {"body": order("bad-large", padding="x" * (16 * 1024 * 1024))}),
+    "empty body": ("UNDECODABLE", {"body": b""}),
+    "null body": ("NO_KEY", {"body": None}),
+    "deep nesting": ("UNDECODABLE", {"body": b"[" * 100_000}),
+    "5,000 headers": ("HANDLER_ERROR", {"body": order("bad-headers"), "properties": MANY}),
+    "duplicate header names": ("HANDLER_ERROR", {"body": order("bad-names"), "properties": PROPERTIES}),
+    "no header list": ("HANDLER_ERROR", {"body": order("bad-null"), "properties": None}),
+    "before all time": ("HANDLER_ERROR", {"body": order("bad-early"), "enqueued_time": FIRST}),
+    "after all time": ("HANDLER_ERROR", {"body": order("bad-late"), "enqueued_time": LAST}),
+    "year 12000": ("HANDLER_ERROR", {"body": order("bad-12000"), "enqueued_time": 316_500_000_000 * 1_000_000}),
+}
+"""What it is -> (kind of its letter, columns of the event)."""
+
+
+class Hostile(Exception):
+    """Holds whatever an event holds."""
+
+
+class Unspeakable(Exception):
+    """Neither text nor pickle can be had of it."""
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__(lock)
+        self.lock = lock
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be pickled")
+
+
+def recursing(rows: pa.Table) -> None:
+    """Never ends by itself."""
+    recursing(rows)
+
+
+def exits(_: pa.Table) -> None:
+    """Wants to end the process."""
+    sys.exit("bye")
+
+
+def raises(error: Callable[[], BaseException]) -> Callable[[pa.Table], None]:
+    """Raises this."""
+
+    def act(_: pa.Table) -> None:
+        raise error()
+
+    return act
+
+
+def when_bad(place: Place, act: Callable[[pa.Table], None], **settings: Any) -> Any:
+    """A consumer that writes all orders, and then does this if one of them has an id that begins with `bad`."""
+    run = consumer(place.store(), **settings)
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        flat = flatten(rows)
+        tx.write(flat.set_column(0, "id", pc.replace_substring(flat["id"], "\0", "?")), "orders")  # PostgreSQL's text has no NUL
+        if any(i.startswith("bad") for i in flat["id"].to_pylist()):
+            act(rows)
+
+    run._handler = handler
+    return run
+
+
+def of_its_event(rows: pa.Table) -> None:
+    """An exception whose text holds everything that the rows hold."""
+    bodies = b"".join(b or b"" for b in rows["body"].to_pylist())
+    raise Hostile(f"\0 \ud800 {bodies!r} " + bodies[:100_000].decode("utf-8", "surrogateescape"), str(rows["properties"]))
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_event_becomes_one_letter(place: Place, what: str) -> None:
+    """It is parked with its exact bytes and headers, its neighbours pass, and once the handler is repaired it is reprocessed."""
+    kind, columns = HOSTILE[what]
+    bad = event(1, **columns)
+    given = {**bad, "enqueued_time": None}
+    rows = batch(event(0, "good"), given, event(2, "better"))
+    if "enqueued_time" in columns:
+        times = pa.array([0, columns["enqueued_time"], None], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        rows = rows.set_column(rows.schema.get_field_index("enqueued_time"), "enqueued_time", times)
+    report = when_bad(place, of_its_event)(rows, 0)
+    assert (report.processed, report.dead_lettered) == (2, 1)
+    assert when_bad(place, of_its_event)(rows, 0).redelivered == 3
+    (letter,) = letters(place.store())
+    assert (letter["kind"], letter["status"], letter["sequence_number"]) == (kind, "OPEN", 1)
+    assert letter["body"] == bad["body"] and letter["event_key"] == bad.get("key")
+    headers = [(h["key"].replace("\0", "\u2400"), h["value"]) for h in bad["properties"]] if bad["properties"] is not None else None
+    kept = letter["properties"]
+    assert (None if kept is None else [(h["key"].replace("\0", "\u2400"), h["value"]) for h in kept]) == headers
+    assert ids(place.read()) == ["better", "good"]
+    assert when_bad(place, of_its_event)(batch(event(3, "next")), 1).processed == 1
+    again = reprocess(Selection(), when_bad(place, lambda _: None), options=ReprocessOptions(stop_after=9))
+    assert (again.reprocessed, again.failed) == ((1, 0) if kind == "HANDLER_ERROR" else (0, 1))
+    assert_proven(place.store())
+
+
+@pytest.mark.parametrize(
+    "act",
+    [raises(lambda: Unspeakable(open)), raises(lambda: Hostile(b"\xff\0", "\0\ud800", LONG, HOSTILE)), recursing, exits],
+    ids=["unspeakable", "text of everything", "recursion", "sys.exit"],
+)
+def test_a_hostile_exception_becomes_one_letter(place: Place, act: Callable[[pa.Table], None]) -> None:
+    """Whatever the exception does when it is looked at, its event is parked and the others pass."""
+    run = when_bad(place, act)
+    report = run(batch(event(0, "a"), event(1, "bad"), event(2, "b")), 0)
+    assert (report.processed, report.dead_lettered) == (2, 1)
+    (letter,) = letters(place.store())
+    assert letter["error_type"] and letter["stack"] and letter["fingerprint"]
+    assert all(len((letter[n] or "").encode()) <= 50_000 for n in ("error_message", "stack", "reason"))
+    again = reprocess(Selection(), run)
+    assert (again.failed, letters(place.store())[0]["attempts"]) == (1, 2)
+    assert run(batch(event(3, "c")), 1).processed == 1
+    assert_proven(place.store())
+
+
+def test_an_interrupt_is_a_clear_stop(place: Place) -> None:
+    """Ctrl-C in the handler ends the call at once; nothing of the batch is true, and the next call does all of it."""
+    with pytest.raises(KeyboardInterrupt):
+        when_bad(place, raises(KeyboardInterrupt))(batch(event(0, "a"), event(1, "bad")), 0)
+    assert place.read() == [] and letters(place.store()) == []
+    assert when_bad(place, lambda _: None)(batch(event(0, "a"), event(1, "bad")), 0).processed == 2
+    assert_proven(place.store())
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_no_secret_of_an_exception_is_kept_or_logged(place: Place, secret: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Not in the letter, not in its history after a retry and a reprocess, not in the log."""
+    error = TimeoutError if secret == "hunter2" else Hostile
+
+    def act(_: pa.Table) -> None:
+        try:
+            raise Hostile(SECRETS[secret])
+        except Hostile as cause:
+            raise error(SECRETS[secret]) from cause
+
+    run = when_bad(place, act)
+    run.care = type(run.care)(run.care.retry, run.care.budget, sleep=lambda _: None)
+    with caplog.at_level(logging.DEBUG):
+        run(batch(event(0, "a"), event(1, "bad")), 0)
+        reprocess(Selection(), run)
+    (letter,) = letters(place.store())
+    past = place.store().history(letter["id"]).to_pylist()
+    assert letter["attempts"] >= 2 and past
+    assert secret not in str(letter) + str(past) and secret not in caplog.text
+
+
+def test_a_topic_whose_every_body_is_undecodable_goes_on(place: Place) -> None:
+    """All are parked, the budget does not count them, and the next good event passes."""
+    run = consumer(place.store())
+    for number in range(3):
+        rows = [event(n, body=b"\xff%d" % n) for n in range(100 * number, 100 * number + 100)]
+        assert run(batch(*rows), number).dead_lettered == 100
+    assert run(batch(*orders([300])), 3).processed == 1
+    assert {x["kind"] for x in letters(place.store())} == {"UNDECODABLE"}
+    assert_proven(place.store())
+
+
+def test_a_quiet_topic_with_a_single_poison_event_goes_on(place: Place) -> None:
+    """One event a batch, and the poison comes again under new positions: one letter, the copies are duplicates, the others pass."""
+    run = when_bad(place, raises(lambda: Hostile("poison")))
+    reports = [run(batch(event(n, "bad" if n % 2 else f"good{n}")), n) for n in range(6)]
+    assert [(r.processed, r.dead_lettered, r.duplicates) for r in reports] == [(1, 0, 0), (0, 1, 0), *[(1, 0, 0), (0, 0, 1)] * 2]
+    assert len(letters(place.store())) == 1
+    assert_proven(place.store())
+
+
+def test_an_outage_of_fifty_batches_parks_nothing(place: Place) -> None:
+    """Systemic errors of the handler and a sink that is away end each batch with nothing of it kept; afterwards all of them pass."""
+    from checkpoint.errors import DedupError, StoreUnavailable
+
+    def away(rows: pa.Table, tx: Any) -> None:
+        raise MemoryError if away_by_memory[0] else StoreUnavailable("gone")
+
+    away_by_memory = [True]
+    run = consumer(place.store())
+    run.care = type(run.care)(type(run.care.retry)(attempts=1))
+    good, run._handler = run._handler, away
+    for number in range(50):
+        away_by_memory[0] = number % 2 == 0
+        with pytest.raises((MemoryError, DedupError)):
+            run(batch(*orders(range(20))), 0)
+    assert letters(place.store()) == [] and place.read() == [] and not place.store().head("shop").checkpoints
+    run._handler = good
+    assert run(batch(*orders(range(20))), 0).processed == 20
+    assert_proven(place.store())
+
+
+def test_hostile_events_in_one_batch_do_not_hide_each_other(place: Place) -> None:
+    """All of them in one batch: one letter each, of its own kind, and none of them stops the good one."""
+    names = [n for n in HOSTILE if n != "16 MB body"]
+    plain = [event(n, **{k: v for k, v in HOSTILE[name][1].items() if k != "enqueued_time"}) for n, name in enumerate(names)]
+    report = when_bad(place, of_its_event, budget=None)(batch(*plain, event(99, "good")), 0)
+    assert (report.processed, report.dead_lettered) == (1, len(names))
+    assert [x["kind"] for x in letters(place.store())] == [HOSTILE[name][0] for name in names]
+    assert_proven(place.store())
+
+
+def competing(dsn: str, state: str) -> Callable[[pa.Table, Any], None]:
+    """A handler whose first run with the bad order ends in a real deadlock, or a real serialization failure, with another session."""
+    import psycopg
+
+    runs: list[int] = []
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        flat = flatten(rows)
+        tx.write(flat, "orders")
+        if "bad" not in flat["id"].to_pylist():
+            return
+        runs.append(rows.num_rows)
+        if len(runs) > 1:
+            return
+        if state == "40001":
+            tx.connection.execute("do $$ begin raise exception 'could not serialize access' using errcode = '40001'; end $$")
+        tx.connection.execute("select from late where id = 'a' for update")
+        with psycopg.connect(dsn) as other:
+            other.execute("set deadlock_timeout = '1h'; select from late where id = 'b' for update")
+            waiting = threading.Thread(target=lambda: other.execute("select from late where id = 'a' for update"))
+            waiting.start()
+            try:
+                tx.connection.execute("select from late where id = 'b' for update")
+            finally:
+                released = threading.Timer(0.5, other.cancel)
+                released.start()
+                with contextlib.suppress(psycopg.Error):
+                    waiting.join()
+
+    return handler
+
+
+@pytest.mark.parametrize("state", ["40P01", "40001"])
+def test_a_deadlock_starts_the_transaction_anew(postgres: str, state: str, caplog: pytest.LogCaptureFixture) -> None:
+    """PostgreSQL ends one of two transactions that wait for each other: the chunk is planned again, and no letter is left."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    place.create_sink("late")
+    place.execute("insert into late values ('a'), ('b')")
+    run = consumer(place.store())
+    run._handler = competing(postgres, state)
+    assert run(batch(*orders(range(5)), event(5, "bad")), 0).processed == 6
+    assert letters(place.store()) == [] and len(place.read()) == 6
+    assert "planning again" in caplog.text
+    assert_proven(place.store())
