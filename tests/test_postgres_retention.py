@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 from fix_postgres import run
+from orders import batch, consumer, event
 from pg_help import ORDERS, chunk, epoch, finish, holder, keys, record
 from pg_proxy import until
 
@@ -16,6 +17,7 @@ from checkpoint.position import Range, Ranges
 from deadletter.letter import LETTERS
 from dedup import planning
 from dedup.postgres import PostgresStore
+from dedup.reprocessing import reprocess
 from dedup.steps import Note, Park
 from dedup.store import Selection
 from dedup.verify import verify
@@ -159,6 +161,21 @@ def test_a_purge_never_frees_a_key_that_a_letter_holds(store: PostgresStore, pos
         known = tx.reserve(keys(range(5)))
         assert sorted(known["key"].to_pylist()) == sorted(held[:3]) and set(known["payload_hash"].to_pylist()) == {7}
     assert store.problems("shop") == []
+
+
+def test_a_letter_reprocessed_after_a_purge_keeps_its_key_decided(store: PostgresStore, postgres: str) -> None:
+    """The letter held the key when its reservation was dropped; afterwards only a reservation can say that it is decided."""
+    run(postgres, "create table orders (id text, amount bigint)")
+    bad = consumer(store)
+    bad._handler = lambda rows, tx: tx.dead_letter(rows, "no")
+    bad(batch(event(0, "a")), 0)
+    store.rotate_reservations()
+    assert store.purge_reservations(LATER) == 1
+    good = consumer(PostgresStore(postgres))
+    assert reprocess(Selection(), good).reprocessed == 1
+    assert good(batch(event(1, "a")), 1).duplicates == 1
+    assert run(postgres, "select count(*) from orders") == [(1,)]
+    assert verify(store, "shop").ok
 
 
 def test_a_purge_runs_beside_open_batches(store: PostgresStore, postgres: str) -> None:

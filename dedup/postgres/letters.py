@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import StoreError
-from dedup.postgres import arrays, encode, order
+from dedup.postgres import arrays, encode, order, reserve
 from dedup.postgres.connect import Connection
 from dedup.postgres.sqlfiles import Statements, fill, quoted
 from dedup.steps import Change, Free, Note, Park
@@ -77,6 +77,8 @@ def change(connection: Connection, sql: Statements, step: Change, consumer: str)
     if ids:
         sequences = order.lock(connection, sql, ids, consumer)
         _set(connection, sql, _clean(step.letters))
+        if "holds_key" in step.letters.column_names:
+            reserve.keep(connection, sql, ids)
         order.changed(connection, sql, ids, sequences)
     _copy(connection, sql, "letter_history", _clean(step.history))
 

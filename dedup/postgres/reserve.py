@@ -5,6 +5,7 @@ Promises that of all transactions that want one key at the same time, the first 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,16 @@ def reserve(connection: Connection, sql: Statements, keys: pa.Table) -> pa.Table
     if not len(raced):
         return answer
     return pa.concat_tables([answer, arrays.known_table(_probe(connection, sql, raced))])
+
+
+def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
+    """Reserve again what these letters held before they were reprocessed, where a purge has dropped the reservation.
+
+    Crash: undone with the transaction.
+    """
+    connection.execute(sql["share_reservations"], {})
+    child = _current(connection, sql).replace("%", "%%").encode()
+    connection.execute(sql["keep_keys"].replace(b"{child}", child), {"ids": list(ids)})
 
 
 def _current(connection: Connection, sql: Statements) -> str:

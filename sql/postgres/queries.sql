@@ -281,6 +281,16 @@ select {columns} from {schema}.dead_letter d where d.id = any(%(ids)s) order by 
 -- The letters are ours since `lock_letters`; their sequences are locked before, their neighbours in the sequence afterwards.
 update {schema}.dead_letter d set {assignments} from (select * from unnest({arrays}) u ({names})) u where d.id = u.id;
 
+-- name: keep_keys
+-- Reserve again what reprocessed letters held, where a purge has dropped the reservation.
+-- From now on the reservation alone says that the key is decided. After `change_letters` and `share_reservations`.
+insert into {child} (key, payload_hash)
+select d.key, coalesce(d.payload_hash, 0) from {schema}.dead_letter d
+where d.id = any(%(ids)s) and d.key is not null and d.status in ('REPROCESSED', 'DUPLICATE')
+    and not exists (select from {schema}.reservation r where r.key = d.key)
+order by d.key
+on conflict (key) do nothing;
+
 -- name: blocked
 -- Which of these sequences are blocked, and the last letter of each.
 -- Locks the rows in one order: one that is being released is waited for, and then gone or about its next letter.
