@@ -212,7 +212,7 @@ def _edit(access: Access, wanted: Edit, who: Who) -> Plan:
     (letter,) = access.letters.to_pylist()
     own = letter_plans.held(access.letters, past).get(letter["id"], [])
     key = [] if wanted.key is None else [letter_keys.given_key(head, letter, wanted.key)]
-    return letter_plans.edit(letter, wanted, head, own, access.known(key), letter_keys.was_given(past), who)
+    return letter_plans.edit(letter, wanted, head, own, access.known(key), who)
 
 
 def _who(by: str, reason: str) -> Who:

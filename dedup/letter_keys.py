@@ -20,7 +20,7 @@ from dedup.store import KEYS, Head
 def edits(history: pa.Table) -> pa.Table:
     """The rows of HISTORY that tell of an edit.
 
-    `key` is what the letter had before it; `idempotence_key` is null, but for letters whose key is one that a person gave.
+    `key` is what the letter had before it; `idempotence_key` is null but where the edit gave the letter another key.
     """
     return history.filter(pc.equal(history["action"], Action.EDITED.value))
 

@@ -114,13 +114,12 @@ class Edit:
     key: tuple[str, ...] | None = None
 
 
-def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes], known: Iterable[bytes], given: bool, who: Who) -> Plan:
+def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes], known: Iterable[bytes], who: Who) -> Plan:
     """Change the body or the key; what was there before is kept in the history, and the old key stays reserved.
 
     Args:
         own: keys that the letter holds.
         known: the new key, where it is reserved or held.
-        given: a person gave the letter its key before, and it goes on to count.
 
     Raises:
         ConfigError: the letter is neither open nor blocked, or the new key is decided.
@@ -133,9 +132,8 @@ def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes]
         changes["body_sha256"] = pa.nulls(1, pa.binary())
         entry["body"] = letter["body"]
     reserve = KEYS.empty_table()
-    if edit.key is not None or given:
-        entry["idempotence_key"] = letter["idempotence_key"] or ""
     if edit.key is not None:
+        entry["idempotence_key"] = letter["idempotence_key"] or ""
         key = letter_keys.given_key(head, letter, edit.key)
         if key not in own:
             _refuse_decided(edit.key, known)

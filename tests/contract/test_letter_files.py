@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from orders import assert_proven, batch, consumer, event, ids, letters, orders
-from people import ALL, ANN, BODY, failing
+from people import ALL, ANN, BODY, failing, statuses
 from places import DeltaPlace, Place, PostgresPlace
 
 from checkpoint.errors import ConfigError
@@ -202,3 +202,22 @@ def test_an_import_that_ends_anywhere_is_gone_on_with(place: Place, tmp_path: Pa
     DeadLetters(other.store()).import_(file, by="ann")
     assert letters(other.store()) == letters(store)
     assert other.store().problems("shop") == []
+
+
+def test_letters_of_a_sequence_come_in_in_their_place(place: Place, tmp_path: Path) -> None:
+    """In any order, some before others: each waits behind the one before it, and without one before it, it is open."""
+    settings: dict[str, Any] = {"sequence_key": "data.id", "idempotence_key": ["data.id", "data.amount"]}
+    store, file = place.store(), tmp_path / "letters.jsonl"
+    consumer(store, **settings)(batch(event(0, "s", -1), event(1, "s", 1), event(2, "s", 2), event(3, "s", 3)), 0)
+    whole = letters(store)
+    DeadLetters(store).export(ALL, file)
+    lines = file.read_bytes().splitlines(keepends=True)
+    other = other_place(place, tmp_path)
+    consumer(other.store(), **settings)(batch(), 0)
+    for chosen, blockers in (((3, 1), [None, 1]), ((2,), [None, 1, 2]), ((0, 3), [None, 0, 1, 2])):
+        file.write_bytes(b"".join(lines[n] for n in chosen))
+        DeadLetters(other.store()).import_(file, by="ann")
+        assert [r["blocked_by"] for r in letters(other.store())] == [None if b is None else whole[b]["id"] for b in blockers]
+        assert statuses(other.store()) == ["OPEN"] + ["BLOCKED"] * (len(blockers) - 1)
+        assert other.store().problems("shop") == []
+    assert letters(other.store()) == whole
