@@ -39,7 +39,7 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
     Crash: each window of positions is decided or not; a second call goes on with what is absent then.
     """
     how, store = options or ReprocessOptions(), consumer.store
-    head = store.head(consumer.name)
+    head = consumer.known_head()
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
     filled = Filled(sum(len(c.absent) for c in covers), dry_run=dry_run)
     if not dry_run:

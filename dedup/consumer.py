@@ -206,9 +206,7 @@ class Consumer:
             frame: the streaming DataFrame (or an Arrow table) that the consumer will be given.
         """
         self.policy()
-        head = self.store.head(self.name)
-        open_feed(frame, self.scratch).check(self.prepare(head))
-        planning.guard(head, Run("", 0), self.settings, {})
+        open_feed(frame, self.scratch).check(self.prepare(self.known_head()))
 
     def run(self, writer: Any) -> None:
         """Check, start `writer.foreachBatch(self)`, wait for its end, and publish what is decided.
@@ -283,6 +281,12 @@ class Consumer:
             keyspace=head.keyspace,
             incarnations=dict(head.incarnations),
         )
+
+    def known_head(self) -> Head:
+        """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
+        head = self.store.head(self.name)
+        planning.guard(head, Run("", 0), self.settings, {})
+        return head
 
     def policy(self) -> flow.Policy:
         """What this consumer's settings say about a chunk. Raises ConfigError without a handler."""

@@ -38,12 +38,17 @@ def partitions_of(head: Head, selection: Selection) -> list[Partition]:
     """
     if selection.topic is None:
         raise ConfigError("Positions are selected by topic, and partition and range if need be: give --topic.")
-    wanted = {"source": selection.source, "topic": selection.topic, "partition": selection.partition}
-    found = [p for p in sorted(head.checkpoints) if all(v is None or getattr(p, n) == v for n, v in wanted.items())]
+    found = matching(head, selection)
     if not found:
         known = ", ".join(map(str, sorted(head.checkpoints))) or "none"
         raise ConfigError(f"Consumer {head.consumer!r} has no checkpoint in such a partition. It has: {known}.")
     return found
+
+
+def matching(head: Head, selection: Selection) -> list[Partition]:
+    """The partitions with a checkpoint that fit."""
+    wanted = {"source": selection.source, "topic": selection.topic, "partition": selection.partition}
+    return [p for p in sorted(head.checkpoints) if all(v is None or getattr(p, n) == v for n, v in wanted.items())]
 
 
 def coverage(store: Store, head: Head, partition: Partition, selection: Selection) -> Coverage:

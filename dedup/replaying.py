@@ -68,7 +68,7 @@ def replay(
     Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where undo or merge say so.
     """
     how, store = options or ReprocessOptions(), consumer.store
-    head = store.head(consumer.name)
+    head = consumer.known_head()
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
     done = Replayed(dry_run=dry_run)
     for name in ("processed", "lettered", "duplicates", "skipped", "absent"):

@@ -21,7 +21,7 @@ from deadletter.selection import Selection
 from dedup import flow, resolved
 from dedup.absent import fill
 from dedup.consumer import Consumer
-from dedup.coverage import coverage, partitions_of
+from dedup.coverage import coverage, matching
 from dedup.feed import Material, open_feed
 from dedup.index import Index
 from dedup.keys import LETTER, SEQUENCE
@@ -76,6 +76,7 @@ def reprocess(
 
     Crash: each page is done or not; a second call goes on.
     """
+    head = consumer.known_head()
     chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or ReprocessOptions()
     report = Reprocessed(dry_run=dry_run)
     if from_log:
@@ -85,8 +86,7 @@ def reprocess(
     kinds = [kind for page in pages(store, chosen, how.limit, lambda: LARGEST_PAGE) for kind in page["kind"].to_pylist()]
     report.selected, report.by_kind = len(kinds), {kind: kinds.count(kind) for kind in sorted(set(kinds))}
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
-        head = store.head(consumer.name)
-        covers = [coverage(store, head, p, chosen) for p in partitions_of(head, chosen)]
+        covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]
         report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
     if not dry_run and kinds:
         consumer.policy()

@@ -12,7 +12,7 @@ import pytest
 from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from places import Place
 
-from checkpoint.errors import BudgetExceeded, ConfigError, HandlerError, PositionsMissing, ReprocessStopped
+from checkpoint.errors import BudgetExceeded, ConfigError, HandlerError, PositionsMissing, ReprocessStopped, SettingsChanged
 from dedup.absent import fill
 from dedup.envelope import POSITION
 from dedup.pages import ReprocessOptions
@@ -326,3 +326,14 @@ def test_letters_older_than_the_horizon_are_not_run(place: Place) -> None:
     assert place.read() == []
     with pytest.raises(ConfigError, match=r"30 days.*7 days"):
         consumer(place.store(), retention=timedelta(days=7), reprocess_within=timedelta(days=30))
+
+
+def test_other_key_settings_are_refused_for_letters_too(place: Place) -> None:
+    """Keys of another kind would not recognise what was decided: reprocess, fill and replay say so and change nothing."""
+    failing(place.store(), lambda i: i == "p0-1")(batch(*orders(range(3))), 0)
+    other = consumer(place.store(), idempotence_key="data.amount")
+    other.log(recorded(*orders(range(3))))
+    for call in (reprocess, fill, replay):
+        with pytest.raises(SettingsChanged, match="amount"):
+            call(Selection(topic="orders", first=0, last=2), other)
+    assert [x["attempts"] for x in letters(place.store())] == [1] and len(place.read()) == 2

@@ -213,3 +213,33 @@ def test_check_and_run_go_from_start_to_end(spark: SparkSession, place: Place, t
     make(place).run(writer)
     assert ids(place.read()) == ["a"]
     assert_proven(place.store())
+
+
+def test_what_raises_in_a_dataframe_handler_is_isolated_and_reprocessed(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """Errors of Spark's own evaluation and of Python: the guilty rows are parked, the rest is written; fixed, they come as a DataFrame."""
+    from pyspark.sql import functions as F
+
+    from dedup.reprocessing import reprocess
+    from dedup.store import Selection
+
+    topic = Topic(spark, tmp_path)
+    topic.append(*[(n, f"k{n}", n) for n in range(12)])
+    consumer = make(place, sequence_key="data.id", max_outage=0.0)
+
+    def broken(rows: DataFrame, tx: Any) -> None:
+        checked = F.when(F.col("data.amount") == 5, F.raise_error(F.lit("five"))).otherwise(F.col("data.amount"))
+        if rows.where("data.amount = 9").count():
+            raise ValueError("nine")
+        tx.write(rows.select("data.id", checked.cast("bigint").alias("amount")), "orders")
+
+    consumer._handler = broken
+    run(topic.stream(), consumer, tmp_path / "one")
+    parked = letters(place.store())
+    assert [x["idempotence_key"] for x in parked] == ["k5", "k9"]
+    assert "five" in parked[0]["error_message"] and "nine" in parked[1]["error_message"]
+    assert len(place.read()) == 10
+    fixed = make(place, sequence_key="data.id")
+    report = reprocess(Selection(topic="orders", partition=0, first=0, last=20), fixed, spark=spark)
+    assert (report.reprocessed, report.failed) == (2, 0)
+    assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(12))
+    assert_proven(place.store())
