@@ -99,7 +99,7 @@ class Imported:
     read: int = 0
     imported: int = 0
     duplicates: int = 0  # of those: their key is decided here
-    existing: int = 0  # left alone
+    existing: int = 0  # left alone; so is a letter that the file has twice
     by_kind: dict[str, int] = field(default_factory=dict)  # of those that came in
     dry_run: bool = False
 
@@ -114,8 +114,8 @@ def import_(store: Store, path: Path, who: Who, dry_run: bool, on_progress: Prog
         for name in dict.fromkeys(rows["consumer"].to_pylist()):
             if name not in consumers:
                 raise ConfigError(f"There is no consumer {name!r} in this store, whose letters are in {path}. Start it once, on any batch.")
-            portion = _distinct(rows.filter(pc.equal(rows["consumer"], name)))
-            _count(done, portion, with_replanning(lambda: _take_in(store, name, portion, who, dry_run)))  # noqa: B023
+            portion = rows.filter(pc.equal(rows["consumer"], name))
+            _count(done, portion, with_replanning(lambda: _take_in(store, name, _distinct(portion), who, dry_run)))  # noqa: B023
         done.read += rows.num_rows
         on_progress(done.read, done.read)
     return done

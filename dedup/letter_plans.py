@@ -190,12 +190,10 @@ def held(letters: pa.Table, past: pa.Table) -> dict[str, list[bytes]]:
 
 
 def _as_duplicates(letters: pa.Table, copies: set[str]) -> pa.Table:
-    """These letters with some of them settled as copies, and the others of a sequence not yet in order."""
+    """These letters with some of them settled as copies. Who waits behind whom is not told: it is found out in the store."""
     copy = _among(letters["id"], sorted(copies))
-    blocked = pc.equal(letters["status"], Status.BLOCKED.value)
-    status = pc.if_else(copy, Status.DUPLICATE.value, pc.if_else(blocked, Status.OPEN.value, letters["status"]))
     changed = {
-        "status": status,
+        "status": pc.if_else(copy, Status.DUPLICATE.value, letters["status"]),
         "holds_key": pc.and_(letters["holds_key"], pc.invert(copy)),
         "blocked_by": pa.nulls(letters.num_rows, pa.string()),
     }
