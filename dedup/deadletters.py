@@ -118,9 +118,11 @@ class DeadLetters:
         who = _who(by, reason)
 
         def plan(access: Access) -> Plan:
-            holding = access.letters.filter(access.letters["holds_key"])
-            past = access.history(holding) if release_key else HISTORY.empty_table()
-            return letter_plans.discard(access.letters, past, who, release_key)
+            if not release_key:
+                return letter_plans.discard(access.letters, HISTORY.empty_table(), (), who, release_key)
+            past = access.history(access.letters.filter(access.letters["holds_key"]))
+            keys = letter_plans.held(access.letters, past).values()
+            return letter_plans.discard(access.letters, past, access.known(k for own in keys for k in own), who, release_key)
 
         return change(self.store, which, plan, dry_run=dry_run, on_progress=on_progress)
 

@@ -50,18 +50,20 @@ class Plan:
     skipped: Mapping[str, Sequence[str]] = field(default_factory=dict)  # why -> ids
 
 
-def discard(letters: pa.Table, past: pa.Table, who: Who, release_key: bool) -> Plan:
+def discard(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who, release_key: bool) -> Plan:
     """Give letters up. Those that are discarded already can still release their key.
 
     Args:
         letters: as they are now, columns of LETTERS.
         past: HISTORY of those that hold a key, where it is to be released.
+        known: which of the keys of `held(letters, past)` are reserved; those from before a reset may count no longer.
     """
     waits, holds = _among(letters["status"], WAITING_STATUSES), letters["holds_key"].combine_chunks()
     gone = _among(letters["status"], (Status.DISCARDED.value,))
     freed = holds if release_key else pa.repeat(False, letters.num_rows)
     chosen = letters.filter(pc.or_(waits, pc.and_(gone, freed)))
-    keys = letter_keys.keys_of(chosen.filter(chosen["holds_key"]), past) if release_key else {}
+    there = set(known)
+    keys = {i: [k for k in own if k in there] for i, own in held(chosen, past).items()} if release_key else {}
     changes = {"id": chosen["id"], "status": pa.repeat(Status.DISCARDED.value, chosen.num_rows)}
     if release_key:
         changes["holds_key"] = pa.repeat(False, chosen.num_rows)

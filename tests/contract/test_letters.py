@@ -11,7 +11,7 @@ from people import ALL, ANN, BODY, actions, failing, statuses
 from places import Place
 
 from checkpoint.errors import CommitConflict, ConfigError
-from dedup import DeadLetters, Selection
+from dedup import DeadLetters, Selection, planning
 
 
 def test_a_letter_is_shown_with_its_first_failure_and_its_body(place: Place) -> None:
@@ -288,3 +288,17 @@ def test_of_many_discards_of_one_letter_one_wins(place: Place) -> None:
     assert sorted(results) == [0, 0, 0, 1]
     assert [a for a, _, _ in actions(place.store(), letter)] == ["FAILED", "DISCARDED", "RELEASED"]
     assert_proven(place.store())
+
+
+def test_letters_of_a_life_before_a_reset_can_be_given_up_and_taken_back(place: Place) -> None:
+    """Their keys no longer count; what is done with them leaves the new life as it is."""
+    store = place.store()
+    run, found = failing(store), DeadLetters(store)
+    store.amend("shop", planning.reset, by="ann", reason="again")
+    assert run(batch(event(1, "b", -1), event(2, "d", 1)), 0).processed == 1
+    assert found.discard(ALL, **ANN, release_key=True).changed == 4
+    assert_proven(store)
+    assert run(batch(event(3, "b", 1), event(4, "d", 1)), 1).processed == 1
+    assert found.restore(ALL, **ANN).changed == 3
+    assert run(batch(event(5, "b", 1)), 2).duplicates == 1
+    assert_proven(store)
