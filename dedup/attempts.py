@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import bisect
 import datetime as dt
-import faulthandler
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from checkpoint.errors import BudgetExceeded, DedupError, RowsRefused
-from deadletter.classify import SYSTEMIC, TRANSIENT, ErrorClass, Rule, classify, outlasted
+from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, outlasted
 from deadletter.failure import Failure, describe
 from deadletter.letter import Kind
-from deadletter.policy import Budget, Retry
+from deadletter.policy import Budget
+from dedup.care import Care, Outcome, limited
 from dedup.feed import Material
 from dedup.index import Ints
 from dedup.order import Order
@@ -33,30 +33,16 @@ from dedup.tx import Handler, Tx
 log = logging.getLogger("dedup")
 
 
-@dataclass(frozen=True)
-class Care:
-    """How failures of the handler are met."""
-
-    retry: Retry = field(default_factory=Retry)
-    budget: Budget | None = field(default_factory=Budget)  # None: nothing is counted
-    bisect: bool = True
-    rules: Sequence[Rule] = ()
-    timeout: float | None = None  # seconds for one run of the handler; then the process ends
-    sleep: Callable[[float], None] = time.sleep
-
-
-@dataclass
-class Outcome:
-    """What became of the rows that the handler was given; those in none of these were processed."""
-
-    rejected: dict[int, str] = field(default_factory=dict)  # row -> reason
-    skipped: set[int] = field(default_factory=set)
-    failed: dict[int, list[Failure]] = field(default_factory=dict)  # row -> its failures, oldest first
-    waiting: set[int] = field(default_factory=set)  # behind a letter of their sequence
-
-
 class HandlerExited(Exception):
     """The handler called sys.exit."""
+
+
+class EventsFailed(Exception):
+    """A handler of single events knows by itself which of them failed: the others need no search."""
+
+    def __init__(self, positions: pa.Table, errors: Sequence[BaseException]) -> None:
+        super().__init__(f"{len(errors)} events failed")
+        self.positions, self.errors = positions, errors
 
 
 class _OutOfOrder(Exception):
@@ -144,12 +130,13 @@ class Attempts:
         return first_failed or second_failed
 
     def _pending(self, rows: Ints) -> Ints:
-        """Without those that have to wait, and those whose rejection stands."""
+        """Without those that are decided although the run that decided them was undone, and those that have to wait."""
+        rows = np.setdiff1d(rows, self._standing) if len(self._standing) else rows
         if not self.order.kept:
             return rows
         waits = self.order.waits(rows)
         self.outcome.waiting.update(rows[waits].tolist())
-        return np.setdiff1d(rows[~waits], self._standing)
+        return rows[~waits]
 
     def _try(self, rows: Ints) -> list[Failure] | None:
         """Run the handler on these rows, again where the error may pass; the failures if it is the fault of one of them."""
@@ -191,6 +178,8 @@ class Attempts:
                 return self._run(rows)
             except _OutOfOrder as found:
                 rows = self._keep_rejected(rows, found.rejected)
+            except EventsFailed as found:
+                rows = self._park_found(rows, found, failures)
             except Exception as error:
                 failures.append(describe(error.__cause__ if isinstance(error, HandlerExited) and error.__cause__ else error, _now()))
                 raise
@@ -201,7 +190,7 @@ class Attempts:
         if self.trials.careful or len(rows) == len(self._new):
             self.trials.mark(rows)
         self.on_step("handler")
-        with _limited(self.care.timeout), self.transaction.attempt():
+        with limited(self.care.timeout), self.transaction.attempt():
             try:
                 self.handler(self.material.frame(self.settled.index.order[rows]), tx)
             except SystemExit as left:
@@ -230,6 +219,18 @@ class Attempts:
         self.outcome.rejected |= rejected
         self._standing = np.union1d(self._standing, gone)
         self.order.block_behind(gone)
+        return self._pending(rows)
+
+    def _park_found(self, rows: Ints, found: EventsFailed, failures: list[Failure]) -> Ints:
+        """The events that failed are parked, the rows that are left are tried again without them."""
+        for error in found.errors:
+            if self._class_of(error) != PERMANENT:  # it may pass, or is everybody's fault: not decided event by event
+                failures.append(describe(error, _now()))
+                raise error
+        gone = self.settled.index.locate(found.positions)
+        for row, error in zip(gone.tolist(), found.errors, strict=True):
+            self._park(row, [describe(error, _now())])
+        self._standing = np.union1d(self._standing, gone)
         return self._pending(rows)
 
     def _park(self, row: int, failures: list[Failure]) -> None:
@@ -278,22 +279,6 @@ def _over_budget(consumer: str, window: int, failed: int, allowed: int, settled:
         f"None of this batch was parked. One of them is {settled.index.describe(row)}: {last.error_type}: {last.message[:300]}. "
         f"Repair the cause; or, if these events are known to be bad, `dedup budget lift {consumer} --events {10 * window}`."
     )
-
-
-@contextmanager
-def _limited(seconds: float | None) -> Iterator[None]:
-    """End the process where the block takes longer: a thread that hangs cannot be stopped.
-
-    Crash: that is what it does; the stack of every thread is on stderr, and the marker of the trial counts it.
-    """
-    if seconds is None:
-        yield
-        return
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def _now() -> dt.datetime:

@@ -10,22 +10,23 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from checkpoint.errors import CommitConflict, ConfigError
 from deadletter.classify import Rule
 from deadletter.policy import Budget, Retry
 from dedup import flow, outage, planning
-from dedup.attempts import Care
+from dedup.care import Care
 from dedup.envelope import Columns, Prepare
+from dedup.epoch import Live, take_epoch
 from dedup.feed import Feed, open_feed
+from dedup.foreach import EachEvent, EventHandler
 from dedup.keys import KeySettings
 from dedup.planning import OnKeyConflict
-from dedup.process import this_process
 from dedup.report import Report
 from dedup.settings import horizon, mapping, names_of, refuse_unusable
-from dedup.store import Head, Holder, Run, Store
+from dedup.store import Head, Run, Store
 from dedup.trial import Trials
 from dedup.tx import Handler, LogReader, Undo
 
@@ -33,14 +34,6 @@ log = logging.getLogger("dedup")
 
 CONFLICT_ATTEMPTS = 5
 """How often a batch is planned again after another commit of the same epoch came first."""
-
-
-@dataclass(frozen=True)
-class Live:
-    """One query run of this process that holds the epoch."""
-
-    run_key: str
-    head: Head
 
 
 class Consumer:
@@ -155,6 +148,21 @@ class Consumer:
         self._handler = handler
         return handler
 
+    def foreach(self, into: str | None = None) -> Callable[[EventHandler], EventHandler]:
+        """Register a handler of single events: called with an `Event` and a `Tx`, in the order of their positions.
+
+        It returns a row (a dict), several, or None: nothing is to be done for this event (skipped). If it raises, that event is parked.
+
+        Args:
+            into: the sink of the rows it returns.
+        """
+
+        def register(handler: EventHandler) -> EventHandler:
+            self.foreach_batch(EachEvent(handler, into))
+            return handler
+
+        return register
+
     def log(self, read: LogReader) -> LogReader:
         """Register what reads a range of the log in a batch: called with source, topic, partition, first and last sequence number.
 
@@ -243,7 +251,7 @@ class Consumer:
         head = self.store.head(self.name)
         if self._live is None or self._live.run_key != feed.run_key:
             feed.check(self.prepare(head))
-            self._live = Live(feed.run_key, self._take_epoch(feed.run_key))
+            self._live = Live(feed.run_key, take_epoch(self.store, self.name, feed.run_key, self.takeover_after, force=self.takeover))
             head = self.store.head(self.name)
         epoch = self._live.head.epoch
         query = self.query or feed.query_id
@@ -260,13 +268,6 @@ class Consumer:
                 chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits)
                 report.add(flow.commit_chunk(chunk, self.store, epoch, self.policy()))
         return report
-
-    def _take_epoch(self, run_key: str) -> Head:
-        """The epoch of a query run, taken at its first batch, once: a copy that was fenced stays fenced."""
-        holder = Holder(*this_process(), run_key)
-        head = self.store.take_epoch(self.name, holder, takeover_after=self.takeover_after, force=self.takeover, on_wait=_tell_waiting)
-        log.info("%s: epoch %d", self.name, head.epoch)
-        return head
 
     def prepare(self, head: Head) -> Prepare:
         """What turns an input into this consumer's events with keys, under this head."""
@@ -293,7 +294,3 @@ class Consumer:
         if self._handler is None:
             raise ConfigError(f"Consumer {self.name!r} has no handler. Register one with @consumer.foreach_batch.")
         return flow.Policy(self._handler, self.settings, self.on_key_conflict, self.max_body, self.care, self._trials)
-
-
-def _tell_waiting(seconds: float, who: str) -> None:
-    log.warning("waiting %.0f s for the other copy (%s) to show no life; takeover=True does not wait", seconds, who)

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict
 from checkpoint.position import Partition
-from deadletter.letter import Kind
+from deadletter.letter import Kind, Status
 from dedup import decision, planning
-from dedup.attempts import Attempts, Care
+from dedup.attempts import Attempts
+from dedup.care import Care
 from dedup.envelope import check_positions
 from dedup.feed import Material
 from dedup.index import KEY_ONLY, Index, check_repeats
@@ -28,7 +29,7 @@ from dedup.letters import Why, letter_rows, make_history, make_letters
 from dedup.order import Order
 from dedup.planning import OnKeyConflict, Settled, Sifted
 from dedup.steps import Park, Record, Step
-from dedup.store import Checkpoint, Head, Run, Selection, Store, Transaction
+from dedup.store import KEYS, Checkpoint, Head, Run, Selection, Store, Transaction
 from dedup.trial import Trials, untried
 from dedup.tx import Handler
 
@@ -140,7 +141,12 @@ def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, 
     if len(rows):
         parts = [(p, sifted.index.numbers[mine]) for p, r in sifted.index.by_partition() if len(mine := np.intersect1d(r, rows))]
         spans = [Selection(head.consumer, *p, first=int(n.min()), last=int(n.max()), limit=None) for p, n in parts]
-        planning.check_redeliveries(sifted.index, rows, pa.concat_tables([store.letters(s) for s in spans]), head)
+        rows = planning.unexplained(sifted.index, rows, pa.concat_tables([store.letters(s) for s in spans]), head)
+    if len(rows):
+        given_up = Selection(head.consumer, statuses=(Status.DISCARDED, Status.LOST), limit=None)
+        freed = store.letters(given_up, ["key", "payload_hash", "holds_key"])
+        freed = freed.filter(pc.and_(pc.and_(freed["key"].is_valid(), freed["payload_hash"].is_valid()), pc.invert(freed["holds_key"])))
+        planning.check_redeliveries(sifted.index, rows, freed.select(KEYS.names).cast(KEYS), head)
 
 
 def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:

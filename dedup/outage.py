@@ -10,7 +10,7 @@ import tenacity
 from checkpoint.errors import BudgetExceeded, CommitConflict, CommitUnknown, DedupError, StoreUnavailable
 from deadletter.classify import ErrorClass, classify
 from deadletter.failure import describe
-from dedup.attempts import Care
+from dedup.care import Care
 
 log = logging.getLogger("dedup")
 

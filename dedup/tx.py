@@ -153,6 +153,10 @@ class Tx:
         """The handler has returned: from now on its tx refuses everything."""
         self._closed = True
 
+    def skip_positions(self, positions: pa.Table) -> None:
+        """Skip the events at these positions (columns of POSITION)."""
+        self._mark(positions, "", rejected=False)
+
     @property
     def rejected(self) -> dict[int, str]:
         """Row of the chunk -> reason, of what the handler parked."""

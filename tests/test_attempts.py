@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from checkpoint.errors import BudgetExceeded, CommitConflict, SinkMismatch, StoreUnavailable
 from deadletter.letter import Kind
 from deadletter.policy import Budget, Retry
-from dedup.attempts import Attempts, Care, Outcome
+from dedup.attempts import Attempts
+from dedup.care import Care, Outcome
 from dedup.envelope import ENVELOPE
 from dedup.feed import ArrowMaterial
 from dedup.index import Index

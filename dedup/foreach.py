@@ -1,0 +1,101 @@
+"""Handlers of single events: one event at a time, in order; what they return is written together, what they raise parks one event.
+
+Called by `Consumer.foreach`, which registers it as the handler of whole batches.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoint.errors import DedupError, HandlerError, RowsRefused
+from dedup.attempts import EventsFailed
+from dedup.envelope import ENVELOPE, POSITION
+from dedup.tx import Tx
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event as a handler sees it."""
+
+    source: str
+    topic: str
+    partition: int
+    sequence_number: int
+    part: int
+    offset: str | None
+    enqueued_time: dt.datetime | None
+    key: bytes | None  # the broker's partition key
+    body: bytes | None
+    properties: Sequence[Mapping[str, Any]] | None  # key (str) and value (bytes) of each header, in order
+    data: Any = None  # the decoded body, where the consumer decodes
+    others: Mapping[str, Any] | None = None  # the input's other columns
+
+
+EventHandler = Callable[[Event, Tx], Row | Sequence[Row] | None]
+"""(event, tx) -> a row, several rows, or None for an event that needs nothing."""
+
+
+@dataclass(frozen=True)
+class EachEvent:
+    """A handler of batches that calls one of events. Picklable where that is."""
+
+    handler: EventHandler
+    into: str | None
+
+    def __call__(self, frame: Any, tx: Tx) -> None:
+        """Handle every row of the frame.
+
+        Raises:
+            EventsFailed: which events failed, and how; the others are run once more without them.
+            HandlerError: the handler returned what is no row.
+        """
+        table = frame if isinstance(frame, pa.Table) else frame.toArrow()
+        rows: list[Row] = []
+        skipped: list[int] = []
+        failed: dict[int, BaseException] = {}
+        for number, event in enumerate(_events(table)):
+            try:
+                made = self.handler(event, tx)
+                rows += self._rows(made)
+            except DedupError as error:
+                if not isinstance(error, RowsRefused):
+                    raise
+                failed[number] = error
+            except Exception as error:
+                failed[number] = error
+            else:
+                if made is None:
+                    skipped.append(number)
+        if failed:
+            raise EventsFailed(_positions(table, list(failed)), list(failed.values()))
+        if skipped:
+            tx.skip_positions(_positions(table, skipped))
+        if rows and self.into:
+            tx.write([dict(row) for row in rows], self.into)
+
+    def _rows(self, made: Row | Sequence[Row] | None) -> Sequence[Row]:
+        rows = () if made is None else (made,) if isinstance(made, Mapping) else made
+        if rows and not self.into:
+            raise HandlerError('The handler returned rows, and the consumer does not know where to: @consumer.foreach(into="table").')
+        if isinstance(rows, str | bytes) or not all(isinstance(row, Mapping) for row in rows):
+            raise HandlerError(f"A handler of events returns a dict, several, or None, not {type(made).__name__}.")
+        return rows
+
+
+def _events(table: pa.Table) -> Any:
+    known = [name for name in (*ENVELOPE.names, "data") if name in table.column_names]
+    others = [name for name in table.column_names if name not in known]
+    for batch in table.to_batches(max_chunksize=1_000):
+        for row in batch.to_pylist():
+            yield Event(**{name: row[name] for name in known}, others={name: row[name] for name in others} or None)
+
+
+def _positions(table: pa.Table, rows: list[int]) -> pa.Table:
+    return table.select(list(POSITION)).take(pa.array(rows, pa.int64()))
