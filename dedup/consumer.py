@@ -21,7 +21,7 @@ from dedup.care import Care
 from dedup.envelope import Columns, Prepare
 from dedup.epoch import Live, take_epoch
 from dedup.feed import Feed, open_feed
-from dedup.foreach import EachEvent, EventHandler
+from dedup.foreach import EachEvent, EventHandler, Registers
 from dedup.keys import KeySettings
 from dedup.planning import OnKeyConflict
 from dedup.report import Report
@@ -148,7 +148,7 @@ class Consumer:
         self._handler = handler
         return handler
 
-    def foreach(self, into: str | None = None) -> Callable[[EventHandler], EventHandler]:
+    def foreach(self, into: str | None = None) -> Registers:
         """Register a handler of single events: called with an `Event` and a `Tx`, in the order of their positions.
 
         It returns a row (a dict), several, or None: nothing is to be done for this event (skipped). If it raises, that event is parked.

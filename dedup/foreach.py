@@ -42,6 +42,10 @@ EventHandler = Callable[[Event, Tx], Row | Sequence[Row] | None]
 """(event, tx) -> a row, several rows, or None for an event that needs nothing."""
 
 
+Registers = Callable[[EventHandler], EventHandler]
+"""A decorator of such handlers."""
+
+
 @dataclass(frozen=True)
 class EachEvent:
     """A handler of batches that calls one of events. Picklable where that is."""
@@ -68,7 +72,7 @@ class EachEvent:
                 if not isinstance(error, RowsRefused):
                     raise
                 failed[number] = error
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  whose fault it is, is told later, by its class
                 failed[number] = error
             else:
                 if made is None:
@@ -80,12 +84,12 @@ class EachEvent:
         if rows and self.into:
             tx.write([dict(row) for row in rows], self.into)
 
-    def _rows(self, made: Row | Sequence[Row] | None) -> Sequence[Row]:
+    def _rows(self, made: Any) -> Sequence[Row]:
         rows = () if made is None else (made,) if isinstance(made, Mapping) else made
+        if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
+            raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
         if rows and not self.into:
-            raise HandlerError('The handler returned rows, and the consumer does not know where to: @consumer.foreach(into="table").')
-        if isinstance(rows, str | bytes) or not all(isinstance(row, Mapping) for row in rows):
-            raise HandlerError(f"A handler of events returns a dict, several, or None, not {type(made).__name__}.")
+            raise HandlerError("The handler returned rows, and the consumer does not know where to: @consumer.foreach(into='table').")
         return rows
 
 
