@@ -154,21 +154,27 @@ def suspects(sifted: Sifted, known: pa.Table, compare_payload: bool) -> Ints:
     return replayed[~explained]
 
 
-def check_redeliveries(index: Index, rows: Ints, letters: pa.Table, head: Head) -> None:
+def unexplained(index: Index, rows: Ints, letters: pa.Table, head: Head) -> Ints:
+    """Those of the suspects that no letter at their position explains, by its payload hash."""
+    lives = [head.incarnations.get((s, t), 0) for s, t in zip(letters["source"].to_pylist(), letters["topic"].to_pylist(), strict=True)]
+    current = letters.filter(pa.array([a == b for a, b in zip(letters["incarnation"].to_pylist(), lives, strict=True)], pa.bool_()))
+    parked = set(zip(index.locate(current).tolist(), current["payload_hash"].to_pylist(), strict=True))
+    return np.array([row for row in rows.tolist() if (row, int(index.payload[row])) not in parked], dtype=np.int64)
+
+
+def check_redeliveries(index: Index, rows: Ints, freed: pa.Table, head: Head) -> None:
     """Raise IncarnationChanged where a position seen before now holds another event than the one decided then.
 
     A re-created topic starts again at sequence number 0; without this its events would pass for redeliveries and be lost.
 
     Args:
-        rows: the suspects.
-        letters: letters at their positions; one with the row's payload hash explains it.
+        rows: the suspects that are `unexplained`.
+        freed: KEYS that letters have and hold no more: a person let them go, and a copy decided before that is still a redelivery.
     """
-    lives = [head.incarnations.get((s, t), 0) for s, t in zip(letters["source"].to_pylist(), letters["topic"].to_pylist(), strict=True)]
-    current = letters.filter(pa.array([a == b for a, b in zip(letters["incarnation"].to_pylist(), lives, strict=True)], pa.bool_()))
-    parked = set(zip(index.locate(current).tolist(), current["payload_hash"].to_pylist(), strict=True))
-    wrong = [row for row in rows.tolist() if (row, int(index.payload[row])) not in parked]
-    if wrong:
-        refuse_incarnation(index, wrong, head)
+    at, payload = Index.of_keys(freed).find(index.keys_of(rows))
+    wrong = rows[(at < 0) | (payload != index.payload[rows]) | index.no_key[rows] | index.undecodable[rows]]
+    if len(wrong):
+        refuse_incarnation(index, wrong.tolist(), head)
 
 
 def refuse_incarnation(index: Index, wrong: list[int], head: Head) -> NoReturn:

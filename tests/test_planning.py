@@ -20,7 +20,7 @@ from deadletter.letter import LETTERS
 from dedup import flow, planning
 from dedup.feed import ArrowMaterial
 from dedup.index import Index, key_bytes, key_words
-from dedup.store import Checkpoint, Head, Run
+from dedup.store import KEYS, Checkpoint, Head, Run
 from dedup.verify import verify
 
 LOG = [
@@ -138,8 +138,19 @@ def test_a_purged_position_is_not_suspected() -> None:
     sifted = planning.sift(Index.of(table), head, seen, np.zeros(0, dtype=np.int64))
     rows = planning.suspects(sifted, sifted.reserve.slice(0, 0), compare_payload=True)
     assert rows.tolist() == [1]
+    assert planning.unexplained(sifted.index, rows, LETTERS.empty_table(), head).tolist() == [1]
     with pytest.raises(IncarnationChanged, match="topic/0 5"):
-        planning.check_redeliveries(sifted.index, rows, LETTERS.empty_table(), head)
+        planning.check_redeliveries(sifted.index, rows, KEYS.empty_table(), head)
+
+
+def test_a_key_that_was_let_go_explains_its_copies() -> None:
+    """A copy decided before its key was freed is a redelivery still; with another payload it is another event."""
+    index = Index.of(prepared([Event(0, 5, 2, False)]))
+    key = index.keys_of(np.array([0]))["key"]
+    rows, head = np.array([0]), Head(NAME)
+    planning.check_redeliveries(index, rows, pa.table([key, pa.array([2], pa.int64())], schema=KEYS), head)
+    with pytest.raises(IncarnationChanged, match="topic/0 5"):
+        planning.check_redeliveries(index, rows, pa.table([key, pa.array([3], pa.int64())], schema=KEYS), head)
 
 
 @pytest.mark.parametrize("younger", [False, True])

@@ -92,9 +92,10 @@ def made(store: Any, task: dict[str, Any]) -> Any:
 
 def do(store: Any, task: dict[str, Any]) -> None:
     """What a task asks for, once."""
-    run, letters = made(store, task), DeadLetters(store)
-    chosen = Selection(consumer=task["name"], **task.get("selection", {"limit": None}))
-    who = {"by": "test", "reason": "test"}
+    if task["do"] in ("discard", "restore", "edit"):
+        return decide(store, task)
+    run = made(store, task)
+    chosen, whole = Selection(**task.get("selection", {"limit": None})), Selection(topic="orders", partition=0, first=0)
     match task["do"]:
         case "stream":
             for number, numbers in enumerate(task["batches"]):
@@ -107,9 +108,16 @@ def do(store: Any, task: dict[str, Any]) -> None:
                     reprocess(chosen, run, options=ReprocessOptions(stop_after=10**6))
                 time.sleep(0.01)
         case "from log":
-            fill(Selection(topic="orders", partition=0, first=0), run)
+            fill(whole, run)
         case "replay":
-            replay(Selection(topic="orders", partition=0, first=0), run)
+            replay(whole, run)
+
+
+def decide(store: Any, task: dict[str, Any]) -> None:
+    """What a person decides about letters."""
+    letters, who = DeadLetters(store), {"by": "test", "reason": "test"}
+    chosen = Selection(consumer=task["name"], **task.get("selection", {"limit": None}))
+    match task["do"]:
         case "discard":
             letters.discard(chosen, release_key=task.get("release", False), **who)
         case "restore":

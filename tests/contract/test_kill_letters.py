@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from child_letters import SEQUENCES, Child, Nursery, do, is_flaky, prepare_place
-from orders import assert_proven, letters
+from child_letters import SEQUENCES, Child, Nursery, do, is_flaky, made, orders_of, prepare_place
+from orders import assert_proven, batch, letters
 from places import DeltaPlace, Place
 
 from dedup.trial import MAX_DEATHS
@@ -163,8 +163,8 @@ def test_killed_anywhere_while_discarding(place: Place, nursery: Nursery, releas
     assert {"change", "commit"} <= set(steps) and ("free" in steps) == release
 
 
-def test_killed_anywhere_while_restoring_or_editing(place: Place, nursery: Nursery) -> None:
-    """The letter is back in front of its sequence; an edited one has its new body, and the old one in its history, once."""
+def test_killed_anywhere_while_restoring(place: Place, nursery: Nursery) -> None:
+    """The letter is back in front of its sequence, and holds its key again."""
     prepare_place(place)
     discarded = {"do": "discard", "selection": {"first": 0, "last": 0}, "release": True}
     restored = {"do": "restore", "selection": {"first": 0, "last": 0}}
@@ -173,6 +173,22 @@ def test_killed_anywhere_while_restoring_or_editing(place: Place, nursery: Nurse
         assert standing(place, name) == {0: "OPEN", 3: "BLOCKED", 4: "OPEN", 6: "BLOCKED", 7: "BLOCKED"}
 
     assert "change" in die_everywhere(place, nursery, [BROKEN, discarded], restored, check)
+
+
+def test_killed_anywhere_while_editing(place: Place, nursery: Nursery) -> None:
+    """The letter has its new body and its history the original; reprocessed, the new key has the effect, and the old one stays taken."""
+    prepare_place(place)
+
+    def check(name: str) -> None:
+        (letter,) = letters(place.store(), consumer=name, first=0, last=0)
+        past = [x for x in place.store().history(letter["id"]).to_pylist() if x["action"] == "EDITED"]
+        assert b"-21" in letter["body"] and b"-0" in past[0]["body"]
+        do(place.store(), task_at(place, do="reprocess", name=name, bad=[4]))
+        do(place.store(), task_at(place, do="stream", name=name, batches=[[0], [21]]))
+        assert sorted(effects(place, name)) == [1, 2, 3, 5, 6, 8, 21]
+
+    edited = {"do": "edit", "selection": {"first": 0, "last": 0}, "becomes": 21}
+    assert "change" in die_everywhere(place, nursery, [BROKEN], edited, check)
 
 
 def test_an_event_that_kills_its_process_is_parked_as_crashed(place: Place, nursery: Nursery) -> None:
@@ -268,4 +284,17 @@ def test_discard_and_reprocess_of_one_letter_have_one_winner(place: Place, first
     assert letter["holds_key"] == (letter["status"] == "DISCARDED" and not release)
     ended = [a for a in place.store().history(letter["id"])["action"].to_pylist() if a in ("REPROCESSED", "DISCARDED", "RELEASED")]
     assert set(ended) - {"RELEASED"} == {letter["status"]} and ended.count(letter["status"]) == 1
+    assert_proven(place.store())
+
+
+def test_copies_of_a_key_that_was_let_go_are_redeliveries(place: Place) -> None:
+    """Discarded with its key: the log read again from its beginning is recognised, and not taken for a topic that was re-created."""
+    prepare_place(place)
+    first, copy = orders_of("shop", [0])[0], {**orders_of("shop", [0])[0], "sequence_number": 1}
+    run = made(place.store(), task_at(place, bad=[0]))
+    assert (run(batch(first, copy), 0).duplicates, run(batch(first, copy), 0).redelivered) == (1, 2)
+    do(place.store(), task_at(place, do="discard", release=True))
+    run = made(place.store(), task_at(place, settings={"query": "another"}))
+    assert run(batch(first, copy), 0).redelivered == 2
+    assert run(batch({**first, "sequence_number": 2}), 1).processed == 1
     assert_proven(place.store())
