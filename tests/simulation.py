@@ -1,8 +1,9 @@
 """A deterministic world in which the real flow and planning code run against model stores.
 
 Copies of a consumer are threads that run one at a time; at every `on_step` a seeded scheduler decides who goes on, who
-crashes, who sleeps while another copy takes over. Two model stores: `transactional` (one database transaction, takeover
-ends older backends) and `ledger` (compare-and-swap on a sequence of commits, sinks published afterwards).
+crashes, who sleeps while another copy takes over. Beside the copies people reprocess and discard letters, and crash as well. Two model
+stores: `transactional` (one database transaction, row locks, takeover ends older backends) and `ledger` (compare-and-swap on a sequence
+of commits, sinks published afterwards).
 The model stores are doubles: what they promise is shown for the real ones by the contract, kill and race tests.
 """
 
@@ -14,17 +15,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
+from unittest import mock
 
 import pyarrow as pa
 
 from checkpoint.errors import CommitConflict, DedupError, Fenced, PositionGap, StoreUnavailable
 from checkpoint.position import Partition, Ranges
-from deadletter.letter import LETTERS
-from dedup import planning
+from deadletter.letter import HISTORY, LETTERS
+from dedup import DeadLetters, planning
 from dedup.consumer import Consumer
 from dedup.feed import ArrowMaterial
-from dedup.steps import Advance, Commit, Note, Park, Record
-from dedup.store import BATCHES, KEYS, Head, Holder, Rows, Selection
+from dedup.keys import LETTER
+from dedup.pages import ReprocessOptions
+from dedup.reprocessing import reprocess
+from dedup.steps import Advance, Change, Commit, Free, Note, Park, Record
+from dedup.store import BATCHES, KEYS, SEQUENCES, Head, Holder, Rows, Selection
 
 NAME = "simulated"
 TOPIC = ("broker", "topic")
@@ -49,6 +54,7 @@ class Event:
     number: int
     key: int | None
     undecodable: bool
+    sequence: bytes | None = None
 
 
 def make_log(rng: random.Random, partitions: int = 2, length: int = 8) -> list[list[Event]]:
@@ -58,7 +64,8 @@ def make_log(rng: random.Random, partitions: int = 2, length: int = 8) -> list[l
         number, events = 0, []
         for _ in range(length):
             number += rng.choice([1, 1, 1, 3])
-            events.append(Event(p, number, None if rng.random() < 0.05 else rng.randrange(10), rng.random() < 0.05))
+            junk, key = rng.random() < 0.05, None if rng.random() < 0.05 else rng.randrange(10)
+            events.append(Event(p, number, key, junk, None if junk or rng.random() < 0.2 else bytes([p, rng.randrange(2)]) * 8))
         log.append(events)
     return log
 
@@ -81,6 +88,8 @@ def prepared(events: list[Event]) -> pa.Table:
             "_key_text": str(e.key),
             "_payload_hash": -1 if e.key is None else e.key,
             "_undecodable": e.undecodable,
+            "_sequence": e.sequence,
+            "_sequence_text": e.sequence and e.sequence.hex(),
         }
         for e in events
     ]
@@ -95,6 +104,8 @@ PREPARED = pa.schema(
         pa.field("_key_text", pa.string()),
         pa.field("_payload_hash", pa.int64()),
         pa.field("_undecodable", pa.bool_()),
+        pa.field("_sequence", pa.binary(16)),
+        pa.field("_sequence_text", pa.string()),
     ]
 )
 
@@ -114,6 +125,21 @@ class SimFeed:
     def materialise(self, prepare: Any) -> Iterator[ArrowMaterial]:
         """Already prepared."""
         yield ArrowMaterial(prepared(self.events))
+
+
+@dataclass
+class LetterFeed:
+    """Letters on their way through the door again: the events that they were parked from."""
+
+    letters: pa.Table
+    log: list[list[Event]]
+
+    @contextmanager
+    def materialise(self, prepare: Any) -> Iterator[ArrowMaterial]:
+        """Prepared as they were."""
+        events = {(e.partition, e.number): e for part in self.log for e in part}
+        places = zip(self.letters["partition"].to_pylist(), self.letters["sequence_number"].to_pylist(), strict=True)
+        yield ArrowMaterial(prepared([events[place] for place in places]).append_column(LETTER, self.letters[LETTER]))
 
 
 # The scheduler
@@ -172,6 +198,21 @@ class Shared:
     published: int = 0
     trial: str | None = None
     open: list[SimTransaction] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    freed: set[bytes] = field(default_factory=set)  # keys that a person let go
+
+    def waiting(self, sequence: bytes | None) -> list[dict[str, Any]]:
+        """Open and blocked letters of a sequence, in position order."""
+        mine = [x for x in self.letters.values() if sequence is not None and x["sequence"] == sequence and x["status"] in WAITING]
+        return sorted(mine, key=place)
+
+
+WAITING = ("OPEN", "BLOCKED")
+
+
+def place(letter: Mapping[str, Any]) -> tuple[int, int]:
+    """Where a letter stands."""
+    return letter["partition"], letter["sequence_number"]
 
 
 class SimStore:
@@ -191,7 +232,7 @@ class SimStore:
         shared.decided.append([])
         if not self.ledger:
             for transaction in shared.open:
-                transaction.ended = True
+                transaction.ended |= not transaction.letters_only
         return shared.head
 
     def head(self, consumer: str) -> Head:
@@ -207,6 +248,19 @@ class SimStore:
         if self.shared.head.epoch != epoch:
             raise Fenced
         transaction = SimTransaction(self, self.shared.head)
+        self.shared.open.append(transaction)
+        try:
+            yield transaction
+        finally:
+            self.shared.open.remove(transaction)
+
+    @contextmanager
+    def begin_letters(self, consumer: str, *, positions: bool = False) -> Iterator[SimTransaction]:
+        """Under the epoch that there is; a takeover does not concern it."""
+        self.on_step("fence")
+        if self.ledger:
+            self.publish(consumer)
+        transaction = SimTransaction(self, self.shared.head, letters_only=True)
         self.shared.open.append(transaction)
         try:
             yield transaction
@@ -250,13 +304,24 @@ class SimStore:
             schema = schema.append(pa.field(name, pa.int64()))
         return pa.Table.from_pylist(self.shared.batches, schema=schema)
 
-    def letters(self, selection: Selection) -> pa.Table:
-        """All letters."""
-        return pa.Table.from_pylist(list(self.shared.letters.values()), schema=LETTERS)
+    def letters(self, selection: Selection, columns: Any = None) -> pa.Table:
+        """Those that are asked for, in position order."""
+        asked, rows = selection, sorted(self.shared.letters.values(), key=place)
+        if asked.after is not None:
+            rows = [x for x in rows if place(x) > place(self.shared.letters[asked.after])]
+        for name, chosen in (("id", asked.ids), ("status", asked.statuses), ("sequence", asked.sequences)):
+            rows = [x for x in rows if chosen is None or x[name] in chosen]
+        rows = [x for x in rows if asked.partition in (None, x["partition"])][: asked.limit]
+        table = pa.Table.from_pylist(rows, schema=LETTERS).append_column("duplicates", pa.array([0] * len(rows), pa.int64()))
+        return table.select(columns) if columns else table
+
+    def history(self, *letter_ids: str) -> pa.Table:
+        """Of these letters."""
+        return pa.Table.from_pylist([x for x in self.shared.history if x["letter_id"] in letter_ids], schema=HISTORY)
 
     def reserved(self, consumer: str) -> int:
-        """How many."""
-        return len(self.shared.reserved)
+        """How many, but for what reprocesses reserved and people freed."""
+        return len(self.shared.reserved) - sum(x["reserved"] for x in self.shared.history)
 
     def problems(self, consumer: str) -> list[str]:
         """None of its own."""
@@ -266,8 +331,9 @@ class SimStore:
 class SimTransaction:
     """Collects, and applies everything at Commit."""
 
-    def __init__(self, store: SimStore, head: Head) -> None:
-        self.store, self.head, self.ended = store, head, False
+    def __init__(self, store: SimStore, head: Head, *, letters_only: bool = False) -> None:
+        self.store, self.head, self.ended, self.letters_only = store, head, False, letters_only
+        self.locks: set[object] = set()  # ids of letters and sequences; in a ledger the commit is the judge
         self.new: list[tuple[bytes, int]] = []
         self.rows: list[dict[str, Any]] = []
         self.todo: list[Any] = []
@@ -305,6 +371,37 @@ class SimTransaction:
         self.new = [(r["key"], r["payload_hash"]) for r in keys.to_pylist() if r["key"] not in have]
         return known
 
+    def _free(self, lock: object) -> bool:
+        return not any(lock in other.locks for other in self.store.shared.open if other is not self and not other.ended)
+
+    def _wait_for(self, lock: object) -> None:
+        """A row lock: waits for whoever has it. Who waits for ever is in a deadlock, and the database ends one."""
+        for _ in range(0 if self.store.ledger else 200):
+            self._alive()
+            if self._free(lock):
+                return self.locks.add(lock)
+            self.store.on_step("wait")
+        if not self.store.ledger:
+            raise CommitConflict("deadlock")
+
+    def lock(self, ids: Any) -> pa.Table:
+        """Those that nobody else is at work on, as they are now."""
+        self.store.on_step("lock")
+        mine = [i for i in ids if self.store.ledger or self._free(i)]
+        self.locks.update(mine)
+        return self.store.letters(Selection(ids=tuple(mine), limit=None))
+
+    def blocked(self, sequences: pa.Array) -> pa.Table:
+        """Those with a letter that waits; none of them is released meanwhile."""
+        self.store.on_step("blocked")
+        rows = []
+        for sequence in sequences.to_pylist():
+            if self.store.shared.waiting(sequence):
+                self._wait_for(sequence)
+            if waiting := self.store.shared.waiting(sequence):
+                rows.append({"sequence": sequence, "letter": waiting[-1]["id"], "kind": waiting[-1]["kind"]})
+        return pa.Table.from_pylist(rows, schema=SEQUENCES)
+
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """A savepoint."""
@@ -331,7 +428,15 @@ class SimTransaction:
             if self.store.ledger:
                 self.store.publish(NAME)
         else:
+            if isinstance(step, Park | Change):
+                self._lock_sequences(step.letters["id"].to_pylist(), step.letters)
             self.todo.append(step)
+
+    def _lock_sequences(self, ids: list[str], letters: pa.Table) -> None:
+        known = [self.store.shared.letters[i]["sequence"] for i in ids if i in self.store.shared.letters]
+        given = letters["sequence"].to_pylist() if "sequence" in letters.column_names else []
+        for sequence in sorted({q for q in (*known, *given) if q is not None}):
+            self._wait_for(sequence)
 
     def _commit(self) -> None:
         shared = self.store.shared
@@ -347,6 +452,19 @@ class SimTransaction:
         if not self.store.ledger:
             shared.sink.extend(self.rows)
         shared.head = head
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """The promise of sequence keys, at every commit: chains are whole, and no effect overtakes a letter that waits."""
+        shared = self.store.shared
+        for sequence in {x["sequence"] for x in shared.letters.values()} - {None}:
+            waiting = shared.waiting(sequence)
+            chain = [(x["status"], x["blocked_by"]) for x in waiting]
+            wanted = [("BLOCKED" if before else "OPEN", before) for before in (None, *(x["id"] for x in waiting[:-1]))]
+            assert chain == wanted[: len(chain)], f"sequence {sequence!r}: {chain}"
+        for row in self.rows:
+            overtaken = [x for x in shared.waiting(row.get("sequence")) if place(x) < place(row)]
+            assert not overtaken, f"{place(row)} overtook {[place(x) for x in overtaken]}"
 
     def _apply(self, step: Any, head: Head) -> Head:
         shared = self.store.shared
@@ -354,6 +472,15 @@ class SimTransaction:
             case Park(letters):
                 for letter in letters.to_pylist():
                     shared.letters.setdefault(letter["id"], letter)
+            case Change(letters, history):
+                shared.history.extend(history.to_pylist())
+                for letter in letters.to_pylist():
+                    shared.letters[letter["id"]].update(letter)
+                    self._link(shared.letters[letter["id"]]["sequence"])
+            case Free(keys):
+                for key in keys["key"].to_pylist():
+                    del shared.reserved[key]
+                    shared.freed.add(key)
             case Note(_):
                 pass
             case Record(batches, run, settings):
@@ -363,6 +490,12 @@ class SimTransaction:
             case Advance(checkpoints):
                 head = replace(head, checkpoints={**head.checkpoints, **checkpoints})
         return head
+
+    def _link(self, sequence: bytes | None) -> None:
+        before = None
+        for letter in self.store.shared.waiting(sequence):
+            letter.update(status="BLOCKED" if before else "OPEN", blocked_by=before)
+            before = letter["id"]
 
 
 # The query
@@ -386,19 +519,29 @@ class World:
         self.checkpoint = SparkCheckpoint("q0")
         self.copies: list[Copy] = []
         self.starts, self.crashes, self.calm = 0, 0, False
+        self.bad = {key for key in range(10) if self.rng.random() < 0.15}  # the stream's handler raises for these
+        self.people = self.rng.random() < 0.7
 
-    def consumer(self, copy: Copy, run_key: str) -> Consumer:
+    def sink_rows(self, rows: pa.Table) -> pa.Table:
+        """Rows that say where they came from and in which sequence they stand."""
+        events = {(e.partition, e.number): e.sequence for part in self.log for e in part}
+        places = zip(rows["partition"].to_pylist(), rows["sequence_number"].to_pylist(), strict=True)
+        sequences = pa.array([events[at] for at in places], pa.binary())
+        return rows.select(["body", "partition", "sequence_number"]).append_column("sequence", sequences)
+
+    def consumer(self, copy: Copy, bad: set[int], *, repaired: bool = False) -> Consumer:
         """The real Consumer over the model store, with a handler that never answers the same twice."""
         store = SimStore(self.shared, copy.pause, self.rng, ledger=self.ledger)
-        options = {"max_events_per_transaction": self.rng.choice([2, 3, 1000]), "bisect": self.rng.random() < 0.5, "budget": None}
-        consumer = Consumer(NAME, store, idempotence_key="k", **options)  # type: ignore[arg-type]
+        options = {"max_events_per_transaction": self.rng.choice([2, 3, 1000]), "bisect": self.rng.random() < 0.7, "budget": None}
+        consumer = Consumer(NAME, store, idempotence_key="k", sequence_key="s", **options)  # type: ignore[arg-type]
 
         @consumer.foreach_batch
         def handle(rows: pa.Table, tx: Any) -> None:
             coins = [self.rng.random() for _ in range(rows.num_rows)]
-            rest = tx.reject(rows, pa.array([c < 0.2 for c in coins]), "coin")
-            tx.write(rest.select(["body"]), "sink")
-            if not self.calm and self.rng.random() < 0.1:
+            rest = tx.reject(rows, pa.array([c < 0.2 and not repaired for c in coins]), "coin")
+            tx.write(self.sink_rows(rest), "sink")
+            keys = {int(body) for body in rows["body"].to_pylist()}
+            if (not self.calm and self.rng.random() < 0.1) or (bad & keys and consumer.care.bisect):
                 raise Boom
 
         return consumer
@@ -407,7 +550,7 @@ class World:
         """A Structured Streaming query: plan a batch, call back, mark it finished; replay what was planned but not finished."""
 
         def body(copy: Copy) -> None:
-            consumer, batch = self.consumer(copy, run_key), checkpoint.finished
+            consumer, batch = self.consumer(copy, self.bad), checkpoint.finished
             while True:
                 copy.pause("plan")
                 if batch >= len(checkpoint.planned) and not self._plan(checkpoint, batch):
@@ -423,6 +566,17 @@ class World:
                 batch += 1
 
         return body
+
+    def person(self, copy: Copy) -> None:
+        """Somebody reprocesses everything, or gives a few letters up, with their keys or without."""
+        if self.calm or self.rng.random() < 0.7:
+            asked = ReprocessOptions(by="somebody", stop_after=10**6, sleep=lambda _: copy.pause())
+            reprocess(Selection(limit=None), self.consumer(copy, set(), repaired=self.calm), options=asked)
+            return
+        store = SimStore(self.shared, copy.pause, self.rng, ledger=self.ledger)
+        ids = sorted(self.shared.letters)
+        chosen = self.rng.sample(ids, min(len(ids), 2))
+        DeadLetters(store).discard(chosen, release_key=self.rng.random() < 0.5, by="somebody", reason="given up")  # type: ignore[arg-type]
 
     def _accept_gap(self, events: list[Event]) -> None:
         for p, part in enumerate(self.log):
@@ -444,12 +598,20 @@ class World:
         if self.starts and self.rng.random() < 0.15:
             self.checkpoint = SparkCheckpoint(f"q{self.starts}")
         self.starts += 1
-        copy = Copy(self.query(self.checkpoint, f"run{self.starts}"))
+        self._go(self.query(self.checkpoint, f"run{self.starts}"))
+
+    def _go(self, body: Callable[[Copy], None]) -> None:
+        copy = Copy(body)
         copy.start()
         self.copies.append(copy)
 
     def run(self) -> None:
         """Chaos for a while, then peace until the log is done."""
+        feed = mock.patch("dedup.reprocessing.open_feed", lambda table, _: LetterFeed(table, self.log))
+        with feed, mock.patch("dedup.letter_work.PAUSE_SECONDS", 0):
+            self._run()
+
+    def _run(self) -> None:
         for _ in range(150):
             self._tick()
         self.calm = True
@@ -457,14 +619,16 @@ class World:
             copy.sleeping = 0
         while self.copies:
             self._turn(self.rng.choice(self.copies))
-        for _ in range(3):
-            self.start()
+        for body in (self.start, self.start, self.start, lambda: self._go(self.person)):
+            body()
             while self.copies:
                 self._turn(self.copies[0])
 
     def _tick(self) -> None:
         if not self.copies or (len(self.copies) < 3 and self.rng.random() < 0.03):
             self.start()
+        if self.people and self.shared.letters and len(self.copies) < 4 and self.rng.random() < 0.06:
+            self._go(self.person)
         awake = [c for c in self.copies if c.sleeping <= 0]
         for copy in self.copies:
             copy.sleeping -= 1

@@ -18,10 +18,19 @@ def check(world: World) -> None:
     events = [e for part in world.log for e in part]
     keys = {e.key for e in events if e.key is not None and not e.undecodable}
     rows, held = effects(world)
+    freed = {int.from_bytes(key, "big") for key in store_view.freed}
     for key in keys:
-        assert rows.get(key, 0) + held.get(key, 0) == 1, f"key {key}: {rows.get(key, 0)} rows, {held.get(key, 0)} letters"
+        times = rows.get(key, 0) + held.get(key, 0)
+        assert times == 1 or (times == 0 and key in freed), f"key {key}: {rows.get(key, 0)} rows, {held.get(key, 0)} letters"
     keyless = [e for e in events if e.undecodable or e.key is None]
-    assert sum(not letter["holds_key"] for letter in store_view.letters.values()) == len(keyless)
+    parked = list(store_view.letters.values())
+    assert sum(letter["key"] is None for letter in parked) == len(keyless)
+    for letter in parked:
+        stuck = letter["status"] in ("OPEN", "BLOCKED") and letter["key"] is not None
+        assert not stuck or any(x["key"] is None for x in store_view.waiting(letter["sequence"])), "what can be reprocessed was"
+    for sequence in {e.sequence for e in events} - {None}:
+        done = [row["sequence_number"] for row in store_view.sink if row["sequence"] == sequence]
+        assert done == sorted(done), f"sequence {sequence!r} has its effects in the order {done}"
     for p, part in enumerate(world.log):
         points = {k.partition: c.sequence_number for k, c in store_view.head.checkpoints.items()}
         assert points[p] == part[-1].number, "the checkpoint stands at the end of the log"
