@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -337,3 +338,56 @@ def test_other_key_settings_are_refused_for_letters_too(place: Place) -> None:
         with pytest.raises(SettingsChanged, match="amount"):
             call(Selection(topic="orders", first=0, last=2), other)
     assert [x["attempts"] for x in letters(place.store())] == [1] and len(place.read()) == 2
+
+
+def test_a_letter_brings_back_everything_the_handler_saw(place: Place) -> None:
+    """Headers, offset, times, the broker's key and the input's own other columns are there again, exactly, when it is reprocessed."""
+    seen: list[dict[str, Any]] = []
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        seen.extend(rows.to_pylist())
+        if len(seen) <= 2:
+            raise BadOrder("not yet")
+        tx.write(flatten(rows), "orders")
+
+    when = datetime(2026, 3, 4, 5, 6, 7, 8, tzinfo=UTC)
+    headers = [{"key": "h", "value": b"\x00\xff"}, {"key": "h", "value": None}, {"key": "", "value": b""}]
+    given = batch(event(3, "a", 1, key=b"k\x00", enqueued_time=when, properties=headers))
+    tenants = given.append_column("tenant", pa.array(["blue"])).append_column("price", pa.array([Decimal("1.50")]))
+    run = consumer(place.store())
+    run._handler = handler
+    run(tenants, 0)
+    assert reprocess(Selection(), run).failed == 1
+    assert reprocess(Selection(), run).reprocessed == 1
+    assert seen[0] == seen[1] == seen[2]
+    assert (seen[2]["tenant"], seen[2]["price"], seen[2]["offset"], seen[2]["properties"]) == ("blue", Decimal("1.50"), "@3", headers)
+    assert_proven(place.store())
+
+
+def test_a_body_that_was_too_large_is_read_from_the_log(place: Place) -> None:
+    """Only its beginning is kept; reprocess reads the event again, and without it says which position is missing."""
+    large = event(1, "a", 1, body=b'{"id":"big","amount":1,"note":"' + b"x" * 100_000 + b'"}')
+    run = failing(place.store(), lambda i: i == "big", max_body=1_000)
+    run(batch(event(0, "small", 1), large), 0)
+    (letter,) = letters(place.store())
+    assert (letter["kind"], len(letter["body"]), letter["body_size"]) == ("TOO_LARGE", 64 * 1024, len(large["body"]))
+    fixed = consumer(place.store(), max_body=1_000)
+    fixed.log(recorded())
+    with pytest.raises(PositionsMissing, match="orders/0 1"):
+        reprocess(Selection(), fixed)
+    fixed.log(recorded(large))
+    assert reprocess(Selection(), fixed).reprocessed == 1
+    assert ids(place.read()) == ["big", "small"]
+    assert_proven(place.store())
+
+
+def test_a_large_body_that_is_gone_is_recorded_as_lost(place: Place) -> None:
+    """With skip_missing its letter is LOST and holds its key no longer: a later copy of the message counts as new."""
+    large = event(0, "a", 1, body=b'{"id":"big","amount":1,"note":"' + b"x" * 2_000 + b'"}')
+    failing(place.store(), lambda i: i == "big", max_body=1_000)(batch(large), 0)
+    run = consumer(place.store(), max_body=1_000)
+    run.log(recorded())
+    assert reprocess(Selection(), run, options=ReprocessOptions(skip_missing=True)).lost == 1
+    assert [(x["status"], x["holds_key"]) for x in letters(place.store())] == [("LOST", False)]
+    assert run(batch(event(1, "big", 1)), 1).processed == 1
+    assert_proven(place.store())
