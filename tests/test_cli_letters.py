@@ -291,3 +291,29 @@ def test_a_consumer_that_is_not_found_is_one_line(target: str, words: str, dedup
     for command in ("dead-letters reprocess", "replay"):
         code, _, err = dedup(f"{command} {target}")
         assert (code, err.count("\n"), words in err) == (2, 1, True), err
+
+
+@pytest.mark.parametrize(
+    ("text", "iso"), [("2026-01-31", "2026-01-31T00:00:00+00:00"), ("2026-01-31T14:00+02:00", "2026-01-31T14:00:00+02:00")]
+)
+def test_a_time_without_a_zone_is_utc(text: str, iso: str) -> None:
+    """Whatever zone the machine or the database is in."""
+    from dedup.cli.filters import moment
+
+    assert moment(text).isoformat() == iso
+
+
+def test_the_budget_is_shown_and_lifted(place: Place, dedup: Run) -> None:
+    """How many of the last events failed; a lifted budget counts none of those, and says how many are admitted from now on."""
+    from orders import batch, consumer, orders
+
+    store = place.store()
+    run = consumer(store, name="frail")
+    run._handler = lambda rows, tx: [1 // 0 for n in rows["sequence_number"].to_pylist() if n % 2]
+    run(batch(*orders(range(5))), 0)
+    store.close()
+    shown = document(dedup, "budget show frail", place)
+    assert (shown["decided_events"], shown["failed_of_the_last_100"], shown["admitted_from_now_on"]) == (5, 2, 0)
+    assert dedup("budget lift frail --events 10 --reason known --yes", place)[0] == 0
+    shown = document(dedup, "budget show frail", place)
+    assert (shown["failed_of_the_last_100"], shown["admitted_from_now_on"]) == (0, 10)
