@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import getpass
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -120,12 +120,16 @@ def eligible(letters: pa.Table) -> pa.Table:
     return letters.filter(pa.array(chosen, pa.bool_()))
 
 
-def losing(letters: pa.Table, options: ReprocessOptions) -> list[Change | Free]:
-    """The events are lost: a later copy of one counts as new."""
+def losing(letters: pa.Table, keys: Mapping[str, Sequence[bytes]], options: ReprocessOptions) -> list[Change | Free]:
+    """The events are lost: a later copy of one counts as new.
+
+    Args:
+        keys: letter -> the keys that it holds.
+    """
     now, rows = dt.datetime.now(dt.UTC), letters.drop_columns(["body", "properties", "extras"]).to_pylist()
-    held = [row["key"] for row in rows if row["holds_key"]]
+    held = sorted({key for own in keys.values() for key in own})
     changed = pa.table({"id": letters["id"], "status": [Status.LOST.value] * len(rows), "holds_key": [False] * len(rows)})
     done = {"at": now, "action": Action.LOST.value, "by": options.by, "reason": options.reason}
     firsts = [resolved.first_failure(row) for row in rows if row["attempts"] == 1]
-    entries = [{**done, "letter_id": row["id"], "reserved": -int(row["holds_key"])} for row in rows]
+    entries = [{**done, "letter_id": row["id"], "reserved": -len(keys.get(row["id"], ()))} for row in rows]
     return [Change(changed, history([*firsts, *entries])), Free(pa.table({"key": pa.array(held, pa.binary(16))}))]

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict, PositionsMissing, ReprocessStopped
 from deadletter.selection import Selection
-from dedup import flow, resolved
+from dedup import flow, letter_plans, resolved
 from dedup.absent import fill
 from dedup.consumer import Consumer
 from dedup.coverage import coverage, matching
@@ -27,6 +27,7 @@ from dedup.index import Index
 from dedup.keys import LETTER, SEQUENCE
 from dedup.letter_events import as_they_came, events_of, held_keys, settle_held, sift_asked
 from dedup.letter_keys import was_given
+from dedup.letter_work import known
 from dedup.letters import letter_rows
 from dedup.order import Order
 from dedup.pages import (
@@ -168,7 +169,7 @@ class _Reprocess:
             letters = eligible(transaction.lock(sorted({*ids, *lost})))
             gone = letters.filter(pc.is_in(letters["id"], pa.array(sorted(lost), pa.string())))
             letters = letters.filter(pc.invert(pc.is_in(letters["id"], pa.array(sorted(lost), pa.string()))))
-            steps: list[Step] = [*losing(gone, self.options)] if gone.num_rows else []
+            steps: list[Step] = [*losing(gone, self._held(gone, transaction), self.options)] if gone.num_rows else []
             states: dict[str, int] = {}
             if letters.num_rows:
                 change, states = self._try(letters, bodies, transaction)
@@ -208,6 +209,12 @@ class _Reprocess:
         policy = replace(consumer.policy(), care=replace(consumer.care, budget=None), trials=untried())
         settled, why, _ = flow.handle(chunk, settled, order, transaction, policy, consumer.store.on_step)
         return settled, why
+
+    def _held(self, letters: pa.Table, transaction: Transaction) -> dict[str, list[bytes]]:
+        """Letter -> the keys that are reserved for it, those that edits replaced included."""
+        own = letter_plans.held(letters, self.consumer.store.history(*letters["id"].to_pylist()))
+        there = set(known(self.consumer.store, self.consumer.name, (key for keys in own.values() for key in keys), transaction))
+        return {letter: [key for key in keys if key in there] for letter, keys in own.items()}
 
     def _given_keys(self, index: Index, ids: Sequence[str], letters: pa.Table) -> Any:
         """Rows whose letter holds another key than its body says, because a person gave it."""

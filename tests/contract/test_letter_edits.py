@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from orders import assert_proven, batch, event, ids, letters
+from orders import assert_proven, batch, consumer, event, ids, letters
 from people import ALL, ANN, BODY, actions, failing, fixed, statuses
 from places import Place
 
-from dedup import DeadLetters, Selection, reprocess
+from dedup import DeadLetters, ReprocessOptions, Selection, reprocess
 
 
 def test_a_repaired_body_is_processed_under_the_key_that_it_has(place: Place) -> None:
@@ -159,3 +159,18 @@ def test_of_a_discard_and_a_reprocess_at_once_one_wins(place: Place) -> None:
     assert changed + reports[0] == 1
     assert ids(place.read()) == (["a", "b"] if reports[0] else ["a"])
     assert_proven(place.store())
+
+
+def test_a_lost_letter_lets_go_of_all_its_keys(place: Place) -> None:
+    """Of the one that it was given and of its own: a copy under either is processed."""
+    store = place.store()
+    run = consumer(store, max_body=30)
+    run(batch(event(0, "b", -1, body=b'{"id": "b", "amount": -1, "more": "%s"}' % (b"x" * 40))), 0)
+    letter = letters(store)[0]["id"]
+    DeadLetters(store).edit(letter, key="z", **ANN)
+    made = fixed(store)
+    made.log(lambda *span: batch())
+    assert reprocess(ALL, made, options=ReprocessOptions(skip_missing=True)).lost == 1
+    assert actions(store, letter)[-1][0::2] == ("LOST", -2)
+    assert run(batch(event(1, "b", 1), event(2, "z", 1)), 1).processed == 2
+    assert_proven(store)
