@@ -1,4 +1,4 @@
-"""A consumer in a process of its own, to be killed: `python child.py JSON`.
+"""A consumer in a process of its own, to be killed: started by children.py.
 
 Reads batches of a generated log as a Spark query would (planned batches replay until they are finished; progress is a
 file), and kills itself right before the n-th occurrence of a named step, or tells a file that it got there and waits.
@@ -6,11 +6,9 @@ file), and kills itself right before the n-th occurrence of a named step, or tel
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -76,7 +74,3 @@ def main(task: dict[str, Any]) -> None:
         done += 1
         progress.with_suffix(".new").write_text(str(done))
         progress.with_suffix(".new").rename(progress)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

@@ -1,20 +1,16 @@
-"""Processes to be killed while letters come and go: one server that has imported everything, and forks for each task.
+"""What a process does while letters come and go, until it is killed: started by children.py.
 
-`python child_letters.py` reads a task as a line of JSON and answers with the number of the process, or waits for one. A task names a
-place, a consumer and what to `do`; the process kills itself right before its n-th step (`die_at`), or waits at a step for a file.
+A task names a place, a consumer and what to `do`; the process kills itself right before its n-th step (`die_at`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +27,6 @@ from dedup.pages import ReprocessOptions
 from dedup.replaying import replay
 from dedup.reprocessing import reprocess
 
-HERE = Path(__file__)
 SEQUENCES = 3
 """Every third event of a consumer has the same sequence key."""
 
@@ -132,7 +127,7 @@ def place_of(task: dict[str, Any]) -> Any:
     return DeltaPlace(Path(task["place"])) if task["kind"] == "delta" else PostgresPlace(task["place"])
 
 
-def run(task: dict[str, Any]) -> None:
+def main(task: dict[str, Any]) -> None:
     """In a process of its own."""
     steps = 0
 
@@ -142,87 +137,7 @@ def run(task: dict[str, Any]) -> None:
         if steps == task.get("die_at"):
             print(f"died before {name}", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        if name == task.get("wait_at") and not Path(task["reached"]).exists():
-            Path(task["reached"]).touch()
-            while not Path(task["resume"]).exists():
-                time.sleep(0.01)
 
     do(place_of(task).store(on_step=on_step), task)
     if "ended" in task:
         Path(task["ended"]).touch()
-
-
-class Nursery:
-    """The server, seen from the test."""
-
-    def __init__(self, folder: Path) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, str(HERE)], cwd=HERE.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._folder, self._children = folder, 0
-
-    def _ask(self, **line: Any) -> int:
-        assert self._server.stdin and self._server.stdout
-        self._server.stdin.write(json.dumps(line) + "\n")
-        self._server.stdin.flush()
-        return int(self._server.stdout.readline())
-
-    def start(self, task: dict[str, Any]) -> Child:
-        """A new process with this task."""
-        self._children += 1
-        errors = self._folder / f"errors{self._children}"
-        return Child(self._ask(task=task, errors=str(errors)), errors, self._ask)
-
-    def close(self) -> None:
-        """End the server."""
-        assert self._server.stdin and self._server.stdout
-        self._server.stdin.close()
-        self._server.wait()
-        self._server.stdout.close()
-
-
-class Child:
-    """A process with a task."""
-
-    def __init__(self, pid: int, errors: Path, ask: Callable[..., int]) -> None:
-        self.pid, self._errors, self._ask = pid, errors, ask
-
-    def wait(self) -> tuple[int, str]:
-        """Its exit code (negative: the signal that ended it) and what it said on stderr."""
-        return self._ask(wait=self.pid), self._errors.read_text(errors="replace")
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        os.kill(self.pid, signal.SIGKILL)
-
-
-def _serve() -> None:
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if "wait" in asked:
-            print(os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1]), flush=True)
-        elif pid := os.fork():
-            print(pid, flush=True)
-        else:
-            _be_child(asked["task"], asked["errors"])
-
-
-def _be_child(task: dict[str, Any], errors: str) -> None:
-    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    code = 1
-    try:
-        run(task)
-        code = 0
-    except BaseException:  # noqa: BLE001 - it must not go on as the server
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    import dedup.delta
-    import dedup.postgres  # noqa: F401 - imported once for all processes
-
-    _serve()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import child
 import pytest
+from children import Child, Nursery
 from orders import assert_proven, letters
 from places import DeltaPlace, Place
 
@@ -23,19 +22,11 @@ pytestmark = pytest.mark.crash
 STEPS = {"postgres": list(PostgresStore.steps), "delta": list(DeltaStore.steps)}
 
 
-def spawn(place: Place, folder: Path, **task: Any) -> subprocess.Popen[str]:
-    """Start tests/contract/child.py."""
+def spawn(place: Place, nursery: Nursery, folder: Path, **task: Any) -> Child:
+    """Start a process that runs child.py."""
     kind = "delta" if isinstance(place, DeltaPlace) else "postgres"
     where = str(place.folder) if isinstance(place, DeltaPlace) else place.url
-    task = {"kind": kind, "place": where, "progress": str(folder / "progress"), **task}
-    here = Path(child.__file__)
-    return subprocess.Popen([sys.executable, here, json.dumps(task)], cwd=here.parent, stderr=subprocess.PIPE, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    """It must end well."""
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    return nursery.start({"module": "child", "kind": kind, "place": where, "progress": str(folder / "progress"), **task})
 
 
 def check(place: Place) -> None:
@@ -56,47 +47,46 @@ def check(place: Place) -> None:
 
 @pytest.mark.parametrize("nth", [1, 3])
 @pytest.mark.parametrize("step", sorted({*STEPS["postgres"], *STEPS["delta"]}))
-def test_a_kill_at_any_step_loses_and_doubles_nothing(place: Place, tmp_path: Path, step: str, nth: int) -> None:
+def test_a_kill_at_any_step_loses_and_doubles_nothing(place: Place, nursery: Nursery, tmp_path: Path, step: str, nth: int) -> None:
     """Dead right before the step, restarted: sinks, reservations, letters, checkpoint and records agree."""
     kind = "delta" if isinstance(place, DeltaPlace) else "postgres"
     if step not in STEPS[kind]:
         return  # the other store's step
     place.create_sink("audit")
-    victim = spawn(place, tmp_path, die_at=step, nth=nth)
-    _, errors = victim.communicate(timeout=120)
-    assert victim.returncode == -signal.SIGKILL, f"never reached {step} a {nth}. time: {errors}"
-    finish(spawn(place, tmp_path))
+    code, errors = spawn(place, nursery, tmp_path, die_at=step, nth=nth).wait()
+    assert code == -signal.SIGKILL, f"never reached {step} a {nth}. time: {errors}"
+    spawn(place, nursery, tmp_path).finish()
     check(place)
 
 
-def test_two_copies_at_once_have_one_effect(place: Place, tmp_path: Path) -> None:
+def test_two_copies_at_once_have_one_effect(place: Place, nursery: Nursery, tmp_path: Path) -> None:
     """Two processes of one consumer over the same batches: one is fenced or waits, and nothing is doubled."""
     place.create_sink("audit")
-    copies = [spawn(place, tmp_path, after=0.5) for _ in range(2)]
-    codes = []
+    copies = [spawn(place, nursery, tmp_path, after=0.5) for _ in range(2)]
     for process in copies:
-        _, errors = process.communicate(timeout=120)
-        codes.append(process.returncode)
-        assert process.returncode == 0 or "Fenced" in errors or "StillHeld" in errors, errors
-    finish(spawn(place, tmp_path))
+        code, errors = process.wait()
+        assert code == 0 or "Fenced" in errors or "StillHeld" in errors, errors
+    spawn(place, nursery, tmp_path).finish()
     check(place)
 
 
 @pytest.mark.parametrize("step", ["handler", "write", "record", "commit", "decide", "publish"])
-def test_a_copy_that_was_stopped_and_continued_after_a_takeover_commits_nothing(place: Place, tmp_path: Path, step: str) -> None:
+def test_a_copy_that_was_stopped_and_continued_after_a_takeover_commits_nothing(
+    place: Place, nursery: Nursery, tmp_path: Path, step: str
+) -> None:
     """SIGSTOP in the middle of a transaction for longer than the time-out; another copy takes over; SIGCONT: it is fenced."""
     kind = "delta" if isinstance(place, DeltaPlace) else "postgres"
     if step not in STEPS[kind]:
         return
     place.create_sink("audit")
     reached, resume = tmp_path / "reached", tmp_path / "resume"
-    zombie = spawn(place, tmp_path, wait_at=step, reached=str(reached), resume=str(resume), query="q")
+    zombie = spawn(place, nursery, tmp_path, wait_at=step, reached=str(reached), resume=str(resume), query="q")
     while not reached.exists():
-        assert zombie.poll() is None, zombie.communicate()[1]
-    zombie.send_signal(signal.SIGSTOP)
+        zombie.require_running()
+    zombie.send(signal.SIGSTOP)
     resume.touch()
-    finish(spawn(place, tmp_path))
-    zombie.send_signal(signal.SIGCONT)
-    _, errors = zombie.communicate(timeout=120)
-    assert zombie.returncode != 0 and "Fenced" in errors, errors
+    spawn(place, nursery, tmp_path).finish()
+    zombie.send(signal.SIGCONT)
+    code, errors = zombie.wait()
+    assert code != 0 and "Fenced" in errors, errors
     check(place)

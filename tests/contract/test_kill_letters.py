@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from child_letters import SEQUENCES, Child, Nursery, do, is_flaky, made, orders_of, prepare_place
+from child_letters import SEQUENCES, do, is_flaky, made, orders_of, prepare_place
+from children import Nursery
 from orders import assert_proven, batch, letters
 from places import DeltaPlace, Place
 
@@ -20,18 +21,16 @@ from dedup.trial import MAX_DEATHS
 pytestmark = pytest.mark.crash
 
 
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Makes processes."""
-    one = Nursery(tmp_path_factory.mktemp("children"))
-    yield one
-    one.close()
-
-
 def task_at(place: Place, **task: Any) -> dict[str, Any]:
     """A task of the consumer `shop` unless another one is named."""
     where = str(place.folder) if isinstance(place, DeltaPlace) else place.url
-    return {"kind": "delta" if isinstance(place, DeltaPlace) else "postgres", "place": where, "name": "shop", **task}
+    return {
+        "module": "child_letters",
+        "kind": "delta" if isinstance(place, DeltaPlace) else "postgres",
+        "place": where,
+        "name": "shop",
+        **task,
+    }
 
 
 def effects(place: Place, name: str = "shop") -> list[int]:
@@ -125,13 +124,14 @@ def test_killed_anywhere_while_reprocessing_and_releasing(place: Place, nursery:
 def test_killed_anywhere_while_filling_from_the_log(place: Place, nursery: Nursery) -> None:
     """Absent positions run from the log, one of them fails: decided once."""
     prepare_place(place)
-    before = [{"do": "stream", "batches": [[0, 1]]}, {"do": "stream", "batches": [[0, 1], [6, 7]]}]
+    unordered = {"settings": {"sequence_key": None}}
+    before = [{"do": "stream", "batches": batches, **unordered} for batches in ([[0, 1]], [[0, 1], [6, 7]])]
 
     def check(name: str) -> None:
         assert sorted(effects(place, name)) == [0, 1, 2, 4, 5, 6, 7]
         assert standing(place, name) == {3: "OPEN"}
 
-    steps = die_everywhere(place, nursery, before, {"do": "from log", "bad": [3], "settings": {"sequence_key": None}}, check)
+    steps = die_everywhere(place, nursery, before, {"do": "from log", "bad": [3], **unordered}, check)
     assert {"handler", "park", "record", "commit"} <= set(steps)
 
 
@@ -204,7 +204,7 @@ def test_an_event_that_kills_its_process_is_parked_as_crashed(place: Place, nurs
     (letter,) = letters(place.store())
     assert (letter["sequence_number"], letter["kind"], letter["status"]) == (5, "CRASHED", "OPEN")
     assert place.store().trial("shop") is None or '"running": null' in (place.store().trial("shop") or "")
-    do(place.store(), task_at(place, do="reprocess"))
+    do(place.store(), {**task, "do": "reprocess", "deadly": []})
     assert sorted(effects(place)) == [*range(10)]
     assert_proven(place.store())
 
@@ -236,14 +236,15 @@ def test_two_reprocessors_and_a_live_stream(place: Place, nursery: Nursery, tmp_
     stream, kills = nursery.start({**streaming, "batches": batches}), 0
     while not ended.exists():
         time.sleep(0.4)
-        victim.kill()
+        victim.send(signal.SIGKILL)
         victim.wait()
         victim, kills = nursery.start(other), kills + 1
     assert "REPROCESSED" in standing(place, "shop").values(), "nothing was reprocessed while the stream ran"
     assert kills > 1
-    finish(stream)
+    stream.finish()
     stop.touch()
-    finish(steady, victim)
+    steady.finish()
+    victim.finish()
     do(place.store(), task_at(place, do="reprocess"))
     place.store().publish("shop")
     assert sorted(assert_in_order(effects(place))) == [*range(count)]
@@ -251,13 +252,6 @@ def test_two_reprocessors_and_a_live_stream(place: Place, nursery: Nursery, tmp_
     found = standing(place, "shop")
     assert flaky <= set(found) and set(found.values()) == {"REPROCESSED"}
     assert_proven(place.store())
-
-
-def finish(*children: Child) -> None:
-    """They must end well."""
-    for child in children:
-        code, errors = child.wait()
-        assert code == 0, errors
 
 
 @pytest.mark.parametrize("release", [False, True])
