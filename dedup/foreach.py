@@ -59,6 +59,7 @@ class EachEvent:
         Raises:
             EventsFailed: which events failed, and how; the others are run once more without them.
             HandlerError: the handler returned what is no row.
+            Whatever an event raised, where the handler has used `tx.connection`: the event is searched for as in a batch.
         """
         table = frame if isinstance(frame, pa.Table) else frame.toArrow()
         rows: list[Row] = []
@@ -68,11 +69,10 @@ class EachEvent:
             try:
                 made = self.handler(event, tx)
                 rows += self._rows(made)
-            except DedupError as error:
-                if not isinstance(error, RowsRefused):
+            except Exception as error:
+                # After a failed statement every other one fails, too: then only a search can tell whose fault it was.
+                if tx.lent or (isinstance(error, DedupError) and not isinstance(error, RowsRefused)):
                     raise
-                failed[number] = error
-            except Exception as error:  # noqa: BLE001  whose fault it is, is told later, by its class
                 failed[number] = error
             else:
                 if made is None:

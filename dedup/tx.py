@@ -57,6 +57,7 @@ class Tx:
         self._given = np.zeros(len(index), dtype=bool)
         self._given[given] = True
         self._closed = False
+        self.lent = False  # whether the handler has had the connection: an error may have spoilt what it does next
         self._writes: list[tuple[str, Any, Merge | None]] = []
         self._outcomes: dict[bool, dict[int, str]] = {True: {}, False: {}}  # rejected?, row -> reason
 
@@ -64,6 +65,7 @@ class Tx:
     def connection(self) -> Any:
         """The store's own connection, inside this transaction (PostgreSQL: psycopg). Transaction control is refused."""
         self._require_open()
+        self.lent = True
         return self._transaction.connection
 
     def write(self, rows: Any, table: str) -> None:
