@@ -6,6 +6,7 @@ parts wrote is undone. Called by the flow inside the chunk's transaction.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import datetime as dt
 import logging
@@ -34,7 +35,7 @@ log = logging.getLogger("dedup")
 
 
 class HandlerExited(Exception):
-    """The handler called sys.exit."""
+    """The handler called sys.exit, or raised something else that is no Exception and still means itself alone."""
 
 
 class EventsFailed(Exception):
@@ -193,8 +194,10 @@ class Attempts:
         with limited(self.care.timeout), self.transaction.attempt():
             try:
                 self.handler(self.material.frame(self.settled.index.order[rows]), tx)
-            except SystemExit as left:
-                raise HandlerExited from left
+            except BaseException as left:
+                if _is_of_the_handler_alone(left):
+                    raise HandlerExited from left
+                raise
             finally:
                 tx.close()
             tx.perform_writes()
@@ -269,6 +272,11 @@ class Attempts:
         """The budget's state after this chunk: events decided, and which of the last ones failed."""
         decided = self._head.decided + len(self._new)
         return decided, (self.care.budget or Budget()).kept(self._failures, decided)
+
+
+def _is_of_the_handler_alone(error: BaseException) -> bool:
+    """Whether this is about what the handler did, unlike an interrupt. A panic is what libraries written in Rust raise."""
+    return isinstance(error, SystemExit | asyncio.CancelledError) or type(error).__name__ == "PanicException"
 
 
 def _over_budget(consumer: str, window: int, failed: int, allowed: int, settled: Settled, outcome: Outcome) -> str:

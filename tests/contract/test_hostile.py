@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -64,6 +65,10 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
 
 class Hostile(Exception):
     """Holds whatever an event holds."""
+
+
+class PanicException(BaseException):
+    """Named like what a library written in Rust raises where it gives up."""
 
 
 class Unspeakable(Exception):
@@ -149,8 +154,15 @@ def test_a_hostile_event_becomes_one_letter(place: Place, what: str) -> None:
 
 @pytest.mark.parametrize(
     "act",
-    [raises(lambda: Unspeakable(open)), raises(lambda: Hostile(b"\xff\0", "\0\ud800", LONG, HOSTILE)), recursing, exits],
-    ids=["unspeakable", "text of everything", "recursion", "sys.exit"],
+    [
+        raises(lambda: Unspeakable(open)),
+        raises(lambda: Hostile(b"\xff\0", "\0\ud800", LONG, HOSTILE)),
+        recursing,
+        exits,
+        raises(asyncio.CancelledError),
+        raises(PanicException),
+    ],
+    ids=["unspeakable", "text of everything", "recursion", "sys.exit", "cancelled", "panic"],
 )
 def test_a_hostile_exception_becomes_one_letter(place: Place, act: Callable[[pa.Table], None]) -> None:
     """Whatever the exception does when it is looked at, its event is parked and the others pass."""
@@ -292,4 +304,23 @@ def test_a_deadlock_starts_the_transaction_anew(postgres: str, state: str, caplo
     assert run(batch(*orders(range(5)), event(5, "bad")), 0).processed == 6
     assert letters(place.store()) == [] and len(place.read()) == 6
     assert "planning again" in caplog.text
+    assert_proven(place.store())
+
+
+def test_a_failed_statement_of_one_event_is_not_blamed_on_the_next_ones(postgres: str) -> None:
+    """Handlers of single events share a transaction, where nothing works after an error until it is undone."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    place.execute("CREATE TABLE late (id text CHECK (id NOT IN ('p0-3', 'p0-8')))")
+    run = consumer(place.store())
+    run._handler = None
+
+    @run.foreach(into="orders")
+    def handle(one: Any, tx: Any) -> dict[str, Any]:
+        tx.connection.execute("INSERT INTO late VALUES (%s)", [one.data["id"]])
+        return dict(one.data)
+
+    assert run(batch(*orders(range(10))), 0).dead_lettered == 2
+    assert [x["idempotence_key"] for x in letters(place.store())] == ["p0-3", "p0-8"]
+    assert len(place.read()) == 8 and place.execute("SELECT count(*) FROM late") == [(8,)]
     assert_proven(place.store())
