@@ -108,10 +108,11 @@ def _replay(page: _Page, done: Replayed) -> None:
         if missing and not page.options.skip_missing:
             raise PositionsMissing(f"{page.partition} {missing} were processed and cannot be had from the log any more (--skip-missing).")
         if len(index):
-            transaction.reserve(keys_table(index, ~index.no_key))  # as decode reads them now; those there were stay reserved
+            keys = keys_table(index, ~index.no_key)  # as decode reads them now; those there were stay reserved
+            reserved = keys.num_rows - transaction.reserve(keys).num_rows
             _take_back(page, material, index, transaction)
             _handle(page, material, index, transaction)
-            for step in (_note(page, len(index)), Commit()):
+            for step in (_note(page, len(index), reserved), Commit()):
                 store.on_step(step.name)
                 transaction.execute(step)
     done.replayed += len(Ranges.of_numbers(index.numbers))
@@ -180,7 +181,7 @@ class _NoAppends:
         return self._transaction.merge(table, rows, merge)
 
 
-def _note(page: _Page, events: int) -> Change:
+def _note(page: _Page, events: int, reserved: int) -> Change:
     """Who repeated what, and when."""
     options, span = page.options, page.span
     entry = {
@@ -189,5 +190,6 @@ def _note(page: _Page, events: int) -> Change:
         "action": Action.REPLAYED.value,
         "by": options.by,
         "reason": f"{events} events" + (f"; {options.reason}" if options.reason else ""),
+        "reserved": reserved,
     }
     return Change(pa.table({"id": pa.array([], LETTERS.field("id").type)}), history([entry]))

@@ -1,0 +1,27 @@
+"""What a review found broken: rare ways in which letters, replays and resets met."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orders import assert_proven, batch, event
+from people import fixed
+from places import Place
+
+from dedup.replaying import replay
+from dedup.store import Selection
+
+
+def logged(consumer: Any, *events: dict[str, Any]) -> Any:
+    """The consumer with these events as its log."""
+    consumer.log(lambda *asked: batch(*events))
+    return consumer
+
+
+def test_a_replay_that_reads_other_keys_accounts_for_them(place: Place) -> None:
+    """What a changed decode makes of an event is reserved by its replay, and verify is told of it."""
+    fixed(place.store())(batch(event(0, "a"), event(1, "b")), 0)
+    run = logged(fixed(place.store()), event(0, "a"), event(1, "x"))
+    assert replay(Selection(topic="orders", first=0, last=1), run, accept_double=True).replayed == 2
+    assert run(batch(event(2, "x")), 1).duplicates == 1
+    assert_proven(place.store())
