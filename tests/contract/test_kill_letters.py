@@ -227,7 +227,7 @@ def test_a_handler_that_hangs_ends_its_process_with_its_stacks(place: Place, nur
 def test_two_reprocessors_and_a_live_stream(place: Place, nursery: Nursery, tmp_path: Path) -> None:
     """While the stream parks and waits, two processes reprocess, one of them killed again and again: nothing twice, nothing overtaken."""
     prepare_place(place)
-    stop, ended, count = tmp_path / "stop", tmp_path / "ended", 360
+    stop, ended, count = tmp_path / "stop", tmp_path / "ended", 216
     batches = [[*range(n, n + 9)] for n in range(0, count, 9)]
     streaming = task_at(place, do="stream", flaky=True, ended=str(ended))
     do(place.store(), {**streaming, "batches": batches[:1]})
