@@ -125,7 +125,15 @@ def _material(page: _Page, transaction: Transaction) -> Iterator[tuple[Material,
     window = replace(page.selection, first=page.span.first, last=page.span.last)
     now = coverage(page.consumer.store, transaction.head, page.partition, window).processed
     with material_of(page.consumer, page.partition, page.span, transaction.head) as (material, index):
-        yield material, index.only(np.flatnonzero(now.contains(index.numbers))), now - Ranges.of_numbers(index.numbers)
+        yield material, _first_of_keys(index.only(np.flatnonzero(now.contains(index.numbers)))), now - Ranges.of_numbers(index.numbers)
+
+
+def _first_of_keys(index: Index) -> Index:
+    """Without later rows of a key: parts of an event that were duplicates, while others of its parts were processed."""
+    _, first = index.groups(np.arange(len(index)))
+    chosen = index.no_key.copy()
+    chosen[first] = True
+    return index.only(np.flatnonzero(chosen))
 
 
 def _take_back(page: _Page, material: Material, index: Index, transaction: Transaction) -> None:

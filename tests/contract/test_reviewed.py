@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orders import assert_proven, batch, event
+from orders import assert_proven, batch, event, ids
 from people import fixed
 from places import Place
 
@@ -24,4 +24,15 @@ def test_a_replay_that_reads_other_keys_accounts_for_them(place: Place) -> None:
     run = logged(fixed(place.store()), event(0, "a"), event(1, "x"))
     assert replay(Selection(topic="orders", first=0, last=1), run, accept_double=True).replayed == 2
     assert run(batch(event(2, "x")), 1).duplicates == 1
+    assert_proven(place.store())
+
+
+def test_a_replay_leaves_out_parts_that_were_duplicates(place: Place) -> None:
+    """Of an exploded event one part was processed, one was a copy of an earlier event: the copy gets no effect by a replay."""
+    events = (event(0, "a"), event(1, "b"), {**event(1, "a"), "part": 1})
+    fixed(place.store())(batch(*events), 0)
+    assert ids(place.read()) == ["a", "b"]
+    run = logged(fixed(place.store()), *events)
+    assert replay(Selection(topic="orders", first=0, last=1), run, accept_double=True).replayed == 2
+    assert ids(place.read()) == ["a", "a", "b", "b"]
     assert_proven(place.store())
