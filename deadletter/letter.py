@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 
 import pyarrow as pa
@@ -118,8 +119,24 @@ HISTORY = pa.schema(
 
 def letter_id(*position: object) -> str:
     """32 hex digits from (consumer, generation, source, topic, incarnation, partition, sequence_number, part)."""
-    text = "\x1f".join(f"{len(str(p))}:{p}" for p in position)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(_joined(position)).hexdigest()[:32]
+
+
+def _joined(values: Iterable[object]) -> bytes:
+    return "\x1f".join(f"{len(str(v))}:{v}" for v in values).encode("utf-8", "surrogatepass")
+
+
+class LetterIds:
+    """`letter_id` for many letters that have the beginning of their position in common."""
+
+    def __init__(self, *beginning: object) -> None:
+        self._hash = hashlib.sha256(_joined(beginning))
+
+    def of(self, *rest: object) -> str:
+        """letter_id(*beginning, *rest)."""
+        hashed = self._hash.copy()
+        hashed.update(b"\x1f" + _joined(rest))
+        return hashed.hexdigest()[:32]
 
 
 def fingerprint(kind: str, message: str, frame: str = "") -> str:

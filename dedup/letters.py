@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deadletter.failure import Failure
 
-from deadletter.letter import HISTORY, HOLDS_NO_KEY, LETTERS, Action, Kind, fingerprint, letter_id
+from checkpoint.position import Partition
+from deadletter.failure import Failure
+from deadletter.letter import HISTORY, HOLDS_NO_KEY, LETTERS, Action, Kind, LetterIds, fingerprint, letter_id
 from dedup.envelope import ENVELOPE
-from dedup.index import KEY_ONLY, Index, Ints, key_bytes
+from dedup.index import KEY_ONLY, Ints, key_bytes
 from dedup.keys import INTERNAL, SEQUENCE
 from dedup.planning import LETTER_KINDS, WAITING, Settled
 from dedup.store import SEQUENCES, Head, Run
@@ -154,7 +155,7 @@ def _reason(row: int, kind: Kind, failure: Failure | None, waiting: bool, why: W
     if waiting:
         return "an earlier event of its sequence is a dead letter"
     if failure:
-        return f"{failure.error_type}: {failure.message[:SHOWN]}"
+        return f"{failure.error_type}: {' '.join(failure.message.split())[:SHOWN]}"
     return why.rejected.get(row) or REASONS.get(kind, "rejected by the handler")
 
 
@@ -207,22 +208,20 @@ def _column(field: pa.Field, columns: Mapping[str, Any], content: pa.Table, coun
 
 def _ids(settled: Settled, rows: Ints, kinds: Sequence[Kind], head: Head, run: Run) -> list[str]:
     index, copies = settled.index, Counter[tuple[object, ...]]()
+    ids = [LetterIds(head.consumer, head.generation, *_partition(p, head)) for p in index.partitions]
     found = []
-    for row, kind in zip(rows.tolist(), kinds, strict=True):
-        where = _where(index, row, head)
-        if where is None and kind not in HOLDS_NO_KEY:
-            where = ("key", int(index.high[row]), int(index.low[row]))
-        elif where is None:  # nothing but its batch and its payload tells this delivery from another
+    facts = zip(rows.tolist(), index.place[rows].tolist(), index.numbers[rows].tolist(), index.parts[rows].tolist(), kinds, strict=True)
+    for row, place, number, part, kind in facts:
+        if index.partitions[place] != KEY_ONLY:
+            found.append(ids[place].of(number, part))
+        elif kind not in HOLDS_NO_KEY:
+            found.append(letter_id(head.consumer, head.generation, "key", int(index.high[row]), int(index.low[row])))
+        else:  # nothing but its batch and its payload tells this delivery from another
             same = ("delivery", run.query_id, run.batch_id, run.chunk, kind, int(index.payload[row]))
             copies[same] += 1
-            where = (*same, copies[same])
-        found.append(letter_id(head.consumer, head.generation, *where))
+            found.append(letter_id(head.consumer, head.generation, *same, copies[same]))
     return found
 
 
-def _where(index: Index, row: int, head: Head) -> tuple[object, ...] | None:
-    p = index.partition_of(row)
-    if p == KEY_ONLY:
-        return None
-    life = head.incarnations.get((p.source, p.topic), 0)
-    return (p.source, p.topic, life, p.partition, int(index.numbers[row]), int(index.parts[row]))
+def _partition(p: Partition, head: Head) -> tuple[object, ...]:
+    return (p.source, p.topic, head.incarnations.get((p.source, p.topic), 0), p.partition)
