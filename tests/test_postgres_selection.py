@@ -75,6 +75,12 @@ def test_every_condition_selects(store: PostgresStore) -> None:
         ({"sequences": (sequence_of("s"), sequence_of("t"))}, [2]),
         ({"generation": 2}, [4]),
         ({"limit": 2}, [9, 1]),
+        ({"statuses": ("OPEN", "DISCARDED"), "consumer": "shop"}, [1, 2, 4, 3]),
+        ({"statuses": ("OPEN", "DISCARDED"), "status": "DISCARDED"}, [3]),
+        ({"statuses": ("OPEN", "LOST"), "status": "DISCARDED"}, []),
+        ({"topic": "orders"}, [9, 1, 2, 4]),
+        ({"topic": "orders", "consumer": "shop", "last": 2}, [1, 2]),
+        ({"source": "broker", "limit": 3}, [9, 1, 2]),
     ):
         assert found(store, **selection) == positions, selection
 
@@ -93,7 +99,13 @@ def test_pages_follow_each_other_without_gap_or_overlap(store: PostgresStore) ->
     """Over consumers, partitions and letters of one position, with conditions and without; the end is an empty page."""
     park(store, [letter(n, partition=n % 3, generation=g, id=f"{g}{n:03}", key=False) for n in range(40) for g in (0, 1)])
     park(store, [letter(n, consumer="other", key=False) for n in range(10)])
+    park(store, [letter(n, topic="refunds", source="else", key=False, status="DISCARDED") for n in range(10)])
+    park(store, [letter(n + 40, incarnation=1, partition=n % 2, key=False, status="LOST") for n in range(10)])
     for selection in (
+        Selection(limit=7, topic="orders"),
+        Selection(limit=3, topic="orders", partition=1),
+        Selection(limit=7, source="broker", consumer="shop"),
+        Selection(limit=4, consumer="shop", statuses=("DISCARDED", "OPEN")),
         Selection(limit=7),
         Selection(limit=7, consumer="shop"),
         Selection(limit=3, consumer="shop", topic="orders", partition=1),
@@ -116,6 +128,7 @@ def test_groups_count_exactly_what_is_there(store: PostgresStore, postgres: str)
     ids = park(store, rows(0, "a"))
     park(store, rows(10, "a", kind="HANDLER_ERROR", reason="late", last_failed_at=FAILED_AT + DAY))
     park(store, rows(20, "b", consumer="other", first_failed_at=FAILED_AT - DAY))
+    park(store, rows(30, "b", consumer="other", first_failed_at=FAILED_AT - 2 * DAY, last_failed_at=FAILED_AT + DAY)[:1])
     change(store, ids[:2], status="DISCARDED")
     change(store, ids[2:3], fingerprint="c" * 16)
     run(postgres, "delete from dedup.dead_letter where id = %s", [ids[3]])
@@ -133,8 +146,8 @@ def test_groups_count_exactly_what_is_there(store: PostgresStore, postgres: str)
         examples = {row["id"]: row for row in store.letters(Selection(limit=None)).to_pylist()}
         assert all(examples[row["example"]]["last_failed_at"] == row["last_failed_at"] for row in kept)
     counts = [(row["fingerprint"][0], row["kind"], row["letters"]) for row in store.groups(Selection()).to_pylist()]
-    assert counts == [("a", "HANDLER_ERROR", 5), ("b", "REJECTED", 5), ("a", "REJECTED", 3), ("c", "REJECTED", 1)]
-    assert run(postgres, "select sum(letters) from dedup.letter_age where status = 'OPEN'") == [(11,)]
+    assert counts == [("b", "REJECTED", 6), ("a", "HANDLER_ERROR", 5), ("a", "REJECTED", 3), ("c", "REJECTED", 1)]
+    assert run(postgres, "select sum(letters) from dedup.letter_age where status = 'OPEN'") == [(12,)]
     run(postgres, "truncate dedup.dead_letter")
     assert store.groups(Selection()).num_rows == 0
 
@@ -200,6 +213,10 @@ def plans(postgres_server: str) -> Iterator[str]:
         {"consumer": "shop", "status": "OPEN"},
         {"statuses": ("OPEN", "BLOCKED")},
         {"topic": "orders", "partition": 3, "first": 1000, "last": 1100},
+        {"topic": "orders", "partition": 3, "after": "98f13708210194c475687be6106a3b84"},
+        {"source": "broker", "after": "98f13708210194c475687be6106a3b84"},
+        {"topic": "nothing"},
+        {"consumer": "shop", "status": "REPROCESSED"},
         {"fingerprint": "98f13708210194c475687be6106a3b84", "status": "OPEN"},
         {"status": "OPEN", "since": dt.datetime(2026, 2, 11, tzinfo=dt.UTC)},
         {"key": "order-17"},

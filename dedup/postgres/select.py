@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
-from deadletter.letter import HISTORY, LETTERS
+from deadletter.letter import HISTORY, LETTERS, Status
 from dedup.postgres.connect import Connection
 from dedup.postgres.sqlfiles import Statements, fill, quoted
 from dedup.store import GROUPS, Selection
@@ -41,6 +41,11 @@ _CONDITIONS: Mapping[str, str] = {
 }
 
 _PLACE = ("consumer", "source", "topic", "incarnation", "partition", "sequence_number", "part", "id")
+_LEAST = {"partition": "-2147483648", "sequence_number": "-9223372036854775808", "part": "-9223372036854775808"}
+
+WAITING = {Status.OPEN, Status.BLOCKED}
+WAITS = "d.status in ('OPEN', 'BLOCKED')"
+"""What the partial indexes say of letters that wait for somebody."""
 _COUNTED = {"consumer", "kind", "status", "statuses", "fingerprint"}
 """What letter_count tells letters apart by."""
 
@@ -49,11 +54,22 @@ def letters(connection: Connection, sql: Statements, selection: Selection, colum
     """LETTERS_KEPT, or these columns of it, in position order. Raises ConfigError where `after` names no letter."""
     names = LETTERS_KEPT.names if columns is None else list(columns)
     chosen, parameters = _chosen(selection)
-    if selection.after is not None:
-        place = _place(connection, sql, selection.after)
-        chosen, parameters = f"{chosen} and {_behind(place, selection)}", {**parameters, **place}
-    rows = _run(connection, fill(sql["letters"], columns=_columns(sql, names), chosen=chosen), parameters)
+    place = {} if selection.after is None else _place(connection, sql, selection.after)
+    if selection.topic is None and selection.source is None:
+        found = fill(sql["letters_of_half"], chosen=f"{chosen} and {_behind(place, selection)}", half="{half}", needed="{needed}")
+    else:
+        of_place = f"{chosen} and {_behind_in_place(place, selection)}"
+        found = fill(sql["letters_of_places"], chosen=of_place, places=_places(place, selection), half="{half}", needed="{needed}")
+    halves = " union all ".join(f"({fill(found, half=half, needed=_needed(names)).decode()})" for half in _halves(selection))
+    rows = _run(connection, fill(sql["letters"], columns=_columns(sql, names), found=halves), {**parameters, **place})
     return _table(rows, pa.schema([LETTERS_KEPT.field(n) for n in names]))
+
+
+def _halves(selection: Selection) -> list[str]:
+    """The conditions of the partial indexes by position that together hold what is selected."""
+    wanted = set(Status) & (set(Status) if selection.statuses is None else set(selection.statuses))
+    wanted &= set(Status) if selection.status is None else {selection.status}
+    return [WAITS] * bool(wanted & WAITING) + [f"not ({WAITS})"] * bool(wanted - WAITING) or ["false"]
 
 
 def _chosen(selection: Selection) -> tuple[str, dict[str, Any]]:
@@ -77,11 +93,41 @@ def _behind(place: Mapping[str, Any], selection: Selection) -> str:
     Leading columns that are equal anyway are left out: PostgreSQL would begin at those alone. The id is in no index, so it is compared
     apart, in words that do not make the planner expect next to nothing.
     """
+    if not place:
+        return "true"
     names = list(_PLACE[:-1])
     while len(names) > 1 and getattr(selection, names[0], None) == place[f"after_{names[0]}"]:
         del names[0]
-    columns, values = ", ".join(f"d.{name}" for name in names), ", ".join(f"%(after_{name})s" for name in names)
+    columns, values = _both(names)
     return f"({columns}) >= ({values}) and (d.id > %(after_id)s or ({columns}) > ({values}))"
+
+
+def _behind_in_place(place: Mapping[str, Any], selection: Selection) -> str:
+    """The same among the letters of the topic `p`: those of a later topic are all behind."""
+    if not place:
+        return "true"
+    names = [n for n in _PLACE[4:-1] if n != "partition" or selection.partition != place["after_partition"]]
+    columns, values = _both(_PLACE[:4])
+    here = f"({columns.replace('d.', 'p.')}) = ({values})"
+    begin = ", ".join(f"case when {here} then %(after_{n})s else {_LEAST[n]} end" for n in names)
+    whole, after = _both(_PLACE[:-1])
+    return f"({', '.join(f'd.{n}' for n in names)}) >= ({begin}) and (d.id > %(after_id)s or ({whole}) > ({after}))"
+
+
+def _places(place: Mapping[str, Any], selection: Selection) -> str:
+    given = [f"p.{name} = %({name})s" for name in _PLACE[:3] if getattr(selection, name) is not None]
+    columns, values = _both(_PLACE[:4])
+    return " and ".join([*given, *([f"({columns.replace('d.', 'p.')}) >= ({values})"] if place else [])])
+
+
+def _both(names: Sequence[str]) -> tuple[str, str]:
+    return ", ".join(f"d.{name}" for name in names), ", ".join(f"%(after_{name})s" for name in names)
+
+
+def _needed(names: Sequence[str]) -> str:
+    """What the columns are made of, and what they are sorted by."""
+    made_of = {"offset": ("event_offset",), "properties": ("property_names", "property_values")}
+    return ", ".join(f"d.{n}" for n in dict.fromkeys([*_PLACE, *(n for name in names for n in made_of.get(name, (name,)))]))
 
 
 def _columns(sql: Statements, names: Sequence[str]) -> str:
@@ -130,7 +176,10 @@ def groups(connection: Connection, sql: Statements, selection: Selection) -> pa.
     """GROUPS of the selected letters: from counts that are kept where these can tell, else by reading the letters."""
     chosen, parameters = _chosen(selection)
     counted = parameters.keys() - {"limit"} <= _COUNTED
-    statement = fill(sql["groups"] if counted else sql["groups_by_reading"], chosen=chosen)
+    # Said this way, each of the two indexes by position is of use for its half.
+    statement = (
+        fill(sql["groups"], chosen=chosen) if counted else fill(sql["groups_by_reading"], chosen=f"{chosen} and ({WAITS} or not ({WAITS}))")
+    )
     with connection.transaction():
         connection.execute(sql["set_local"], {"name": "jit", "value": "off"})
         rows = connection.execute(statement, parameters).fetchall()

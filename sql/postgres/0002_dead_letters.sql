@@ -1,4 +1,5 @@
 -- Dead letters that people work with: order behind a letter, history, counts, the budget's state, the marker of what is being tried.
+-- A letter is in one of two indexes by position, and in that of first failures only if it failed again: a flood is parked at the price of few.
 -- Forward only. Indexes are made inside the transaction: where there are millions of letters already, stop the consumers first.
 
 alter table {schema}.dead_letter add column sequence uuid, add column extras bytea;
@@ -8,17 +9,20 @@ comment on column {schema}.dead_letter.extras is 'The other columns of the input
 
 create index dead_letter_waiting on {schema}.dead_letter (consumer, source, topic, incarnation, partition, sequence_number, part)
     where status in ('OPEN', 'BLOCKED');
+create index dead_letter_done on {schema}.dead_letter (consumer, source, topic, incarnation, partition, sequence_number, part)
+    where status not in ('OPEN', 'BLOCKED');
+drop index {schema}.dead_letter_position;
 create index dead_letter_sequence on {schema}.dead_letter (sequence, incarnation, sequence_number, part)
     where sequence is not null and status in ('OPEN', 'BLOCKED');
 create index dead_letter_age on {schema}.dead_letter (last_failed_at) where status in ('OPEN', 'BLOCKED');
-create index dead_letter_range on {schema}.dead_letter (topic, partition, sequence_number);
 create index dead_letter_name on {schema}.dead_letter ((left(idempotence_key, 100)));
 create index dead_letter_sequence_name on {schema}.dead_letter ((left(sequence_key, 100))) where sequence_key is not null;
 drop index {schema}.dead_letter_fingerprint;
 create index dead_letter_fingerprint on {schema}.dead_letter
     (fingerprint, consumer, source, topic, incarnation, partition, sequence_number, part) where status in ('OPEN', 'BLOCKED');
 create index dead_letter_last on {schema}.dead_letter (fingerprint, kind, consumer, status, last_failed_at);
-create index dead_letter_first on {schema}.dead_letter (fingerprint, kind, consumer, status, first_failed_at);
+create index dead_letter_first on {schema}.dead_letter (fingerprint, kind, consumer, status, first_failed_at)
+    where first_failed_at <> last_failed_at;
 
 create table {schema}.letter_history (
     id bigint generated always as identity primary key,
@@ -159,9 +163,18 @@ from (
     from {schema}.letter_count group by consumer, fingerprint, kind, status having sum(letters) > 0
 ) g
 cross join lateral (
-    select d.first_failed_at from {schema}.dead_letter d
-    where d.fingerprint = g.fingerprint and d.kind = g.kind and d.consumer = g.consumer and d.status = g.status
-    order by d.first_failed_at limit 1
+    -- Of letters that failed once, the first is that with the earliest last failure; any other with an earlier one is found by its first.
+    select least(
+        (
+            select min(d.last_failed_at) from {schema}.dead_letter d
+            where d.fingerprint = g.fingerprint and d.kind = g.kind and d.consumer = g.consumer and d.status = g.status
+        ),
+        (
+            select min(d.first_failed_at) from {schema}.dead_letter d
+            where d.fingerprint = g.fingerprint and d.kind = g.kind and d.consumer = g.consumer and d.status = g.status
+                and d.first_failed_at <> d.last_failed_at
+        )
+    ) as first_failed_at
 ) f
 cross join lateral (
     select d.last_failed_at, d.id, d.reason from {schema}.dead_letter d

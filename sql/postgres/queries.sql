@@ -488,12 +488,45 @@ order by b.seq, t.source, t.topic, b.partition;
 select consumer, source, topic, incarnation, partition, sequence_number, part, id from {schema}.dead_letter where id = %(after)s;
 
 -- name: letters
--- Dead letters that match all that is given, in position order; {chosen} are the conditions.
--- One snapshot. Pages begin behind a place, so a page costs the same wherever it is.
-select {columns} from {schema}.dead_letter d
-where {chosen}
+-- Dead letters in position order: {found} are those that match, of each half and each place no more than a page.
+-- One snapshot.
+select {columns} from ({found}) d
 order by d.consumer, d.source, d.topic, d.incarnation, d.partition, d.sequence_number, d.part, d.id
 limit %(limit)s;
+
+-- name: letters_of_half
+-- Letters of one status half that match; {half} is the condition of that half's index by position, {chosen} are the others.
+-- Part of `letters`. Pages begin behind a place, so a page costs the same wherever it is.
+select {needed} from {schema}.dead_letter d
+where {half} and {chosen}
+order by d.consumer, d.source, d.topic, d.incarnation, d.partition, d.sequence_number, d.part, d.id
+limit %(limit)s
+
+-- name: letters_of_places
+-- The same where no leading column of the index is given: its topics are found one probe each, then each topic's letters.
+-- Part of `letters`. {places} are the conditions of the topics.
+select d.* from (
+    with recursive place as (
+        (
+            select d.consumer, d.source, d.topic, d.incarnation from {schema}.dead_letter d
+            where {half} order by d.consumer, d.source, d.topic, d.incarnation limit 1
+        )
+        union all
+        select n.* from place p cross join lateral (
+            select d.consumer, d.source, d.topic, d.incarnation from {schema}.dead_letter d
+            where {half} and (d.consumer, d.source, d.topic, d.incarnation) > (p.consumer, p.source, p.topic, p.incarnation)
+            order by d.consumer, d.source, d.topic, d.incarnation limit 1
+        ) n
+    )
+    select * from place
+) p
+cross join lateral (
+    select {needed} from {schema}.dead_letter d
+    where (d.consumer, d.source, d.topic, d.incarnation) = (p.consumer, p.source, p.topic, p.incarnation) and {half} and {chosen}
+    order by d.partition, d.sequence_number, d.part, d.id
+    limit %(limit)s
+) d
+where {places}
 
 -- name: groups
 -- Letters by fingerprint, of consumers, kinds and statuses as a whole: counts from letter_count, the rest by one index probe each.
@@ -510,8 +543,11 @@ select g.fingerprint, g.kind, g.letters, min(f.first_failed_at) as first_failed_
 from largest g
 join counted c using (fingerprint, kind)
 cross join lateral (
-    select d.first_failed_at from {schema}.dead_letter d
-    where (d.fingerprint, d.kind, d.consumer, d.status) = (c.fingerprint, c.kind, c.consumer, c.status) order by d.first_failed_at limit 1
+    select least(
+        (select min(d.last_failed_at) from {schema}.dead_letter d where (d.fingerprint, d.kind, d.consumer, d.status) = (c.fingerprint, c.kind, c.consumer, c.status)),
+        (select min(d.first_failed_at) from {schema}.dead_letter d where (d.fingerprint, d.kind, d.consumer, d.status) = (c.fingerprint, c.kind, c.consumer, c.status)
+            and d.first_failed_at <> d.last_failed_at)
+    ) as first_failed_at
 ) f
 cross join lateral (
     select d.last_failed_at, d.id, d.reason from {schema}.dead_letter d
