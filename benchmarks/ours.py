@@ -9,18 +9,20 @@ import pyarrow as pa
 
 from benchmarks.events import ORDER
 from dedup import Consumer, decode
+from dedup.tx import Handler
 
 SINK = "orders"
 
 
-def consumer(store: Any) -> Consumer:
-    """Decode the body, one effect for each order id, append to a sink."""
-    made = _consumer(store)
+def load(orders: Any, tx: Any) -> None:
+    """Append all orders to a sink."""
+    tx.write(orders.select("data.*"), SINK)
 
-    @made.foreach_batch
-    def load(orders: Any, tx: Any) -> None:
-        tx.write(orders.select("data.*"), SINK)
 
+def consumer(store: Any, handler: Handler = load, **options: Any) -> Consumer:
+    """Decode the body, one effect for each order id, append to a sink, or whatever this handler does."""
+    made = _consumer(store, **options)
+    made.foreach_batch(handler)
     return made
 
 
@@ -29,12 +31,12 @@ def fill(store: Any, batches: Iterable[pa.Table]) -> None:
     made = _consumer(store)
 
     @made.foreach_batch
-    def load(orders: pa.Table, tx: Any) -> None:
+    def copy(orders: pa.Table, tx: Any) -> None:
         tx.write(pa.Table.from_struct_array(orders["data"]), SINK)
 
     for number, batch in enumerate(batches):
         made(batch, number)
 
 
-def _consumer(store: Any) -> Consumer:
-    return Consumer("benchmark", store=store, idempotence_key="data.order_id", decode=decode.json(ORDER))
+def _consumer(store: Any, **options: Any) -> Consumer:
+    return Consumer("benchmark", store=store, idempotence_key="data.order_id", decode=decode.json(ORDER), **options)

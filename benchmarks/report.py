@@ -44,6 +44,12 @@ def latency(measure: str, ours: list[float], other: list[float]) -> Measure:
     return Measure(measure, round(mine, 1), round(theirs, 1), "ms", round(mine / theirs, 2), "lower")
 
 
+def slowness(measure: str, ours: list[float], other: list[float]) -> Measure:
+    """Seconds of a batch, medians."""
+    mine, theirs = middle(ours), middle(other)
+    return Measure(measure, round(mine, 3), round(theirs, 3), "s", round(mine / theirs, 2), "lower")
+
+
 def show(measures: Sequence[Measure], spread: Seconds, console: Console) -> None:
     """The table, and the machine below it.
 
@@ -56,7 +62,8 @@ def show(measures: Sequence[Measure], spread: Seconds, console: Console) -> None
         table.add_column(name, justify="right")
     table.add_column("unit")
     for m in measures:
-        table.add_row(m.measure, f"{m.ours:,.0f}", f"{m.other:,.0f}", f"{m.ratio:.2f}", f"{m.unit}, {m.better} is better")
+        digits = {"s": 2, "ms": 1}.get(m.unit, 0)
+        table.add_row(m.measure, f"{m.ours:,.{digits}f}", f"{m.other:,.{digits}f}", f"{m.ratio:.2f}", f"{m.unit}, {m.better} is better")
     console.print(table)
     seconds = Table(caption="Seconds a batch: median, quickest and slowest")
     seconds.add_column("way")

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from benchmarks import delta, empty, postgres
+from benchmarks import delta, empty, failures, letters, postgres
 from benchmarks.report import Measure
 from benchmarks.stream import Seconds, Sizes
 from dedup.postgres import PostgresStore
@@ -64,11 +64,6 @@ def database(dsn: str) -> Iterator[str]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-def _postgres(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
-    with database(dsn) as own:
-        return postgres.compare(spark, own, folder, sizes)
-
-
 def _postgres_empty(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     with database(dsn) as own, closing(PostgresStore(own)) as store:
         postgres.create_sinks(own)
@@ -81,10 +76,21 @@ def _delta_empty(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list
         return empty.compare(spark, "delta", store, folder, sizes)
 
 
+def _on_postgres(part: Callable[[Any, str, Path, Sizes], tuple[list[Measure], Seconds]]) -> Part:
+    def run_part(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
+        with database(dsn) as own:
+            return part(spark, own, folder, sizes)
+
+    return run_part
+
+
 PARTS: dict[str, Part] = {
-    "postgres": _postgres,
+    "postgres": _on_postgres(postgres.compare),
     "delta": lambda spark, folder, dsn, sizes: delta.compare_appends(spark, folder, sizes),
     "merge": lambda spark, folder, dsn, sizes: delta.compare_merge(spark, folder, sizes),
     "postgres_empty": _postgres_empty,
     "delta_empty": _delta_empty,
+    "one_bad": _on_postgres(failures.one_bad),
+    "all_rejected": _on_postgres(failures.all_rejected),
+    "letters": _on_postgres(letters.compare),
 }

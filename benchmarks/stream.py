@@ -32,6 +32,7 @@ class Sizes:
     keys: int = 1_000_000  # in the table that MERGE looks into
     rounds: int = 4  # of almost empty batches, the first of them for nothing
     empty: int = 8  # batches a round, the first of them for nothing
+    letters: int = 1_000_000  # to list and to group
 
 
 def contest(spark: Any, folder: Path, ways: Mapping[str, Way], warm: int) -> Seconds:

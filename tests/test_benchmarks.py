@@ -32,6 +32,10 @@ NAMES = {
     "delta/merge_1m",
     "postgres/empty_batch",
     "delta/empty_batch",
+    "postgres/one_bad_in_50k",
+    "postgres/all_rejected",
+    "postgres/list_1m_letters",
+    "postgres/group_1m_letters",
 }
 
 
@@ -70,6 +74,38 @@ def test_postgres_by_hand_and_by_copy_are_verified(
     measures, seconds = ways.compare(spark, postgres, tmp_path, Sizes(events=40, batches=2, warm=1))
     assert {m.measure for m in measures} == {"postgres/jdbc_append", "postgres/on_conflict", "postgres/copy_floor"}
     assert set(seconds) == {"postgres/ours", "postgres/jdbc_append", "postgres/on_conflict", "postgres/copy_floor"}
+
+
+def test_failing_batches_are_verified(spark: SparkSession, postgres: str, tmp_path: Path) -> None:
+    """One bad event and nothing but bad ones: each is a letter, the others are in the sink, and a missing letter is seen."""
+    from benchmarks import failures
+    from benchmarks.events import Facts
+    from benchmarks.run import database
+    from benchmarks.stream import Sizes
+
+    sizes, bad = Sizes(events=20, batches=4, warm=2), {"one_bad": 2, "all_rejected": 40}
+    for part in (failures.one_bad, failures.all_rejected):
+        with database(postgres) as dsn:
+            (measure,), seconds = part(spark, dsn, tmp_path / part.__name__, sizes)
+            assert (measure.unit, measure.better) == ("s", "lower") and measure.measure.startswith(f"postgres/{part.__name__}")
+            assert [len(taken) for taken in seconds.values()] == [1, 1]
+            with pytest.raises(AssertionError, match=rf"rows={bad[part.__name__]}, .* expected"):
+                failures.verify_letters(dsn, Facts())
+
+
+def test_letters_are_listed_and_grouped_as_they_are(postgres: str, tmp_path: Path) -> None:
+    """What is timed answers rightly; a group that lacks letters does not pass."""
+    import psycopg
+
+    from benchmarks import letters
+    from benchmarks.stream import Sizes
+
+    measures, _ = letters.compare(None, postgres, tmp_path, Sizes(letters=400, batches=3, warm=1))
+    assert {m.measure for m in measures} == {"postgres/list_1m_letters", "postgres/group_1m_letters"}
+    with psycopg.connect(postgres, autocommit=True) as connection, letters.closing(letters.PostgresStore(postgres)) as store:
+        connection.execute("DELETE FROM dedup.letter_count")
+        with pytest.raises(AssertionError, match="groups"):
+            letters._verify(store, connection, 400)
 
 
 def test_a_lost_or_doubled_order_is_seen(tmp_path: Path) -> None:
