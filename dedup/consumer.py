@@ -25,7 +25,7 @@ from dedup.foreach import EachEvent, EventHandler, Registers
 from dedup.keys import KeySettings
 from dedup.planning import OnKeyConflict
 from dedup.report import Report
-from dedup.settings import horizon, mapping, names_of, refuse_unusable
+from dedup.settings import horizon, mapping, names_of, refuse_handler, refuse_store, refuse_unusable
 from dedup.store import Head, Run, Store
 from dedup.trial import Trials
 from dedup.tx import Handler, LogReader, Undo
@@ -63,8 +63,7 @@ class Consumer:
         errors: rules (exception type or predicate, ErrorClass) that come before the shipped ones, first match first.
         max_outage: seconds of trying a batch again, with backoff, while everything fails or the store is away. Then the query stops.
         handler_timeout: seconds of one run of the handler, after which the process ends with its stacks on stderr. None: no limit.
-        retention: how long reservations are kept: the age that you purge with. None: for ever.
-        reprocess_within: how old a dead letter may be when it is reprocessed; at most `retention`, which is the default.
+        retention: age at which you purge reservations; None: never. `reprocess_within`: how old a reprocessed letter may be; no older.
         query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
         takeover_after: seconds without a sign of life after which another copy is taken over.
         takeover: take over a live copy at once.
@@ -104,6 +103,7 @@ class Consumer:
         takeover: bool = False,
         scratch: str | None = None,
     ) -> None:
+        refuse_store(store)
         refuse_unusable(name, on_key_conflict, max_events_per_transaction)
         if positions is None and (idempotence_key is None or null_key == "position"):
             raise ConfigError(
@@ -145,6 +145,7 @@ class Consumer:
         """Register the handler: called with a frame of new events only, and a `Tx`. Usable as a decorator."""
         if self._handler is not None:
             raise ConfigError(f"Consumer {self.name!r} has a handler already. Use one consumer per handler.")
+        refuse_handler(handler, "(frame, tx)")
         self._handler = handler
         return handler
 
@@ -158,6 +159,7 @@ class Consumer:
         """
 
         def register(handler: EventHandler) -> EventHandler:
+            refuse_handler(handler, "(event, tx)")
             self.foreach_batch(EachEvent(handler, into))
             return handler
 
@@ -204,6 +206,8 @@ class Consumer:
         started, feed = time.monotonic(), open_feed(batch, self.scratch)
         report = self._through_outages(feed, int(batch_id))
         log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
+        if report.dead_lettered:
+            log.warning("%s batch %s: parked %d; `dedup dead-letters groups` says why", self.name, batch_id, report.dead_lettered)
         return report
 
     def check(self, frame: Any) -> None:

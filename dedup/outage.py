@@ -14,6 +14,9 @@ from dedup.care import Care
 
 log = logging.getLogger("dedup")
 
+_OF_THE_PLAN = ("AnalysisException", "ParseException")
+"""Spark could not even plan what the handler asked for: that does not pass by waiting."""
+
 FIRST_SECONDS, LONGEST_SECONDS = 0.5, 30.0
 
 
@@ -27,7 +30,7 @@ def retrying(what: str, patience: float, care: Care) -> tenacity.Retrying:
         retry=tenacity.retry_if_exception(lambda error: may_pass(error, care)),
         wait=tenacity.wait_random_exponential(multiplier=FIRST_SECONDS, max=LONGEST_SECONDS),
         stop=tenacity.stop_after_delay(patience),
-        before_sleep=lambda state: _tell(what, state),
+        before_sleep=lambda state: _tell(what, patience, state),
         sleep=care.sleep,
         reraise=True,
     )
@@ -37,10 +40,14 @@ def may_pass(error: BaseException, care: Care) -> bool:
     """Whether waiting may help: the store is away, too many events fail, or the error is transient or systemic."""
     if isinstance(error, DedupError):
         return isinstance(error, BudgetExceeded | StoreUnavailable | CommitUnknown | CommitConflict)
+    if any(cls.__name__ in _OF_THE_PLAN for cls in type(error).__mro__):
+        return False
     return isinstance(error, Exception) and classify(error, care.rules) != ErrorClass.PERMANENT
 
 
-def _tell(what: str, state: tenacity.RetryCallState) -> None:
+def _tell(what: str, patience: float, state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
-    said = describe(error, dt.datetime.now(dt.UTC)).message if error else ""
-    log.warning("%s: nothing of it is committed, trying again in %.1f s: %s", what, state.upcoming_sleep, said)
+    if error is not None:
+        found = describe(error, dt.datetime.now(dt.UTC))
+        said = f"{found.error_type}: {found.message}"
+        log.warning("%s: nothing of it is committed; again in %.1f s, for %.0f s at most: %s", what, state.upcoming_sleep, patience, said)

@@ -74,7 +74,7 @@ def _key(tried: Tried, row: int) -> dict[str, Any]:
 
 def _error(tried: Tried, row: int, at: dt.datetime) -> dict[str, Any]:
     failure, kind = _failure(tried, row), LETTER_KINDS[tried.state(row)]
-    reason = f"{failure.error_type}: {failure.message[:SHOWN]}" if failure else _said(tried, row, kind)
+    reason = f"{failure.error_type}: {' '.join(failure.message.split())[:SHOWN]}" if failure else _said(tried, row, kind)
     shown = Kind.TOO_LARGE if tried.letters[row]["kind"] == Kind.TOO_LARGE else kind
     return {
         "kind": shown.value,

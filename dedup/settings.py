@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 import json
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from checkpoint.errors import ConfigError
 from dedup.envelope import Columns
@@ -19,6 +20,22 @@ def refuse_unusable(name: str, on_key_conflict: str, max_events: int | None) -> 
         raise ConfigError(f"on_key_conflict is 'dead_letter', 'duplicate' or 'error', not {on_key_conflict!r}.")
     if max_events is not None and max_events < 1:
         raise ConfigError("max_events_per_transaction must be at least 1.")
+
+
+def refuse_store(store: object) -> None:
+    """Raise ConfigError for what is no store, such as its URL."""
+    if not hasattr(store, "begin_letters"):
+        raise ConfigError(f"store= takes a PostgresStore(...) or a DeltaStore(...), not {type(store).__name__}.")
+
+
+def refuse_handler(handler: Callable[..., Any], takes: str) -> None:
+    """Raise ConfigError for a handler that cannot be called with two arguments: else every event would fail by itself."""
+    try:
+        inspect.signature(handler).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"The handler has to take two arguments, {takes}: {error}.") from error
+    except ValueError:  # what is built in does not tell
+        return
 
 
 def mapping(positions: Columns | Literal["auto"] | None) -> str:

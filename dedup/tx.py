@@ -174,6 +174,11 @@ class Tx:
         parked = np.array(sorted(self.rejected), dtype=np.int64)
         for table, given, merge in self._writes:
             rows = _Checked(self._frames.rows(given), self._index, parked, table)
+            if merge is not None and merge.newer_by is None and rows.in_tasks and not set(POSITION) <= set(rows.schema.names):
+                raise HandlerError(
+                    "In a batch as large as this Spark keeps no order of rows: let the rows of tx.merge carry their position columns, "
+                    "or name a column with newer_by=."
+                )
             if merge is None:
                 self._transaction.write(table, rows)
             else:

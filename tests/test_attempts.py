@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.errors import BudgetExceeded, CommitConflict, SinkMismatch, StoreUnavailable
+from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, SinkMismatch, StoreUnavailable
 from deadletter.letter import Kind
 from deadletter.policy import Budget, Retry
 from dedup.attempts import Attempts
@@ -303,3 +303,28 @@ def test_without_bisect_the_batch_fails() -> None:
     with pytest.raises(ValueError, match="bad"):
         made.run()
     assert runs == [8] and effects.rows == []
+
+
+def test_a_handler_that_takes_other_arguments_is_refused_at_once() -> None:
+    """Else each event would fail by itself; and a store that is a URL is told apart, too."""
+    from dedup import Consumer, DeltaStore
+
+    consumer = Consumer("c", DeltaStore("/nonexistent"))
+    with pytest.raises(ConfigError, match="two arguments"):
+        consumer.foreach_batch(lambda rows: None)  # type: ignore[arg-type,misc]
+    with pytest.raises(ConfigError, match="two arguments"):
+        consumer.foreach(into="t")(lambda: None)  # type: ignore[arg-type,misc]
+    with pytest.raises(ConfigError, match="DeltaStore"):
+        Consumer("c", "/lake")  # type: ignore[arg-type]
+
+
+def test_what_spark_cannot_plan_is_not_waited_for() -> None:
+    """A wrong column of the handler ends the batch with Spark's sentence; an outage is waited for."""
+    from pyspark.errors import AnalysisException
+
+    from dedup.outage import may_pass
+
+    assert not may_pass(AnalysisException("no such column"), NO_BUDGET)
+    assert may_pass(ConnectionRefusedError("no answer"), NO_BUDGET)
+    assert may_pass(OSError(28, "disk full"), NO_BUDGET)
+    assert not may_pass(ValueError("bad"), NO_BUDGET)

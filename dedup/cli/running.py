@@ -136,7 +136,7 @@ def _consumer(target: str) -> Consumer:
         found = operator.attrgetter(attribute)(importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
+            raise dedup.ConfigError(f"Module {module!r} imports {error.name!r}, which is not there: install it here.") from error
         raise dedup.ConfigError(f"There is no module {module!r}. Start the command in the folder that it is in.") from error
     except AttributeError as error:
         raise dedup.ConfigError(f"Module {module!r} has no {attribute!r}: {error}.") from error
@@ -146,12 +146,15 @@ def _consumer(target: str) -> Consumer:
 
 
 def _session(frames: FrameKind | None) -> Any | None:
-    """The Spark session that frames are made with, started where there is none; None for Arrow tables."""
+    """The Spark session that frames are made with; None for Arrow tables.
+
+    The one that the consumer's module has made, as it is: its time zone and settings are part of what the handler means. Else a local one.
+    """
     if frames == FrameKind.ARROW or (frames is None and importlib.util.find_spec("pyspark") is None):
         return None
-    from dedup.spark.session import local_session
+    from dedup.spark.session import active_session, local_session
 
-    return local_session("dedup")
+    return active_session() or local_session("dedup")
 
 
 def _plain(done: Reprocessed | Replayed) -> dict[str, Any]:
@@ -172,9 +175,11 @@ def _print_reprocessed(done: Reprocessed, from_log: bool) -> None:
         print_table(["positions", ""], rows)
         return
     print_table(["kind", "letters"], [*done.by_kind.items(), ("all", done.selected)])
-    names = ("reprocessed", "duplicates", "failed", "waiting", "left", "lost")
+    names = ("reprocessed", "duplicates", "failed", "waiting", "left", "expired", "lost")
     if not done.dry_run:
         print_table(["became of them", "letters"], [(name, getattr(done, name)) for name in names])
+    if done.failed:
+        typer.echo("Why they failed again: `dedup dead-letters groups`, and `show ID`.")
     if done.processed:
         typer.echo(f"{done.processed} positions of this range were processed already: `dedup replay` repeats those.")
     if done.absent:

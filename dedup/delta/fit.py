@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import RowsRefused, SinkMismatch
+from dedup.delta.names import sql_name
 from dedup.delta.types import fits, sql_type
 
 
@@ -31,18 +32,18 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
         columns = ", ".join(f"`{n}` {sql_type(rows.field(n).type)}" for n in extra)
         raise SinkMismatch(
             f"{table!r} has no column {', '.join(extra)}, which the rows have. "
-            f"Leave it out of the rows, or ALTER TABLE <{table}> ADD COLUMNS ({columns})."
+            f"Leave it out of the rows, or ALTER TABLE {sql_name(table)} ADD COLUMNS ({columns})."
         )
     missing = [f.name for f in sink if f.name not in rows.names and not f.nullable and f.name not in computed]
     if missing:
         raise SinkMismatch(
             f"{table!r} requires {', '.join(missing)}, which the rows lack. Add them to the rows, or "
-            + "; ".join(f"ALTER TABLE <{table}> ALTER COLUMN `{n}` DROP NOT NULL" for n in missing)
+            + "; ".join(f"ALTER TABLE {sql_name(table)} ALTER COLUMN `{n}` DROP NOT NULL" for n in missing)
         )
     wrong = [f for f in sink if f.name in rows.names and not fits(rows.field(f.name).type, f.type)]
     if wrong:
         told = "; ".join(f"{f.name} is {sql_type(rows.field(f.name).type)} and the sink has {sql_type(f.type)}" for f in wrong)
-        alter = "; ".join(f"ALTER TABLE <{table}> ALTER COLUMN `{f.name}` TYPE {sql_type(rows.field(f.name).type)}" for f in wrong)
+        alter = "; ".join(f"ALTER TABLE {sql_name(table)} ALTER COLUMN `{f.name}` TYPE {sql_type(rows.field(f.name).type)}" for f in wrong)
         raise SinkMismatch(
             f"The rows do not fit {table!r} without loss: {told}. Cast in the handler, or, where Delta can widen the type, {alter}."
         )
@@ -67,7 +68,7 @@ def conform(rows: pa.Table, sink: pa.Schema, table: str) -> pa.Table:
         for path, count in _forbidden_nulls(column, field, field.name):
             raise RowsRefused(
                 f"{table!r} forbids NULL in {path}, and {count} of {rows.num_rows} rows have it. Reject those rows in the handler, "
-                f"or ALTER TABLE <{table}> ALTER COLUMN {path} DROP NOT NULL."
+                f"or ALTER TABLE {sql_name(table)} ALTER COLUMN {path} DROP NOT NULL."
             )
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=sink)

@@ -51,3 +51,8 @@ class SinkNames:
 def _spark_side() -> Any | None:
     # Importing Spark in order to find out would cost seconds, and fail where it is not installed.
     return importlib.import_module("dedup.spark.delta_rows").active() if "pyspark" in sys.modules else None
+
+
+def sql_name(name: str) -> str:
+    """A sink's name as SQL takes it."""
+    return f"delta.`{name}`" if "/" in name else name

@@ -17,6 +17,7 @@ from dedup.delta import merge as merging
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import check_schema
 from dedup.delta.header import SinkFiles
+from dedup.delta.names import sql_name
 from dedup.delta.sink import Sink, require_same
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, join, safe_name
@@ -142,7 +143,7 @@ class SinkWrites:
         for name, count in spark.violations(files, sink.constraints, sink.generated).items():
             raise RowsRefused(
                 f"{count} of {sum(add.rows for add in adds)} rows violate {name} of {sink.name!r}: {sink.constraints[name]}. "
-                f"Reject them in the handler, or change the table (ALTER TABLE <{sink.name}> DROP CONSTRAINT ...)."
+                f"Reject them in the handler, or change the table (ALTER TABLE {sql_name(sink.name)} DROP CONSTRAINT ...)."
             )
 
 

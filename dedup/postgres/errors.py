@@ -40,14 +40,14 @@ def translate(error: psycopg.Error, doing: str) -> StoreError:
     """The error to raise in place of the driver's, for our own statements."""
     text = f"{doing}: {text_of(error)}"
     if is_lost(error):
-        return StoreUnavailable(f"{text}. Nothing of the batch was committed; run it again.")
+        return StoreUnavailable(f"{text.rstrip('?')}. Nothing of it was committed; try again.")
     if ends_transaction(error):
         return CommitConflict(f"{text}. Nothing of this attempt was committed; plan it again.")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return StoreError(f"{text}. Grant this role what it needs: docs/postgres.md lists the rights.")
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction):
         return SchemaOutdated(f"{text}. Run `dedup migrate`.")
-    return StoreError(f"{text}. The batch is undone; run it again.")
+    return StoreError(f"{text}. Nothing of it was committed.")
 
 
 @contextmanager

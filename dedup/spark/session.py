@@ -72,5 +72,10 @@ def _scratch() -> str:
     return folder
 
 
+def active_session() -> SparkSession | None:
+    """The session that this process has, if any."""
+    return SparkSession.getActiveSession()
+
+
 if __name__ == "__main__":  # fetches the jars, and shows that Java and Spark work together
     local_session("dedup set-up").stop()
