@@ -14,6 +14,8 @@ import pytest
 from people import BODY, failing
 from places import DeltaPlace, Place, PostgresPlace
 
+from dedup import DeadLetters, Selection
+
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -317,3 +319,19 @@ def test_the_budget_is_shown_and_lifted(place: Place, dedup: Run) -> None:
     assert dedup("budget lift frail --events 10 --reason known --yes", place)[0] == 0
     shown = document(dedup, "budget show frail", place)
     assert (shown["failed_of_the_last_100"], shown["admitted_from_now_on"]) == (0, 10)
+
+
+@pytest.mark.postgres
+def test_command_api_and_plain_sql_give_the_same_letters(postgres: str, dedup: Run) -> None:
+    """What a DBA selects, what Python gets and what the command prints are the same letters, states and groups."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    failing(place.store())
+    api, columns = DeadLetters(place.store()), ["id", "kind", "status", "reason", "attempts"]
+    sql = place.execute(f"SELECT {', '.join(columns)} FROM dedup.dead_letter ORDER BY partition, sequence_number")
+    assert len(sql) == 3
+    assert [tuple(row[c] for c in columns) for row in listed(dedup, place)] == sql
+    assert [tuple(row[c] for c in columns) for row in api.select(Selection(limit=None)).to_pylist()] == sql
+    counted = sorted(place.execute("SELECT fingerprint, count(*) FROM dedup.dead_letter GROUP BY 1"))
+    assert sorted((g["fingerprint"], g["letters"]) for g in document(dedup, "dead-letters groups", place)) == counted
+    assert sorted((g["fingerprint"], g["letters"]) for g in api.groups(Selection()).to_pylist()) == counted
