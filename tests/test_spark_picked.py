@@ -80,6 +80,23 @@ def test_whatever_is_computed_is_left_to_spark(origin: tuple[DataFrame, pa.Table
     assert Origin(orders, table).pick(eval(written, {"orders": orders})) is None
 
 
+@pytest.mark.parametrize("parked", [[0, 3], [], range(ROWS)], ids=["some", "none", "all"])
+def test_what_is_left_after_a_rejection_is_what_spark_would_answer(origin: tuple[DataFrame, pa.Table], parked: list[int]) -> None:
+    """Picked without a job, again after a second rejection; columns of the handler's frame can still be named."""
+    from dedup.spark.frames import SparkFrames
+
+    orders, table = origin
+    frames = SparkFrames(orders.sparkSession, in_tasks=False)
+    frames.remember(orders, table)
+    left = frames.without(orders, pa.table({"n": pa.array(list(parked), pa.int64())}))
+    left = frames.without(left, pa.table({"n": pa.array([4], pa.int64())}))
+    expected = [n for n in table["n"].to_pylist() if n not in parked and n != 4]
+    rows = left.select("n", "data.*")
+    assert frames.rows(rows).origins[-1].pick(rows)["n"].to_pylist() == expected
+    assert frames.rows(rows).arrow().equals(rows.toArrow())
+    assert [row[0] for row in left.where(orders.n < 3).select(orders.n).collect()] == [n for n in expected if n < 3]
+
+
 def test_the_session_keeps_its_settings(spark: SparkSession) -> None:
     """Making a frame leaves the limit of local relations as the user has set it."""
     from pyspark.sql.pandas.types import from_arrow_schema

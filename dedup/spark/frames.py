@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dedup.arrow_frames import to_table
 from dedup.rows import ArrowRows
-from dedup.spark.picked import Origin
+from dedup.spark.picked import Origin, anti_join
 from dedup.store import Rows
 
 
@@ -23,11 +23,11 @@ class SparkFrames:
 
     def __init__(self, session: SparkSession, *, in_tasks: bool) -> None:
         self._session, self._in_tasks = session, in_tasks
-        self._origin: Origin | None = None
+        self._origins: tuple[Origin, ...] = ()
 
     def remember(self, frame: DataFrame, table: pa.Table) -> None:
         """What the handler gets was made of this table: what it only picks from the frame needs no job."""
-        self._origin = Origin(frame, table)
+        self._origins = (Origin(frame, table),)
 
     def columns(self, rows: DataFrame) -> list[str]:
         """Column names."""
@@ -41,6 +41,14 @@ class SparkFrames:
 
     def without(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
         """The rows whose position is not among `positions`."""
+        origin = next((o for o in self._origins if o.frame is rows), None)
+        left = None if origin is None else anti_join(origin.table, positions)
+        rest = rows.where(F.lit(False)) if left is not None and not left.num_rows else self._anti_join(rows, positions)
+        if left is not None:
+            self._origins = (*self._origins, Origin(rest, left))
+        return rest
+
+    def _anti_join(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
         names = {c: f"_parked_{c}" for c in positions.column_names}
         parked = self._session.createDataFrame(positions.rename_columns(list(names.values())))
         same = reduce(lambda a, b: a & b, [rows[c] == parked[p] for c, p in names.items()])
@@ -49,7 +57,7 @@ class SparkFrames:
     def rows(self, rows: Any) -> Rows:
         """A DataFrame, an Arrow table, a dict or a list of dicts as rows for the store."""
         if type(rows).__name__ == "DataFrame" and type(rows).__module__.startswith("pyspark."):
-            return SparkRows(rows, self._in_tasks, self._origin)
+            return SparkRows(rows, self._in_tasks, self._origins)
         return ArrowRows(to_table(rows))
 
 
@@ -59,7 +67,7 @@ class SparkRows:
 
     frame: DataFrame
     in_tasks: bool
-    origin: Origin | None = None
+    origins: tuple[Origin, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
@@ -68,7 +76,7 @@ class SparkRows:
 
     def arrow(self) -> pa.Table:
         """The rows, on the driver."""
-        picked = self.origin.pick(self.frame) if self.origin else None
+        picked = next((table for origin in self.origins if (table := origin.pick(self.frame)) is not None), None)
         return self.frame.toArrow() if picked is None else picked.cast(self.schema)
 
     def files(self, write: Callable[[Iterator[pa.RecordBatch]], Iterator[str]], columns: list[str]) -> list[str]:

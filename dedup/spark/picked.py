@@ -21,8 +21,6 @@ Path = tuple[int, ...]
 Known = Mapping[int, Path]
 """Columns of a plan by their ids."""
 
-_LEAVES = ("LocalRelation", "LogicalRDD")
-
 
 @dataclass(frozen=True)
 class Origin:
@@ -48,9 +46,9 @@ class Origin:
         return pa.table({name: self._column(path) for name, path in zip(names, paths, strict=True)})
 
     def _paths(self, rows: DataFrame) -> list[Path] | None:
-        own: Known = {ident: (number,) for number, ident in enumerate(map(_id, _items(_plan(self.frame).output())))}
-        plan = _plan(rows)
-        known = _known(plan, own)
+        frame, plan = _plan(self.frame), _plan(rows)
+        own: Known = {ident: (number,) for number, ident in enumerate(map(_id, _items(frame.output())))}
+        known = _known(plan, own, frame)
         return None if known is None else [known[_id(attribute)] for attribute in _items(plan.output())]
 
     def _column(self, path: Path) -> pa.ChunkedArray:
@@ -60,18 +58,26 @@ class Origin:
         return column
 
 
+def anti_join(table: pa.Table, positions: pa.Table) -> pa.Table:
+    """The rows of the table whose position is not among `positions`, in their order."""
+    names = positions.column_names
+    rows = table.select(names).append_column("_row", pa.array(range(table.num_rows), pa.int64()))
+    left = rows.join(positions.cast(table.select(names).schema), keys=names, join_type="left anti")["_row"]
+    return table.take(left.take(pc.sort_indices(left)))
+
+
 def _plan(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed()
 
 
-def _known(plan: Any, own: Known) -> Known | None:
+def _known(plan: Any, own: Known, frame: Any) -> Known | None:
     """Where each column of a plan comes from, by its id; None where one of them is computed, or rows are left out, added or moved."""
+    if plan.equals(frame):
+        return own
     kind = plan.nodeName()
-    if kind in _LEAVES:
-        return own if {_id(attribute) for attribute in _items(plan.output())} == set(own) else None
     if kind not in ("Project", "SubqueryAlias"):
         return None
-    below = _known(plan.child(), own)
+    below = _known(plan.child(), own, frame)
     if below is None or kind == "SubqueryAlias":
         return below
     found = {_id(e): _path(e, below) for e in _items(plan.projectList())}
