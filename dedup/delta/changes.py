@@ -80,6 +80,11 @@ class LetterChanges:
             [KEYS.empty_table(), *(pa.table([t["key"], pc.fill_null(t["payload_hash"], 0)], schema=KEYS) for t in held)]
         )
 
+    def outdated(self) -> pa.ChunkedArray:
+        """Keys of changed letters from before the last reset: where they are not reserved, they count no longer."""
+        changed = self._of(self._changed)
+        return changed["key"].filter(pc.less(changed["generation"], self.head.keyspace)).drop_null()
+
     def settle(self) -> pa.Table:
         """Put the chains in order, once after all steps; returns LASTS of all sequences that were touched."""
         touched = [self._of(self._changed)["sequence"], waiting(self.parked)["sequence"]]

@@ -166,7 +166,8 @@ class DeltaTransaction:
         """Newly reserved keys: those that stay with their effect, and those that a letter of this transaction holds."""
         letters = self._letters.keys_held()
         # A letter whose key nobody has reserved yet holds it from now on.
-        unreserved = self._state.split(letters.filter(pc.invert(_in(letters["key"], self._new["key"]))))[1]
+        current = letters.filter(pc.invert(_in(letters["key"], self._letters.outdated())))
+        unreserved = self._state.split(current.filter(pc.invert(_in(current["key"], self._new["key"]))))[1]
         again = letters.filter(_in(letters["key"], self._collected.freed["key"]))
         holds = _in(self._new["key"], letters["key"])
         held = pa.concat_tables([self._new.filter(holds), unreserved, again.filter(pc.invert(_in(again["key"], self._new["key"])))])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from orders import assert_proven, batch, event, ids
-from people import fixed
+from orders import assert_proven, batch, consumer, event, ids, letters
+from people import ANN, failing, fixed
 from places import Place
 
+from dedup import DeadLetters
+from dedup.planning import reset
 from dedup.replaying import replay
+from dedup.reprocessing import reprocess
 from dedup.store import Selection
 
 
@@ -36,3 +39,18 @@ def test_a_replay_leaves_out_parts_that_were_duplicates(place: Place) -> None:
     assert replay(Selection(topic="orders", first=0, last=1), run, accept_double=True).replayed == 2
     assert ids(place.read()) == ["a", "a", "b", "b"]
     assert_proven(place.store())
+
+
+def test_a_letter_from_before_a_reset_can_be_changed(place: Place) -> None:
+    """Its key counts no longer: tried again or discarded, it reserves nothing but the key of now, and verify agrees."""
+    store = place.store()
+    failing(store)
+    first, second, *_ = letters(store)
+    store.amend("shop", reset, **ANN)
+    assert DeadLetters(store).discard([first["id"]], **ANN).changed == 1
+    assert_proven(store)
+    assert reprocess(Selection(id=second["id"]), consumer(store)).failed == 1
+    assert_proven(store)
+    assert fixed(store)(batch(event(0, "a"), event(1, "b")), 0).processed == 2
+    assert reprocess(Selection(id=second["id"]), fixed(store)).reprocessed == 1
+    assert_proven(store)
