@@ -65,8 +65,8 @@ def make_letters(settled: Settled, content: pa.Table, why: Why, head: Head, run:
     holds = np.array([k not in HOLDS_NO_KEY for k in kinds], dtype=bool)
     columns = {
         "id": ids,
-        "consumer": [head.consumer] * len(rows),
-        "generation": [head.generation] * len(rows),
+        "consumer": pa.repeat(head.consumer, len(rows)),
+        "generation": pa.repeat(head.generation, len(rows)),
         "incarnation": _incarnations(content, head),
         "sequence_number": np.where(content["partition"].to_numpy() == KEY_ONLY.partition, -1, settled.index.numbers[rows]),
         "event_key": content["key"],
@@ -131,7 +131,7 @@ def _bodies(content: pa.Table, max_body: int) -> dict[str, Any]:
     }
 
 
-def _errors(rows: Ints, kinds: Sequence[Kind], settled: Settled, whole: Sequence[bool], why: Why, now: dt.datetime) -> dict[str, list[Any]]:
+def _errors(rows: Ints, kinds: Sequence[Kind], settled: Settled, whole: Sequence[bool], why: Why, now: dt.datetime) -> dict[str, Any]:
     known = functools.cache(fingerprint)  # thousands of letters have one reason
     failures = [why.failed.get(row, ()) for row in rows.tolist()]
     last = [f[-1] if f else None for f in failures]
@@ -146,9 +146,14 @@ def _errors(rows: Ints, kinds: Sequence[Kind], settled: Settled, whole: Sequence
         "stack": [f and f.stack for f in last],
         "fingerprint": [f.fingerprint if f else known(k, r) for f, k, r in zip(last, shown, reasons, strict=True)],
         "attempts": [0 if w else max(len(f), 1) for f, w in zip(failures, waiting, strict=True)],
-        "first_failed_at": [f[0].at if f else now for f in failures],
-        "last_failed_at": [f.at if f else now for f in last],
+        "first_failed_at": _times([f[0].at if f else None for f in failures], now),
+        "last_failed_at": _times([f.at if f else None for f in last], now),
     }
+
+
+def _times(given: list[dt.datetime | None], now: dt.datetime) -> pa.Array:
+    kind = pa.timestamp("us", "UTC")
+    return pc.fill_null(pa.array(given, kind), pa.scalar(now, kind))
 
 
 def _reason(row: int, kind: Kind, failure: Failure | None, waiting: bool, why: Why) -> str:

@@ -249,8 +249,8 @@ drop table {staged};
 
 -- name: parked
 -- Which of these letters are kept already.
--- A letter parked by somebody else in the meantime fails the COPY, and the batch is planned again.
-select id from {schema}.dead_letter where id = any(%(ids)s);
+-- A letter parked by somebody else in the meantime fails the COPY, and the batch is planned again. "limit 1": one index probe each.
+select k.id from unnest(%(ids)s::text[]) k (id) cross join lateral (select from {schema}.dead_letter d where d.id = k.id limit 1) d;
 
 -- name: note
 -- Count copies on the letters that hold these keys.
