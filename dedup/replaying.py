@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict, HandlerError, PositionsMissing, ReprocessStopped
 from checkpoint.position import Partition, Range, Ranges
-from deadletter.letter import LETTERS, Action
+from deadletter.letter import LETTERS, Action, Status
 from deadletter.selection import Selection
 from dedup import flow
 from dedup.consumer import Consumer
@@ -125,14 +126,20 @@ def _material(page: _Page, transaction: Transaction) -> Iterator[tuple[Material,
     window = replace(page.selection, first=page.span.first, last=page.span.last)
     now = coverage(page.consumer.store, transaction.head, page.partition, window).processed
     with material_of(page.consumer, page.partition, page.span, transaction.head) as (material, index):
-        yield material, _first_of_keys(index.only(np.flatnonzero(now.contains(index.numbers)))), now - Ranges.of_numbers(index.numbers)
+        there = index.only(np.flatnonzero(now.contains(index.numbers)))
+        yield material, _without_copies(there, page.consumer), now - Ranges.of_numbers(index.numbers)
 
 
-def _first_of_keys(index: Index) -> Index:
-    """Without later rows of a key: parts of an event that were duplicates, while others of its parts were processed."""
+def _without_copies(index: Index, consumer: Consumer) -> Index:
+    """Without parts of an event that were duplicates, while others of its parts were processed: later rows of a key, or of a letter's."""
     _, first = index.groups(np.arange(len(index)))
     chosen = index.no_key.copy()
     chosen[first] = True
+    if (index.parts != 0).any():
+        waiting = Selection(consumer.name, statuses=(Status.OPEN, Status.BLOCKED, Status.DISCARDED), limit=None)
+        letters = consumer.store.letters(waiting, ["key", "holds_key"])
+        held = pc.is_in(index.keys_of(np.arange(len(index)))["key"], value_set=letters.filter(letters["holds_key"])["key"].combine_chunks())
+        chosen &= ~held.to_numpy()
     return index.only(np.flatnonzero(chosen))
 
 

@@ -54,3 +54,15 @@ def test_a_letter_from_before_a_reset_can_be_changed(place: Place) -> None:
     assert fixed(store)(batch(event(0, "a"), event(1, "b")), 0).processed == 2
     assert reprocess(Selection(id=second["id"]), fixed(store)).reprocessed == 1
     assert_proven(store)
+
+
+def test_a_replay_leaves_out_parts_whose_key_a_letter_holds(place: Place) -> None:
+    """An exploded event with a copy of what is a dead letter: the letter alone has the key, and its effect comes once, by reprocess."""
+    events = (event(0, "a", -1), event(1, "b"), {**event(1, "a", -1), "part": 1})
+    consumer(place.store())(batch(*events), 0)
+    run = logged(fixed(place.store()), *events)
+    assert replay(Selection(topic="orders", first=0, last=1), run, accept_double=True).replayed == 1
+    assert ids(place.read()) == ["b", "b"]
+    assert reprocess(Selection(), run).reprocessed == 1
+    assert ids(place.read()) == ["a", "b", "b"]
+    assert_proven(place.store())
