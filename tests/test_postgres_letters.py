@@ -114,7 +114,7 @@ class TestLocking:
     def test_a_session_that_dies_gives_its_letters_back(self, store: PostgresStore, postgres: str) -> None:
         """Killed in the middle: nothing of it is true, and the next one gets the letters at once."""
         ids = park(store, [letter(n) for n in range(3)])
-        with pytest.raises(StoreError, match="run it again"), store.begin_letters("shop") as tx:
+        with pytest.raises(StoreError, match="try again"), store.begin_letters("shop") as tx:
             tx.lock(ids)
             tx.execute(changing(ids, status="REPROCESSED"))
             run(postgres, "select pg_terminate_backend(pid) from pg_stat_activity where state = 'idle in transaction'")
