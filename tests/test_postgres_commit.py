@@ -138,7 +138,7 @@ def test_a_takeover_during_the_commit_is_fenced(store: PostgresStore, proxy: Pro
 def test_a_connection_lost_in_mid_chunk_commits_nothing(store: PostgresStore, postgres: str) -> None:
     """The error says that the batch can be run again; so it can, on the same store."""
     number = epoch(store)
-    with pytest.raises(StoreUnavailable, match="run it again"), store.begin("shop", number) as tx:
+    with pytest.raises(StoreUnavailable, match="try again"), store.begin("shop", number) as tx:
         tx.reserve(keys([1]))
         run(postgres, "select pg_terminate_backend(backend_pid) from dedup.heartbeat")
         tx.execute(record(0, 0))
