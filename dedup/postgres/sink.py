@@ -20,7 +20,7 @@ from dedup.postgres.names import type_for
 from dedup.postgres.sqlfiles import Statements, quoted
 from dedup.store import Rows
 
-_ROWS_FAULT = ("22", "23", "44", "54", "P0")
+_ROWS_FAULT = ("21", "22", "23", "44", "54", "P0")
 """Data exception, integrity constraint, check option of a view, limits (an index entry too long), RAISE in a trigger: the rows' doing.
 Source: PostgreSQL 16 manual, appendix A."""
 
