@@ -188,6 +188,8 @@ class PgTransaction:
     def _refuse_ended(self) -> None:
         if self._connection.info.transaction_status == TransactionStatus.IDLE:
             raise HandlerError(_ENDED)
+        if self._connection.info.transaction_status == TransactionStatus.INERROR:
+            raise psycopg.errors.InFailedSqlTransaction(_SWALLOWED)
 
     def write(self, table: str, rows: Rows) -> int:
         """Append rows to a sink as part of this transaction. Raises SinkMismatch; then nothing of them is kept.
@@ -276,6 +278,11 @@ class PgTransaction:
             self._refuse_fenced(error)
             raise
 
+
+_SWALLOWED = (
+    "The handler went on after an error of tx.connection, and the database takes nothing any more until that is undone. "
+    "Let the error through, or make the part that may fail a savepoint: `with tx.connection.transaction():`."
+)
 
 _ENDED = (
     "The handler ended the transaction (COMMIT or ROLLBACK through tx.connection). What it wrote until then may be committed without its "

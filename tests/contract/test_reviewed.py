@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from orders import assert_proven, batch, consumer, event, ids, letters
+import psycopg
+import pyarrow as pa
+import pytest
+from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from people import ANN, failing, fixed
-from places import Place
+from places import Place, PostgresPlace
 
 from dedup import DeadLetters
 from dedup.planning import reset
@@ -66,3 +70,37 @@ def test_a_replay_leaves_out_parts_whose_key_a_letter_holds(place: Place) -> Non
     assert reprocess(Selection(), run).reprocessed == 1
     assert ids(place.read()) == ["a", "b", "b"]
     assert_proven(place.store())
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("writes", [True, False])
+def test_an_error_that_the_handler_swallows_is_of_its_event(postgres: str, writes: bool) -> None:
+    """PostgreSQL: after an error nothing can be written any more: the event that caused it is parked and told why, the others go on."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        for name in flatten(rows)["id"].to_pylist():
+            with contextlib.suppress(psycopg.Error):
+                tx.connection.execute("SELECT 1 / %s", (int(name != "p0-2"),))
+        if writes:
+            tx.write(flatten(rows), "orders")
+
+    run = consumer(place.store())
+    run._handler = handler
+    assert run(batch(*orders(range(5))), 0).dead_lettered == 1
+    (letter,) = letters(place.store())
+    assert (letter["idempotence_key"] == "p0-2" and "abort" in letter["error_message"]) or "savepoint" in letter["error_message"]
+    assert len(place.read()) == (4 if writes else 0)
+    assert_proven(place.store())
+
+
+@pytest.mark.postgres
+def test_keys_that_only_the_server_takes_for_one_are_merged_one_after_the_other(postgres: str) -> None:
+    """PostgreSQL: 'a' and 'a ' are one key of a char column: no statement takes both, so they are tried apart, and the last one counts."""
+    place = PostgresPlace(postgres)
+    place.execute("CREATE TABLE balances (id char(4) PRIMARY KEY, amount bigint)")
+    run = consumer(place.store(), idempotence_key="sequence_number")
+    run._handler = lambda rows, tx: tx.merge(flatten(rows), "balances", "id")
+    assert run(batch(event(0, "a", 1), event(1, "a ", 2), event(2, "b", 3)), 0).processed == 3
+    assert sorted((i.strip(), n) for i, n in place.execute("SELECT id, amount FROM balances")) == [("a", 2), ("b", 3)]
