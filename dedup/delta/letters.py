@@ -78,7 +78,7 @@ class Letters:
         """HISTORY of these letters, or of all, each one's oldest first."""
         names = ["id" if n == "letter_id" else n for n in HISTORY.names]
         asked = ds.field("event") == HISTORIC
-        rows = self._scan(names, asked if ids is None else asked & ds.field("id").isin(list(ids)))
+        rows = self._scan(names, asked if ids is None else asked & ds.field("id").isin(pa.array(ids, pa.string())))
         rows = rows.sort_by([("id", "ascending"), ("seq", "ascending"), ("at", "ascending")])
         return rows.select(names).rename_columns(HISTORY.names).cast(HISTORY)
 
@@ -176,7 +176,7 @@ def _fixed(selection: Selection) -> ds.Expression:
     if selection.id is not None:  # hex digits sort before g
         tests.append((ds.field("id") >= selection.id) & (ds.field("id") < selection.id + "g"))
     if selection.ids is not None:
-        tests.append(ds.field("id").isin(list(selection.ids)))
+        tests.append(ds.field("id").isin(pa.array(selection.ids, pa.string())))
     if selection.sequences is not None:
         tests.append(ds.field("sequence").isin(pa.array(selection.sequences, pa.binary())))
     return functools.reduce(lambda a, b: a & b, tests, ds.scalar(True))

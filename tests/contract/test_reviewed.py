@@ -104,3 +104,11 @@ def test_keys_that_only_the_server_takes_for_one_are_merged_one_after_the_other(
     run._handler = lambda rows, tx: tx.merge(flatten(rows), "balances", "id")
     assert run(batch(event(0, "a", 1), event(1, "a ", 2), event(2, "b", 3)), 0).processed == 3
     assert sorted((i.strip(), n) for i, n in place.execute("SELECT id, amount FROM balances")) == [("a", 2), ("b", 3)]
+
+
+def test_no_ids_are_no_letters(place: Place) -> None:
+    """A selection of an empty list of ids, as a query may give it, is empty, and changes nothing."""
+    store = place.store()
+    failing(store)
+    assert store.letters(Selection(ids=())).num_rows == 0
+    assert DeadLetters(store).discard(Selection(ids=()), **ANN).selected == 0
