@@ -11,6 +11,7 @@
     │   ├── CommitConflict       another writer committed first; plan again
     │   ├── CommitUnknown        the answer to the commit was lost and cannot be read back yet
     │   ├── SinkMismatch         rows do not fit the sink table
+    │   │   ├── RowsMisfit       columns or types of the rows, not their values
     │   │   └── RowsRefused      some rows break a rule of the sink: the fault of their events
     │   └── PublicationStuck     a decided batch that a sink refuses
     ├── Fenced                   a newer copy of this consumer has taken over -> stop this copy
@@ -76,6 +77,10 @@ class CommitUnknown(StoreError):
 
 class SinkMismatch(StoreError):
     """The rows do not fit the sink table. Nothing was sent; change the table or the rows."""
+
+
+class RowsMisfit(SinkMismatch):
+    """The rows have other columns or types than the sink. Nothing was sent; change the table or the rows."""
 
 
 class RowsRefused(SinkMismatch):

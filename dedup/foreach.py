@@ -15,6 +15,7 @@ import pyarrow as pa
 from checkpoint.errors import DedupError, HandlerError, RowsRefused
 from dedup.attempts import EventsFailed
 from dedup.envelope import ENVELOPE, POSITION
+from dedup.rows import EventRows
 from dedup.tx import Tx
 
 Row = Mapping[str, Any]
@@ -82,7 +83,7 @@ class EachEvent:
         if skipped:
             tx.skip_positions(_positions(table, skipped))
         if rows and self.into:
-            tx.write([dict(row) for row in rows], self.into)
+            tx.write(EventRows(dict(row) for row in rows), self.into)
 
     def _rows(self, made: Any) -> Sequence[Row]:
         rows = () if made is None else (made,) if isinstance(made, Mapping) else made

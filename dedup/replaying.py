@@ -192,7 +192,12 @@ class _NoAppends:
         )
 
     def merge(self, table: str, rows: Rows, merge: Merge) -> int:
-        """As it is."""
+        """As it is, unless it would change nothing."""
+        if merge.newer_by is not None:
+            raise HandlerError(
+                f"tx.merge into {table!r} with newer_by={merge.newer_by!r} leaves rows of the same age as they are: repeating it would "
+                "repair nothing. Register what takes the old rows back with @consumer.undo, or run it all the same with --accept-double."
+            )
         return self._transaction.merge(table, rows, merge)
 
 

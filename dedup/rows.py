@@ -28,3 +28,7 @@ class ArrowRows:
     def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
         """`write` run once over all rows, in this process."""
         return list(write(iter(self.table.select(columns).to_batches())))
+
+
+class EventRows(list[dict[str, Any]]):
+    """Rows that handlers of single events returned: columns and types are values of single events, and a misfit is an event's fault."""

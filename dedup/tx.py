@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import HandlerError
+from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
 from dedup.envelope import POSITION
 from dedup.index import Index, Ints
 from dedup.reduce import last_per_key
-from dedup.rows import ArrowRows
+from dedup.rows import ArrowRows, EventRows
 from dedup.steps import Merge
 from dedup.store import Rows, Transaction
 
@@ -179,10 +179,18 @@ class Tx:
                     "In a batch as large as this Spark keeps no order of rows: let the rows of tx.merge carry their position columns, "
                     "or name a column with newer_by=."
                 )
-            if merge is None:
-                self._transaction.write(table, rows)
-            else:
-                self._transaction.merge(table, ArrowRows(last_per_key(rows.arrow(), merge)), merge)
+            try:
+                self._perform(table, rows, merge)
+            except RowsMisfit as misfit:
+                if isinstance(given, EventRows):
+                    raise RowsRefused(str(misfit)) from misfit
+                raise
+
+    def _perform(self, table: str, rows: Rows, merge: Merge | None) -> None:
+        if merge is None:
+            self._transaction.write(table, rows)
+        else:
+            self._transaction.merge(table, ArrowRows(last_per_key(rows.arrow(), merge)), merge)
 
 
 class _Checked:

@@ -126,7 +126,7 @@ def test_rows_that_cannot_fit_are_the_tables_fault(store: PostgresStore, columns
     """A missing column and a type that does not fit are SinkMismatch, not RowsRefused: no event is parked for them."""
     with pytest.raises(SinkMismatch, match="ALTER TABLE") as raised:
         merge(store, BY_ID, **columns)
-    assert type(raised.value) is SinkMismatch
+    assert not isinstance(raised.value, RowsRefused)
 
 
 def test_two_transactions_with_one_key_leave_the_newer_row(store: PostgresStore, postgres: str) -> None:

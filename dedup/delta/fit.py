@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import RowsRefused, SinkMismatch
+from checkpoint.errors import RowsMisfit, RowsRefused, SinkMismatch
 from dedup.delta.names import sql_name
 from dedup.delta.types import fits, sql_type
 
@@ -26,17 +26,17 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
     """
     repeated = sorted({n for n in rows.names if rows.names.count(n) > 1})
     if repeated:
-        raise SinkMismatch(f"The rows for {table!r} have more than one column {', '.join(repeated)}. Rename or drop one of them.")
+        raise RowsMisfit(f"The rows for {table!r} have more than one column {', '.join(repeated)}. Rename or drop one of them.")
     extra = [n for n in rows.names if n not in sink.names]
     if extra:
         columns = ", ".join(f"`{n}` {sql_type(rows.field(n).type)}" for n in extra)
-        raise SinkMismatch(
+        raise RowsMisfit(
             f"{table!r} has no column {', '.join(extra)}, which the rows have. "
             f"Leave it out of the rows, or ALTER TABLE {sql_name(table)} ADD COLUMNS ({columns})."
         )
     missing = [f.name for f in sink if f.name not in rows.names and not f.nullable and f.name not in computed]
     if missing:
-        raise SinkMismatch(
+        raise RowsMisfit(
             f"{table!r} requires {', '.join(missing)}, which the rows lack. Add them to the rows, or "
             + "; ".join(f"ALTER TABLE {sql_name(table)} ALTER COLUMN `{n}` DROP NOT NULL" for n in missing)
         )
@@ -44,7 +44,7 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
     if wrong:
         told = "; ".join(f"{f.name} is {sql_type(rows.field(f.name).type)} and the sink has {sql_type(f.type)}" for f in wrong)
         alter = "; ".join(f"ALTER TABLE {sql_name(table)} ALTER COLUMN `{f.name}` TYPE {sql_type(rows.field(f.name).type)}" for f in wrong)
-        raise SinkMismatch(
+        raise RowsMisfit(
             f"The rows do not fit {table!r} without loss: {told}. Cast in the handler, or, where Delta can widen the type, {alter}."
         )
     return [f.name for f in sink if f.name in rows.names]

@@ -44,7 +44,7 @@ def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]
         RowsRefused: a key is null.
     """
     lost = [n for n in rows.column_names if n in POSITION and n not in sink.schema.names]
-    flag = [merge.delete_when] if merge.delete_when else []
+    flag = [merge.delete_when] if merge.delete_when and merge.delete_when not in sink.schema.names else []
     kept = rows.drop_columns([*lost, *flag])
     check_schema(kept.schema, sink.schema, sink.name, sink.computed)
     _check_keys(kept, merge, sink)

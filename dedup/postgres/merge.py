@@ -38,7 +38,7 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
     sink = sinks.describe(connection, sql, table)
     given = _without_places(sink, rows.arrow())
     _check_keys(connection, sql, sink, table, given, how)
-    upserts, deletes = _split(given, how)
+    upserts, deletes = _split(given, how, sink)
     try:
         with connection.transaction():
             _upsert(connection, sql, sink, upserts, how)
@@ -69,12 +69,13 @@ def _check_keys(connection: Connection, sql: Statements, sink: Sink, table: str,
             raise RowsRefused(f"{nulls} rows for {sink.name} have no {name!r}, which is a key of tx.merge. Nothing was sent.")
 
 
-def _split(rows: pa.Table, how: Merge) -> tuple[pa.Table, pa.Table]:
+def _split(rows: pa.Table, how: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]:
     """Rows to insert or update, and those to delete: of these only the key and `newer_by` count."""
     if how.delete_when is None:
         return rows, rows.slice(0, 0)
     gone = pc.fill_null(rows[how.delete_when].cast(pa.bool_()), False)
-    kept = rows.drop_columns([how.delete_when])
+    own = how.delete_when in {column.name for column in sink.columns}
+    kept = rows if own else rows.drop_columns([how.delete_when])
     needed = dict.fromkeys([*how.keys, *([how.newer_by] if how.newer_by else [])])
     return kept.filter(pc.invert(gone)), kept.filter(gone).select(list(needed))
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.rows import class_row
 
-from checkpoint.errors import RowsRefused, SinkMismatch, StoreError
+from checkpoint.errors import RowsMisfit, RowsRefused, SinkMismatch, StoreError
 from dedup.postgres import encode, fit
 from dedup.postgres.connect import Connection
 from dedup.postgres.errors import ends_transaction, text_of, translate
@@ -174,6 +174,6 @@ def _hint(sink: Sink, name: str) -> str:
     return f" (or rename it in the rows: the table has {near[0]!r})" if near else ""
 
 
-def _refuse(sink: Sink, wrong: list[str], error: type[SinkMismatch] = SinkMismatch) -> None:
+def _refuse(sink: Sink, wrong: list[str], error: type[SinkMismatch] = RowsMisfit) -> None:
     if wrong:
         raise error(f"The rows do not fit {sink.name}; nothing was sent.\n- " + "\n- ".join(wrong))

@@ -12,6 +12,7 @@ from orders import assert_proven, batch, consumer, event, flatten, ids, letters,
 from people import ANN, failing, fixed
 from places import Place, PostgresPlace
 
+from checkpoint.errors import HandlerError
 from dedup import DeadLetters
 from dedup.planning import reset
 from dedup.replaying import replay
@@ -112,3 +113,47 @@ def test_no_ids_are_no_letters(place: Place) -> None:
     failing(store)
     assert store.letters(Selection(ids=())).num_rows == 0
     assert DeadLetters(store).discard(Selection(ids=()), **ANN).selected == 0
+
+
+def test_a_replay_that_newer_by_would_make_void_is_refused(place: Place) -> None:
+    """Rows of the same age stay as they are: a replay that says it repaired them would mislead."""
+    place.create_merge_sink("balances")
+    run = consumer(place.store())
+    run._handler = lambda rows, tx: tx.merge(flatten(rows), "balances", "id", newer_by="amount")
+    events = orders(range(3))
+    run(batch(*events), 0)
+    run.log(lambda *position: batch(*events))
+    with pytest.raises(HandlerError, match="repair nothing"):
+        replay(Selection(topic="orders", first=0, last=2), run)
+    assert replay(Selection(topic="orders", first=0, last=2), run, accept_double=True).replayed == 3
+
+
+def test_delete_when_may_be_a_column_of_the_sink(place: Place) -> None:
+    """Then its value is kept: it is taken out only where the sink does not have it."""
+    place.create_text_sink("order_lines", ["line", "gone"])
+    run = consumer(place.store())
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        tx.merge(
+            pa.table({"line": flatten(rows)["id"], "gone": pa.repeat("false", rows.num_rows)}), "order_lines", "line", delete_when="gone"
+        )
+
+    run._handler = handler
+    run(batch(*orders(range(2))), 0)
+    assert sorted(row["gone"] for row in place.read_text("order_lines", ["line", "gone"]).to_pylist()) == ["false", "false"]
+
+
+def test_one_row_of_another_type_does_not_stop_the_others(place: Place) -> None:
+    """A handler of single events returns text for one of five numbers, and a column more for another: these two are parked."""
+    run = consumer(place.store())
+    run._handler = None
+    odd = {"p0-2": {"id": "p0-2", "amount": "text"}, "p0-4": {"id": "p0-4", "amount": 1, "more": 2}}
+
+    @run.foreach(into="orders")
+    def book(event: Any, tx: Any) -> Any:
+        return odd.get(event.data["id"], {"id": event.data["id"], "amount": 1})
+
+    report = run(batch(*orders(range(5))), 0)
+    assert (report.processed, report.dead_lettered) == (3, 2)
+    assert [x["idempotence_key"] for x in letters(place.store())] == ["p0-2", "p0-4"]
+    assert_proven(place.store())
