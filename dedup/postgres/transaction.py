@@ -226,7 +226,6 @@ class PgTransaction:
 
         Crash: before Commit has reached the server nothing is true; after it, all is. In between the next run reads it from the tables.
         """
-        self._refuse_ended()
         doing: dict[type[Any], Callable[[Any], None]] = {
             Park: lambda s: letters.park(self._connection, self._sql, s, self.head.consumer),
             Change: lambda s: letters.change(self._connection, self._sql, s, self.head.consumer),
@@ -237,6 +236,7 @@ class PgTransaction:
             Commit: lambda s: self._commit(),
         }
         with self._our_statements(step.name):
+            self._refuse_ended()
             doing[type(step)](step)
 
     def _decision(self) -> int:
