@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
-from checkpoint.errors import CommitConflict, PositionsMissing
+from checkpoint.errors import PositionsMissing
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.selection import Selection
 from dedup import flow
 from dedup.consumer import Consumer
 from dedup.coverage import Coverage, coverage, partitions_of
-from dedup.pages import CONFLICTS, ReprocessOptions
+from dedup.letter_work import with_replanning
+from dedup.pages import ReprocessOptions
 from dedup.readlog import material_of, windows
 from dedup.report import Report
 from dedup.store import Run
-from dedup.trial import untried
 
 
 @dataclass
@@ -51,7 +51,7 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
 
 def _fill_partition(consumer: Consumer, cover: Coverage, options: ReprocessOptions, run: str, filled: Filled) -> None:
     for number, span in enumerate(windows(cover.absent)):
-        missing = _with_replanning(consumer, cover.partition, span, Run(run, 0, number), options, filled)
+        missing = with_replanning(partial(_fill_window, consumer, cover.partition, span, Run(run, 0, number), options, filled))
         if missing:
             reason = f"LOST {cover.partition} {missing}: not in the log any more" + (f"; {options.reason}" if options.reason else "")
             consumer.store.amend(consumer.name, lambda head: head, by=options.by, reason=reason)
@@ -59,18 +59,8 @@ def _fill_partition(consumer: Consumer, cover: Coverage, options: ReprocessOptio
         options.on_progress(filled.ran.delivered, filled.absent)
 
 
-def _with_replanning(consumer: Consumer, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
-    for _ in range(CONFLICTS - 1):
-        try:
-            return _fill_window(consumer, partition, span, run, options, filled)
-        except CommitConflict:
-            time.sleep(0.05)
-    return _fill_window(consumer, partition, span, run, options, filled)
-
-
 def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
     """Decide these positions in one transaction; returns those that the log does not have."""
-    policy = replace(consumer.policy(), care=replace(consumer.care, budget=None), trials=untried())
     with (
         consumer.store.begin_letters(consumer.name, positions=True) as transaction,
         material_of(consumer, partition, span, transaction.head) as (material, index),
@@ -83,5 +73,5 @@ def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run
             )
         if len(index):
             chunk = flow.Chunk(material, index, run, transaction.head, stream=False)
-            filled.ran.add(flow.decide_chunk(chunk, consumer.store, transaction, policy))
+            filled.ran.add(flow.decide_chunk(chunk, consumer.store, transaction, consumer.policy().unwatched()))
     return missing

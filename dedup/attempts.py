@@ -160,13 +160,12 @@ class Attempts:
 
     def _class_here(self, error: BaseException) -> ErrorClass:
         """Whether to try again inside this transaction: after an error of the store it is at an end, and only a new one can pass."""
-        ours = isinstance(error, DedupError) and not isinstance(error, RowsRefused)
-        return SYSTEMIC if ours else self._class_of(error)
+        return SYSTEMIC if _is_ours(error) else self._class_of(error)
 
     def _is_not_of_an_event(self, error: Exception) -> bool:
-        if isinstance(error, DedupError):
-            return not isinstance(error, RowsRefused)
-        found = self._class_of(error)
+        if isinstance(error, RowsRefused):
+            return False
+        found = self._class_here(error)
         return SYSTEMIC in (found, outlasted(error) if found == TRANSIENT else None)
 
     def _tell_retry(self, number: int, error: BaseException, wait: float) -> None:
@@ -287,6 +286,11 @@ def _over_budget(consumer: str, window: int, failed: int, allowed: int, settled:
         f"None of this batch was parked. One of them is {settled.index.describe(row)}: {last.error_type}: {last.message[:300]}. "
         f"Repair the cause; or, if these events are known to be bad, `dedup budget lift {consumer} --events {10 * window}`."
     )
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it is an error of the store or a broken rule, and no event's."""
+    return isinstance(error, DedupError) and not isinstance(error, RowsRefused)
 
 
 def _now() -> dt.datetime:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,10 @@ class Policy:
     max_body: int
     care: Care = field(default_factory=Care)
     trials: Trials = field(default_factory=untried)
+
+    def unwatched(self) -> Policy:
+        """For what a person runs: failures do not count against the budget, and no marker of a trial is kept."""
+        return replace(self, care=replace(self.care, budget=None), trials=untried())
 
 
 @dataclass(frozen=True)

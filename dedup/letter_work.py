@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,10 +28,12 @@ PORTION, PORTION_BYTES = 1_000, 64 * 1024 * 1024
 """Letters, and bytes of bodies, of one transaction."""
 
 CONFLICTS, PAUSE_SECONDS = 50, 0.05
-"""How often a portion is planned again after another decision came first, and the time between."""
+"""How often a transaction is planned again after another decision came first, and the time between."""
 
 Which = Selection | str | Sequence[str]
 """Letters: a selection, one id or several, whole."""
+
+Done = TypeVar("Done")
 
 Progress = Callable[[int, int], None]
 """(done, all)"""
@@ -164,7 +167,7 @@ def _planned(store: Store, consumer: str, ids: Sequence[str], make: Callable[[Ac
     return make(Access(store, consumer, letters, None))
 
 
-def with_replanning(transact: Callable[[], Plan]) -> Plan:
+def with_replanning(transact: Callable[[], Done]) -> Done:
     """Call it until no other decision comes first. Raises CommitConflict after a bounded number of times."""
     for _ in range(CONFLICTS - 1):
         try:

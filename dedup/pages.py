@@ -30,10 +30,6 @@ FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES = 10, 1_000, 64 * 1024 * 1024
 """Letters of the first page, which shows whether anything passes at all; letters and bytes of later ones."""
 
 
-CONFLICTS = 50
-"""How often a page is planned again after another decision came first."""
-
-
 @dataclass
 class Reprocessed:
     """What became of the selected letters."""

@@ -7,17 +7,17 @@ one transaction; who did it and when is in the letter history. Where an event fa
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import CommitConflict, HandlerError, PositionsMissing, ReprocessStopped
+from checkpoint.errors import HandlerError, PositionsMissing, ReprocessStopped
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import LETTERS, Action, Status
 from deadletter.selection import Selection
@@ -27,14 +27,14 @@ from dedup.coverage import coverage, partitions_of
 from dedup.envelope import POSITION
 from dedup.feed import Material
 from dedup.index import Index, keys_table
+from dedup.letter_work import with_replanning
 from dedup.letters import history
 from dedup.order import Order
-from dedup.pages import CONFLICTS, ReprocessOptions
+from dedup.pages import ReprocessOptions
 from dedup.planning import NEW, SKIPPED, Settled
 from dedup.readlog import material_of, windows
 from dedup.steps import Change, Commit, Merge
 from dedup.store import Rows, Run, Transaction
-from dedup.trial import untried
 from dedup.tx import Tx
 
 
@@ -78,7 +78,7 @@ def replay(
         return done
     for cover in covers:
         for span in windows(cover.processed):
-            _with_replanning(_Page(consumer, cover.partition, span, selection, how, accept_double), done)
+            with_replanning(partial(_replay, _Page(consumer, cover.partition, span, selection, how, accept_double), done))
             how.on_progress(done.replayed, done.processed)
     return done
 
@@ -91,15 +91,6 @@ class _Page:
     selection: Selection
     options: ReprocessOptions
     accept_double: bool
-
-
-def _with_replanning(page: _Page, done: Replayed) -> None:
-    for _ in range(CONFLICTS - 1):
-        try:
-            return _replay(page, done)
-        except CommitConflict:
-            time.sleep(0.05)
-    return _replay(page, done)
 
 
 def _replay(page: _Page, done: Replayed) -> None:
@@ -162,7 +153,7 @@ def _handle(page: _Page, material: Material, index: Index, transaction: Transact
     guarded = transaction if consumer.take_back or page.accept_double else _NoAppends(transaction)
     settled = Settled(index, np.zeros(len(index), dtype=np.int8), np.zeros(len(index), dtype=bool), 0)
     chunk = flow.Chunk(material, index, Run("replay", 0), transaction.head)
-    policy = replace(consumer.policy(), care=replace(consumer.care, budget=None), trials=untried())
+    policy = consumer.policy().unwatched()
     order = Order(None, len(index))
     settled, why, _ = flow.handle(chunk, settled, order, guarded, policy, consumer.store.on_step)
     wrong = np.flatnonzero(~np.isin(settled.state, (NEW, SKIPPED)))

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import CommitConflict, PositionsMissing, ReprocessStopped
+from checkpoint.errors import PositionsMissing, ReprocessStopped
 from deadletter.selection import Selection
 from dedup import flow, letter_plans, resolved
 from dedup.absent import fill
@@ -27,11 +27,10 @@ from dedup.index import Index
 from dedup.keys import LETTER, SEQUENCE
 from dedup.letter_events import as_they_came, events_of, held_keys, settle_held, sift_asked
 from dedup.letter_keys import was_given
-from dedup.letter_work import known
+from dedup.letter_work import known, with_replanning
 from dedup.letters import letter_rows
 from dedup.order import Order
 from dedup.pages import (
-    CONFLICTS,
     FIRST_PAGE,
     LARGEST_PAGE,
     LISTED,
@@ -48,7 +47,6 @@ from dedup.planning import WAITING, Settled
 from dedup.readlog import read_bodies
 from dedup.steps import Change, Commit, Step
 from dedup.store import Run, Transaction
-from dedup.trial import untried
 
 
 def reprocess(
@@ -136,14 +134,7 @@ class _Reprocess:
             return
         ids = [i for i in page["id"].to_pylist() if i not in self.done]
         bodies, lost = self._whole_bodies(page)
-        for number in range(CONFLICTS):
-            try:
-                states = self._transact([i for i in ids if i not in lost], lost, bodies)
-                break
-            except CommitConflict:
-                if number == CONFLICTS - 1:
-                    raise
-                self.options.sleep(0.05)
+        states = with_replanning(lambda: self._transact([i for i in ids if i not in lost], lost, bodies))
         self.done.update(ids)
         self._count(page.filter(pc.is_in(page["id"], pa.array(ids, pa.string()))), states, lost)
 
@@ -206,7 +197,7 @@ class _Reprocess:
         order = Order(sequences, len(settled.index))
         order.block_behind(letter_rows(settled))
         chunk = flow.Chunk(material, settled.index, Run("reprocess", 0), transaction.head)
-        policy = replace(consumer.policy(), care=replace(consumer.care, budget=None), trials=untried())
+        policy = consumer.policy().unwatched()
         settled, why, _ = flow.handle(chunk, settled, order, transaction, policy, consumer.store.on_step)
         return settled, why
 
