@@ -160,7 +160,7 @@ class Attempts:
 
     def _class_here(self, error: BaseException) -> ErrorClass:
         """Whether to try again inside this transaction: after an error of the store it is at an end, and only a new one can pass."""
-        return SYSTEMIC if _is_ours(error) else self._class_of(error)
+        return SYSTEMIC if is_ours(error) else self._class_of(error)
 
     def _is_not_of_an_event(self, error: Exception) -> bool:
         if isinstance(error, RowsRefused):
@@ -288,7 +288,7 @@ def _over_budget(consumer: str, window: int, failed: int, allowed: int, settled:
     )
 
 
-def _is_ours(error: BaseException) -> bool:
+def is_ours(error: BaseException) -> bool:
     """Whether it is an error of the store or a broken rule, and no event's."""
     return isinstance(error, DedupError) and not isinstance(error, RowsRefused)
 

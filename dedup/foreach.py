@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint.errors import DedupError, HandlerError, RowsRefused
-from dedup.attempts import EventsFailed
+from checkpoint.errors import HandlerError
+from dedup.attempts import EventsFailed, is_ours
 from dedup.envelope import ENVELOPE, POSITION
 from dedup.rows import EventRows
 from dedup.tx import Tx
@@ -72,7 +72,7 @@ class EachEvent:
                 rows += self._rows(made)
             except Exception as error:
                 # After a failed statement every other one fails, too: then only a search can tell whose fault it was.
-                if tx.lent or (isinstance(error, DedupError) and not isinstance(error, RowsRefused)):
+                if tx.lent or is_ours(error):
                     raise
                 failed[number] = error
             else:
