@@ -13,8 +13,8 @@ from pg_help import chain, changing, chunk, epoch, keys, park
 from psycopg.conninfo import make_conninfo
 
 from checkpoint.errors import ConfigError, SchemaOutdated, StateTooNew, StoreError
+from checkpoint.postgres.sqlfiles import latest_version, migrations, queries
 from dedup.postgres import PostgresStore
-from dedup.postgres.sqlfiles import latest_version, migrations, queries
 from dedup.steps import Commit, Free
 from dedup.store import Selection
 
@@ -112,7 +112,7 @@ def _work_with_letters(store: PostgresStore) -> None:
 
 def test_letters_of_the_first_version_are_there_after_the_upgrade(postgres: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 0001 keep their content, are counted and grouped, and a role that ran the old version runs the new one."""
-    from dedup.postgres import migrate
+    from checkpoint.postgres import migrate
 
     with monkeypatch.context() as old:
         old.setattr(migrate, "migrations", lambda: migrations()[:1])
@@ -188,7 +188,7 @@ def test_a_migration_that_was_another_text_is_refused(postgres: str) -> None:
 
 def test_a_migration_that_fails_leaves_nothing(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables and the note that they exist are one transaction."""
-    from dedup.postgres import migrate, sqlfiles
+    from checkpoint.postgres import migrate, sqlfiles
 
     broken = sqlfiles.Migration(1, "broken", "create table {schema}.half (); select 1 / 0")
     monkeypatch.setattr(migrate, "migrations", lambda: (broken,))
@@ -201,17 +201,11 @@ def test_every_statement_is_named_described_and_used() -> None:
     """queries.sql: two lines on each (what it does, and what keeps it right under concurrency), and no dead ones."""
     from pathlib import Path
 
-    package = Path(sqlfiles_folder())
-    code = "\n".join(path.read_text() for path in package.glob("*.py"))
-    text = (Path(__file__).parent.parent / "sql/postgres/queries.sql").read_text()
+    root = Path(__file__).parent.parent
+    code = "\n".join(path.read_text() for package in ("checkpoint", "dedup") for path in (root / package).rglob("*.py"))
+    text = (root / "sql/postgres/queries.sql").read_text()
     assert text.count("-- name:") == len(queries()) > 30
     for query in queries().values():
         assert len(query.description.splitlines()) == 2, query.name
         assert f'"{query.name}"' in code, f"{query.name} is not used"
         assert len(query.text.splitlines()) <= 25, query.name
-
-
-def sqlfiles_folder() -> str:
-    import dedup.postgres
-
-    return str(next(iter(dedup.postgres.__path__)))

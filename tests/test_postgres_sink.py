@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from pg_help import epoch, rows
 
 from checkpoint.errors import RowsRefused, SinkMismatch, StoreError
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import PostgresStore, fit, sink
-from dedup.postgres.connect import Connection, connect
-from dedup.postgres.sqlfiles import Statements
+from dedup.postgres.connect import connect
 from dedup.rows import ArrowRows
 
 UTC = dt.UTC

@@ -77,7 +77,7 @@ def _migration_sql(store: str) -> str:
     if store and not is_postgres(store):
         raise dedup.ConfigError("A Delta store has no SQL: `dedup migrate` creates its tables.")
     _ = dedup.PostgresStore  # says which extra to install where its driver is missing
-    from dedup.postgres.migrate import migration_sql
+    from checkpoint.postgres.migrate import migration_sql
 
     return migration_sql(postgres_schema())
 

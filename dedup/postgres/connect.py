@@ -10,53 +10,18 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-from checkpoint.errors import ConfigError
+from checkpoint.postgres.dsn import Connection, settings
+from checkpoint.postgres.errors import translate
 from dedup.postgres import arrays
-from dedup.postgres.errors import translate
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-
-_DEFAULTS = {
-    "connect_timeout": "10",
-    "application_name": "dedup",
-    # A network that drops idle connections must not look like a batch that runs for ever.
-    "keepalives_idle": "30",
-    "keepalives_interval": "10",
-    "keepalives_count": "3",
-}
-SECRETS = ("password", "sslpassword")
-
-
-def redacted(dsn: str) -> str:
-    """The DSN as it may be shown."""
-    try:
-        parts = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        return "..."
-    return make_conninfo("", **{k: "***" if k in SECRETS else v for k, v in parts.items()})
-
-
-def checked(dsn: str) -> str:
-    """The DSN, if it is one. Raises ConfigError, without showing it: it may hold a password."""
-    try:
-        conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        raise ConfigError("The PostgreSQL DSN cannot be read. Write postgresql://user@host:port/database or host=... dbname=...") from None
-    return dsn
 
 
 def connect(dsn: str) -> Connection:
     """A new connection in autocommit: transactions are begun and ended by statements of our own. Raises psycopg.Error."""
-    given = conninfo_to_dict(dsn)
-    settings = {**_DEFAULTS, **{k: v for k, v in given.items() if v is not None}, "client_encoding": "UTF8"}
-    # Statements are few and large: preparing them gains nothing, and poolers that switch sessions cannot have it.
-    connection = psycopg.connect("", autocommit=True, prepare_threshold=None, **settings)  # type: ignore[arg-type]
+    connection = psycopg.connect("", **settings(dsn))
     arrays.register(connection)
     _read_dates(connection)
     return connection

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pgpq import encoders
 from pgpq import schema as pg
 
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import quoted
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import quoted
 
 ROWS_PER_WRITE = 16_384
 """Rows encoded at a time: bounds what is held twice."""

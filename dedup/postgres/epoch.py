@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 
 from checkpoint.errors import StillHeld, StoreError
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres.state import one
 from dedup.process import is_alive
 from dedup.store import Holder

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql as composable
 
 from checkpoint.errors import HandlerError
-from dedup.postgres.connect import Connection
+from checkpoint.postgres.dsn import Connection
 
 _FORBIDDEN = frozenset({"begin", "start", "commit", "end", "rollback", "abort", "prepare"})
 _NOISE = re.compile(

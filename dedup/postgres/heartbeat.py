@@ -12,8 +12,9 @@ from contextlib import contextmanager
 
 import psycopg
 
-from dedup.postgres.connect import Connection, connect
-from dedup.postgres.sqlfiles import Statements
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
+from dedup.postgres.connect import connect
 
 log = logging.getLogger("dedup")
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import StoreError
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements, fill, quoted
 from dedup.postgres import arrays, encode, order, reserve
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements, fill, quoted
 from dedup.steps import Change, Free, Note, Park
 
 _CHANGING: Mapping[str, str] = {

@@ -10,10 +10,10 @@ import uuid
 import psycopg
 
 from checkpoint.errors import ConfigError
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import outcome, state
-from dedup.postgres.connect import Connection
 from dedup.postgres.outcome import Attempt
-from dedup.postgres.sqlfiles import Statements
 from dedup.postgres.transaction import PgTransaction, refuse_lazy_commit
 
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import RowsRefused, SinkMismatch
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements, fill, quoted
 from dedup.envelope import POSITION
 from dedup.postgres import sink as sinks
-from dedup.postgres.connect import Connection
 from dedup.postgres.fit import Plan
 from dedup.postgres.sink import Sink
-from dedup.postgres.sqlfiles import Statements, fill, quoted
 from dedup.steps import Merge
 from dedup.store import Rows
 

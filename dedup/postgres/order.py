@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.store import SEQUENCES
 
 

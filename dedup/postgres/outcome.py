@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 
 from checkpoint.errors import CommitUnknown, StoreError, StoreUnavailable
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres.state import State
 
 READ_BACK_SECONDS = 15.0

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 from psycopg.rows import dict_row
 
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.store import BATCHES
 
 BATCHES_KEPT = pa.schema(

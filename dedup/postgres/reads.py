@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import reading, select, state
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements
 from dedup.store import Selection
 
 

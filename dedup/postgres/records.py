@@ -11,8 +11,8 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from checkpoint.errors import CommitConflict
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres.state import State, checkpoint_row, topic_id
 from dedup.steps import Advance, Record
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements, quoted
 from dedup.postgres import arrays
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements, quoted
 from dedup.store import KEYS
 
 

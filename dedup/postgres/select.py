@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements, fill, quoted
 from deadletter.letter import HISTORY, LETTERS, Status
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements, fill, quoted
 from dedup.store import GROUPS, Selection
 
 LETTERS_KEPT = pa.schema([*LETTERS, pa.field("duplicates", pa.int64(), nullable=False)])

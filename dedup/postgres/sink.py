@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from psycopg.rows import class_row
 
 from checkpoint.errors import RowsMisfit, RowsRefused, SinkMismatch, StoreError
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.errors import ends_transaction, text_of, translate
+from checkpoint.postgres.sqlfiles import Statements, quoted
 from dedup.postgres import encode, fit
-from dedup.postgres.connect import Connection
-from dedup.postgres.errors import ends_transaction, text_of, translate
 from dedup.postgres.names import type_for
-from dedup.postgres.sqlfiles import Statements, quoted
 from dedup.store import Rows
 
 _ROWS_FAULT = ("21", "22", "23", "44", "54", "P0")

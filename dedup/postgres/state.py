@@ -15,8 +15,8 @@ from psycopg.types.json import Jsonb
 
 from checkpoint.errors import ConfigError
 from checkpoint.position import Partition
-from dedup.postgres.connect import Connection
-from dedup.postgres.sqlfiles import Statements
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.store import Checkpoint, Head, Topic
 
 

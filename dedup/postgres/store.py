@@ -15,15 +15,17 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from checkpoint.errors import ConfigError, StoreError
+from checkpoint.postgres import migrate
+from checkpoint.postgres.dsn import Connection, checked, redacted
+from checkpoint.postgres.errors import translating
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import epoch as epochs
-from dedup.postgres import heartbeat, letters_transaction, migrate, state
+from dedup.postgres import heartbeat, letters_transaction, state
 from dedup.postgres import transaction as transactions
-from dedup.postgres.connect import Connection, Pool, checked, redacted, renew
-from dedup.postgres.errors import translating
+from dedup.postgres.connect import Pool, renew
 from dedup.postgres.handler import Lease
 from dedup.postgres.letters_transaction import LettersTransaction
 from dedup.postgres.reads import Reads
-from dedup.postgres.sqlfiles import Statements
 from dedup.postgres.transaction import PgTransaction
 from dedup.store import Head, Holder
 

@@ -16,13 +16,13 @@ from psycopg.pq import TransactionStatus
 
 from checkpoint.errors import ConfigError, Fenced, HandlerError, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Range, Ranges
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.errors import ends_transaction, is_lost, translate
+from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import letters, order, outcome, records, reserve, select, sink, state
 from dedup.postgres import merge as merging
-from dedup.postgres.connect import Connection
-from dedup.postgres.errors import ends_transaction, is_lost, translate
 from dedup.postgres.handler import HandlerConnection, Lease
 from dedup.postgres.outcome import Attempt
-from dedup.postgres.sqlfiles import Statements
 from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
 from dedup.store import Head, Rows
 

@@ -6,9 +6,9 @@ Promises that each migration and the note that it was applied are one transactio
 from __future__ import annotations
 
 from checkpoint.errors import ConfigError, SchemaOutdated, StateTooNew, StoreError
-from dedup.postgres.connect import Connection
-from dedup.postgres.errors import translating
-from dedup.postgres.sqlfiles import Migration, Statements, filled, latest_version, migrations, queries, quoted
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.errors import translating
+from checkpoint.postgres.sqlfiles import Migration, Statements, filled, latest_version, migrations, queries, quoted
 
 OLDEST_SERVER = 140000
 """PostgreSQL 14: the first one with multiranges."""

@@ -1,0 +1,1 @@
+"""What everything that speaks to PostgreSQL shares: the DSN, the SQL by name, migrations, and the driver's errors in our words."""
