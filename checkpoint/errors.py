@@ -14,7 +14,9 @@
     │   │   ├── RowsMisfit       columns or types of the rows, not their values
     │   │   └── RowsRefused      some rows break a rule of the sink: the fault of their events
     │   └── PublicationStuck     a decided batch that a sink refuses
+    ├── SourceUnavailable        the broker does not answer             -> nothing was decided; run it again
     ├── Fenced                   a newer copy of this consumer has taken over -> stop this copy
+    │   └── PartitionLost        another runner process has claimed this partition -> leave it to that one
     ├── StillHeld                another copy is alive and holds this consumer
     ├── CheckpointError          the log and our checkpoint disagree    -> a person decides
     │   ├── PositionGap          positions between checkpoint and batch are missing
@@ -91,8 +93,16 @@ class PublicationStuck(StoreError):
     """A decided batch could not be published to its sink. Repair the sink and run `dedup publish`."""
 
 
+class SourceUnavailable(DedupError):
+    """The broker cannot be asked. Nothing was decided; run it again."""
+
+
 class Fenced(DedupError):
     """A newer copy of this consumer has taken over. Stop this copy."""
+
+
+class PartitionLost(Fenced):
+    """Another runner process has claimed this partition. Nothing of the batch was committed here; that process goes on with it."""
 
 
 class StillHeld(DedupError):

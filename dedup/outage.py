@@ -7,7 +7,7 @@ import logging
 
 import tenacity
 
-from checkpoint.errors import BudgetExceeded, CommitConflict, CommitUnknown, DedupError, StoreUnavailable
+from checkpoint.errors import BudgetExceeded, CommitConflict, CommitUnknown, DedupError, SourceUnavailable, StoreUnavailable
 from deadletter.classify import ErrorClass, classify
 from deadletter.failure import describe
 from dedup.care import Care
@@ -37,9 +37,9 @@ def retrying(what: str, patience: float, care: Care) -> tenacity.Retrying:
 
 
 def may_pass(error: BaseException, care: Care) -> bool:
-    """Whether waiting may help: the store is away, too many events fail, or the error is transient or systemic."""
+    """Whether waiting may help: the store or the broker is away, too many events fail, or the error is transient or systemic."""
     if isinstance(error, DedupError):
-        return isinstance(error, BudgetExceeded | StoreUnavailable | CommitUnknown | CommitConflict)
+        return isinstance(error, BudgetExceeded | StoreUnavailable | SourceUnavailable | CommitUnknown | CommitConflict)
     if any(cls.__name__ in _OF_THE_PLAN for cls in type(error).__mro__):
         return False
     return isinstance(error, Exception) and classify(error, care.rules) != ErrorClass.PERMANENT

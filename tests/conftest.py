@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Run = Callable[..., tuple[int, str, str]]
 """Runs `dedup` with a line of arguments, at a place with a store or without: exit code, output, errors."""
 
-pytest_plugins = ["fix_postgres"]
+pytest_plugins = ["fix_kafka", "fix_postgres"]
 
 REAL_INPUT = Path(os.environ.get("DEDUP_TEST_DATA") or Path(__file__).parent.parent / "../shared/data").resolve()
 ONLINE_RETAIL = REAL_INPUT / "online-retail-by-day.tar.xz"
@@ -36,10 +36,12 @@ def online_retail() -> Path:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one Spark session of the run."""
+    """The one Spark session of the run; it has Spark's Kafka source."""
+    import maven
+
     from dedup.spark.session import local_session
 
-    session = local_session("dedup tests")
+    session = local_session("dedup tests", **{"spark.jars": maven.spark_kafka()})
     yield session
     session.stop()
 

@@ -35,7 +35,7 @@ NAMES = [
     "reprocess",
 ]
 
-DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "azure", "delta"}
+DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "azure", "delta", "confluent_kafka"}
 
 
 def test_all_is_exactly_the_public_names() -> None:

@@ -1,0 +1,15 @@
+"""Kafka, and the Kafka endpoint of Event Hubs: who a broker is, where its topics end, and reading them again by position.
+
+The stream itself comes through Spark's own Kafka source. Needs confluent-kafka: `pip install 'dedup[kafka]'`.
+"""
+
+try:
+    import confluent_kafka  # noqa: F401  asked here, so that who lacks it reads one sentence
+except ModuleNotFoundError as missing:
+    raise ImportError("dedup.kafka needs confluent-kafka: pip install 'dedup[kafka]'") from missing
+
+from dedup.kafka.broker import Broker
+from dedup.kafka.eventhubs import EventHubs, Options, eventhubs_options
+from dedup.kafka.reading import LogReader, log_reader
+
+__all__ = ["Broker", "EventHubs", "LogReader", "Options", "eventhubs_options", "log_reader"]

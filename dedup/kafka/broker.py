@@ -1,0 +1,158 @@
+"""A Kafka cluster as dedup asks it: its id, the ids of its topics, and from where to where each partition reaches.
+
+Nothing is consumed or changed here. Called by the consumer (which life of a topic is this?), by starting.py and by `dedup lag`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime as dt
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from checkpoint.errors import ConfigError, SourceUnavailable
+
+T = TypeVar("T")
+
+Place = tuple[str, int]
+"""(topic, partition)"""
+
+NO_ID = ("", "AAAAAAAAAAAAAAAAAAAAAA")
+"""What a broker that gives its topics no ids says of them: Kafka before 2.8."""
+
+
+class Broker:
+    """One Kafka cluster. Connects when it is first asked; picklable, and never shown with its settings.
+
+    Args:
+        servers: host:port, several with commas between them.
+        settings: of librdkafka, beside the servers: `{"security.protocol": "SASL_SSL", "sasl.mechanism": ...}`.
+        timeout: seconds within which each question has to be answered.
+
+    Raises:
+        ConfigError: no servers are named.
+    """
+
+    def __init__(self, servers: str, settings: Mapping[str, Any] | None = None, *, timeout: float = 30.0) -> None:
+        if not servers.strip():
+            raise ConfigError("A Kafka broker needs its address: host:9092.")
+        self.servers, self.timeout = servers, timeout
+        self._settings = dict(settings or {})
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._client: tuple[int, AdminClient] | None = None
+        self._said = ""  # what the connection's last trouble was
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"servers": self.servers, "timeout": self.timeout, "_settings": self._settings}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+        self._begin_anew()
+
+    def __repr__(self) -> str:
+        return f"Broker({self.servers!r})"
+
+    def cluster_id(self) -> str:
+        """The cluster's own id: the same under every address and after every restart. A good `source=`.
+
+        Raises:
+            SourceUnavailable: it does not answer. ConfigError: it has no id.
+        """
+        told = self._answer(self._admin().describe_cluster(request_timeout=self.timeout)).cluster_id
+        if not told:
+            raise ConfigError(f"The broker at {self.servers} tells no cluster id. Name it yourself: Consumer(source=...).")
+        return str(told)
+
+    def topic_ids(self, source: str, topics: Sequence[str]) -> Mapping[str, str]:
+        """topic -> the id that the cluster gave it when it was created; topics that are not there are left out.
+
+        Use it as `Consumer(incarnation=broker.topic_ids)`: a topic that was deleted and created again is refused then.
+
+        Raises:
+            SourceUnavailable: the broker does not answer. ConfigError: it gives its topics no ids.
+        """
+        found = {topic: str(described.topic_id or "") for topic, described in self._describe(topics).items()}
+        without = sorted(topic for topic, told in found.items() if told in NO_ID)
+        if without:
+            raise ConfigError(f"The broker at {self.servers} tells no ids of its topics ({', '.join(without)}). Leave incarnation= out.")
+        return found
+
+    def spans(self, topics: Sequence[str]) -> Mapping[Place, tuple[int, int]]:
+        """(topic, partition) -> (first position that can still be had, position after the last), of all their partitions.
+
+        Raises:
+            SourceUnavailable: the broker does not answer. ConfigError: it has no such topic.
+        """
+        found = self._describe(topics)
+        if missing := sorted(set(topics) - set(found)):
+            raise ConfigError(f"There is no topic {', '.join(missing)} at {self.servers}.")
+        places = [(topic, part.id) for topic, described in found.items() for part in described.partitions]
+        first, end = self._offsets(places, OffsetSpec.earliest()), self._offsets(places, OffsetSpec.latest())
+        return {place: (first[place].offset, end[place].offset) for place in sorted(places)}
+
+    def newest(self, places: Iterable[Place]) -> Mapping[Place, dt.datetime]:
+        """When the newest event of each partition was written; partitions without one are left out.
+
+        Raises:
+            SourceUnavailable: the broker does not answer.
+        """
+        found = {place: told.timestamp for place, told in self._offsets(list(places), OffsetSpec.max_timestamp()).items()}
+        return {place: dt.datetime.fromtimestamp(stamp / 1000, dt.UTC) for place, stamp in found.items() if stamp and stamp >= 0}
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """librdkafka's configuration of a client. It holds secrets: do not show it."""
+        own = {"bootstrap.servers": self.servers, "log_level": 0, "error_cb": self._heard, **self._settings}
+        return own | {name.replace("_", "."): value for name, value in more.items()}
+
+    def unavailable(self, cause: object) -> SourceUnavailable:
+        """The error for a broker that does not answer; with what the connection said last."""
+        if self._client is not None:
+            self._client[1].poll(0)  # what it heard meanwhile
+        said = f" ({self._said})" if self._said else ""
+        return SourceUnavailable(f"The Kafka broker at {self.servers} cannot be asked now: {cause}{said}.")
+
+    def _heard(self, error: KafkaError) -> None:
+        self._said = error.str()
+
+    def _admin(self) -> AdminClient:
+        if self._client is None or self._client[0] != os.getpid():  # its threads do not survive a fork
+            self._client = (os.getpid(), AdminClient(self.settings()))
+        return self._client[1]
+
+    def _describe(self, topics: Sequence[str]) -> dict[str, Any]:
+        found = {}
+        for topic, future in self._admin().describe_topics(TopicCollection(list(topics)), request_timeout=self.timeout).items():
+            try:
+                found[topic] = self._answer(future)
+            except _NoSuchTopic:
+                continue
+        return found
+
+    def _offsets(self, places: list[Place], where: OffsetSpec) -> dict[Place, Any]:
+        if not places:
+            return {}
+        asked = {TopicPartition(*place): where for place in places}
+        every = IsolationLevel.READ_UNCOMMITTED  # an open transaction is no end of the log
+        futures = self._admin().list_offsets(asked, isolation_level=every, request_timeout=self.timeout)
+        return {(place.topic, place.partition): self._answer(future) for place, future in futures.items()}
+
+    def _answer(self, future: concurrent.futures.Future[T]) -> T:
+        try:
+            return future.result(self.timeout + 5)
+        except KafkaException as error:
+            told: KafkaError = error.args[0]
+            if told.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise _NoSuchTopic(told.str()) from None
+            raise self.unavailable(told.str()) from error
+        except concurrent.futures.TimeoutError as error:
+            raise self.unavailable("no answer") from error
+
+
+class _NoSuchTopic(ConfigError):
+    """The broker has no such topic."""
