@@ -1,7 +1,7 @@
 """Decoding without Spark: bodies to the column `data`, with the same verdicts as dedup/spark/decode.py.
 
-One Python call per row: this is for code that runs without Spark and for tests, not for the fast path.
-Called by dedup/arrow.py.
+JSON goes by columns (dedup/arrow_json.py) as far as that can answer for a whole block of bodies; what is left, and Avro, takes
+one Python call per row. Called by dedup/arrow.py.
 """
 
 from __future__ import annotations
@@ -16,31 +16,26 @@ from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
-from dedup import schemas
+from dedup import arrow_json, schemas
+from dedup.arrow_json import DATE, MAX_DIGITS, OFFSET, TIME
 from dedup.decode import Decoder
 
 Read = Callable[[Any], Any]
 
-DATE = r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
-"""A date as in RFC 3339."""
-
-TIME = DATE + r"[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?"
-"""A date and time as in RFC 3339 without its offset; digits behind the microseconds are cut off."""
-
-OFFSET = r"(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9]|[+-]18:00)"
-
 _LONE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair in a name becomes what Java writes for it
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _EPOCH = dt.datetime(1970, 1, 1)
-MAX_DIGITS = 1000
-"""Of a JSON number, as Jackson has it."""
-
 _INTEGERS = {pa.int16(): 2**15, pa.int32(): 2**31, pa.int64(): 2**63}
 _DECIMALS = Context(prec=76, rounding=ROUND_HALF_UP, Emin=-999999, Emax=999999)
+
+
+_SMALLER = {0: 1024, 1024: 32, 32: 0}
+"""Rows of the blocks that a block is cut into; 0: they are taken one by one."""
 
 
 class _Wrong(ValueError):
@@ -49,7 +44,31 @@ class _Wrong(ValueError):
 
 def decode(bodies: pa.Array, decoder: Decoder) -> tuple[pa.Array, pa.Array]:
     """`data` for each body, null where there is none, and whether a body is there and does not decode."""
-    read, kind = _json_reader(decoder) if decoder.format == "json" else _avro_reader(decoder)
+    if decoder.format == "avro":
+        return _by_rows(bodies, decoder, *_avro_reader(decoder))
+    data, wrong = _in_blocks(bodies.drop_null(), decoder)
+    if not bodies.null_count:
+        return data, wrong
+    at = pc.if_else(bodies.is_valid(), pc.subtract(pc.cumulative_sum(bodies.is_valid().cast(pa.int64())), 1), None)
+    return data.take(at), pc.fill_null(wrong.take(at), False)
+
+
+def _in_blocks(bodies: pa.Array, decoder: Decoder, size: int = 0) -> tuple[pa.Array, pa.Array]:
+    """Bodies that are there, in blocks of this size (0: all of them), and those of a block that has to be looked at in smaller ones."""
+    blocks = [bodies.slice(at, size) for at in range(0, len(bodies), size)] if size else [bodies]
+    found = [_block(block, decoder, _SMALLER[size]) for block in blocks]
+    return pa.concat_arrays([data for data, _ in found]), pa.concat_arrays([wrong for _, wrong in found])
+
+
+def _block(bodies: pa.Array, decoder: Decoder, smaller: int) -> tuple[pa.Array, pa.Array]:
+    if (data := arrow_json.decode(bodies, decoder.schema)) is not None:
+        return data.cast(decoder.type), pa.array(np.zeros(len(bodies), dtype=bool))
+    if smaller and len(bodies) > smaller:
+        return _in_blocks(bodies, decoder, smaller)
+    return _by_rows(bodies, decoder, *_json_reader(decoder))
+
+
+def _by_rows(bodies: pa.Array, decoder: Decoder, read: Read, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
     rows = [None if body is None else _attempt(read, body) for body in bodies.to_pylist()]
     try:
         data = pa.array(rows, kind).cast(decoder.type)

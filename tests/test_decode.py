@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
-from dedup import arrow, decode
+from dedup import arrow, arrow_decode, arrow_json, decode
 from dedup.envelope import Prepare
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ GOOD: list[bytes] = [
     b'{"b":"\\u0000\\"\\/\\ud83d\\ude00 \xc3\xa9 \xf0\x9f\x98\x80\x7f"}',
     b'{"c":{"d":1},"e":[1,null],"yes":true}',
     b'{"c":{"d":-0.0}}',
+    b'{"e":[null,1],"other":[null,1],"times":[null]}',
     b'{"t":"2020-01-01T00:00:00Z"}',
     b'{"t":"2020-01-01 00:00:00.123456789+05:30"}',
     b'{"t":"0001-01-01T00:00:00+18:00"}',
@@ -103,6 +104,9 @@ BAD: list[bytes] = [
     b'{"a":1},"a":2',
     b'{"a":1},"v":{"a":2}',
     b'null,"v":{"a":1}',
+    b'{"a":1}null{"a":2}',
+    b"{}null{}",
+    b"{} null ",
     b'{"a":1}\x00',
     b"{'a':1}",
     b"{a:1}",
@@ -230,6 +234,58 @@ def test_a_body_that_does_not_fit_is_undecodable(body: bytes) -> None:
     """What is no JSON object of the schema never reaches a handler as if it were one with nulls."""
     row = decoded([body], decode.json(SCHEMA)).to_pylist()[0]
     assert row == {"body": body, "data": None, "_undecodable": True}
+
+
+PLAIN = pa.schema([f for f in SCHEMA if f.name not in ("single", "money", "counts", "names")])
+"""What pyarrow's own reader is asked for."""
+
+
+def alone(bodies: list[bytes]) -> pa.StructArray:
+    """What the decoder of single bodies says."""
+    decoder = decode.json(PLAIN)
+    data, _ = arrow_decode._by_rows(pa.array(bodies, pa.binary()), decoder, *arrow_decode._json_reader(decoder))
+    return data
+
+
+@pytest.mark.parametrize("body", [*GOOD, *BAD], ids=repr)
+def test_a_body_read_by_columns_is_what_it_is_by_itself(body: bytes) -> None:
+    """The quick reader answers as the exact one does, or not at all."""
+    found = arrow_json.decode(pa.array([body], pa.binary()), PLAIN)
+    assert found is None or found.equals(alone([body]))
+
+
+def test_ordinary_bodies_are_read_by_columns() -> None:
+    """The quick reader is not given up for fields it does not know, line breaks, long bodies, nulls or nested values."""
+    bodies = [
+        b'{"a":1,"b":"x","c":{"d":1.5},"e":[1,2],"t":"2020-01-01T00:00:00.123Z","n":"2020-01-01T00:00:00","day":"2020-02-29"}',
+        b'{\n  "a": 2,\n  "other": {"x": [1, {"y": null}]},\n  "yes": true\n}',
+        b'{"b":"%s","items":[{"id":"x","q":1}],"sure":{"k":1},"times":["2020-01-01T00:00:00+01:00",null]}' % (b"x" * 5_000),
+        b"{}",
+    ]
+    found = arrow_json.decode(pa.array(bodies, pa.binary()), PLAIN)
+    assert found is not None
+    assert found.equals(alone(bodies))
+
+
+BROKEN = [*(b'{ } " , : [ ] \\ NaN Infinity null - 1'.split(b" ")), b"\n", b'{"a":1}', b'{"a":', b'{"e":[', b"\xff"]
+PIECES = [*GOOD, *BROKEN]
+
+
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map(b"".join), min_size=1, max_size=4), st.randoms())
+def test_bodies_read_together_are_what_they_are_alone(bodies: list[bytes], draw: random.Random) -> None:
+    """No body takes its end, its start or a value from its neighbours, whatever was cut or put together wrongly."""
+    cut = [body[: draw.randrange(1, len(body) + 1)] if draw.random() < 0.3 else body for body in bodies]
+    found = arrow_json.decode(pa.array(cut, pa.binary()), PLAIN)
+    assert found is None or found.equals(alone(cut))
+
+
+def test_a_bad_body_does_not_hide_its_neighbours() -> None:
+    """Among thousands of bodies those that do not decode are told, and no others."""
+    bodies = [b'{"a":%d}' % n if n % 997 else b'{"a":"%d"}' % n for n in range(5_000)]
+    found = decoded([*bodies, None], decode.json(PLAIN))
+    assert [n for n, bad in enumerate(found["_undecodable"].to_pylist()) if bad] == list(range(0, 5_000, 997))
+    assert [row and row["a"] for row in found["data"].to_pylist()] == [n if n % 997 else None for n in range(5_000)] + [None]
 
 
 def test_a_null_body_is_not_undecodable() -> None:

@@ -18,7 +18,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dedup.arrow_decode import DATE, MAX_DIGITS, OFFSET, TIME, is_text
+from dedup.arrow_decode import is_text
+from dedup.arrow_json import DATE, MAX_DIGITS, OFFSET, TIME
 from dedup.decode import Decoder
 
 _OPTIONS = {

@@ -16,13 +16,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError
+from dedup import arrow
 from dedup.envelope import Prepare
 from dedup.feed import Material, index_columns, numbered, process_run, visible
 from dedup.index import Ints
 from dedup.keys import HIDDEN
 from dedup.spark.check import stateful_operators, streaming_plan
 from dedup.spark.frames import SparkFrames
+from dedup.spark.plain import plain
 from dedup.spark.prepare import prepare as prepare_columns
+from dedup.spark.selects import named
 from dedup.tx import Frames
 
 log = logging.getLogger("dedup")
@@ -58,16 +61,27 @@ class SparkFeed:
     @contextmanager
     def materialise(self, prepare: Prepare) -> Iterator[Material]:
         """Arrow on the driver; scratch Parquet where Spark says that the result is above spark.driver.maxResultSize."""
-        rows, session = prepare_columns(self._batch, prepare), self._batch.sparkSession
-        table = self.collect(rows)
-        if table is not None:
-            yield MemoryMaterial(session, table if prepare.positions else numbered(table), rows.schema)
+        session, memory = self._batch.sparkSession, self._in_memory(prepare)
+        if memory is not None:
+            yield memory
             return
+        rows = prepare_columns(self._batch, prepare)
         with scratch_folder(session, self._scratch) as folder:
             if not prepare.positions:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
             rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
             yield ScratchMaterial(session.read.schema(_with_row(rows.schema)).parquet(folder))
+
+    def _in_memory(self, prepare: Prepare) -> MemoryMaterial | None:
+        easy = plain(self._batch, prepare)
+        rows = prepare_columns(self._batch, prepare) if easy is None else self._batch.select(*map(named, easy.columns))
+        table = self.collect(rows)
+        if table is None:
+            return None
+        if easy is not None:
+            table = arrow.prepare(table, prepare)
+        schema = rows.schema if easy is None else easy.schema
+        return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), schema)
 
     def collect(self, rows: DataFrame) -> pa.Table | None:
         """The rows on the driver; None where Spark refuses because they are too large.

@@ -43,7 +43,7 @@ def prepare(df: DataFrame, spec: Prepare) -> DataFrame:
         ConfigError: the input is not recognised, or a column is missing or of a type that cannot fit.
     """
     schema = df.schema
-    ident = _ident(df, schema, spec)
+    ident = identity(df, schema, spec)
     if ident not in _worked_out:
         if len(_worked_out) >= _KEPT:
             _worked_out.clear()
@@ -51,7 +51,7 @@ def prepare(df: DataFrame, spec: Prepare) -> DataFrame:
     return reduce(lambda frame, columns: frame.select(*columns), _worked_out[ident], df)
 
 
-def _ident(df: DataFrame, schema: T.StructType, spec: Prepare) -> Hashable:
+def identity(df: DataFrame, schema: T.StructType, spec: Prepare) -> Hashable:
     """What the columns depend on: the input's schema, the order, and whether columns are Spark Connect's."""
     incarnations = tuple(sorted(spec.incarnations.items()))
     settings = (spec.consumer, spec.keys, spec.columns, spec.source, spec.part, spec.positions, spec.decoder, spec.keyspace)

@@ -1,0 +1,89 @@
+"""Which inputs need nothing of Spark but their rows: pyarrow then decodes and computes keys on the driver, several times as fast.
+
+What only Spark can do - SQL expressions, functions of columns, Avro, types to convert - is prepared by dedup/spark/prepare.py.
+Called by dedup/spark/feed.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from dedup import keys
+from dedup.decode import Decoder
+from dedup.envelope import ENVELOPE, Constant, Layout, Named, Origin, Prepare, layout
+from dedup.spark.prepare import identity, prepare
+
+_KEPT = 16
+_worked_out: dict[Hashable, Plain | None] = {}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What to read of an input, and what its prepared rows look like."""
+
+    columns: tuple[str, ...]
+    schema: StructType
+
+
+def plain(df: DataFrame, spec: Prepare) -> Plain | None:
+    """How to read the input where pyarrow can prepare it; None where Spark has to.
+
+    Raises:
+        ConfigError: as `prepare.prepare`.
+    """
+    ident = identity(df, df.schema, spec)
+    if ident not in _worked_out:
+        if len(_worked_out) >= _KEPT:
+            _worked_out.clear()
+        _worked_out[ident] = _work_out(df, spec)
+    return _worked_out[ident]
+
+
+def _work_out(df: DataFrame, spec: Prepare) -> Plain | None:
+    schema = prepare(df, spec).schema  # also finds what is wrong with the input
+    if not (spec.decoder is None or (isinstance(spec.decoder, Decoder) and spec.decoder.format == "json")):
+        return None
+    found = layout(df.schema.names, spec)
+    try:
+        given = {f.name: f.type for f in to_arrow_schema(df.schema, timezone="UTC")}
+        after = {f.name: f.type for f in to_arrow_schema(schema, timezone="UTC")}
+    except Exception:  # noqa: BLE001 - whatever Arrow has no type for
+        return None
+    origins = all(_fits(name, origin, given) for name, origin in found.envelope.items())
+    named = {*spec.keys.columns, *spec.keys.payload, *spec.keys.sequence}
+    if not origins or not all(_resolves(name, after) for name in named):
+        return None
+    return Plain(_read(found), schema)
+
+
+def _fits(name: str, origin: Origin, given: Mapping[str, pa.DataType]) -> bool:
+    if not isinstance(origin, Named):
+        return isinstance(origin, Constant)
+    kind, wanted = given[origin.column], ENVELOPE.field(name).type
+    text = pa.types.is_binary(wanted) and pa.types.is_string(kind)
+    pairs = name == "properties" and (pa.types.is_map(kind) or [f.name for f in kind.value_type] == ["key", "value"])
+    return kind == wanted or text or pairs or (name == "offset" and pa.types.is_integer(kind))
+
+
+def _resolves(name: str, columns: Mapping[str, pa.DataType]) -> bool:
+    """Whether the name is a column or a field of one, spelled exactly so."""
+    if name in columns or name == keys.MESSAGE_ID:
+        return True
+    first, *path = name.split(".")
+    kind = columns.get(first)
+    for step in path:
+        if kind is None or not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
+            return False
+        kind = kind.field(step).type
+    return kind is not None
+
+
+def _read(found: Layout) -> tuple[str, ...]:
+    named = [origin.column for origin in found.envelope.values() if isinstance(origin, Named)]
+    return tuple(dict.fromkeys([*named, *found.extras]))
