@@ -9,26 +9,28 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from checkpoint.errors import CommitConflict, ConfigError
+from checkpoint.position import Partition
 from deadletter.classify import Rule
 from deadletter.policy import Budget, Retry
-from dedup import flow, outage, planning
+from dedup import flow, incarnation, outage, planning, starting
 from dedup.care import Care
 from dedup.envelope import Columns, Prepare
 from dedup.epoch import Live, take_epoch
 from dedup.feed import Feed, open_feed
-from dedup.foreach import EachEvent, EventHandler, Registers
+from dedup.incarnation import Witness
 from dedup.keys import KeySettings
 from dedup.planning import OnKeyConflict
+from dedup.registered import Registered
 from dedup.report import Report
-from dedup.settings import horizon, mapping, names_of, refuse_handler, refuse_store, refuse_unusable
-from dedup.store import Head, Run, Store
+from dedup.settings import horizon, mapping, names_of, refuse_store, refuse_unusable
+from dedup.starting import Log, New
+from dedup.store import Head, Run, Store, Topic
 from dedup.trial import Trials
-from dedup.tx import Handler, LogReader, Undo
 
 log = logging.getLogger("dedup")
 
@@ -36,7 +38,7 @@ CONFLICT_ATTEMPTS = 5
 """How often a batch is planned again after another commit of the same epoch came first."""
 
 
-class Consumer:
+class Consumer(Registered):
     """A named application that handles every event of its topics with an exactly-once effect.
 
     Args:
@@ -52,6 +54,8 @@ class Consumer:
         positions: "auto" recognises Spark's Kafka source and the eventhubs schema; `Columns(...)` maps anything else;
             None is the key-only mode: keys dedupe, no checkpoint, nothing to prove.
         source: which broker, where the frame does not say. Two topics of one name on two brokers are two topics.
+        incarnation: tells which life of its topics a broker serves, such as `kafka.Broker(...).topic_ids`: a topic that was deleted and
+            created again is refused then, whatever it holds.
         part: column that numbers the rows one event was exploded into.
         max_events_per_transaction: rows of one commit; bounds driver memory. Default: the store's.
         max_body: bytes of a body that a dead letter keeps whole.
@@ -86,6 +90,7 @@ class Consumer:
         decode: Any | None = None,
         positions: Columns | Literal["auto"] | None = "auto",
         source: str | None = None,
+        incarnation: Witness | None = None,
         part: str | None = None,
         max_events_per_transaction: int | None = None,
         max_body: int = 20 * 1024 * 1024,
@@ -103,6 +108,7 @@ class Consumer:
         takeover: bool = False,
         scratch: str | None = None,
     ) -> None:
+        super().__init__()
         refuse_store(store)
         refuse_unusable(name, on_key_conflict, max_events_per_transaction)
         if positions is None and (idempotence_key is None or null_key == "position"):
@@ -118,12 +124,10 @@ class Consumer:
         self.reprocess_within = horizon(retention, reprocess_within)
         self.on_key_conflict: OnKeyConflict = on_key_conflict
         self.decode, self.positions, self.source, self.part = decode, positions, source, part
+        self.incarnation = incarnation
         self.max_events = max_events_per_transaction or store.default_max_events
         self.max_body, self.query, self.scratch = max_body, query, scratch
         self.takeover_after, self.takeover = takeover_after, takeover
-        self._handler: Handler | None = None
-        self.read_log: LogReader | None = None
-        self.take_back: Undo | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -140,46 +144,6 @@ class Consumer:
 
     def __repr__(self) -> str:
         return f"Consumer({self.name!r}, {self.store!r})"
-
-    def foreach_batch(self, handler: Handler) -> Handler:
-        """Register the handler: called with a frame of new events only, and a `Tx`. Usable as a decorator."""
-        if self._handler is not None:
-            raise ConfigError(f"Consumer {self.name!r} has a handler already. Use one consumer per handler.")
-        refuse_handler(handler, "(frame, tx)")
-        self._handler = handler
-        return handler
-
-    def foreach(self, into: str | None = None) -> Registers:
-        """Register a handler of single events: called with an `Event` and a `Tx`, in the order of their positions.
-
-        It returns a row (a dict), several, or None: nothing is to be done for this event (skipped). If it raises, that event is parked.
-
-        Args:
-            into: the sink of the rows it returns.
-        """
-
-        def register(handler: EventHandler) -> EventHandler:
-            refuse_handler(handler, "(event, tx)")
-            self.foreach_batch(EachEvent(handler, into))
-            return handler
-
-        return register
-
-    def log(self, read: LogReader) -> LogReader:
-        """Register what reads a range of the log in a batch: called with source, topic, partition, first and last sequence number.
-
-        Returns a DataFrame or Arrow table like the stream's. Needed where events have to be read again. Usable as a decorator.
-        """
-        self.read_log = read
-        return read
-
-    def undo(self, take_back: Undo) -> Undo:
-        """Register what takes back the effect of processed events before `replay` repeats them. Usable as a decorator.
-
-        Called with a pyarrow table (source, topic, partition, sequence_number, part, idempotence_key) and a `Tx`.
-        """
-        self.take_back = take_back
-        return take_back
 
     @property
     def settings(self) -> dict[str, str]:
@@ -212,13 +176,15 @@ class Consumer:
 
     def check(self, frame: Any) -> None:
         """Refuse now what the first batch would be refused for: no handler, a frame that cannot be mapped, stateful operators
-        upstream, a store that cannot be reached or was written with other settings. Runs no job and changes nothing.
+        upstream, a store that cannot be reached or was written with other settings, a topic that was created again. Changes nothing.
 
         Args:
             frame: the streaming DataFrame (or an Arrow table) that the consumer will be given.
         """
         self.policy()
-        open_feed(frame, self.scratch).check(self.prepare(self.known_head()))
+        head = self.known_head()
+        open_feed(frame, self.scratch).check(self.prepare(head))
+        incarnation.refuse_others(head, self.told(head.checkpoints))
 
     def run(self, writer: Any) -> None:
         """Check, start `writer.foreachBatch(self)`, wait for its end, and publish what is decided.
@@ -266,10 +232,11 @@ class Consumer:
             feed.materialise(self.prepare(head)) as material,
         ):
             index = flow.index_of(material)
+            told = self.told(index.spans)
             planning.guard(head, run, self.settings, {p: first for p, (first, _) in index.spans.items()})
             for number, rows in enumerate(planning.chunks(index, self.max_events)):
                 culprits = self._culprits.setdefault((batch_id, number), set())
-                chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits)
+                chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits, incarnation_ids=told)
                 report.add(flow.commit_chunk(chunk, self.store, epoch, self.policy()))
         return report
 
@@ -286,6 +253,26 @@ class Consumer:
             keyspace=head.keyspace,
             incarnations=dict(head.incarnations),
         )
+
+    def told(self, partitions: Iterable[Partition]) -> dict[Topic, str]:
+        """What their broker says now of the topics of these partitions, where `incarnation=` can ask it. Raises SourceUnavailable."""
+        return incarnation.ask(self.incarnation, {(p.source, p.topic) for p in partitions})
+
+    def starting_offsets(self, log: Log, *topics: str, new: New = "earliest") -> str:
+        """Where a stream without a Spark checkpoint goes on, as `startingOffsets` of Spark's Kafka source takes it.
+
+        Args:
+            log: asks from where to where the partitions reach: `kafka.Broker("host:9092")`.
+            topics: all that the stream subscribes to.
+            new: where partitions begin that have no checkpoint.
+
+        Raises:
+            PositionGap: retention has passed a checkpoint. IncarnationChanged: a topic was created again, or ends below its checkpoint.
+            SourceUnavailable: the broker does not answer.
+        """
+        head = self.known_head()
+        incarnation.refuse_others(head, self.told(Partition(starting.source_of(self), topic, 0) for topic in topics))
+        return starting.spark_json(starting.positions(head, starting.source_of(self), log, topics, new))
 
     def known_head(self) -> Head:
         """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""

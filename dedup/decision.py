@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from deadletter.letter import HOLDS_NO_KEY
 from dedup.index import KEY_ONLY, Bools, Ints, key_bytes
 from dedup.planning import DUPLICATE, LETTER_KINDS, NEW, REDELIVERED, SKIPPED, Settled
 from dedup.steps import Advance, Commit, Note, Park, Record, Step
-from dedup.store import BATCHES, Checkpoint, Head, Run
+from dedup.store import BATCHES, Checkpoint, Head, Run, Topic
 
 
 def decide(
@@ -24,11 +25,13 @@ def decide(
     head: Head,
     run: Run,
     marks: Mapping[Partition, Checkpoint],
+    ids: Mapping[Topic, str] = MappingProxyType({}),
 ) -> tuple[Step, ...]:
     """Everything that has to become true together, in the order of execution.
 
     Args:
         marks: for each partition of the chunk, the checkpoint that its highest row would make.
+        ids: the broker's ids of topics that have none yet.
     """
     steps: list[Step] = []
     if parked is not None:
@@ -40,8 +43,8 @@ def decide(
     moved = {p: c for p, mark in marks.items() if (c := _advanced(head.checkpoints.get(p), mark, run)) is not None}
     if head.gap_accepted and record.stream:  # for the whole query: also for partitions and chunks that come later
         moved = {p: replace(c, query_id=run.query_id) for p, c in head.checkpoints.items()} | moved
-    if moved:
-        steps.append(Advance(moved))
+    if moved or ids:
+        steps.append(Advance(moved, ids))
     return (*steps, Commit())
 
 

@@ -49,6 +49,9 @@ KEY_ONLY: Mapping[str, str | int] = {"source": "", "topic": "", "partition": -1,
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp")
 """What Spark's Kafka source always has; `timestampType` is left out of the envelope, `headers` may be there."""
 
+KAFKA_SOURCE = "kafka"
+"""The source of its events where none is named."""
+
 OWN = ("source", "topic", "partition", "sequence_number", "body")
 """What an input with the envelope's own names must have."""
 
@@ -177,7 +180,7 @@ def _recognised(names: Sequence[str], spec: Prepare) -> tuple[dict[str, Origin],
 
 def _kafka(names: Sequence[str]) -> dict[str, Origin]:
     found: dict[str, Origin] = {
-        "source": Constant("kafka"),
+        "source": Constant(KAFKA_SOURCE),
         "topic": Named("topic"),
         "partition": Named("partition"),
         "sequence_number": Named("offset"),

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from checkpoint.errors import CommitConflict
 from checkpoint.position import Partition
 from deadletter.letter import Kind, Status
-from dedup import decision, planning
+from dedup import decision, incarnation, planning
 from dedup.attempts import Attempts
 from dedup.care import Care
 from dedup.envelope import check_positions
@@ -29,7 +29,7 @@ from dedup.letters import Why, letter_rows, make_history, make_letters
 from dedup.order import Order
 from dedup.planning import OnKeyConflict, Settled, Sifted
 from dedup.steps import Park, Record, Step
-from dedup.store import KEYS, Checkpoint, Head, Run, Selection, Store, Transaction
+from dedup.store import KEYS, Checkpoint, Head, Run, Selection, Store, Topic, Transaction
 from dedup.trial import Trials, untried
 from dedup.tx import Handler
 
@@ -66,6 +66,7 @@ class Chunk:
     assumed: Head  # the head that the keys were computed with
     culprits: set[int] = field(default_factory=set)  # rows that failed alone when these rows were tried before
     stream: bool = True  # False: positions that a person runs from the log
+    incarnation_ids: Mapping[Topic, str] = field(default_factory=dict)  # what the broker said of its topics after these rows were read
 
     @property
     def ident(self) -> str:
@@ -96,6 +97,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     """`commit_chunk` inside a transaction that is open."""
     head = transaction.head
     _check_assumptions(chunk.assumed, head)
+    incarnation.refuse_others(head, chunk.incarnation_ids)
     sifted = _sift(chunk, transaction, head, store.on_step)
     if head.floors:
         _check_purged(chunk, sifted, head)
@@ -215,7 +217,8 @@ def _decide(chunk: Chunk, settled: Settled, why: Why, spent: Spent, head: Head, 
     decided, failures = spent
     batches = decision.batch_record(settled, head, chunk.run)
     record = Record(batches, chunk.run, policy.settings, decided, failures, chunk.stream)
-    return decision.decide(settled, parked, record, head, chunk.run, _marks(chunk, settled) if chunk.stream else {})
+    marks = _marks(chunk, settled) if chunk.stream else {}
+    return decision.decide(settled, parked, record, head, chunk.run, marks, incarnation.news(head, chunk.incarnation_ids))
 
 
 def _marks(chunk: Chunk, settled: Settled) -> dict[Partition, Checkpoint]:

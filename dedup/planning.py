@@ -253,6 +253,7 @@ def accept_incarnation(head: Head, source: str, topic: str) -> Head:
     return replace(
         head,
         incarnations=lives,
+        incarnation_ids={t: told for t, told in head.incarnation_ids.items() if t != (source, topic)},
         checkpoints={p: c for p, c in head.checkpoints.items() if (p.source, p.topic) != (source, topic)},
         floors={p: f for p, f in head.floors.items() if (p.source, p.topic) != (source, topic)},
     )
@@ -278,6 +279,7 @@ def reset(head: Head) -> Head:
         lifted=0,
         checkpoints={},
         floors={},
+        incarnation_ids={},
     )
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from checkpoint.errors import ConfigError
 from checkpoint.position import Partition, Range, Ranges
+from dedup import incarnation
 from dedup.consumer import Consumer
 from dedup.envelope import check_positions
 from dedup.feed import Material, open_feed
@@ -36,6 +37,7 @@ def read(consumer: Consumer, partition: Partition, span: Range) -> Any:
 def material_of(consumer: Consumer, partition: Partition, span: Range, head: Head) -> Iterator[tuple[Material, Index]]:
     """The events of these positions that the log still has, prepared like a batch of the stream, and their index."""
     with open_feed(read(consumer, partition, span), consumer.scratch).materialise(consumer.prepare(head)) as material:
+        incarnation.refuse_others(head, incarnation.ask(consumer.incarnation, [(partition.source, partition.topic)]))
         check_positions(material.index)
         index = Index.of(material.index)
         place = index.partitions.index(partition) if partition in index.partitions else -1

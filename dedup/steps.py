@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from checkpoint.position import Partition
 from deadletter.letter import HISTORY
-from dedup.store import Checkpoint, Run
+from dedup.store import Checkpoint, Run, Topic
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Advance:
-    """Set these checkpoints. Never backwards: values are at or above the head's (equal where only the query changed)."""
+    """Set these checkpoints. Never backwards: values are at or above the head's (equal where only the query changed).
+
+    And keep the broker's ids of topics that have none yet.
+    """
 
     name: ClassVar[str] = "advance"
     checkpoints: Mapping[Partition, Checkpoint]
+    incarnation_ids: Mapping[Topic, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

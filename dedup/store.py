@@ -105,6 +105,7 @@ class Head:
     floors: Mapping[Partition, int] = field(default_factory=dict)  # at or below: reservations may have been purged
     checkpoints: Mapping[Partition, Checkpoint] = field(default_factory=dict)
     incarnations: Mapping[Topic, int] = field(default_factory=dict)  # topics not named here are in incarnation 0
+    incarnation_ids: Mapping[Topic, str] = field(default_factory=dict)  # the broker's own ids of the present ones, where it told them
 
 
 @dataclass(frozen=True)

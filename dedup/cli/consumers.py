@@ -50,11 +50,13 @@ def show(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
     if as_json:
         print_json(document)
         return
-    points, incarnations = document.pop("checkpoints"), document.pop("incarnations")
+    points, incarnations, told = document.pop("checkpoints"), document.pop("incarnations"), document.pop("incarnation_ids")
     print_table(["", name], [(key, value) for key, value in document.items() if key != "consumer"])
     print_table(CHECKPOINTS, [[point[c] for c in CHECKPOINTS] for point in points], title="checkpoints", empty="no checkpoints yet")
     if incarnations:
         print_table(["source", "topic", "incarnation"], [list(i.values()) for i in incarnations], title="re-created topics")
+    if told:
+        print_table(["source", "topic", "id"], [list(i.values()) for i in told], title="what the broker calls its topics")
 
 
 @commands.command(epilog="Example: dedup consumer accept-gap orders --reason 'retention passed over the weekend' --yes")
@@ -140,6 +142,7 @@ def _flat(head: Head) -> dict[str, Any]:
         "budget lifted until event": head.lifted,
         **{f"checkpoint {p}": c.sequence_number for p, c in sorted(head.checkpoints.items())},
         **{f"incarnation {'/'.join(topic)}": life for topic, life in sorted(head.incarnations.items())},
+        **{f"broker's id of {'/'.join(topic)}": told for topic, told in sorted(head.incarnation_ids.items())},
     }
 
 
@@ -171,4 +174,5 @@ def head_json(head: Head) -> dict[str, Any]:
         "settings": dict(head.settings) if head.settings is not None else None,
         "checkpoints": checkpoint_rows(head),
         "incarnations": [{"source": s, "topic": t, "incarnation": life} for (s, t), life in sorted(head.incarnations.items())],
+        "incarnation_ids": [{"source": s, "topic": t, "incarnation_id": told} for (s, t), told in sorted(head.incarnation_ids.items())],
     }

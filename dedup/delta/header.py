@@ -17,7 +17,7 @@ from dedup.delta.files import Add
 from dedup.steps import Merge
 from dedup.store import Checkpoint, Head, Holder
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Version of everything this package keeps: ledger columns, headers, dead letter events. Older state is read as well."""
 
 
@@ -175,6 +175,7 @@ def _encode_head(head: Head) -> dict[str, Any]:
         "floors": [[*p, floor] for p, floor in head.floors.items()],
         "checkpoints": [[*p, c.sequence_number, c.offset, _micros(c.enqueued_time), c.query_id] for p, c in head.checkpoints.items()],
         "incarnations": [[*topic, life] for topic, life in head.incarnations.items()],
+        "incarnation_ids": [[*topic, told] for topic, told in head.incarnation_ids.items()],
     }
 
 
@@ -189,6 +190,7 @@ def _decode_head(value: dict[str, Any]) -> Head:
             Partition(s, t, p): Checkpoint(n, offset, _moment(at), query) for s, t, p, n, offset, at, query in value["checkpoints"]
         },
         incarnations={(s, t): life for s, t, life in value["incarnations"]},
+        incarnation_ids={(s, t): told for s, t, told in value.get("incarnation_ids", ())},
     )
 
 

@@ -128,6 +128,7 @@ class DeltaTransaction:
             collected.head |= _recorded(step) if step.stream else {}
         elif isinstance(step, Advance):
             collected.head["checkpoints"] = {**self.head.checkpoints, **step.checkpoints}
+            collected.head["incarnation_ids"] = {**self.head.incarnation_ids, **step.incarnation_ids}
         elif isinstance(step, Commit):
             self._commit(step)
         else:

@@ -56,6 +56,10 @@ def advance(connection: Connection, sql: Statements, state: State, step: Advance
 
     Crash: undone with the transaction.
     """
+    for topic, told in sorted(step.incarnation_ids.items()):
+        named = {"topic_id": topic_id(connection, sql, state, topic), "told": told}
+        if connection.execute(sql["learn_incarnation_id"], named).fetchone() is None:
+            raise CommitConflict(f"Consumer {state.head.consumer!r}: topic {topic[1]!r} got another id while the batch ran. Plan it again.")
     for where in sorted(step.checkpoints):
         before = state.head.checkpoints.get(where)
         expected = {"expected": before.sequence_number if before else None}

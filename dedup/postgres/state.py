@@ -57,9 +57,10 @@ def read(connection: Connection, sql: Statements, consumer: str) -> State | None
         lifted=row["lifted"],
         floors=floors,
         checkpoints=points,
-        incarnations={(source, topic): life for _, source, topic, life in topics if life},
+        incarnations={(source, topic): life for _, source, topic, life, _ in topics if life},
+        incarnation_ids={(source, topic): told for _, source, topic, _, told in topics if told is not None},
     )
-    return State(row["id"], head, {(source, topic): number for number, source, topic, _ in topics})
+    return State(row["id"], head, {(source, topic): number for number, source, topic, *_ in topics})
 
 
 def _checkpoints(connection: Connection, sql: Statements, consumer_id: int) -> tuple[dict[Partition, Checkpoint], dict[Partition, int]]:
@@ -81,7 +82,7 @@ def topic_id(connection: Connection, sql: Statements, state: State, topic: Topic
         life = state.head.incarnations.get(topic, 0)
         connection.execute(sql["add_topic"], {"id": state.id, "source": topic[0], "topic": topic[1], "incarnation": life})
         rows = connection.execute(sql["topics"], {"id": state.id}).fetchall()
-        state.topics.update({(source, name): number for number, source, name, _ in rows})
+        state.topics.update({(source, name): number for number, source, name, *_ in rows})
     return state.topics[topic]
 
 
@@ -113,7 +114,9 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
 def _put_topics(connection: Connection, sql: Statements, state: State, new: Head) -> None:
     for topic in {*state.topics, *new.incarnations}:
         life = new.incarnations.get(topic, 0)
-        connection.execute(sql["add_topic"], {"id": state.id, "source": topic[0], "topic": topic[1], "incarnation": life})
+        named = {"id": state.id, "source": topic[0], "topic": topic[1]}
+        connection.execute(sql["add_topic"], {**named, "incarnation": life})
+        connection.execute(sql["set_incarnation_id"], {**named, "told": new.incarnation_ids.get(topic)})
 
 
 def _put_checkpoints(connection: Connection, sql: Statements, state: State, new: Head) -> None:
@@ -136,7 +139,7 @@ def checkpoint_row(where: Partition, point: Checkpoint) -> dict[str, Any]:
     }
 
 
-_NOT_PLAIN = frozenset({"settings", "floors", "checkpoints", "incarnations", "failures"})
+_NOT_PLAIN = frozenset({"settings", "floors", "checkpoints", "incarnations", "incarnation_ids", "failures"})
 
 
 def _plain(head: Head) -> Mapping[str, Any]:
@@ -147,4 +150,5 @@ def _plain(head: Head) -> Mapping[str, Any]:
         "floors": {str(p): number for p, number in head.floors.items()},
         "checkpoints": {str(p): point.sequence_number for p, point in head.checkpoints.items()},
         "incarnations": {"/".join(topic): life for topic, life in head.incarnations.items()},
+        "incarnation_ids": {"/".join(topic): told for topic, told in head.incarnation_ids.items()},
     }

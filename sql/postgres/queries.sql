@@ -135,13 +135,23 @@ where c.name = %(consumer)s;
 -- name: topics
 -- The topics of a consumer.
 -- Inside a batch the consumer is share-locked, and only `amend`, which updates it, changes an incarnation.
-select id, source, topic, incarnation from {schema}.topic where consumer_id = %(id)s;
+select id, source, topic, incarnation, incarnation_id from {schema}.topic where consumer_id = %(id)s;
 
 -- name: add_topic
 -- Make a topic known.
 -- Two transactions that bring the same topic: one inserts, the other one waits and finds it.
 insert into {schema}.topic (consumer_id, source, topic, incarnation) values (%(id)s, %(source)s, %(topic)s, %(incarnation)s)
 on conflict (consumer_id, source, topic) do update set incarnation = excluded.incarnation where topic.incarnation <> excluded.incarnation;
+
+-- name: set_incarnation_id
+-- Set what the broker calls a topic's present life, or forget it.
+-- A person's decision, which has the consumer to itself.
+update {schema}.topic set incarnation_id = %(told)s where consumer_id = %(id)s and source = %(source)s and topic = %(topic)s;
+
+-- name: learn_incarnation_id
+-- Keep what the broker calls a topic's present life, where that is not known yet.
+-- No row comes back where another batch has learnt another id meanwhile.
+update {schema}.topic set incarnation_id = %(told)s where id = %(topic_id)s and coalesce(incarnation_id, %(told)s) = %(told)s returning id;
 
 -- name: checkpoints
 -- The checkpoints of a consumer.

@@ -1,0 +1,59 @@
+"""What users register on a consumer: its handler, what reads the log again, what takes an effect back."""
+
+from __future__ import annotations
+
+from checkpoint.errors import ConfigError
+from dedup.foreach import EachEvent, EventHandler, Registers
+from dedup.settings import refuse_handler
+from dedup.tx import Handler, LogReader, Undo
+
+
+class Registered:
+    """The part of `Consumer` that holds the user's functions."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self._handler: Handler | None = None
+        self.read_log: LogReader | None = None
+        self.take_back: Undo | None = None
+
+    def foreach_batch(self, handler: Handler) -> Handler:
+        """Register the handler: called with a frame of new events only, and a `Tx`. Usable as a decorator."""
+        if self._handler is not None:
+            raise ConfigError(f"Consumer {self.name!r} has a handler already. Use one consumer per handler.")
+        refuse_handler(handler, "(frame, tx)")
+        self._handler = handler
+        return handler
+
+    def foreach(self, into: str | None = None) -> Registers:
+        """Register a handler of single events: called with an `Event` and a `Tx`, in the order of their positions.
+
+        It returns a row (a dict), several, or None: nothing is to be done for this event (skipped). If it raises, that event is parked.
+
+        Args:
+            into: the sink of the rows it returns.
+        """
+
+        def register(handler: EventHandler) -> EventHandler:
+            refuse_handler(handler, "(event, tx)")
+            self.foreach_batch(EachEvent(handler, into))
+            return handler
+
+        return register
+
+    def log(self, read: LogReader) -> LogReader:
+        """Register what reads a range of the log in a batch: called with source, topic, partition, first and last sequence number.
+
+        Returns a DataFrame or Arrow table like the stream's. Needed where events have to be read again. Usable as a decorator.
+        """
+        self.read_log = read
+        return read
+
+    def undo(self, take_back: Undo) -> Undo:
+        """Register what takes back the effect of processed events before `replay` repeats them. Usable as a decorator.
+
+        Called with a pyarrow table (source, topic, partition, sequence_number, part, idempotence_key) and a `Tx`.
+        """
+        self.take_back = take_back
+        return take_back

@@ -1,0 +1,81 @@
+"""Where a stream begins that has lost its own checkpoint: right after ours, wherever there is one. Pure but for what `Log` asks.
+
+Called by `Consumer.starting_offsets`, by the sources of this project and by `dedup lag`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from checkpoint.errors import ConfigError, IncarnationChanged, PositionGap
+from checkpoint.position import Partition
+from dedup.envelope import KAFKA_SOURCE
+from dedup.store import Head
+
+New = Literal["earliest", "latest"]
+
+Place = tuple[str, int]
+"""(topic, partition)"""
+
+Start = int | New
+"""A position, or an end of the log."""
+
+
+class Log(Protocol):
+    """What a broker says of the ends of its partitions."""
+
+    def spans(self, topics: Sequence[str]) -> Mapping[Place, tuple[int, int]]:
+        """(topic, partition) -> (first position that can still be had, position after the last), of all their partitions."""
+
+
+def source_of(consumer: Any) -> str:
+    """The name under which this consumer keeps the events of Spark's Kafka source."""
+    return consumer.source or KAFKA_SOURCE
+
+
+def positions(head: Head, source: str, log: Log, topics: Sequence[str], new: New = "earliest") -> dict[Place, Start]:
+    """The first position that each partition of these topics has to deliver.
+
+    Args:
+        new: where partitions begin that have no checkpoint. Those that are added later begin at their first position with any source.
+
+    Raises:
+        ConfigError: no topic is named. PositionGap: retention has passed a checkpoint, and nobody has accepted the gap.
+        IncarnationChanged: a partition ends below its checkpoint.
+    """
+    if not topics:
+        raise ConfigError("Name the topics that the stream subscribes to.")
+    spans = log.spans(topics)
+    known = {(p.topic, p.partition): point.sequence_number + 1 for p, point in head.checkpoints.items() if p.source == source}
+    _refuse_lost_ends(head, source, spans, known)
+    gaps = [
+        f"{Partition(source, *place)} {known[place]}-{first - 1}" for place, (first, _) in spans.items() if known.get(place, first) < first
+    ]
+    if gaps and not head.gap_accepted:
+        raise PositionGap(
+            f"Consumer {head.consumer!r}: retention has passed the checkpoint; these positions cannot be had any more: {', '.join(gaps)}. "
+            f"Run `dedup consumer accept-gap {head.consumer}` to go on without them."
+        )
+    return {place: max(known[place], first) if place in known else new for place, (first, _) in spans.items()}
+
+
+def _refuse_lost_ends(head: Head, source: str, spans: Mapping[Place, tuple[int, int]], known: Mapping[Place, int]) -> None:
+    short = [place for place, (_, end) in spans.items() if known.get(place, 0) > end]
+    if not short:
+        return
+    told = ", ".join(f"{Partition(source, *place)} ends before {spans[place][1]}, our checkpoint is {known[place] - 1}" for place in short)
+    raise IncarnationChanged(
+        f"Consumer {head.consumer!r}: {told}. Either this is another broker, or the log lost its end, or topic {short[0][0]!r} was deleted "
+        f"and created again: then `dedup consumer accept-incarnation {head.consumer} --source {source!r} --topic {short[0][0]!r}`."
+    )
+
+
+def spark_json(starts: Mapping[Place, Start]) -> str:
+    """As `startingOffsets` of Spark's Kafka source takes it: every partition is named, -2 is the earliest and -1 the latest."""
+    ends = {"earliest": -2, "latest": -1}
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), start in sorted(starts.items()):
+        found.setdefault(topic, {})[str(partition)] = start if isinstance(start, int) else ends[start]
+    return json.dumps(found)
