@@ -41,7 +41,7 @@ def decide(
         steps.append(Note(copies))
     steps.append(record)
     moved = {p: c for p, mark in marks.items() if (c := _advanced(head.checkpoints.get(p), mark, run)) is not None}
-    if head.gap_accepted and record.stream:  # for the whole query: also for partitions and chunks that come later
+    if head.gap_accepted and record.stream and not run.joined:  # for the whole query: also for partitions and chunks that come later
         moved = {p: replace(c, query_id=run.query_id) for p, c in head.checkpoints.items()} | moved
     if moved or ids:
         steps.append(Advance(moved, ids))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,11 @@ class Report:
         self.duplicates += int(counts[planning.DUPLICATE])
         self.skipped += int(counts[planning.SKIPPED])
         self.dead_lettered += int(sum(counts[k] for k in planning.LETTER_KINDS))
+
+    def add_report(self, other: Report) -> None:
+        """Count what became of a part of the batch."""
+        for counted in fields(self):
+            setattr(self, counted.name, getattr(self, counted.name) + getattr(other, counted.name))
 
     def __str__(self) -> str:
         return (

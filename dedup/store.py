@@ -116,6 +116,7 @@ class Run:
     batch_id: int
     chunk: int = 0
     durable: bool = False  # the query id outlives the process (Spark's own, or query=): the restore guard is on
+    joined: bool = False  # one of several processes under one epoch: it speaks for its own partition only
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,20 @@ class Holder:
     pid: int
     started: str  # the process's start time as its host tells it; equal only for the same process
     run_id: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A partition that one of several processes under one epoch has claimed. Its number is what fences: each claim raises it."""
+
+    partition: Partition
+    number: int
+    run_id: str  # of the process
+
+    @property
+    def scope(self) -> str:
+        """What a trial of this partition is kept under."""
+        return str(self.partition)
 
 
 class Rows(Protocol):
@@ -213,11 +228,34 @@ class Store(Protocol):
     ) -> Head:
         """Become the one copy that may commit; returns the new head. Waits `takeover_after` seconds for a live or unknowable holder."""
 
+    def join(
+        self,
+        consumer: str,
+        holder: Holder,
+        *,
+        takeover_after: float,
+        force: bool = False,
+        on_wait: Callable[[float, str], None] = lambda seconds, who: None,
+    ) -> Head:
+        """Become one of the processes that share an epoch; returns the head. For a single copy it waits as `take_epoch` does."""
+
+    def leave(self, consumer: str, epoch: int, run_id: str) -> None:
+        """Go, so that nobody waits for this process."""
+
+    def claim(self, consumer: str, epoch: int, run_id: str, partition: Partition, *, takeover_after: float) -> Claim:
+        """Make one partition this process's own: whoever had it cannot commit any more. Raises Fenced, StillHeld."""
+
     def head(self, consumer: str) -> Head:
         """The state now, without any lock."""
 
-    def begin(self, consumer: str, epoch: int) -> AbstractContextManager[Transaction]:
-        """Open the transaction of one chunk. Raises Fenced when a newer epoch was taken."""
+    def begin(self, consumer: str, epoch: int, claim: Claim | None = None) -> AbstractContextManager[Transaction]:
+        """Open the transaction of one chunk.
+
+        Args:
+            claim: the partition of the chunk, where the epoch is shared.
+
+        Raises Fenced when a newer epoch was taken, PartitionLost when another process claimed the partition.
+        """
 
     def begin_letters(self, consumer: str, *, positions: bool = False) -> AbstractContextManager[Transaction]:
         """Open a transaction of letters under the epoch that there is: it takes none and stalls no stream.
@@ -226,14 +264,14 @@ class Store(Protocol):
             positions: also decide positions (a batch record): then it excludes the stream for as long as it is open.
         """
 
-    def trial(self, consumer: str) -> str | None:
-        """What `set_trial` kept last."""
+    def trial(self, consumer: str, scope: str = "") -> str | None:
+        """What `set_trial` kept last under this scope: that of a claim, or the whole consumer."""
 
-    def set_trial(self, consumer: str, trial: str | None) -> None:
+    def set_trial(self, consumer: str, trial: str | None, scope: str = "") -> None:
         """Note what is about to be tried, outside any transaction, so that the next process knows what this one died of."""
 
-    def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
-        """While the block runs, tell other copies every `every` seconds that this one is alive, outside any transaction."""
+    def heartbeat(self, consumer: str, epoch: int, every: float, run_id: str = "") -> AbstractContextManager[None]:
+        """While the block runs, tell other copies every `every` seconds that this one (this run) is alive, outside any transaction."""
 
     def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
         """A person's decision about the state (accept-gap and so on): replace the head by `change(head)`, recorded with who and why."""

@@ -25,8 +25,8 @@ from dedup.store import KEYS as KEYS_SCHEMA
 MAINTENANCE_RACES = 20
 """How often a decision is tried again because a commit that decides nothing (compaction) came first."""
 
-_OF_AN_EPOCH = ("batch", "epoch")
-"""Decisions of the copy that holds the epoch; what people decide is planned again under the next one."""
+_OF_AN_EPOCH = ("batch", "epoch", "join", "leave", "claim")
+"""Decisions of copies that hold the epoch; what people decide is planned again under the next one."""
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,14 @@ class Mark:
 class Header:
     """One decision: the head it leads to, and what belongs to it alone."""
 
-    kind: str  # "epoch", "batch", "letters", "amend", "accept-sink", "purge"
+    kind: str  # "epoch", "join", "leave", "claim", "batch", "letters", "amend", "accept-sink", "purge"
     attempt: str  # tells whose commit this is when the answer was lost
     head: Head
     committed_at: dt.datetime
     holder: Holder | None = None  # of the epoch
     held_since: dt.datetime | None = None  # when the epoch was taken
+    members: tuple[Holder, ...] | None = None  # the processes that share the epoch; None: `holder` has it alone
+    claims: Mapping[Partition, int] = field(default_factory=dict)  # partitions that were claimed: the number of the last claim
     generation_since: int = 0  # seq of the decision that began the generation; damage before it was accepted
     keyspace_since: int = 0  # seq of the decision that began the keyspace; reservations and batch records above it count
     summary: int = 0  # seq of the newest summary of seen positions at or before this one, 0 for none
@@ -121,6 +123,8 @@ def _encode(h: Header) -> dict[str, Any]:
         "committed_at": _micros(h.committed_at),
         "holder": None if h.holder is None else vars(h.holder),
         "held_since": _micros(h.held_since),
+        "members": None if h.members is None else [vars(m) for m in h.members],
+        "claims": [[*p, number] for p, number in h.claims.items()],
         "generation_since": h.generation_since,
         "keyspace_since": h.keyspace_since,
         "summary": h.summary,
@@ -150,6 +154,8 @@ def _decode(value: dict[str, Any]) -> Header:
         committed_at=committed_at,
         holder=Holder(**value["holder"]) if value["holder"] else None,
         held_since=_moment(value["held_since"]),
+        members=None if value.get("members") is None else tuple(Holder(**m) for m in value["members"]),
+        claims={Partition(s, t, p): number for s, t, p, number in value.get("claims", ())},
         sinks=tuple(map(_decode_sink, value["sinks"])),
         marks={name: Mark(**mark) for name, mark in value["marks"].items()},
         pending=tuple(value["pending"]),

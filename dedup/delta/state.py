@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from checkpoint.errors import Fenced, StoreRestored, StoreUnavailable
+from checkpoint.errors import Fenced, PartitionLost, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Ranges
 from dedup.delta.events import LETTERS_SINK
 from dedup.delta.header import Header, Mark, first_header
@@ -29,7 +29,7 @@ from dedup.delta.sequences import Sequences, from_ledger
 from dedup.delta.sink import Sinks
 from dedup.delta.storage import Options
 from dedup.store import KEYS as KEYS_SCHEMA
-from dedup.store import Head
+from dedup.store import Claim, Head
 
 SUMMARY_EVERY = 200
 """Decisions between two summaries of seen positions: what a starting process reads of the log at most."""
@@ -131,6 +131,15 @@ class ConsumerState:
         who = f"process {holder.pid} on {holder.host}" if holder else "another copy"
         when = f" at {at:%Y-%m-%d %H:%M:%S} UTC" if at else ""
         return Fenced(f"Consumer {self.ledger.consumer!r} was taken over by {who}{when} (epoch {self.header.head.epoch}). Stop this copy.")
+
+    def require_claim(self, claim: Claim) -> None:
+        """Raise PartitionLost where the partition was claimed after this claim."""
+        number = self.header.claims.get(claim.partition)
+        if number != claim.number:
+            raise PartitionLost(
+                f"Consumer {self.ledger.consumer!r}: another process claimed partition {claim.partition} (its number is {number}, this "
+                f"batch has {claim.number}). Nothing of the batch is committed here; the other process reads it again."
+            )
 
     def summary_due(self, seq: int) -> bool:
         """Whether the decision `seq` should carry a summary of seen positions."""

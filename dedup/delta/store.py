@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from checkpoint.errors import StoreRestored
 from deadletter.letter import HISTORY
 from dedup.delta import audit, letters, maintain
 from dedup.delta.amend import acceptance, amendment, purging
+from dedup.delta.joins import Joins
 from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.names import SinkNames
 from dedup.delta.problems import problems
@@ -26,17 +27,17 @@ from dedup.delta.state import ConsumerState
 from dedup.delta.states import States
 from dedup.delta.steps import STEPS
 from dedup.delta.storage import Options, absolute, require_put_if_absent, safe_name
-from dedup.delta.takeover import Heartbeat, Takeover, take_epoch
+from dedup.delta.takeover import Takeover, take_epoch
 from dedup.delta.transaction import DeltaTransaction
 from dedup.delta.writing import Context
-from dedup.store import Head, Holder, Selection
+from dedup.store import Claim, Head, Holder, Selection
 
 
 def _noop(_name: str) -> None:
     pass
 
 
-class DeltaStore:
+class DeltaStore(Joins):
     """State of consumers as Delta tables below `path`, beside any Delta tables as sinks.
 
     Args:
@@ -111,11 +112,15 @@ class DeltaStore:
             return state.header.head
 
     @contextmanager
-    def begin(self, consumer: str, epoch: int) -> Iterator[DeltaTransaction]:
+    def begin(self, consumer: str, epoch: int, claim: Claim | None = None) -> Iterator[DeltaTransaction]:
         """Open the transaction of one chunk; decisions that are not published yet are published first.
+
+        Args:
+            claim: the partition of the chunk, where the epoch is shared.
 
         Raises:
             Fenced: a newer epoch was taken.
+            PartitionLost: another process claimed the partition.
             StoreRestored: the ledger is older than this copy.
             PublicationStuck: an earlier decision cannot be published.
         """
@@ -129,8 +134,10 @@ class DeltaStore:
                 raise StoreRestored(
                     f"The ledger of consumer {consumer!r} is at epoch {known}, this copy at {epoch}: the ledger is older than this copy."
                 )
+            if claim is not None:
+                state.require_claim(claim)
             self._publisher(state).publish()
-            yield DeltaTransaction(state, self._context(consumer))
+            yield DeltaTransaction(state, self._context(consumer, claim))
 
     @contextmanager
     def begin_letters(self, consumer: str, *, positions: bool = False) -> Iterator[DeltaTransaction]:
@@ -149,18 +156,6 @@ class DeltaStore:
             state.require_sound()
             self._publisher(state).publish()
             yield DeltaTransaction(state, self._context(consumer), "letters")
-
-    def trial(self, consumer: str) -> str | None:
-        """What `set_trial` kept last, unless a batch was committed since."""
-        return self._states.turns(consumer).trial.read()
-
-    def set_trial(self, consumer: str, trial: str | None) -> None:
-        """Keep it outside any transaction. Crash: it survives the death of the process, not that of the machine."""
-        self._states.turns(consumer).trial.keep(trial)
-
-    def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
-        """While the block runs, tell other copies every `every` seconds that this one is alive."""
-        return self._heartbeat(consumer).beating(epoch, every)
 
     def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
         """Replace the head by `change(head)`, recorded with who and why. A running copy plans its batch again.
@@ -280,14 +275,12 @@ class DeltaStore:
         """Forget what was read. The store can be used again."""
         self._states.forget()
 
-    def _heartbeat(self, consumer: str) -> Heartbeat:
-        return Heartbeat(self.path, self.storage_options, safe_name(consumer))
-
     def _publisher(self, state: ConsumerState) -> Publisher:
         return Publisher(state, self.path, self.storage_options, self._names.spark)
 
-    def _context(self, consumer: str) -> Context:
-        letters_uri, trial = self._states.of(consumer).letters_uri, self._states.turns(consumer).trial
+    def _context(self, consumer: str, claim: Claim | None = None) -> Context:
+        letters_uri = self._states.of(consumer).letters_uri
+        trial = self._states.turns(consumer).trial_of(claim.scope if claim else "")
         return Context(self.path, self.storage_options, self._names.uri, letters_uri, self._names.spark, self.on_step, trial.drop)
 
     def _letters(self, selection: Selection) -> Iterator[Letters]:

@@ -88,10 +88,15 @@ class Takeover:
     force: bool
     on_wait: Callable[[float, str], None]
     on_step: Callable[[str], None]
+    shared: bool = False  # the epoch is one that other processes may join
+
+    def joins(self, state: ConsumerState) -> bool:
+        """Whether the epoch that there is can be shared."""
+        return self.shared and state.header.members is not None
 
 
 def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> Head:
-    """Raise the epoch by a decision of the ledger.
+    """Raise the epoch by a decision of the ledger; or find one that can be shared, and leave it as it is.
 
     Raises:
         StillHeld: another copy is alive.
@@ -102,11 +107,14 @@ def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> H
     while True:
         state.catch_up()
         state.require_sound()
-        if not (rules.force or _free(state, rules.holder)):
+        if not (rules.force or rules.joins(state) or _free(state, rules.holder)):
             _wait(state, heartbeat, rules)
+        if rules.joins(state):
+            return state.header.head
         now = dt.datetime.now(dt.UTC)
         head = replace(state.header.head, epoch=state.header.head.epoch + 1)
-        header = state.following("epoch", uuid.uuid4().hex, now, head, holder=rules.holder, held_since=now)
+        held = {"holder": rules.holder, "held_since": now, "members": () if rules.shared else None}
+        header = state.following("epoch", uuid.uuid4().hex, now, head, **held)
         try:
             decide(state, Decision(header), rules.on_step)
         except CommitConflict:
@@ -115,11 +123,20 @@ def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> H
 
 
 def _free(state: ConsumerState, mine: Holder) -> bool:
-    """Whether nobody holds the epoch, or provably nobody any more. This very process may take over from itself."""
-    held = state.header.holder
-    if held is None or (held.host, held.pid, held.started) == (mine.host, mine.pid, mine.started):
-        return True
-    return is_alive(held.host, held.pid, held.started) is False
+    """Whether nobody holds the epoch or shares it, or provably nobody any more. This very process may take over from itself."""
+    alone = () if state.header.holder is None else (state.header.holder,)
+    return all(is_gone(held, mine) for held in (alone if state.header.members is None else state.header.members))
+
+
+def is_gone(held: Holder, mine: Holder) -> bool:
+    """Whether that process is this very one, or provably no more."""
+    process = (held.host, held.pid, held.started)
+    return process == (mine.host, mine.pid, mine.started) or is_alive(*process) is False
+
+
+def _who(state: ConsumerState) -> str:
+    held = state.header.members or ([state.header.holder] if state.header.holder else [])
+    return "; ".join(f"process {one.pid} on {one.host}" for one in held) or "another copy"
 
 
 def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
@@ -127,8 +144,7 @@ def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
     started = quiet_since = time.monotonic()
     signs = (state.header.seq, heartbeat.read())
     while time.monotonic() - quiet_since < rules.takeover_after:
-        held = state.header.holder
-        who = f"process {held.pid} on {held.host}" if held else "another copy"
+        who = _who(state)
         if time.monotonic() - started > 2 * rules.takeover_after:
             raise StillHeld(
                 f"Consumer {state.ledger.consumer!r} is held by {who}, which is alive (epoch {state.header.head.epoch}). "
@@ -138,7 +154,7 @@ def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
         time.sleep(min(1.0, rules.takeover_after / 4))
         state.catch_up()
         state.require_sound()
-        if _free(state, rules.holder):
+        if rules.joins(state) or _free(state, rules.holder):
             return
         if (now := (state.header.seq, heartbeat.read())) != signs:
             signs, quiet_since = now, time.monotonic()

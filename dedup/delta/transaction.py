@@ -192,7 +192,13 @@ class DeltaTransaction:
 def _recorded(step: Record) -> dict[str, Any]:
     """What a batch of the stream changes in the head."""
     run, budget = step.run, {"decided": step.decided, "failures": step.failures}
-    return {"query_id": run.query_id, "batch_id": run.batch_id, "gap_accepted": False, "settings": dict(step.settings), **budget}
+    return {
+        "query_id": run.query_id,
+        "batch_id": run.batch_id,
+        "settings": dict(step.settings),
+        **budget,
+        **({} if run.joined else {"gap_accepted": False}),
+    }
 
 
 def _in(keys: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -8,13 +8,14 @@ until that wish is through. So neither goes twice while the other waits. Called 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -104,6 +105,12 @@ class Turns:
         """Those of the consumer with this safe name."""
         wish, claim, trial, heartbeat = (Note(root, options, folder, name) for folder in ("turn", "claim", "trial", "heartbeat"))
         return cls(wish, claim, trial, heartbeat)
+
+    def trial_of(self, scope: str) -> Note:
+        """The marker of one claimed partition, or of the whole consumer."""
+        if not scope:
+            return self.trial
+        return replace(self.trial, name=f"{self.trial.name}@{hashlib.sha256(scope.encode()).hexdigest()[:32]}")
 
     @contextmanager
     def stream(self) -> Iterator[None]:

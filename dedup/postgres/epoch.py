@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.rows import dict_row
 
 from checkpoint.errors import StillHeld, StoreError
 from checkpoint.postgres.dsn import Connection
@@ -23,6 +24,10 @@ LOCK_SECONDS = 1.0
 """How long a takeover waits for an open batch of the older epoch before it ends that session."""
 
 GIVE_UP_SECONDS = 30.0
+
+
+Enter = Callable[[dict[str, Any]], int | None]
+"""Puts this process on record under a shared epoch; None where that is over."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,16 @@ def take(connection: Connection, sql: Statements, consumer: str, holder: Holder,
 
     Crash: the epoch is raised or not; raised, the new holder is on record and the next copy judges it like any other.
     """
+    return acquire(connection, sql, consumer, holder, patience)
+
+
+def acquire(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience, enter: Enter | None = None) -> int:
+    """`take`, or with `enter` become one of those who share an epoch."""
     connection.execute(sql["ensure_consumer"], {"consumer": consumer})
     until = time.monotonic() + GIVE_UP_SECONDS
     while True:
-        row = _wait(connection, sql, consumer, holder, patience)
-        epoch = _raise_epoch(connection, sql, consumer, row, holder)
+        row = _wait(connection, sql, consumer, holder, patience, sharing=enter is not None)
+        epoch = enter(row) if enter and row["joint"] else _raise_epoch(connection, sql, consumer, row, holder, enter)
         if epoch is not None:
             return epoch
         if time.monotonic() >= until:
@@ -56,12 +66,12 @@ def take(connection: Connection, sql: Statements, consumer: str, holder: Holder,
             )
 
 
-def _wait(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience) -> dict[str, Any]:
-    """Until nothing speaks against a takeover; returns the row that was judged."""
+def _wait(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience, *, sharing: bool) -> dict[str, Any]:
+    """Until nothing speaks against a takeover, or against entering; returns the row that was judged."""
     row = _read(connection, sql, consumer)
     started = changed = time.monotonic()
     alive = False
-    while not (patience.force or _is_free(row, holder)):
+    while not (patience.force or _is_free(row, holder) or (sharing and row["joint"])):
         now = time.monotonic()
         left = changed + patience.takeover_after - now
         if left <= 0:
@@ -84,41 +94,59 @@ def _read(connection: Connection, sql: Statements, consumer: str) -> dict[str, A
     row = one(connection, sql, "holder", consumer=consumer)
     if row is None:
         raise StoreError(f"Consumer {consumer!r} was removed while its epoch was taken. Start again.")
-    return row
+    return {**row, "members": members(connection, sql, row["id"]) if row["joint"] else []}
 
 
-def _signs(row: dict[str, Any]) -> tuple[int, int, int]:
-    return row["epoch"], row["seq"], row["beats"]
+def members(connection: Connection, sql: Statements, consumer_id: int) -> list[dict[str, Any]]:
+    """The processes that share the epoch."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(sql["members"], {"id": consumer_id}).fetchall()
+
+
+def _signs(row: dict[str, Any]) -> tuple[int, ...]:
+    return row["epoch"], row["seq"], row["beats"], *(member["beats"] for member in row["members"])
 
 
 def _who(row: dict[str, Any]) -> str:
-    return f"host {row['host']}, process {row['pid']}"
+    return "; ".join(f"host {one['host']}, process {one['pid']}" for one in row["members"] or [row])
 
 
 def _is_free(row: dict[str, Any], holder: Holder) -> bool:
-    """Nobody holds it, this very process does, or the holder is provably gone: its session ended, or its process on this host did."""
+    """Whether nobody holds it or shares it, or only who is gone."""
+    return all(_is_gone(one, holder) for one in (row["members"] if row["joint"] else [row]))
+
+
+def _is_gone(row: dict[str, Any], holder: Holder) -> bool:
+    """Nobody, this very process, or one that is provably gone: its session ended, or its process on this host did."""
     ours = (row["host"], row["pid"], row["started"]) == (holder.host, holder.pid, holder.started)
     if row["host"] is None or ours or row["backend_gone"]:
         return True
     return is_alive(row["host"], row["pid"], row["started"]) is False
 
 
-def _raise_epoch(connection: Connection, sql: Statements, consumer: str, row: dict[str, Any], holder: Holder) -> int | None:
+def _raise_epoch(
+    connection: Connection, sql: Statements, consumer: str, row: dict[str, Any], holder: Holder, enter: Enter | None
+) -> int | None:
     """The new epoch; None where somebody else was faster or a session that blocks us had to be ended: judge again."""
-    new = {"host": holder.host, "pid": holder.pid, "started": holder.started, "run_id": holder.run_id}
+    new = {"joint": enter is not None, **vars(holder)}
     try:
         with connection.transaction():
             connection.execute(sql["set_local"], {"name": "lock_timeout", "value": f"{int(LOCK_SECONDS * 1000)}ms"})
             taken = connection.execute(sql["take_epoch"], {"id": row["id"], "epoch": row["epoch"], **new}).fetchone()
             if taken is not None:
+                connection.execute(sql["drop_members"], {"id": row["id"], "epoch": taken[0]})
                 connection.execute(sql["register_session"], {"consumer": consumer, "epoch": taken[0]})
+            if taken is not None and enter is not None:
+                enter({"epoch": taken[0]})
     except psycopg.errors.LockNotAvailable:
-        _end_session(connection, sql, consumer, row)
+        for blocker in row["members"] or [row]:
+            end_session(connection, sql, consumer, blocker)
         return None
     return int(taken[0]) if taken else None
 
 
-def _end_session(connection: Connection, sql: Statements, consumer: str, row: dict[str, Any]) -> None:
+def end_session(connection: Connection, sql: Statements, consumer: str, row: dict[str, Any]) -> None:
+    """End the database session on record, which blocks us. Raises StillHeld where this role may not."""
     try:
         connection.execute(sql["end_session"], {"pid": row["backend_pid"], "start": row["backend_start"]})
     except psycopg.errors.InsufficientPrivilege as error:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 
@@ -20,10 +21,16 @@ log = logging.getLogger("dedup")
 
 
 @contextmanager
-def beating(dsn: str, sql: Statements, consumer: str, epoch: int, every: float) -> Iterator[None]:
-    """Beat every `every` seconds until the block ends. A batch that is done before the first beat shows life by its commit."""
+def beating(dsn: str, sql: Statements, consumer: str, epoch: int, every: float, run_id: str = "") -> Iterator[None]:
+    """Beat every `every` seconds until the block ends. A batch that is done before the first beat shows life by its commit.
+
+    Args:
+        run_id: of the process, where the epoch is shared.
+    """
     stop = threading.Event()
-    thread = threading.Thread(target=_beat, args=(stop, dsn, sql, consumer, epoch, every), name=f"dedup heartbeat {consumer}", daemon=True)
+    said = {"consumer": consumer, "epoch": epoch, **({"run_id": run_id} if run_id else {})}
+    statement = sql["beat_member" if run_id else "beat"]
+    thread = threading.Thread(target=_beat, args=(stop, dsn, statement, said, every), name=f"dedup heartbeat {consumer}", daemon=True)
     thread.start()
     try:
         yield
@@ -32,14 +39,14 @@ def beating(dsn: str, sql: Statements, consumer: str, epoch: int, every: float) 
         thread.join(timeout=5)
 
 
-def _beat(stop: threading.Event, dsn: str, sql: Statements, consumer: str, epoch: int, every: float) -> None:
+def _beat(stop: threading.Event, dsn: str, statement: bytes, said: Mapping[str, Any], every: float) -> None:
     connection: Connection | None = None
     while not stop.wait(every):
         try:
             connection = connection or connect(dsn)
-            connection.execute(sql["beat"], {"consumer": consumer, "epoch": epoch})
+            connection.execute(statement, said)
         except psycopg.Error as error:
-            log.warning("%s: no heartbeat: %s", consumer, type(error).__name__)
+            log.warning("%s: no heartbeat: %s", said["consumer"], type(error).__name__)
             if connection:
                 connection.close()
             connection = None

@@ -13,8 +13,9 @@ from checkpoint.errors import ConfigError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import outcome, state
+from dedup.postgres.fence import refuse_lazy_commit
 from dedup.postgres.outcome import Attempt
-from dedup.postgres.transaction import PgTransaction, refuse_lazy_commit
+from dedup.postgres.transaction import PgTransaction
 
 
 def begin(connection: Connection, sql: Statements, consumer: str, *, positions: bool) -> tuple[state.State, Attempt]:
@@ -29,6 +30,7 @@ def begin(connection: Connection, sql: Statements, consumer: str, *, positions: 
     refuse_lazy_commit(facts["synchronous_commit"])
     row = state.one(connection, sql, "fence_letters", consumer=consumer)
     if row is not None and positions:
+        connection.execute(sql["lock_claims"], {"id": row["id"]})
         connection.execute(sql["lock_checkpoints"], {"id": row["id"]})
     found = state.read(connection, sql, consumer) if row else None
     if found is None:

@@ -15,6 +15,7 @@ from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres.state import State, checkpoint_row, topic_id
 from dedup.steps import Advance, Record
+from dedup.store import Head
 
 _RANGES = ("seen", "duplicates", "skipped", "late")
 _COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
@@ -37,12 +38,22 @@ def record(connection: Connection, sql: Statements, state: State, step: Record, 
     """
     if step.stream:
         run = {"query_id": step.run.query_id, "batch_id": step.run.batch_id, "settings": Jsonb(dict(step.settings))}
-        connection.execute(sql["record"], {"id": state.id, **run, "decided": step.decided, "failures": list(step.failures)})
+        shared = {"joined": state.claim is not None, "scope": state.claim.scope if state.claim else ""}
+        connection.execute(sql["record"], {"id": state.id, **run, **shared, **_spent(step, state.head)})
     made_by = {"id": state.id, "generation": state.head.generation, "epoch": state.head.epoch, "seq": seq, "attempt": attempt}
     rows = [{**made_by, **_batch_row(connection, sql, state, row)} for row in step.batches.to_pylist()]
     if rows:
         with connection.cursor() as cursor:
             cursor.executemany(sql["add_batch"], rows)
+
+
+def _spent(step: Record, head: Head) -> dict[str, Any]:
+    """The budget's state relative to the head that the batch has read: others may have moved it since."""
+    return {
+        "decided": step.decided - head.decided,
+        "failures": [f - head.decided for f in step.failures if f > head.decided],
+        "forget": max(set(head.failures) - set(step.failures), default=-1),
+    }
 
 
 def _batch_row(connection: Connection, sql: Statements, state: State, row: dict[str, Any]) -> dict[str, Any]:

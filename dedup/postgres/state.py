@@ -17,7 +17,7 @@ from checkpoint.errors import ConfigError
 from checkpoint.position import Partition
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
-from dedup.store import Checkpoint, Head, Topic
+from dedup.store import Checkpoint, Claim, Head, Topic
 
 
 @dataclass
@@ -27,6 +27,7 @@ class State:
     id: int
     head: Head
     topics: dict[Topic, int] = field(default_factory=dict)
+    claim: Claim | None = None  # under which the transaction is open, where the epoch is shared
 
 
 def one(connection: Connection, sql: Statements, name: str, **parameters: Any) -> dict[str, Any] | None:

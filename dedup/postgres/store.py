@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -20,14 +20,14 @@ from checkpoint.postgres.dsn import Connection, checked, redacted
 from checkpoint.postgres.errors import translating
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import epoch as epochs
-from dedup.postgres import heartbeat, letters_transaction, state
-from dedup.postgres import transaction as transactions
+from dedup.postgres import fence, letters_transaction, state
 from dedup.postgres.connect import Pool, renew
 from dedup.postgres.handler import Lease
+from dedup.postgres.joins import Joins
 from dedup.postgres.letters_transaction import LettersTransaction
 from dedup.postgres.reads import Reads
 from dedup.postgres.transaction import PgTransaction
-from dedup.store import Head, Holder
+from dedup.store import Claim, Head, Holder
 
 _NOTHING = "nothing of the chunk is true; it is delivered again"
 _IN_DOUBT = "the server has all of it or nothing; the next run reads which"
@@ -37,7 +37,7 @@ def _no_step(name: str) -> None:
     """Tell nobody."""
 
 
-class PostgresStore(Reads):
+class PostgresStore(Reads, Joins):
     """State and sinks in one PostgreSQL database (14 or newer), committed by one transaction per chunk.
 
     Args:
@@ -78,7 +78,7 @@ class PostgresStore(Reads):
         self._sql = Statements(self.schema)
         self._pool = Pool(self.dsn)
         self._ready = False
-        self._registered: dict[tuple[str, int], int] = {}  # (consumer, epoch) -> session on record
+        self._registered: dict[Any, int] = {}  # (consumer, epoch, run of a claim) -> session on record
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dsn": self.dsn, "schema": self.schema, "on_step": self.on_step, "auto_migrate": self.auto_migrate}
@@ -142,7 +142,7 @@ class PostgresStore(Reads):
         patience = epochs.Patience(takeover_after, force, on_wait)
         with self._connection(f"Taking the epoch of {consumer!r}") as connection:
             number = epochs.take(connection, self._sql, consumer, holder, patience)
-            self._registered[consumer, number] = connection.info.backend_pid
+            self._registered[consumer, number, None] = connection.info.backend_pid
             found = state.read(connection, self._sql, consumer)
         assert found is not None
         return found.head
@@ -154,35 +154,32 @@ class PostgresStore(Reads):
         return found.head if found else Head(consumer)
 
     @contextmanager
-    def begin(self, consumer: str, epoch: int) -> Iterator[PgTransaction]:
+    def begin(self, consumer: str, epoch: int, claim: Claim | None = None) -> Iterator[PgTransaction]:
         """Open the transaction of one chunk.
 
+        Args:
+            claim: the partition of the chunk, where the epoch is shared.
+
         Raises:
-            Fenced: a newer epoch was taken. StoreRestored: the tables are older than this epoch. StoreUnavailable: no connection.
+            Fenced: a newer epoch was taken. PartitionLost: another process claimed the partition.
+            StoreRestored: the tables are older than this epoch. StoreUnavailable: no connection.
 
         Crash: without a commit nothing of the transaction is true, also when the process vanishes.
         """
         with self._pool.borrow() as connection:
             with translating(f"Beginning a batch of {consumer!r}"):
                 self._ensure(connection)
-                self._register(connection, consumer, epoch)
+                self._register(connection, consumer, epoch, claim)
                 self.on_step("fence")
             lease = Lease()
             try:
                 with translating(f"Beginning a batch of {consumer!r}"):
-                    found, attempt = transactions.begin(connection, self._sql, consumer, epoch)
+                    found, attempt = fence.begin(connection, self._sql, consumer, epoch, claim)
                 yield PgTransaction(connection, self._sql, found, attempt, self, lease)
             finally:
                 lease.over = True
                 _leave(connection)
                 _take_back(connection, lease)
-
-    def _register(self, connection: Connection, consumer: str, epoch: int) -> None:
-        """Put this session on record, so that whoever takes over knows which one to look for."""
-        session = connection.info.backend_pid
-        if self._registered.get((consumer, epoch)) != session:
-            connection.execute(self._sql["register_session"], {"consumer": consumer, "epoch": epoch})
-            self._registered = {(consumer, epoch): session}
 
     @contextmanager
     def fresh(self) -> Iterator[Connection]:
@@ -221,24 +218,6 @@ class PostgresStore(Reads):
                 lease.over = True
                 _leave(connection)
                 _take_back(connection, lease)
-
-    def trial(self, consumer: str) -> str | None:
-        """What `set_trial` kept last; None once a batch has been recorded."""
-        with self._connection(f"Reading what {consumer!r} was trying") as connection:
-            row = connection.execute(self._sql["trial"], {"consumer": consumer}).fetchone()
-        return row[0] if row else None
-
-    def set_trial(self, consumer: str, trial: str | None) -> None:
-        """Note what is about to be tried, outside any transaction.
-
-        Crash: it outlives this process as soon as this returns; a crash of the server may forget it.
-        """
-        with self._connection(f"Noting what {consumer!r} is trying") as connection:
-            connection.execute(self._sql["set_trial"], {"consumer": consumer, "trial": trial})
-
-    def heartbeat(self, consumer: str, epoch: int, every: float) -> AbstractContextManager[None]:
-        """While the block runs, show life every `every` seconds, on a connection of its own."""
-        return heartbeat.beating(self.dsn, self._sql, consumer, epoch, every)
 
     def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
         """Replace the head by `change(head)`, between two batches; who and why is kept in consumer_action. Returns the new head.

@@ -5,7 +5,6 @@ Called by the flow through `PostgresStore.begin`. The statements are in sql/post
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,56 +13,18 @@ import psycopg
 import pyarrow as pa
 from psycopg.pq import TransactionStatus
 
-from checkpoint.errors import ConfigError, Fenced, HandlerError, StoreRestored, StoreUnavailable
+from checkpoint.errors import Fenced, HandlerError, StoreUnavailable
 from checkpoint.position import Partition, Range, Ranges
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import ends_transaction, is_lost, translate
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import letters, order, outcome, records, reserve, select, sink, state
 from dedup.postgres import merge as merging
+from dedup.postgres.fence import check_epoch, refuse_lazy_commit
 from dedup.postgres.handler import HandlerConnection, Lease
 from dedup.postgres.outcome import Attempt
 from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
 from dedup.store import Head, Rows
-
-
-def begin(connection: Connection, sql: Statements, consumer: str, epoch: int) -> tuple[state.State, Attempt]:
-    """Open the transaction, fence it, lock the checkpoints, read the head. Raises Fenced, ConfigError, psycopg.Error."""
-    connection.execute("begin isolation level read committed, read write")
-    facts = state.one(connection, sql, "transaction_facts")
-    assert facts is not None
-    refuse_lazy_commit(facts["synchronous_commit"])
-    row = state.one(connection, sql, "fence", consumer=consumer)
-    check_epoch(consumer, epoch, row)
-    assert row is not None
-    connection.execute(sql["lock_checkpoints"], {"id": row["id"]})
-    found = state.read(connection, sql, consumer)
-    assert found is not None
-    return found, Attempt(uuid.uuid4(), facts["xid"], facts["backend_pid"], facts["backend_start"])
-
-
-def refuse_lazy_commit(setting: str) -> None:
-    """Raise ConfigError where a commit would be reported before it is durable."""
-    if setting == "off":
-        raise ConfigError(
-            "synchronous_commit is off: a crash of the server would lose commits that Spark believes done. "
-            "Run: ALTER ROLE ... SET synchronous_commit = on (or on the database, or take it out of the DSN's options)."
-        )
-
-
-def check_epoch(consumer: str, epoch: int, row: Mapping[str, Any] | None) -> None:
-    """Raise Fenced where a newer epoch was taken, StoreRestored where the table knows less than we do."""
-    if row is None or row["epoch"] < epoch:
-        known = "no such consumer" if row is None else f"epoch {row['epoch']}"
-        raise StoreRestored(
-            f"Consumer {consumer!r}: this copy holds epoch {epoch}, the tables know {known}: they were restored or re-created. "
-            f"Find out what is missing, run `dedup consumer accept-restore {consumer}`, and start this copy again."
-        )
-    if row["epoch"] > epoch:
-        raise Fenced(
-            f"Consumer {consumer!r}: epoch {epoch} of this copy was taken over by epoch {row['epoch']} "
-            f"(host {row['host']}, process {row['pid']}) at {row['taken_at']:%Y-%m-%d %H:%M:%S %Z}. Stop this copy."
-        )
 
 
 class PgTransaction:

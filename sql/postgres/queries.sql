@@ -53,7 +53,7 @@ insert into {schema}.heartbeat (consumer_id) select id from made;
 -- name: holder
 -- Who holds a consumer, its signs of life, and whether its database session is known to have ended.
 -- Reads only; a session of another role hides its start time and counts as alive.
-select c.id, c.epoch, c.holder_host as host, c.holder_pid as pid, c.holder_started as started, c.holder_run_id as run_id, c.taken_at,
+select c.id, c.epoch, c.joint, c.holder_host as host, c.holder_pid as pid, c.holder_started as started, c.holder_run_id as run_id, c.taken_at,
     p.seq, h.beats, h.backend_pid, h.backend_start,
     h.backend_pid is not null and not exists (
         select from pg_stat_activity a where a.pid = h.backend_pid and coalesce(a.backend_start, h.backend_start) = h.backend_start
@@ -68,7 +68,7 @@ where c.name = %(consumer)s;
 -- Waits for every open batch, which share-locks this row; a batch that begins afterwards sees the new epoch.
 update {schema}.consumer
 set epoch = epoch + 1, holder_host = %(host)s, holder_pid = %(pid)s, holder_started = %(started)s, holder_run_id = %(run_id)s,
-    taken_at = clock_timestamp()
+    taken_at = clock_timestamp(), joint = %(joint)s
 where id = %(id)s and epoch = %(epoch)s
 returning epoch;
 
@@ -86,6 +86,82 @@ where consumer_id = (select id from {schema}.consumer where name = %(consumer)s 
 update {schema}.heartbeat h set beats = beats + 1, beat_at = clock_timestamp()
 from {schema}.consumer c
 where c.id = h.consumer_id and c.name = %(consumer)s and c.epoch = %(epoch)s;
+
+-- name: members
+-- The runner processes of a consumer's epoch, their signs of life, and whether their database sessions are known to have ended.
+-- Reads only; a session of another role hides its start time and counts as alive.
+select m.run_id, m.host, m.pid, m.started, m.beats, m.backend_pid, m.backend_start,
+    not exists (
+        select from pg_stat_activity a where a.pid = m.backend_pid and coalesce(a.backend_start, m.backend_start) = m.backend_start
+    ) as backend_gone
+from {schema}.member m join {schema}.consumer c on c.id = m.consumer_id and c.epoch = m.epoch
+where m.consumer_id = %(id)s
+order by m.joined_at, m.run_id;
+
+-- name: enter
+-- Record a runner process, and the database session of its batches, under a shared epoch; nothing where that epoch is over.
+-- Share-locks the consumer: a takeover comes before or after it, and drops those of older epochs.
+insert into {schema}.member as m (consumer_id, run_id, epoch, host, pid, started, backend_pid, backend_start)
+select f.id, %(run_id)s, f.epoch, %(host)s, %(pid)s, %(started)s, pg_backend_pid(),
+    (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid())
+from (select id, epoch from {schema}.consumer where name = %(consumer)s and epoch = %(epoch)s and joint for share) f
+on conflict (consumer_id, run_id) do update
+set epoch = excluded.epoch, beats = m.beats + 1, backend_pid = excluded.backend_pid, backend_start = excluded.backend_start
+returning epoch;
+
+-- name: drop_members
+-- Forget runner processes of older epochs.
+-- In the transaction that raises the epoch: whoever is dropped is fenced.
+delete from {schema}.member where consumer_id = %(id)s and epoch < %(epoch)s;
+
+-- name: leave
+-- Forget one runner process.
+-- A row of its own; its partitions are fenced by their numbers, whoever is on record.
+delete from {schema}.member m using {schema}.consumer c where c.id = m.consumer_id and c.name = %(consumer)s and m.run_id = %(run_id)s;
+
+-- name: beat_member
+-- Show a sign of life of a runner process.
+-- A row of its own that no batch locks.
+update {schema}.member m set beats = m.beats + 1
+from {schema}.consumer c
+where c.id = m.consumer_id and c.name = %(consumer)s and c.epoch = %(epoch)s and m.run_id = %(run_id)s;
+
+-- name: claim
+-- Raise the number of a partition.
+-- Waits for an open batch of it, which locks this row; a batch that begins afterwards with the old number stops there.
+insert into {schema}.partition_claim as p (consumer_id, topic_id, partition, number, run_id)
+values (%(id)s, %(topic_id)s, %(partition)s, 1, %(run_id)s)
+on conflict (consumer_id, topic_id, partition) do update
+set number = p.number + 1, run_id = excluded.run_id, claimed_at = clock_timestamp()
+returning number;
+
+-- name: claimant
+-- The runner process that claimed a partition last.
+-- Reads only.
+select p.number, m.run_id, m.host, m.pid, m.started, m.beats, m.backend_pid, m.backend_start
+from {schema}.partition_claim p
+join {schema}.topic t on t.id = p.topic_id
+left join {schema}.member m on m.consumer_id = p.consumer_id and m.run_id = p.run_id
+where p.consumer_id = %(id)s and t.source = %(source)s and t.topic = %(topic)s and p.partition = %(partition)s;
+
+-- name: lock_claim
+-- Lock the claim of one partition and read its number.
+-- A claim waits for this batch, and this batch can commit only under the number that it read here. One batch of a partition at a time.
+select p.number from {schema}.partition_claim p join {schema}.topic t on t.id = p.topic_id
+where p.consumer_id = %(id)s and t.source = %(source)s and t.topic = %(topic)s and p.partition = %(partition)s
+for no key update of p;
+
+-- name: lock_checkpoint
+-- Lock the checkpoint of one partition.
+-- Under `lock_claim`, which also covers a partition that has none; this keeps out whoever locks them all.
+select from {schema}.checkpoint c join {schema}.topic t on t.id = c.topic_id
+where c.consumer_id = %(id)s and t.source = %(source)s and t.topic = %(topic)s and c.partition = %(partition)s
+for update of c;
+
+-- name: lock_claims
+-- Lock the claims of all partitions in one order.
+-- Runner processes wait at their next batch, as a single copy does at `lock_checkpoints`.
+select from {schema}.partition_claim where consumer_id = %(id)s order by topic_id, partition for no key update;
 
 -- name: end_session
 -- End the database session that a fenced copy left behind: a stopped process keeps its locks for ever.
@@ -374,7 +450,7 @@ select pg_xact_status(%(xid)s::text::xid8);
 -- name: trial
 -- What a consumer was about to try.
 -- One row, one snapshot.
-select t.trial from {schema}.trial t join {schema}.consumer c on c.id = t.consumer_id where c.name = %(consumer)s;
+select t.trial from {schema}.trial t join {schema}.consumer c on c.id = t.consumer_id where c.name = %(consumer)s and t.scope = %(scope)s;
 
 -- name: set_trial
 -- Note what a consumer is about to try.
@@ -382,9 +458,9 @@ select t.trial from {schema}.trial t join {schema}.consumer c on c.id = t.consum
 with fast as materialized (
     select set_config('synchronous_commit', 'off', true) as lazy, set_config('lock_timeout', '10s', true) as impatient
 )
-insert into {schema}.trial as t (consumer_id, trial, at)
-select c.id, %(trial)s, clock_timestamp() from {schema}.consumer c, fast where c.name = %(consumer)s and fast.lazy <> '' and fast.impatient <> ''
-on conflict (consumer_id) do update set trial = excluded.trial, at = excluded.at;
+insert into {schema}.trial as t (consumer_id, scope, trial, at)
+select c.id, %(scope)s, %(trial)s, clock_timestamp() from {schema}.consumer c, fast where c.name = %(consumer)s and fast.lazy <> '' and fast.impatient <> ''
+on conflict (consumer_id, scope) do update set trial = excluded.trial, at = excluded.at;
 
 -- name: bump
 -- Count one more decision, and say by which attempt.
@@ -393,14 +469,19 @@ update {schema}.progress set seq = seq + 1, attempt = %(attempt)s where consumer
 
 -- name: record
 -- Keep what a batch leaves: its settings, query and batch, and the state of the budget. What was being tried is done.
--- In the batch's transaction, after the fence. `lifted` is a person's.
+-- In the batch's transaction, after `bump`: the budget's clock goes on from where it stands now, as runners commit side by side. `lifted` is a person's.
 with tried as (
-    update {schema}.trial set trial = null where consumer_id = %(id)s and trial is not null
+    update {schema}.trial set trial = null where consumer_id = %(id)s and scope = %(scope)s and trial is not null
 )
-update {schema}.progress
-set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = false,
-    decided = %(decided)s, failures = %(failures)s
-where consumer_id = %(id)s;
+update {schema}.progress p
+set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = p.gap_accepted and %(joined)s,
+    decided = p.decided + %(decided)s,
+    failures = array(
+        select f from unnest(p.failures) f where f > %(forget)s
+        union all select p.decided + f from unnest(%(failures)s::bigint[]) f
+        order by 1
+    )
+where p.consumer_id = %(id)s;
 
 -- name: add_batch
 -- Keep the record of one chunk and partition.

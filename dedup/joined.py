@@ -1,0 +1,173 @@
+"""A process that shares a consumer's epoch with others: each works on the partitions that it has claimed.
+
+Promises that a batch commits only while its partition is still claimed by this process. Called by the plain runner; needs no Spark and no
+broker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from checkpoint.errors import ConfigError
+from checkpoint.position import Partition
+from dedup import flow, outage, planning
+from dedup.consumer import Consumer
+from dedup.envelope import ENVELOPE
+from dedup.feed import ArrowFeed
+from dedup.letter_work import with_replanning
+from dedup.process import this_process
+from dedup.report import Report
+from dedup.store import Claim, Holder, Run
+from dedup.trial import Trials
+
+log = logging.getLogger("dedup")
+
+BEATS = 6
+"""Signs of life in the time after which a silent process is taken over."""
+
+
+@dataclass
+class Share:
+    """One claimed partition, as the process that claimed it works on it."""
+
+    claim: Claim
+    trials: Trials
+    hold: int | None = None  # the first batch has to reach this sequence number: another process died in it, and it is told by its rows
+    span: tuple[int, int] = (0, 0)  # of the batch that is being tried
+
+
+@dataclass
+class Member:
+    """One process. `join`, then `claim` partitions and `process` their batches, one at a time; `leave` at the end.
+
+    Args:
+        sleep: waits between two tries of a batch; what it raises ends the batch without a commit.
+    """
+
+    consumer: Consumer
+    sleep: Callable[[float], None] = time.sleep
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.consumer.positions is None:
+            raise ConfigError("A runner goes on at the checkpoints, and positions=None keeps none. Take it out.")
+        self._batches = itertools.count()
+        self._care = replace(self.consumer.care, sleep=self.sleep)
+        self.consumer.policy()
+
+    @property
+    def name(self) -> str:
+        """Of the consumer."""
+        return self.consumer.name
+
+    def join(self) -> None:
+        """Share the consumer's epoch.
+
+        Raises:
+            StillHeld: a Spark query holds it, and shows life. SettingsChanged: the state was written with other key settings.
+
+        Crash: this process is on record or not; it counts as gone.
+        """
+        consumer = self.consumer
+        ArrowFeed(ENVELOPE.empty_table()).check(consumer.prepare(consumer.known_head()))
+        holder = Holder(*this_process(), self.run_id)
+        head = consumer.store.join(
+            self.name, holder, takeover_after=consumer.takeover_after, force=consumer.takeover, on_wait=lambda *what: self._tell(*what)
+        )
+        self.epoch = head.epoch
+        log.info("%s: joined epoch %d", self.name, self.epoch)
+
+    def _tell(self, seconds: float, who: str) -> None:
+        log.warning("%s: waiting %.0f s for the other copy (%s) to show no life; takeover=True does not wait", self.name, seconds, who)
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """While the block runs this process shows life, with events or without."""
+        every = max(self.consumer.takeover_after / BEATS, 0.1)
+        with self.consumer.store.heartbeat(self.name, self.epoch, every, self.run_id):
+            yield
+
+    def leave(self) -> None:
+        """Go, so that nobody waits for this process. Crash: as if it had not been called."""
+        self.consumer.store.leave(self.name, self.epoch, self.run_id)
+
+    def claim(self, partition: Partition) -> Share:
+        """Make a partition this process's own; whoever had it cannot commit any more.
+
+        Raises:
+            Fenced: somebody took the whole consumer over. StillHeld: its open batch takes long; try again later.
+
+        Crash: the partition waits for the next claim.
+        """
+        store = self.consumer.store
+        claim = store.claim(self.name, self.epoch, self.run_id, partition, takeover_after=self.consumer.takeover_after)
+        share = Share(claim, Trials(lambda: None, lambda _: None))
+        kept = json.loads(store.trial(self.name, claim.scope) or "null")
+        if kept:
+            share.hold = kept["span"][1]
+        share.trials = Trials(lambda: kept["trial"] if kept else None, lambda text: self._keep(share, text))
+        return share
+
+    def _keep(self, share: Share, trial: str | None) -> None:
+        self.consumer.store.set_trial(self.name, json.dumps({"span": share.span, "trial": trial}), share.claim.scope)
+
+    def process(self, share: Share, events: pa.Table) -> Report:
+        """Make the effect of these events of one partition true, once; returns what became of them.
+
+        Raises:
+            PartitionLost: another process claimed the partition. What `Consumer.__call__` raises.
+
+        Crash: before a chunk's commit nothing of it is true; after it, all of it is. Whoever claims the partition next reads on at its
+        checkpoint.
+        """
+        batch, report = next(self._batches), Report()
+        culprits: dict[int, set[int]] = {}
+        for part in self._parts(share, events):
+            what = f"{self.name} {share.claim.partition} batch {batch}"
+            retrying = outage.retrying(what, self.consumer.max_outage, self._care)
+            done = retrying(lambda p=part: with_replanning(lambda: self._process(share, p, batch, culprits)))
+            culprits.clear()
+            report.add_report(done)
+        if report.dead_lettered:
+            log.warning("%s: parked %d; `dedup dead-letters groups` says why", what, report.dead_lettered)
+        return report
+
+    def _parts(self, share: Share, events: pa.Table) -> Iterator[pa.Table]:
+        """The batch that a process died in comes alone."""
+        if share.hold is None or not events.num_rows:
+            yield events
+            return
+        numbers = events["sequence_number"].to_numpy()
+        first, share.hold = numbers <= share.hold, None
+        yield from (part for part in (events.filter(pa.array(first)), events.filter(pa.array(~first))) if part.num_rows)
+
+    def _process(self, share: Share, events: pa.Table, batch: int, culprits: dict[int, set[int]]) -> Report:
+        consumer, head = self.consumer, self.consumer.store.head(self.name)
+        policy = replace(consumer.policy(), care=self._care, trials=share.trials)
+        report = Report()
+        with ArrowFeed(events).materialise(consumer.prepare(head)) as material:
+            index = flow.index_of(material)
+            self._check(share, set(index.spans))
+            run = Run(self.run_id, batch, joined=True)
+            planning.guard(head, run, consumer.settings, {})  # of gaps the runner knows more than the batch
+            for number, rows in enumerate(planning.chunks(index, consumer.max_events)):
+                chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits.setdefault(number, set()))
+                share.span = chunk.index.spans.get(share.claim.partition, (0, 0))
+                with consumer.store.begin(self.name, self.epoch, share.claim) as transaction:
+                    report.add(flow.decide_chunk(chunk, consumer.store, transaction, policy))
+        return report
+
+    def _check(self, share: Share, found: set[Partition]) -> None:
+        if found - {share.claim.partition}:
+            others = ", ".join(map(str, sorted(found - {share.claim.partition})))
+            raise ConfigError(f"A batch of the claimed partition {share.claim.partition} holds events of {others}.")

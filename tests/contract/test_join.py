@@ -1,0 +1,207 @@
+"""Processes that share one epoch: each commits for the partitions that it has claimed, and for no other."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import uuid
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from orders import assert_proven, batch, consumer, event, ids, letters, orders
+from places import Place
+
+from checkpoint.errors import ConfigError, Fenced, PartitionLost, StillHeld
+from checkpoint.position import Partition
+from dedup.joined import Member
+from dedup.planning import accept_gap
+from dedup.process import this_process
+from dedup.store import Holder, Store
+
+PIDS = itertools.count(1)
+
+
+def at(partition: int) -> Partition:
+    """A partition of the topic of these tests."""
+    return Partition("broker", "orders", partition)
+
+
+def member(store: Store, **settings: Any) -> Member:
+    """A process of its own, as far as the store can tell, that has joined."""
+    made = Member(consumer(store, query=None, **settings))
+    made.join()
+    return made
+
+
+def elsewhere() -> Holder:
+    """A process that nobody here can look into."""
+    return Holder("another-host", next(PIDS), this_process().started, uuid.uuid4().hex)
+
+
+def test_two_processes_share_an_epoch(place: Place) -> None:
+    """The second one joins without raising the epoch, and both commit, each for its own partition."""
+    one, two = member(place.store()), member(place.store())
+    assert one.epoch == two.epoch == 1
+    left, right = one.claim(at(0)), two.claim(at(1))
+    for start in (0, 3, 6):
+        assert one.process(left, batch(*orders(range(start, start + 3)))).processed == 3
+        assert two.process(right, batch(*orders(range(start, start + 3), partition=1))).processed == 3
+    points = {p.partition: c.sequence_number for p, c in place.store().head("shop").checkpoints.items()}
+    assert points == {0: 8, 1: 8} and len(place.read()) == 18
+    assert_proven(place.store())
+
+
+def test_a_lost_partition_cannot_commit(place: Place) -> None:
+    """Once another process has claimed it, the older claim is refused and nothing of its batch is true; its other partition goes on."""
+    one, two = member(place.store()), member(place.store())
+    old, other = one.claim(at(0)), one.claim(at(1))
+    one.process(old, batch(*orders(range(3))))
+    new = two.claim(at(0))
+    with pytest.raises(PartitionLost, match="another process claimed partition broker/orders/0"):
+        one.process(old, batch(*orders(range(3, 6))))
+    assert two.process(new, batch(*orders(range(2, 6)))).processed == 3
+    assert one.process(other, batch(*orders(range(2), partition=1))).processed == 2
+    assert len(place.read()) == 8
+    assert_proven(place.store())
+
+
+def test_a_partition_lost_in_the_middle_of_a_batch_commits_nothing(place: Place) -> None:
+    """The claim comes while the handler runs: it waits for the batch (PostgreSQL), or that batch is planned again and refused (Delta)."""
+    one, two = member(place.store()), member(place.store())
+    share, claimed = one.claim(at(0)), []
+    thread = threading.Thread(target=lambda: claimed.append(two.claim(at(0))))
+    handle = one.consumer._handler
+    assert handle is not None
+
+    def slow(rows: pa.Table, tx: Any) -> None:
+        if not thread.ident:
+            thread.start()
+            thread.join(timeout=1.5)
+        handle(rows, tx)
+
+    one.consumer._handler = slow
+    with contextlib.suppress(PartitionLost):
+        one.process(share, batch(*orders(range(3))))
+    thread.join()
+    assert two.process(claimed[0], batch(*orders(range(3)))).delivered == 3
+    assert sorted(ids(place.read())) == ["p0-0", "p0-1", "p0-2"]
+    assert_proven(place.store())
+
+
+def test_a_key_in_two_partitions_of_two_processes_counts_once(place: Place) -> None:
+    """Reservations are the consumer's, not the process's."""
+    one, two = member(place.store()), member(place.store())
+    one.process(one.claim(at(0)), batch(event(0, "a", 1)))
+    assert two.process(two.claim(at(1)), batch(event(0, "a", 1, partition=1))).duplicates == 1
+    assert ids(place.read()) == ["a"]
+    assert_proven(place.store())
+
+
+def test_a_batch_must_be_of_the_claimed_partition(place: Place) -> None:
+    """Events of another partition under a claim are refused before anything is written."""
+    one = member(place.store())
+    with pytest.raises(ConfigError, match="holds events of broker/orders/1"):
+        one.process(one.claim(at(0)), batch(*orders(range(2)), *orders(range(2), partition=1)))
+    assert place.read() == []
+
+
+def test_a_query_that_takes_a_newer_epoch_stops_all_of_them(place: Place) -> None:
+    """A single copy fences every process that shares the older epoch: batches and claims."""
+    one = member(place.store())
+    share = one.claim(at(0))
+    consumer(place.store(), takeover=True)(batch(*orders(range(2))), 0)
+    with pytest.raises(Fenced):
+        one.process(share, batch(*orders(range(2, 4))))
+    with pytest.raises(Fenced):
+        one.claim(at(1))
+    assert len(place.read()) == 2
+    assert_proven(place.store())
+
+
+def test_a_query_waits_for_processes_that_live(place: Place) -> None:
+    """A single copy does not take over from processes that show life, of which one is enough; when they have left it goes ahead at once."""
+    store = place.store()
+    store.join("shop", first := elsewhere(), takeover_after=1.0)
+    epoch = store.join("shop", second := elsewhere(), takeover_after=1.0).epoch
+    query = consumer(place.store(), takeover_after=1.0)
+    with store.heartbeat("shop", epoch, 0.05, second.run_id), pytest.raises(StillHeld):
+        query(batch(*orders(range(2))), 0)
+    for gone in (first, second):
+        store.leave("shop", epoch, gone.run_id)
+    waited: list[float] = []
+    head = place.store().take_epoch("shop", elsewhere(), takeover_after=30.0, on_wait=lambda seconds, _: waited.append(seconds))
+    assert head.epoch == epoch + 1 and not waited
+
+
+def test_processes_wait_for_a_query_that_lives(place: Place) -> None:
+    """Runners do not take a living query's epoch; when it is silent for long enough the first one does, and the next ones join."""
+    store = place.store()
+    epoch = store.take_epoch("shop", elsewhere(), takeover_after=1.0).epoch
+    with store.heartbeat("shop", epoch, 0.05), pytest.raises(StillHeld):
+        place.store().join("shop", elsewhere(), takeover_after=1.0)
+    found = [place.store().join("shop", elsewhere(), takeover_after=1.0).epoch for _ in range(2)]
+    assert found == [epoch + 1, epoch + 1]
+
+
+def test_each_partition_remembers_what_its_own_process_died_of(place: Place) -> None:
+    """Markers of what is being tried are kept per partition: the commit of another one does not erase them."""
+    store = place.store()
+    one = member(store)
+    left, right = one.claim(at(0)), one.claim(at(1))
+    left.span = (0, 4)
+    left.trials.begin("chunk")
+    left.trials.mark(pa.array([0, 4]).to_numpy())
+    one.process(right, batch(*orders(range(3), partition=1)))
+    again = member(place.store()).claim(at(0))
+    assert again.hold == 4
+    again.trials.begin("chunk")
+    assert again.trials.deaths == 1
+
+
+def test_the_batch_that_a_process_died_in_comes_alone(place: Place) -> None:
+    """The next process tries the same rows together, whatever else it has received by then: only so deaths can be counted."""
+    store = place.store()
+    one = member(store)
+    share = one.claim(at(0))
+    share.hold = 2
+    one.process(share, batch(*orders(range(6))))
+    seen = [record["seen"] for record in store.batches("shop").to_pylist()]
+    assert seen == [[{"first": 0, "last": 2}], [{"first": 3, "last": 5}]]
+    assert_proven(store)
+
+
+def test_failures_of_two_processes_count_together(place: Place) -> None:
+    """The budget's clock and failures are the consumer's: two processes that commit side by side add to them."""
+
+    def failing(one: Member) -> None:
+        handle = one.consumer._handler
+        assert handle is not None
+
+        def bad(rows: pa.Table, tx: Any) -> None:
+            if "bad" in {d["id"] for d in rows["data"].to_pylist()}:
+                raise ValueError
+            handle(rows, tx)
+
+        one.consumer._handler = bad
+
+    one, two = member(place.store()), member(place.store())
+    for each in (one, two):
+        failing(each)
+    left, right = one.claim(at(0)), two.claim(at(1))
+    one.process(left, batch(*orders(range(3)), event(3, "bad")))
+    two.process(right, batch(event(0, "bad", 2, partition=1), *orders(range(1, 3), partition=1)))
+    head = place.store().head("shop")
+    assert head.decided == 6 and head.failures == (4,)
+    assert [x["kind"] for x in letters(place.store())] == ["HANDLER_ERROR", "KEY_CONFLICT"]
+
+
+def test_an_accepted_gap_is_not_used_up_by_another_partition(place: Place) -> None:
+    """A process speaks for its own partition: what a person accepted stays accepted until it is asked for."""
+    one = member(place.store())
+    share = one.claim(at(0))
+    one.process(share, batch(*orders(range(3))))
+    place.store().amend("shop", accept_gap, by="test", reason="lost")
+    one.process(share, batch(*orders(range(3, 6))))
+    assert place.store().head("shop").gap_accepted
