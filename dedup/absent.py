@@ -14,7 +14,7 @@ from dedup.consumer import Consumer
 from dedup.coverage import Coverage, coverage, partitions_of
 from dedup.letter_work import with_replanning
 from dedup.pages import ReprocessOptions
-from dedup.readlog import material_of, windows
+from dedup.readlog import lost, material_of, windows
 from dedup.report import Report
 from dedup.store import Run
 
@@ -60,12 +60,12 @@ def _fill_partition(consumer: Consumer, cover: Coverage, options: ReprocessOptio
 
 
 def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
-    """Decide these positions in one transaction; returns those that the log does not have."""
+    """Decide these positions in one transaction; returns those that the log has lost."""
     with (
         consumer.store.begin_letters(consumer.name, positions=True) as transaction,
         material_of(consumer, partition, span, transaction.head) as (material, index),
     ):
-        missing = Ranges.of([span]) - Ranges.of_numbers(index.numbers)
+        missing = lost(consumer, partition, Ranges.of([span]) - Ranges.of_numbers(index.numbers))
         if missing and not options.skip_missing:
             raise PositionsMissing(
                 f"{partition} {missing} cannot be had: the log does not have them (any more). Run what is there with "

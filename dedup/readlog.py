@@ -45,6 +45,19 @@ def material_of(consumer: Consumer, partition: Partition, span: Range, head: Hea
         yield material, index.only(np.flatnonzero(inside))
 
 
+def lost(consumer: Consumer, partition: Partition, missing: Ranges) -> Ranges:
+    """Those of these positions, which the log did not give, that are lost.
+
+    A reader that says where its log begins (`first_kept`) tells them from what never was an event: markers, aborted messages, what was
+    compacted. Of any other reader all count as lost.
+    """
+    first_kept = getattr(consumer.read_log, "first_kept", None)
+    if first_kept is None or not missing:
+        return missing
+    border = first_kept(*partition)
+    return missing & Ranges.of([(missing.items[0].first, border - 1)]) if border > missing.items[0].first else Ranges()
+
+
 def windows(ranges: Ranges) -> Iterator[Range]:
     """The ranges in pieces that fit into memory."""
     for span in ranges.items:

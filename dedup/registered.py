@@ -45,7 +45,8 @@ class Registered:
     def log(self, read: LogReader) -> LogReader:
         """Register what reads a range of the log in a batch: called with source, topic, partition, first and last sequence number.
 
-        Returns a DataFrame or Arrow table like the stream's. Needed where events have to be read again. Usable as a decorator.
+        Returns a DataFrame or Arrow table like the stream's. Needed where events have to be read again. Usable as a decorator. Where it has
+        an attribute `first_kept`, called with source, topic and partition, positions above that one which it does not give are no loss.
         """
         self.read_log = read
         return read

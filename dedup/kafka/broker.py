@@ -15,11 +15,10 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from checkpoint.errors import ConfigError, SourceUnavailable
+from dedup.lag import End
+from dedup.starting import Place
 
 T = TypeVar("T")
-
-Place = tuple[str, int]
-"""(topic, partition)"""
 
 NO_ID = ("", "AAAAAAAAAAAAAAAAAAAAAA")
 """What a broker that gives its topics no ids says of them: Kafka before 2.8."""
@@ -95,6 +94,12 @@ class Broker:
         places = [(topic, part.id) for topic, described in found.items() for part in described.partitions]
         first, end = self._offsets(places, OffsetSpec.earliest()), self._offsets(places, OffsetSpec.latest())
         return {place: (first[place].offset, end[place].offset) for place in sorted(places)}
+
+    def ends(self, topics: Sequence[str]) -> Mapping[Place, End]:
+        """The same, with the time of the newest event, where the broker tells it. For `dedup lag`. Raises as `spans` does."""
+        spans = self.spans(topics)
+        newest = self.newest(spans)
+        return {place: End(*span, newest.get(place)) for place, span in spans.items()}
 
     def newest(self, places: Iterable[Place]) -> Mapping[Place, dt.datetime]:
         """When the newest event of each partition was written; partitions without one are left out.

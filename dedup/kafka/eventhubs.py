@@ -63,8 +63,8 @@ class EventHubs:
         spark = {"kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas}
         client = {"sasl.mechanism": "PLAIN", "sasl.username": "$ConnectionString", "sasl.password": text.strip()}
         if parts.get("UseDevelopmentEmulator", "").lower() == "true":
-            return cls(host[1], parts.get("EntityPath"), int(host[2] or EMULATOR_PORT), False, Options(spark), Options(client))
-        return cls(host[1], parts.get("EntityPath"), _spark=Options(spark), _client=Options(client))
+            return cls(host[1].lower(), parts.get("EntityPath"), int(host[2] or EMULATOR_PORT), False, Options(spark), Options(client))
+        return cls(host[1].lower(), parts.get("EntityPath"), _spark=Options(spark), _client=Options(client))
 
     @classmethod
     def entra(cls, host: str, tenant: str, client_id: str, client_secret: str) -> EventHubs:
@@ -89,7 +89,7 @@ class EventHubs:
             "sasl.oauthbearer.scope": scope,
             "sasl.oauthbearer.token.endpoint.url": token,
         }
-        return cls(host, _spark=Options(spark), _client=Options(client))
+        return cls(host.lower(), _spark=Options(spark), _client=Options(client))
 
     @property
     def servers(self) -> str:
