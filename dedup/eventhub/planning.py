@@ -1,0 +1,132 @@
+"""Which positions a read begins and ends at, with what the hub says now. Runs on the driver; receives at most one event per partition."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing
+from dedup.eventhub.namespace import Hub, Namespace, Span, explained
+from dedup.eventhub.options import Options
+from dedup.eventhub.positions import EARLIEST, LATEST, Ends, Offset
+from dedup.eventhub.receiver import Broken, Receiver
+from dedup.eventhub.rows import numbers
+
+log = logging.getLogger("dedup")
+
+CHECKED_SECONDS = 2.0
+"""How long an answer to "is it still the same hub?" holds."""
+
+
+class Planner:
+    """Plans for one hub."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.hub = options, options.connection.hub
+        self.namespace = Namespace(options.connection)
+        self._checked: tuple[str, float] = ("", 0.0)
+
+    def start(self) -> Offset:
+        """Where a new stream, or a batch read, begins.
+
+        Raises:
+            ConfigError: a partition is named that is not there. PositionsMissing: one begins past the retention.
+        """
+        hub, asked = self.namespace.look(), self.options.start
+        self._refuse_strangers(asked, hub.spans)
+        if self.options.start_time is not None:
+            ends = self._at(self.options.start_time, hub.spans)
+        else:
+            ends = {number: _begin(_named(asked, number, EARLIEST), span) for number, span in hub.spans.items()}
+        return self.kept(Offset(self.hub, hub.created, ends), hub)
+
+    def end(self) -> Offset:
+        """Where a batch read ends: before these positions. Raises ConfigError for a partition or a position that is not there."""
+        hub, asked = self.namespace.look(), self.options.end
+        self._refuse_strangers(asked, hub.spans)
+        ends = {number: _end(_named(asked, number, LATEST), span) for number, span in hub.spans.items()}
+        if beyond := {number: end for number, end in ends.items() if end > hub.spans[number].end}:
+            raise ConfigError(f"endingPositions are beyond the end of event hub {self.hub!r}: {_listed(beyond)}.")
+        return Offset(self.hub, hub.created, ends)
+
+    def look(self, since: Offset | None = None) -> Hub:
+        """The hub now. Raises IncarnationChanged if it is not the one in which `since` is an offset."""
+        hub = self.namespace.look(since.ends if since else ())
+        if since is not None and since.created != hub.created:
+            raise self.namespace.another(since.created, hub.created)
+        self._checked = (hub.created, time.monotonic())
+        return hub
+
+    def kept(self, offset: Offset, hub: Hub) -> Offset:
+        """The offset, if the log still has what comes next; without failOnDataLoss, the first position that it has.
+
+        Raises:
+            PositionsMissing: some positions are past the retention; names them.
+            IncarnationChanged: the log ends before the offset.
+        """
+        spans = hub.spans
+        ends = {number: offset.ends.get(number, span.first) for number, span in spans.items()}
+        beyond = {number: end for number, end in ends.items() if end > spans[number].end}
+        if beyond:
+            raise IncarnationChanged(
+                f"Event hub {self.hub!r} ends before where reading is to go on, in {_listed(beyond)}. It was deleted and created again, "
+                "or this is another one. Start the stream with a new Spark checkpoint and startingPositions that are there."
+            )
+        if lost := {number: (end, spans[number].first - 1) for number, end in ends.items() if end < spans[number].first}:
+            self._report(lost)
+        return Offset(offset.hub, offset.created, {number: max(end, spans[number].first) for number, end in ends.items()})
+
+    def same_hub(self, created: str) -> None:
+        """Raises IncarnationChanged if the hub is not the one of then; asked at most every two seconds."""
+        if self._checked[0] != created or time.monotonic() - self._checked[1] > CHECKED_SECONDS:
+            self.namespace.check(created)
+            self._checked = (created, time.monotonic())
+
+    def _report(self, lost: Mapping[int, tuple[int, int]]) -> None:
+        named = ", ".join(f"partition {number}: {first}-{last}" for number, (first, last) in sorted(lost.items()))
+        what = f"Event hub {self.hub!r} does not have these positions any more (retention): {named}."
+        if self.options.stream.fail_on_data_loss:
+            raise PositionsMissing(f"{what} To go on without them, once the loss is understood: failOnDataLoss=false.")
+        log.warning("%s Going on without them; they count as absent.", what)
+
+    def _refuse_strangers(self, asked: int | Ends, spans: Mapping[int, Span]) -> None:
+        if not isinstance(asked, int) and (strangers := set(asked) - set(spans)):
+            raise ConfigError(f"Event hub {self.hub!r} has no partition {_listed(dict.fromkeys(strangers, 0))}; it has {len(spans)}.")
+
+    def _at(self, when: dt.datetime, spans: Mapping[int, Span]) -> dict[int, int]:
+        with ThreadPoolExecutor(8) as pool:
+            found = pool.map(lambda item: self._first_from(item[0], item[1], when), spans.items())
+            return dict(zip(spans, found, strict=True))
+
+    def _first_from(self, partition: int, span: Span, when: dt.datetime) -> int:
+        """Sequence number of the first event enqueued then or later; the end where there is none."""
+        if span.end == span.first or span.newest is None or span.newest < when:
+            return span.end
+        receive = self.options.batch
+        receiver = Receiver(self.options.connection, partition, when, 1, receive.level)
+        try:
+            events = receiver.get(receive.timeout)
+        except Broken as broken:
+            raise explained(broken.error, self.options.connection, f", partition {partition}") from None
+        finally:
+            receiver.close()
+        return numbers(events)[0] if events else span.end
+
+
+def _named(asked: int | Ends, number: int, default: int) -> int:
+    return asked if isinstance(asked, int) else asked.get(number, default)
+
+
+def _begin(asked: int, span: Span) -> int:
+    return span.first if asked == EARLIEST else span.end if asked == LATEST else asked
+
+
+def _end(asked: int, span: Span) -> int:
+    return span.end if asked == LATEST else asked
+
+
+def _listed(numbers: Mapping[int, int]) -> str:
+    return ", ".join(f"partition {number} (at {end})" if end else str(number) for number, end in sorted(numbers.items()))

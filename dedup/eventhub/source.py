@@ -1,0 +1,149 @@
+"""`format("eventhubs")`: the Spark data source, streaming and batch. The only module here that imports pyspark.
+
+Partitions are planned on the driver as ranges of sequence numbers, and received on executors in Arrow batches. One partition is one task,
+so that its events stay in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from dedup.eventhub import pool, rows
+from dedup.eventhub.options import Options
+from dedup.eventhub.planning import Planner
+from dedup.eventhub.positions import Offset, admitted
+from dedup.eventhub.reader import Receive
+
+SCHEMA = (
+    "source string, topic string, partition int, sequence_number bigint, offset string, enqueued_time timestamp, "
+    "key binary, body binary, properties array<struct<key: string, value: binary>>"
+)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("eventhubs")` known to this session."""
+    spark.dataSource.register(EventHubsSource)
+
+
+class Slice(InputPartition):
+    """Events of one partition for one task. Has no secret: Spark may show it."""
+
+    def __init__(self, partition: int, first: int, last: int, created: str) -> None:
+        self.partition, self.first, self.last, self.created = partition, first, last, created
+
+
+class EventHubsSource(DataSource):
+    """Reads an event hub; options in docs/eventhubs.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is called with."""
+        return "eventhubs"
+
+    def schema(self) -> str:
+        """The columns of the envelope."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For `spark.read`. Raises ConfigError for options that make no sense."""
+        return BatchReader(Options.of(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For `spark.readStream`. Raises ConfigError for options that make no sense."""
+        return StreamReader(Options.of(self.options), schema)
+
+
+class BatchReader(DataSourceReader):
+    """All events between two positions of each partition."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Runs on the driver. Raises what `Planner` raises."""
+        planner = Planner(self._options)
+        return slices(planner.start(), planner.end())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        return received(self._options, self._options.batch, self._schema, partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One stream; its offset is the next position of each partition, and when the hub was created."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+        self._planner = Planner(options)
+        self._target: Offset | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a stream without a Spark checkpoint begins."""
+        return self._planner.start().json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """maxEventsPerTrigger."""
+        return ReadMaxRows(self._options.limit) if self._options.limit else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is there now is all there is."""
+        hub = self._planner.look()
+        self._target = Offset(self._planner.hub, hub.created, {number: span.end for number, span in hub.spans.items()})
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next batch ends.
+
+        Raises:
+            IncarnationChanged: the hub was created anew. PositionsMissing: retention was faster than the stream.
+        """
+        since = Offset.of(start)
+        hub = self._planner.look(since)
+        begin = self._planner.kept(since, hub)
+        ends = {number: span.end for number, span in hub.spans.items()}
+        if self._target is not None:
+            ends = {number: max(begin.ends[number], min(end, self._target.ends.get(number, 0))) for number, end in ends.items()}
+        if isinstance(limit, ReadMaxRows):
+            available = {number: end - begin.ends[number] for number, end in ends.items()}
+            shares = admitted(available, limit.max_rows, turn=sum(begin.ends.values()))
+            ends = {number: begin.ends[number] + share for number, share in shares.items()}
+        return Offset(begin.hub, begin.created, ends).json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """The ends of the log, for the query's progress."""
+        hub = self._planner.look()
+        return Offset(self._planner.hub, hub.created, {number: span.end for number, span in hub.spans.items()}).json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """One slice for each partition that has something new. Raises IncarnationChanged if the hub is not the one of these offsets."""
+        found = slices(Offset.of(start), Offset.of(end))
+        if found:
+            self._planner.same_hub(end["created_at"])
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        return received(self._options, self._options.stream, self._schema, partition)
+
+
+def slices(start: Offset, end: Offset) -> list[InputPartition]:
+    """What lies between two offsets."""
+    begins = {number: start.ends.get(number, 0) for number in end.ends}
+    return [Slice(number, begins[number], last - 1, end.created) for number, last in sorted(end.ends.items()) if last > begins[number]]
+
+
+def received(options: Options, receive: Receive, schema: StructType, part: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The slice's events as Arrow batches with Spark's own types."""
+    if not isinstance(part, Slice):
+        return  # what Spark asks for where there is nothing to read
+    arrow, connection = to_arrow_schema(schema, timezone="UTC"), options.connection
+    with pool.borrowed(connection, part.partition, receive) as reader:
+        for events in reader.read(part.first, part.last, part.created):
+            yield rows.batch(events, connection.source, connection.hub, part.partition).cast(arrow)
