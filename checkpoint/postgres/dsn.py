@@ -40,6 +40,13 @@ def checked(dsn: str) -> str:
     return dsn
 
 
+def checked_schema(name: str) -> str:
+    """The name, if a schema can have it. Raises ConfigError."""
+    if not name or "\0" in name or len(name.encode()) > 63 or name.startswith("pg_"):
+        raise ConfigError("A schema needs a name of 1 to 63 bytes without NUL that does not begin with pg_.")
+    return name
+
+
 def settings(dsn: str) -> dict[str, Any]:
     """The keyword arguments for psycopg's connect: what the DSN says, else our defaults; autocommit, nothing prepared.
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from checkpoint.errors import ConfigError, StoreError
+from checkpoint.errors import StoreError
 from checkpoint.postgres import migrate
-from checkpoint.postgres.dsn import Connection, checked, redacted
+from checkpoint.postgres.dsn import Connection, checked, checked_schema, redacted
 from checkpoint.postgres.errors import translating
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import epoch as epochs
@@ -69,9 +69,7 @@ class PostgresStore(Reads, Joins):
     default_max_events: ClassVar[int] = 100_000
 
     def __init__(self, dsn: str, schema: str = "dedup", on_step: Callable[[str], None] = _no_step, auto_migrate: bool = True) -> None:
-        if not schema or "\0" in schema or len(schema.encode()) > 63 or schema.startswith("pg_"):
-            raise ConfigError("A schema needs a name of 1 to 63 bytes without NUL that does not begin with pg_.")
-        self.dsn, self.schema, self.on_step, self.auto_migrate = checked(dsn), schema, on_step, auto_migrate
+        self.dsn, self.schema, self.on_step, self.auto_migrate = checked(dsn), checked_schema(schema), on_step, auto_migrate
         self._begin_anew()
 
     def _begin_anew(self) -> None:

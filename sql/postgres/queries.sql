@@ -755,3 +755,75 @@ select {schema}.rotate_reservations();
 -- Drop the tables of reservations that were closed before that time.
 -- A table is dropped only when no open transaction has read it; keys held by letters are found in the letters.
 select {schema}.purge_reservations(%(before)s);
+
+-- name: partition_owners
+-- Who owns the partitions of a consumer group, and since when.
+-- One snapshot; a claim names the etag that it saw here.
+select partition_id, owner_id, owner_number, etag, extract(epoch from modified_at)::float8 as last_modified_time
+from {schema}.partition_owner
+where (namespace, hub, consumer_group) = (%(namespace)s, %(hub)s, %(group)s)
+order by length(partition_id), partition_id;
+
+-- name: claim_partitions
+-- Claim each partition whose row has the etag that the claimant saw, or that has no row where it saw none; those that were won come back.
+-- Never waits for a row that somebody else claims, or whose owner a transaction keeps: that one is lost. A claim that is repeated finds its own etag.
+with claim as (
+    select %(namespace)s::text as namespace, %(hub)s::text as hub, %(group)s::text as consumer_group, c.*
+    from unnest(%(partitions)s::text[], %(owners)s::text[], %(seen)s::text[], %(etags)s::text[]) as c (partition_id, owner_id, seen, etag)
+), same as (
+    select o.ctid, c.* from {schema}.partition_owner o join claim c using (namespace, hub, consumer_group, partition_id)
+    where o.owner_id = c.owner_id and o.etag in (c.seen, c.etag) for no key update of o skip locked
+), other as (
+    select o.ctid, c.* from {schema}.partition_owner o join claim c using (namespace, hub, consumer_group, partition_id)
+    where o.owner_id <> c.owner_id and o.etag = c.seen for update of o skip locked
+), renewed as (
+    update {schema}.partition_owner o set etag = c.etag, modified_at = clock_timestamp() from same c where o.ctid = c.ctid returning o.*
+), taken as (
+    update {schema}.partition_owner o set owner_id = c.owner_id, owner_number = default, etag = c.etag, modified_at = clock_timestamp()
+    from other c where o.ctid = c.ctid returning o.*
+), made as (
+    insert into {schema}.partition_owner (namespace, hub, consumer_group, partition_id, owner_id, etag)
+    select namespace, hub, consumer_group, partition_id, owner_id, etag from claim where seen is null order by 4
+    on conflict do nothing returning *
+)
+select partition_id, owner_id, owner_number, etag, extract(epoch from modified_at)::float8 as last_modified_time
+from (select * from renewed union all select * from taken union all select * from made) won;
+
+-- name: processor_checkpoints
+-- Where the event processors of a consumer group resume.
+-- One snapshot.
+select partition_id, sequence_number, event_offset
+from {schema}.processor_checkpoint
+where (namespace, hub, consumer_group) = (%(namespace)s, %(hub)s, %(group)s)
+order by length(partition_id), partition_id;
+
+-- name: advance_processors
+-- Move checkpoints of event processors forward; what comes back says for each whether it moved, and where it stands.
+-- The row decides under its lock: a processor that lost its partition and is late with an earlier event changes nothing.
+with given as (
+    select * from unnest(%(partitions)s::text[], %(numbers)s::int8[], %(offsets)s::text[]) as n (partition_id, sequence_number, event_offset)
+), moved as (
+    insert into {schema}.processor_checkpoint as c (namespace, hub, consumer_group, partition_id, sequence_number, event_offset)
+    select %(namespace)s, %(hub)s, %(group)s, partition_id, sequence_number, event_offset from given order by partition_id
+    on conflict (namespace, hub, consumer_group, partition_id) do update
+    set sequence_number = excluded.sequence_number, event_offset = excluded.event_offset, modified_at = clock_timestamp(),
+        set_by = null, set_reason = null
+    where c.sequence_number < excluded.sequence_number
+    returning partition_id
+)
+select g.partition_id, m.partition_id is not null as moved, coalesce(c.sequence_number, g.sequence_number) as stood
+from given g
+left join moved m using (partition_id)
+left join {schema}.processor_checkpoint c
+    on (c.namespace, c.hub, c.consumer_group, c.partition_id) = (%(namespace)s, %(hub)s, %(group)s, g.partition_id);
+-- name: set_processor
+-- Set a checkpoint of event processors as a person decided, forward or back, if it still stands where that person saw it.
+-- No row comes back where it has moved since.
+insert into {schema}.processor_checkpoint as c
+    (namespace, hub, consumer_group, partition_id, sequence_number, event_offset, set_by, set_reason)
+values (%(namespace)s, %(hub)s, %(group)s, %(partition)s, %(number)s, %(offset)s, %(by)s, %(reason)s)
+on conflict (namespace, hub, consumer_group, partition_id) do update
+set sequence_number = excluded.sequence_number, event_offset = excluded.event_offset, modified_at = clock_timestamp(),
+    set_by = excluded.set_by, set_reason = excluded.set_reason
+where c.sequence_number = %(seen)s
+returning partition_id;

@@ -1,0 +1,85 @@
+"""azure-eventhub's CheckpointStore on PostgreSQL, for clients of `azure.eventhub`: `from checkpoint import PostgresCheckpointStore`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from azure.eventhub import CheckpointStore
+
+from checkpoint import processors
+from checkpoint.postgres.session import Place, Session
+from checkpoint.processors import Group, Ownership, Position
+
+
+class PostgresCheckpointStore(CheckpointStore):
+    """Ownerships and checkpoints of event processors as rows of one database, many hubs and consumer groups in one table.
+
+    What BlobCheckpointStore does, and more: a checkpoint never goes back, and `owner_number` in each ownership rises whenever a partition
+    changes hands. May be shared by threads; for clients of azure.eventhub.aio there is checkpoint.aio.
+
+    Args:
+        dsn: of PostgreSQL 14 or newer.
+        schema: where the tables are; that of a PostgresStore may be shared.
+        auto_migrate: create or upgrade the tables at first use, if the role may; else `dedup migrate` is asked for.
+
+    Raises:
+        ConfigError: the DSN or the schema's name cannot be one.
+    """
+
+    def __init__(self, dsn: str, schema: str = "dedup", *, auto_migrate: bool = True) -> None:
+        self._session = Session(Place(dsn, schema, auto_migrate))
+
+    def __repr__(self) -> str:
+        return f"PostgresCheckpointStore({self._session.place})"
+
+    def list_ownership(self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any) -> Iterable[Ownership]:
+        """Who owns the partitions of a consumer group. Raises StoreError."""
+        return self._session.ask(processors.owners(Group(fully_qualified_namespace, eventhub_name, consumer_group)))
+
+    def claim_ownership(self, ownership_list: Iterable[Ownership], **kwargs: Any) -> Iterable[Ownership]:
+        """Claim partitions; those that were won come back, with a new etag. Raises StoreError.
+
+        Crash: each partition is claimed or not; a claim that nobody renews expires.
+        """
+        return [won for call in processors.claims(ownership_list) for won in self._session.ask(call)]
+
+    def update_checkpoint(self, checkpoint: Position, **kwargs: Any) -> None:
+        """Move a checkpoint forward; one that is not beyond what is kept changes nothing and is logged. Raises StoreError.
+
+        Crash: the checkpoint is moved or not.
+        """
+        self._session.ask(processors.advance(processors.group_of(checkpoint), [checkpoint]))
+
+    def list_checkpoints(
+        self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any
+    ) -> Iterable[Position]:
+        """Where a consumer group resumes. Raises StoreError."""
+        return self._session.ask(processors.checkpoints(Group(fully_qualified_namespace, eventhub_name, consumer_group)))
+
+    def set_checkpoint(
+        self, group: Group, partition: str, number: int, *, seen: int | None, offset: str | None = None, by: str, reason: str
+    ) -> bool:
+        """Set a checkpoint as a person decided, also back; whether it still stood at `seen` (None: there was none). Raises StoreError.
+
+        Crash: it is set or not.
+        """
+        return self._session.ask(processors.put(group, partition, number, offset, seen=seen, by=by, reason=reason))
+
+    def import_checkpoints(self, group: Group, positions: Iterable[Position]) -> list[str]:
+        """Take over checkpoints that are further on than ours; returns the partitions that moved. Raises StoreError.
+
+        Crash: all of them or none.
+        """
+        return self._session.ask(processors.advance(group, positions))
+
+    def close(self) -> None:
+        """Let go of the connection. The store can be used again."""
+        self._session.close()
+
+    def __enter__(self) -> PostgresCheckpointStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

