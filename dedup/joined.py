@@ -11,7 +11,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +26,7 @@ from dedup.feed import ArrowFeed
 from dedup.letter_work import with_replanning
 from dedup.process import this_process
 from dedup.report import Report
-from dedup.store import Claim, Holder, Run
+from dedup.store import Claim, Holder, Run, Topic
 from dedup.trial import Trials
 
 log = logging.getLogger("dedup")
@@ -41,6 +41,7 @@ class Share:
 
     claim: Claim
     trials: Trials
+    told: Mapping[Topic, str] = field(default_factory=dict)  # what the broker says of the topic's present life
     hold: int | None = None  # the first batch has to reach this sequence number: another process died in it, and it is told by its rows
     span: tuple[int, int] = (0, 0)  # of the batch that is being tried
 
@@ -88,6 +89,7 @@ class Member:
         log.info("%s: joined epoch %d", self.name, self.epoch)
 
     def _tell(self, seconds: float, who: str) -> None:
+        self.sleep(0)
         log.warning("%s: waiting %.0f s for the other copy (%s) to show no life; takeover=True does not wait", self.name, seconds, who)
 
     @contextmanager
@@ -161,7 +163,8 @@ class Member:
             run = Run(self.run_id, batch, joined=True)
             planning.guard(head, run, consumer.settings, {})  # of gaps the runner knows more than the batch
             for number, rows in enumerate(planning.chunks(index, consumer.max_events)):
-                chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits.setdefault(number, set()))
+                known = culprits.setdefault(number, set())
+                chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, known, incarnation_ids=share.told)
                 share.span = chunk.index.spans.get(share.claim.partition, (0, 0))
                 with consumer.store.begin(self.name, self.epoch, share.claim) as transaction:
                     report.add(flow.decide_chunk(chunk, consumer.store, transaction, policy))

@@ -247,6 +247,11 @@ def accept_gap(head: Head) -> Head:
     return replace(head, gap_accepted=True)
 
 
+def close_gap(head: Head) -> Head:
+    """From now on a gap is an error again."""
+    return replace(head, gap_accepted=False)
+
+
 def accept_incarnation(head: Head, source: str, topic: str) -> Head:
     """The topic begins a new life: its checkpoints are dropped, old batch records no longer apply; keys still count."""
     lives = {**head.incarnations, (source, topic): head.incarnations.get((source, topic), 0) + 1}

@@ -22,7 +22,18 @@ from dedup.eventhub.starting import starting_positions
 if TYPE_CHECKING:
     from dedup.eventhub.source import EventHubsSource, register
 
-__all__ = ["Connection", "EventHubsSource", "LogReader", "Namespace", "ReceiverStolen", "log_reader", "register", "run", "run_async", "starting_positions"]
+__all__ = [
+    "Connection",
+    "EventHubsSource",
+    "LogReader",
+    "Namespace",
+    "ReceiverStolen",
+    "log_reader",
+    "register",
+    "run",
+    "run_async",
+    "starting_positions",
+]
 
 
 def __getattr__(name: str) -> Any:

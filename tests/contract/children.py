@@ -55,15 +55,29 @@ class Child:
 
     def __init__(self, pid: int, errors: Path, ask: Callable[..., int]) -> None:
         self.pid, self._errors, self._ask = pid, errors, ask
+        self._code: int | None = None
 
     def wait(self) -> tuple[int, str]:
         """Its exit code (negative: the signal that ended it) and what it said on stderr."""
-        return self._ask(pid=self.pid, flags=0), self._errors.read_text(errors="replace")
+        if self._code is None:
+            self._code = self._ask(pid=self.pid, flags=0)
+        return self._code, self.said
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has."""
+        if self._code is None and (code := self._ask(pid=self.pid, flags=os.WNOHANG)) != RUNNING:
+            self._code = code
+        return self._code is not None
+
+    @property
+    def said(self) -> str:
+        """Its stderr so far."""
+        return self._errors.read_text(errors="replace")
 
     def require_running(self) -> None:
         """It has not ended yet."""
-        code = self._ask(pid=self.pid, flags=os.WNOHANG)
-        assert code == RUNNING, f"ended with {code}: {self._errors.read_text(errors='replace')}"
+        assert not self.ended, f"ended with {self._code}: {self.said}"
 
     def finish(self) -> None:
         """It must end well."""
@@ -102,6 +116,6 @@ def _be_child(task: dict[str, Any], errors: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in ("child", "child_letters", "dedup.delta", "dedup.postgres"):
+    for name in ("child", "child_letters", "runner_child", "dedup.delta", "dedup.postgres", "dedup.eventhub"):
         importlib.import_module(name)
     _serve()

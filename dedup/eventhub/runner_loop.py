@@ -1,0 +1,283 @@
+"""The loop of one runner process: azure-eventhub's event processor on one side, the consumer's batches in a thread on the other.
+
+What the client does with errors of its callbacks is not what a person wants: it delivers the batch again for ever. So every error is
+judged here: a lost partition is left, what may pass is tried again from the checkpoint, anything else ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import pyarrow as pa
+from azure.eventhub import TransportType
+from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
+
+from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld
+from checkpoint.position import Partition
+from deadletter.redact import redact
+from dedup import outage, planning, starting
+from dedup.consumer import Consumer
+from dedup.eventhub.lease import Leases
+from dedup.eventhub.namespace import Namespace, Span
+from dedup.eventhub.runner_partition import Bounds, Gathered
+from dedup.eventhub.settings import Connection, hidden, made
+from dedup.joined import Member
+from dedup.store import Head
+
+log = logging.getLogger("dedup")
+
+Start = Literal["earliest", "latest"] | dt.datetime
+
+LOOK_SECONDS = 60.0
+"""Between two looks at which partitions there are."""
+
+
+class Stopping(Exception):
+    """The process was asked to stop while it waited; nothing of the batch is committed."""
+
+
+class NotClaimed(Exception):
+    """The partition's claim has not been made; the client lets go of it, and it is claimed again."""
+
+
+class Runner:
+    """One process. Use once."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        connection: Connection,
+        owners: CheckpointStore,
+        bounds: Bounds,
+        start: Start,
+        prefetch: int,
+        client: dict[str, Any],
+    ) -> None:
+        self._stopping = threading.Event()
+        self._member = Member(consumer, sleep=self._sleep)
+        self._consumer, self._connection, self._bounds = consumer, connection, bounds
+        self._start, self._prefetch, self._options = start, prefetch, client
+        self._source = consumer.source or connection.source
+        self._leases = Leases(owners, consumer.store, consumer.name, self._source, connection)
+        self._namespace = Namespace(connection)
+        self._owned: dict[str, Gathered] = {}
+        self._doubted: dict[str, int] = {}  # partition -> where a hole was seen when it was read the last time
+        self._worker = ThreadPoolExecutor(1, "dedup-batch")  # one transaction at a time
+        self._failure: BaseException | None = None
+        self._ended = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set, or something ends it."""
+        watching = asyncio.create_task(self._stop_with(stop))
+        partitions = set((await asyncio.to_thread(self._namespace.look)).spans)
+        try:
+            with contextlib.suppress(Stopping):
+                await asyncio.to_thread(self._member.join)
+                with self._member.beating():
+                    while not self._ended.is_set():
+                        partitions = await self._receive(partitions)
+        finally:
+            watching.cancel()
+            await asyncio.to_thread(self._leave)
+        if self._failure is not None:
+            raise self._failure
+
+    def _leave(self) -> None:
+        self._worker.shutdown()
+        try:
+            if self._member.epoch:
+                self._member.leave()
+        except Exception as error:  # noqa: BLE001 - what ended the run is worth more
+            log.warning("%s: could not take this process off the record: %s", self._member.name, error)
+
+    async def _stop_with(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        log.info("%s: stopping; the batch in hand is finished first", self._member.name)
+        self._stopping.set()
+        self._ended.set()
+
+    def _sleep(self, seconds: float) -> None:
+        if self._stopping.wait(seconds):
+            raise Stopping
+
+    async def _receive(self, partitions: set[int]) -> set[int]:
+        """Receive until the run ends, or there are other partitions; returns those that there are."""
+        client = self._client()
+        receiving = asyncio.create_task(
+            client.receive_batch(
+                self._on_batch,
+                on_error=self._on_error,
+                on_partition_initialize=self._on_claimed,
+                on_partition_close=self._on_closed,
+                max_batch_size=self._prefetch,
+                max_wait_time=max(self._bounds.wait, 0.05),
+                prefetch=self._prefetch,
+                starting_position={"earliest": "-1", "latest": "@latest"}.get(str(self._start), self._start),
+            )
+        )
+        looking = asyncio.create_task(self._look(client, partitions))
+        ending = asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait({receiving, looking, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done() and not self._ended.is_set():
+                receiving.result()
+            return looking.result() if looking.done() else partitions
+        finally:
+            await client.close()  # waits for the batch in hand, and gives the partitions back
+            for task in (receiving, looking, ending):
+                task.cancel()
+            await asyncio.gather(receiving, looking, ending, return_exceptions=True)
+
+    def _client(self) -> EventHubConsumerClient:
+        there, options = self._connection, {"checkpoint_store": self._leases, **self._options}
+        if there.websocket:
+            options["transport_type"] = TransportType.AmqpOverWebsocket
+        if there.secret is not None:
+            return EventHubConsumerClient.from_connection_string(there.secret, there.group, eventhub_name=there.hub, **options)
+        named = isinstance(there.credential, str) and ":" not in there.credential
+        credential = made(f"azure.identity.aio:{there.credential}" if named else there.credential)
+        extra = {} if there.tls else {"use_tls": False}
+        return EventHubConsumerClient(there.namespace, there.hub, there.group, credential, **options, **extra)
+
+    async def _look(self, client: EventHubConsumerClient, partitions: set[int]) -> set[int]:
+        """Return when there are other partitions than these: the client itself asks only once."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                found = {int(number) for number in await client.get_partition_ids()}
+                await asyncio.to_thread(self._forget_gap)
+            except Exception as error:  # noqa: BLE001 - the broker or the store is away: the next look tells
+                log.warning("%s: cannot look at the partitions: %s", self._member.name, self._shown(error))
+                continue
+            if found != partitions:
+                log.info("%s: %d partitions instead of %d", self._member.name, len(found), len(partitions))
+                return found
+
+    def _forget_gap(self) -> None:
+        """A gap that a person accepted counts for every partition that has one, and no longer."""
+        head = self._consumer.store.head(self._member.name)
+        if head.gap_accepted:
+            with contextlib.suppress(PositionGap):
+                strict = planning.close_gap(head)
+                starting.positions(strict, self._source, _Spans(self._namespace.look().spans), [self._connection.hub])
+                self._consumer.store.amend(self._member.name, planning.close_gap, by="runner", reason="no partition has a gap any more")
+
+    async def _on_claimed(self, context: Any) -> None:
+        """The client has got a partition: claim it for commits, too, and find out where it goes on."""
+        try:
+            self._owned[context.partition_id] = await asyncio.to_thread(self._claim, int(context.partition_id))
+        except Exception as error:
+            if not (isinstance(error, StillHeld) or outage.may_pass(error, self._consumer.care)):
+                self._fail(error)
+            log.warning("%s: partition %s is not claimed: %s", self._member.name, context.partition_id, self._shown(error))
+            raise
+
+    def _claim(self, number: int) -> Gathered:
+        """One after another: claim, then the checkpoint, so that nobody moves it any more, then the log."""
+        share = self._member.claim(Partition(self._source, self._connection.hub, number))
+        created = self._namespace.created()
+        share.told = {(self._source, self._connection.hub): created}
+        head = self._consumer.known_head()
+        first = self._first(head, number, self._namespace.span(number))
+        log.info("%s: partition %d claimed (number %d), from %s", self._member.name, number, share.claim.number, first or self._start)
+        return Gathered(share, self._bounds, first, doubted=self._doubted.pop(str(number), None))
+
+    def _first(self, head: Head, number: int, span: Span) -> int | None:
+        """Which event comes first; None where there is no checkpoint. Raises PositionGap, IncarnationChanged."""
+        place = (self._connection.hub, number)
+        found = starting.positions(head, self._source, _Spans({number: span}), [place[0]])[place]
+        return found if isinstance(found, int) else None
+
+    async def _on_batch(self, context: Any, events: list[Any]) -> None:
+        part = self._owned.get(context.partition_id)
+        if part is None:
+            raise NotClaimed(f"partition {context.partition_id}")
+        now = time.monotonic()
+        part.add(events, now)
+        if missing := part.hole(now):
+            await self._judge(context.partition_id, part, *missing)
+        while part.due(time.monotonic()):
+            await self._commit(context.partition_id, part)
+
+    async def _judge(self, partition: str, part: Gathered, first: int, last: int) -> None:
+        """Positions did not come: lost to retention, to the link, or never there (compaction)."""
+        span = await asyncio.to_thread(self._namespace.span, int(partition))
+        if span.first > first and not self._consumer.store.head(self._member.name).gap_accepted:
+            error = PositionGap(
+                f"Consumer {self._member.name!r}: retention has passed the reader; positions {first}-{min(last, span.first - 1)} of "
+                f"partition {partition} cannot be had any more. Run `dedup consumer accept-gap {self._member.name}` to go on without them."
+            )
+            self._fail(error)
+            raise error
+        if span.first <= first and part.doubted != first:
+            self._doubted[partition] = first
+            raise NotClaimed(f"positions {first}-{last} of partition {partition} did not come: read again from the checkpoint")
+        log.warning("%s: positions %d-%d of partition %s are not in the log", self._member.name, first, last, partition)
+        part.skip_to(last + 1, time.monotonic())
+
+    async def _commit(self, partition: str, part: Gathered) -> None:
+        """One batch in the thread of batches. The client waits meanwhile; to be stopped, or to lose the partition, waits for its end."""
+        batch = asyncio.get_running_loop().run_in_executor(self._worker, self._process, part, part.take())
+        try:
+            await asyncio.shield(batch)
+        except asyncio.CancelledError:
+            while not batch.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({batch})
+            self._note(partition, batch.exception())
+            raise
+        except Exception as error:
+            self._note(partition, error)
+            raise
+
+    def _process(self, part: Gathered, events: pa.Table) -> None:
+        if self._ended.is_set():
+            raise Stopping
+        started = time.monotonic()
+        report = self._member.process(part.share, events)
+        log.info("%s %s: %s, %.2f s", self._member.name, part.share.claim.partition, report, time.monotonic() - started)
+
+    def _note(self, partition: str, error: BaseException | None) -> None:
+        """What a batch ended with: a lost partition is left, anything else ends the run."""
+        if error is None or isinstance(error, Stopping):
+            return
+        if self._owned.pop(partition, None) and isinstance(error, PartitionLost):
+            log.warning("%s: %s", self._member.name, error)
+        elif not isinstance(error, PartitionLost):
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the run with this error: the client itself would deliver the batch again for ever."""
+        if self._failure is None:
+            self._failure = error
+        self._stopping.set()
+        self._ended.set()
+
+    async def _on_closed(self, context: Any, reason: Any) -> None:
+        self._owned.pop(context.partition_id, None)
+
+    async def _on_error(self, context: Any, error: Exception) -> None:
+        if not isinstance(error, NotClaimed | Stopping | Fenced):
+            what = f"partition {context.partition_id}" if context else "balancing"
+            log.warning("%s: %s: %s", self._member.name, what, self._shown(error))
+
+    def _shown(self, error: Exception) -> str:
+        return hidden(redact(f"{type(error).__name__}: {error}"), self._connection).split("\n")[0]
+
+
+class _Spans:
+    """What partitions hold, as `starting` asks for it."""
+
+    def __init__(self, spans: Any) -> None:
+        self._spans = spans
+
+    def spans(self, topics: Any) -> dict[tuple[str, int], tuple[int, int]]:
+        """(hub, partition) -> (first, end)."""
+        return {(topics[0], number): (span.first, span.end) for number, span in self._spans.items()}

@@ -1,0 +1,58 @@
+"""A runner process of its own, to be stopped and killed: started by the nursery of the contract suite."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from orders import ORDER, write_orders
+
+from dedup import Consumer, decode
+
+NAME = "shop"
+
+
+def consumer(store: Any, **settings: Any) -> Consumer:
+    """Each order into the sink `orders`, negative amounts parked."""
+    made = Consumer(NAME, store, idempotence_key="data.id", decode=decode.json(ORDER), **{"takeover_after": 2.0, **settings})
+    made.foreach_batch(write_orders)
+    return made
+
+
+def main(task: dict[str, Any]) -> None:
+    """Run until a signal comes."""
+    from places import DeltaPlace, PostgresPlace
+
+    from dedup.eventhub import run
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("azure").setLevel(logging.ERROR)
+    place = DeltaPlace(Path(task["place"])) if task["kind"] == "delta" else PostgresPlace(task["place"])
+    made = consumer(place.store(), **task.get("settings", {}))
+    if "pause" in task:
+        handle = made._handler
+        assert handle is not None
+
+        def slow(rows: pa.Table, tx: Any) -> None:
+            Path(task["entered"] + f".{os.getpid()}").touch()
+            time.sleep(task["pause"])
+            handle(rows, tx)
+
+        made._handler = slow
+    if "deadly" in task:
+        handle = made._handler
+        assert handle is not None
+
+        def deadly(rows: pa.Table, tx: Any) -> None:
+            if task["deadly"] in [data["id"] for data in rows["data"].to_pylist()]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            handle(rows, tx)
+
+        made._handler = deadly
+    quick = {"balance_every": 0.5, "expire_after": 3.0, "max_events": 300, "max_wait": 0.1, "retry_backoff_factor": 0.1}
+    run(made, task["connection"], task["hub"], **{**quick, **task.get("options", {})})
