@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,10 +65,12 @@ class Topic:
 
     def send(self, bodies: Iterable[bytes | str | None], partition: int = 0, key: bytes | None = None, **config: Any) -> None:
         """Produce these, in order, and wait until the broker has them."""
-        producer = self.producer(**config)
+        producer, refused = self.producer(**config), list[Any]()
         for body in bodies:
-            producer.produce(self.name, body, key, partition, headers=[("origin", b"test")])
+            told = {"on_delivery": lambda error, _: refused.append(error) if error else None}
+            producer.produce(self.name, body, key, partition, headers=[("origin", b"test")], **told)
         flush(producer)
+        assert not refused, refused[0]
 
     def send_orders(self, *orders: tuple[str, int], partition: int = 0) -> None:
         """Produce orders (id, amount) as JSON."""
@@ -86,6 +89,18 @@ class Topic:
         else:
             producer.abort_transaction(PATIENCE)
 
+    def offsets(self, last: int) -> list[int]:
+        """Positions up to `last` that partition 0 still has."""
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "tests", "enable.partition.eof": True, **QUIET})
+        found: list[int] = []
+        try:
+            consumer.assign([TopicPartition(self.name, 0, 0)])
+            while (message := consumer.poll(PATIENCE)) is not None and message.error() is None and (message.offset() or 0) <= last:
+                found.append(message.offset() or 0)
+        finally:
+            consumer.close()
+        return found
+
     def ends(self, partition: int = 0) -> tuple[int, int]:
         """(first position, position after the last)."""
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "tests", **QUIET})
@@ -94,6 +109,22 @@ class Topic:
         finally:
             consumer.close()
         return int(low), int(high)
+
+
+def compacted(topic: Topic, bodies: Sequence[str]) -> Topic:
+    """Another topic, with these messages in partition 0, of which compaction has left the first and the last."""
+    other = Topic(topic.servers, f"{topic.name}-compacted")
+    other.create(cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.01", max_compaction_lag_ms="100")
+    other.send(bodies[:1], key=b"first")
+    other.send(bodies[1:], key=b"k")
+    last = len(bodies) - 1
+
+    def gone() -> bool:
+        other.send([bodies[last]], key=uuid.uuid4().bytes)  # a new message closes the old segment
+        return other.offsets(last) == [0, last]
+
+    eventually(gone)
+    return other
 
 
 def order(id: str, amount: int) -> str:

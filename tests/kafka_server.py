@@ -24,6 +24,7 @@ from pathlib import Path
 import maven
 
 START_SECONDS = 90.0
+ATTEMPTS = 3
 
 KEY = "c2VjcmV0IGtleQ=="
 """The shared access key of `Broker.connection_string`."""
@@ -33,8 +34,9 @@ process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login},CONTROLLER://127.0.0.1:{controller}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login},BEHIND://127.0.0.1:{behind},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login},BEHIND://127.0.0.1:{proxy}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,BEHIND:PLAINTEXT,CONTROLLER:PLAINTEXT
 listener.name.login.sasl.enabled.mechanisms=PLAIN
 listener.name.login.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required {users};
 log.dirs={data}
@@ -59,11 +61,13 @@ log.retention.check.interval.ms=500
 
 @dataclass
 class Broker:
-    """One broker. Its second port asks for a login, as the Kafka endpoint of Event Hubs does."""
+    """One broker. Its second port asks for a login, as the Kafka endpoint of Event Hubs does; clients of the third are sent to a proxy."""
 
     home: Path
     port: int
     login_port: int
+    behind_port: int
+    proxy_port: int  # where kafka_proxy.py listens
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -86,6 +90,7 @@ class Broker:
             if self._answers():
                 return
             time.sleep(0.1)
+        self.kill()
         raise RuntimeError("Kafka did not start:\n" + (self.home / "log").read_text()[-3000:])
 
     def _answers(self) -> bool:
@@ -135,20 +140,26 @@ def connection_string(port: int) -> str:
 
 
 def start_broker() -> Broker:
-    """Format a log folder and start a broker on it."""
+    """Format a log folder and start a broker on it; once more with other ports, where somebody took one of them meanwhile."""
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(RuntimeError):
+            return _start_broker()
+    return _start_broker()
+
+
+def _start_broker() -> Broker:
     home = Path(tempfile.mkdtemp(prefix="kafka-"))
-    ports = _free_ports(3)
+    ports = _free_ports(5)
     user, password = "$ConnectionString", connection_string(ports[1])
     users = f'username="{user}" password="{password}" user_{user}="{password}"'
-    (home / "server.properties").write_text(
-        PROPERTIES.format(port=ports[0], login=ports[1], controller=ports[2], data=home / "data", users=users)
-    )
+    names = dict(zip(("port", "login", "behind", "proxy", "controller"), ports, strict=True))
+    (home / "server.properties").write_text(PROPERTIES.format(**names, data=home / "data", users=users))
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     format_ = _java("-Xmx128m", "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(home / "server.properties"))
     done = subprocess.run(format_, capture_output=True, text=True, timeout=START_SECONDS)
     if done.returncode:
         raise RuntimeError("Kafka's folder could not be formatted:\n" + (done.stdout + done.stderr)[-3000:])
-    broker = Broker(home, ports[0], ports[1])
+    broker = Broker(home, *ports[:4])
     broker.start()
     return broker
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import dedup
-from dedup.cli import budget, consumers, letters, reading, running, upkeep
+from dedup.cli import budget, consumers, lag, letters, reading, running, upkeep
 from dedup.cli.stores import mask_secrets
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app = typer.Typer(
 upkeep.register(app)
 consumers.register(app)
 reading.register(app)
+lag.register(app)
 letters.register(app)
 running.register(app, letters.commands)
 budget.register(app)

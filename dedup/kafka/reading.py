@@ -73,7 +73,7 @@ class LogReader:
                     "Either it was deleted and created again, or it lost its end, or this is another broker."
                 )
             consumer.assign([TopicPartition(topic, partition, max(first, kept))])
-            found = [m for m in self._messages(consumer, last) if (m.offset() or 0) >= first]
+            found = list(self._messages(consumer, last))
         return _table(found, self._headers)
 
     def first_kept(self, source: str, topic: str, partition: int) -> int:
@@ -96,7 +96,7 @@ class LogReader:
                 enable_auto_commit=False,
                 enable_auto_offset_store=False,
                 enable_partition_eof=True,
-                auto_offset_reset="earliest",
+                auto_offset_reset="error",
                 isolation_level=self._isolation,
                 queued_max_messages_kbytes=16_384,
             )
