@@ -12,11 +12,12 @@ from checkpoint.errors import DedupError
 from checkpoint.position import Partition, Range, Ranges
 
 if TYPE_CHECKING:
+    from checkpoint.blob import BlobMirror
     from checkpoint.eventhub import PostgresCheckpointStore
 
-__all__ = ["DedupError", "Partition", "PostgresCheckpointStore", "Range", "Ranges"]
+__all__ = ["BlobMirror", "DedupError", "Partition", "PostgresCheckpointStore", "Range", "Ranges"]
 
-_HOMES = {"PostgresCheckpointStore": ("checkpoint.eventhub", "eventhubs,postgres")}
+_HOMES = {"BlobMirror": ("checkpoint.blob", "blob"), "PostgresCheckpointStore": ("checkpoint.eventhub", "eventhubs,postgres")}
 
 
 def __getattr__(name: str) -> Any:

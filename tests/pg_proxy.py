@@ -18,6 +18,7 @@ class Proxy:
         self._server_port, self._listener = server_port, socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.armed = False
+        self.trigger = COMMIT_MESSAGE  # what it cuts at, once, when armed
         self.deliver = True  # whether the COMMIT itself still reaches the server
         self.hold = False  # whether the server goes on believing in the client, as behind a network that just went dark
         self._held: list[socket.socket] = []
@@ -46,7 +47,7 @@ class Proxy:
     def _pump(self, source: socket.socket, target: socket.socket, watch: bool) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(_PIECE):
-                if watch and self.armed and COMMIT_MESSAGE in piece:
+                if watch and self.armed and self.trigger in piece:
                     self.armed = False
                     self._cut(source, target, piece)
                     if self.hold:
