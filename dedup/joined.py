@@ -14,10 +14,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, PartitionLost
 from checkpoint.position import Partition
 from dedup import flow, outage, planning
 from dedup.consumer import Consumer
@@ -26,7 +27,7 @@ from dedup.feed import ArrowFeed
 from dedup.letter_work import with_replanning
 from dedup.process import this_process
 from dedup.report import Report
-from dedup.store import Claim, Holder, Run, Topic
+from dedup.store import Claim, Head, Holder, Run, Topic
 from dedup.trial import Trials
 
 log = logging.getLogger("dedup")
@@ -42,6 +43,7 @@ class Share:
     claim: Claim
     trials: Trials
     told: Mapping[Topic, str] = field(default_factory=dict)  # what the broker says of the topic's present life
+    life: tuple[Any, ...] = ()  # of the state when it was claimed
     hold: int | None = None  # the first batch has to reach this sequence number: another process died in it, and it is told by its rows
     span: tuple[int, int] = (0, 0)  # of the batch that is being tried
 
@@ -113,7 +115,7 @@ class Member:
         """
         store = self.consumer.store
         claim = store.claim(self.name, self.epoch, self.run_id, partition, takeover_after=self.consumer.takeover_after)
-        share = Share(claim, Trials(lambda: None, lambda _: None))
+        share = Share(claim, Trials(lambda: None, lambda _: None), life=_life(store.head(self.name), partition))
         kept = json.loads(store.trial(self.name, claim.scope) or "null")
         if kept:
             share.hold = kept["span"][1]
@@ -161,6 +163,7 @@ class Member:
             index = flow.index_of(material)
             self._check(share, set(index.spans))
             run = Run(self.run_id, batch, joined=True)
+            self._refuse_another_life(share, head)
             planning.guard(head, run, consumer.settings, {})  # of gaps the runner knows more than the batch
             for number, rows in enumerate(planning.chunks(index, consumer.max_events)):
                 known = culprits.setdefault(number, set())
@@ -170,7 +173,19 @@ class Member:
                     report.add(flow.decide_chunk(chunk, consumer.store, transaction, policy))
         return report
 
+    def _refuse_another_life(self, share: Share, head: Head) -> None:
+        """A person reset the state, or began a new life of the topic: the partition goes on somewhere else than this batch."""
+        if _life(head, share.claim.partition) != share.life:
+            raise PartitionLost(
+                f"Consumer {self.name!r}: its state began anew while partition {share.claim.partition} was read. Nothing of the batch is "
+                f"committed; the partition is claimed again and read from where the state says now."
+            )
+
     def _check(self, share: Share, found: set[Partition]) -> None:
         if found - {share.claim.partition}:
             others = ", ".join(map(str, sorted(found - {share.claim.partition})))
             raise ConfigError(f"A batch of the claimed partition {share.claim.partition} holds events of {others}.")
+
+
+def _life(head: Head, partition: Partition) -> tuple[Any, ...]:
+    return head.generation, head.keyspace, head.incarnations.get((partition.source, partition.topic), 0)

@@ -82,7 +82,11 @@ async def run_async(
     balancing = {"load_balancing_interval": balance_every, "partition_ownership_expiration_interval": expire_after}
     owners = ownership or owners_beside(consumer.store, consumer.name)
     runner = Runner(consumer, connection, owners, bounds, start, prefetch, {**balancing, **client})
-    await runner.run(stop or asyncio.Event())
+    try:
+        await runner.run(stop or asyncio.Event())
+    finally:
+        if ownership is None and hasattr(owners, "close"):
+            await owners.close()
 
 
 async def _until_signal(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:

@@ -136,7 +136,7 @@ class Runner:
             await asyncio.gather(receiving, looking, ending, return_exceptions=True)
 
     def _client(self) -> EventHubConsumerClient:
-        there, options = self._connection, {"checkpoint_store": self._leases, **self._options}
+        there, options = self._connection, {**self._options, "checkpoint_store": self._leases}
         if there.websocket:
             options["transport_type"] = TransportType.AmqpOverWebsocket
         if there.secret is not None:
@@ -209,7 +209,8 @@ class Runner:
     async def _judge(self, partition: str, part: Gathered, first: int, last: int) -> None:
         """Positions did not come: lost to retention, to the link, or never there (compaction)."""
         span = await asyncio.to_thread(self._namespace.span, int(partition))
-        if span.first > first and not self._consumer.store.head(self._member.name).gap_accepted:
+        head = await asyncio.to_thread(self._consumer.store.head, self._member.name)
+        if span.first > first and not head.gap_accepted:
             error = PositionGap(
                 f"Consumer {self._member.name!r}: retention has passed the reader; positions {first}-{min(last, span.first - 1)} of "
                 f"partition {partition} cannot be had any more. Run `dedup consumer accept-gap {self._member.name}` to go on without them."
@@ -231,10 +232,10 @@ class Runner:
             while not batch.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({batch})
-            self._note(partition, batch.exception())
+            self._note(partition, part, batch.exception())
             raise
         except Exception as error:
-            self._note(partition, error)
+            self._note(partition, part, error)
             raise
 
     def _process(self, part: Gathered, events: pa.Table) -> None:
@@ -244,13 +245,15 @@ class Runner:
         report = self._member.process(part.share, events)
         log.info("%s %s: %s, %.2f s", self._member.name, part.share.claim.partition, report, time.monotonic() - started)
 
-    def _note(self, partition: str, error: BaseException | None) -> None:
+    def _note(self, partition: str, part: Gathered, error: BaseException | None) -> None:
         """What a batch ended with: a lost partition is left, anything else ends the run."""
         if error is None or isinstance(error, Stopping):
             return
-        if self._owned.pop(partition, None) and isinstance(error, PartitionLost):
+        if self._owned.get(partition) is part:  # and not claimed again meanwhile
+            del self._owned[partition]
+        if isinstance(error, PartitionLost):
             log.warning("%s: %s", self._member.name, error)
-        elif not isinstance(error, PartitionLost):
+        else:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

@@ -75,9 +75,9 @@ class Orders:
         assert_proven(store)
 
 
-def checkpoints(place: Place) -> dict[int, int]:
+def checkpoints(place: Place, consumer: str = "shop") -> dict[int, int]:
     """Partition -> sequence number of the consumer's checkpoint."""
-    return {p.partition: c.sequence_number for p, c in place.store().head("shop").checkpoints.items()}
+    return {p.partition: c.sequence_number for p, c in place.store().head(consumer).checkpoints.items()}
 
 
 def until(true: Callable[[], object], alive: Callable[[], None] = lambda: None, seconds: float = SECONDS) -> None:

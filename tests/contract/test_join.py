@@ -16,7 +16,7 @@ from places import Place
 from checkpoint.errors import ConfigError, Fenced, PartitionLost, StillHeld
 from checkpoint.position import Partition
 from dedup.joined import Member
-from dedup.planning import accept_gap
+from dedup.planning import accept_gap, reset
 from dedup.process import this_process
 from dedup.store import Holder, Store
 
@@ -205,3 +205,14 @@ def test_an_accepted_gap_is_not_used_up_by_another_partition(place: Place) -> No
     place.store().amend("shop", accept_gap, by="test", reason="lost")
     one.process(share, batch(*orders(range(3, 6))))
     assert place.store().head("shop").gap_accepted
+
+
+def test_a_reset_is_not_passed_over_by_a_process_that_reads_on(place: Place) -> None:
+    """After a reset the events before are to come again: a batch from the middle is refused, and the partition has to be claimed again."""
+    one = member(place.store())
+    share = one.claim(at(0))
+    one.process(share, batch(*orders(range(3))))
+    place.store().amend("shop", reset, by="test", reason="again")
+    with pytest.raises(PartitionLost, match="began anew"):
+        one.process(share, batch(*orders(range(3, 6))))
+    assert one.process(one.claim(at(0)), batch(*orders(range(6)))).processed == 6
