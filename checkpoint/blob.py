@@ -62,9 +62,7 @@ def container_at(address: str, name: str | None = None) -> ContainerClient:
             return ContainerClient.from_connection_string(address, name)
     except ValueError:
         pass
-    raise ConfigError(
-        "A container is named by the connection string of its storage account and --container, or by its URL with a signature."
-    )
+    raise ConfigError("A container is named by the connection string of its storage account and its name, or by its URL with a signature.")
 
 
 def kept(container: ContainerClient, group: Group) -> list[Kept]:
@@ -94,7 +92,9 @@ def positions(points: Iterable[Kept], group: Group) -> list[Position]:
     ]
 
 
-def mirror(container: ContainerClient, group: Group, ours: Iterable[Position], *, backwards: bool = False) -> Mirrored:
+def mirror(
+    container: ContainerClient, group: Group, ours: Iterable[Position], *, backwards: bool = False, dry_run: bool = False
+) -> Mirrored:
     """Make the blobs of a consumer group say what we say, once. Raises StoreUnavailable.
 
     Args:
@@ -106,7 +106,7 @@ def mirror(container: ContainerClient, group: Group, ours: Iterable[Position], *
     did: dict[str, list[str]] = {"written": [], "ahead": [], "unknown": [], "raced": []}
     for position in ours:
         what = _plan(position, there.get(position["partition_id"]), backwards)
-        if what == "written" and not _write(container, group, position, there.get(position["partition_id"])):
+        if what == "written" and not dry_run and not _write(container, group, position, there.get(position["partition_id"])):
             what = "raced"
         if what:
             did[what].append(position["partition_id"])
@@ -180,6 +180,10 @@ class BlobMirror:
         """Begin; returns itself."""
         self._thread.start()
         return self
+
+    def wait(self) -> None:
+        """Until it is stopped, by another thread or by Ctrl-C."""
+        self._thread.join()
 
     def stop(self, timeout: float = 30.0) -> None:
         """Look a last time, and end. A look that hangs is left behind after so many seconds."""

@@ -59,7 +59,7 @@ def coverage(store: Store, head: Head, partition: Partition, selection: Selectio
     life = head.incarnations.get((partition.source, partition.topic), 0)
     mine = [b for b in store.batches(head.consumer).to_pylist() if _is_of(b, partition, life, head)]
     seen = _union(mine, "seen")
-    lowest = seen.items[0].first if seen.items else 0
+    lowest = seen.items[0].first if seen.items else head.passed.get(partition, -1) + 1
     first = lowest if selection.first is None else selection.first
     last = min(LAST if selection.last is None else selection.last, head.checkpoints[partition].sequence_number)
     asked = Ranges.of([Range(first, last)]) if first <= last else Ranges()

@@ -261,6 +261,7 @@ def accept_incarnation(head: Head, source: str, topic: str) -> Head:
         incarnation_ids={t: told for t, told in head.incarnation_ids.items() if t != (source, topic)},
         checkpoints={p: c for p, c in head.checkpoints.items() if (p.source, p.topic) != (source, topic)},
         floors={p: f for p, f in head.floors.items() if (p.source, p.topic) != (source, topic)},
+        passed={p: n for p, n in head.passed.items() if (p.source, p.topic) != (source, topic)},
     )
 
 
@@ -284,6 +285,7 @@ def reset(head: Head) -> Head:
         lifted=0,
         checkpoints={},
         floors={},
+        passed={},
         incarnation_ids={},
     )
 

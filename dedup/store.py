@@ -104,6 +104,7 @@ class Head:
     lifted: int = 0  # up to this value of the clock the budget does not count
     floors: Mapping[Partition, int] = field(default_factory=dict)  # at or below: reservations may have been purged
     checkpoints: Mapping[Partition, Checkpoint] = field(default_factory=dict)
+    passed: Mapping[Partition, int] = field(default_factory=dict)  # a person went on behind: what no batch has seen up to it is absent
     incarnations: Mapping[Topic, int] = field(default_factory=dict)  # topics not named here are in incarnation 0
     incarnation_ids: Mapping[Topic, str] = field(default_factory=dict)  # the broker's own ids of the present ones, where it told them
 

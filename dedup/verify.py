@@ -125,7 +125,7 @@ def _check_letters(batches: list[dict[str, Any]], letters: list[dict[str, Any]])
 
 
 def _check_coverage(report: VerifyReport, head: Head, batches: list[dict[str, Any]]) -> None:
-    """The checkpoint is the highest position seen; what lies between and was never delivered is absent, and said."""
+    """The checkpoint is the highest position seen, or where a person went on; what lies between, never delivered, is absent, and said."""
     seen: dict[Partition, Ranges] = defaultdict(Ranges)
     for batch in batches:
         partition = _partition(batch)
@@ -133,11 +133,25 @@ def _check_coverage(report: VerifyReport, head: Head, batches: list[dict[str, An
             seen[partition] |= _ranges(batch["seen"])
     for partition in sorted({*seen, *head.checkpoints}):
         ranges, point = seen[partition], head.checkpoints.get(partition)
-        report.contradictions.extend(_check_checkpoint(partition, ranges, point.sequence_number if point else None))
-        if ranges:
-            absent = Ranges.of([(ranges.items[0].first, ranges.items[-1].last)]) - ranges
+        behind = _passed(head.passed.get(partition), ranges)
+        if behind is None:
+            report.contradictions.extend(_check_checkpoint(partition, ranges, point.sequence_number if point else None))
+        else:
+            report.contradictions.extend(_check_passed(partition, behind, point.sequence_number if point else None))
+            report.notes.append(f"{partition}: a person went on behind {behind}; positions up to it that no batch has seen are absent")
+        if ranges or behind is not None:
+            absent = Ranges.of([(ranges.items[0].first, max(ranges.items[-1].last, behind or 0))]) - ranges if ranges else ranges
             life = head.incarnations.get((partition.source, partition.topic), 0)
             report.partitions.append(PartitionProof(partition, life, point.sequence_number if point else None, ranges, absent))
+
+
+def _passed(passed: int | None, seen: Ranges) -> int | None:
+    """Where a person went on, if no batch has seen anything at or behind it since."""
+    return None if passed is None or (seen and seen.items[-1].last >= passed) else passed
+
+
+def _check_passed(partition: Partition, passed: int, checkpoint: int | None) -> list[str]:
+    return [] if checkpoint == passed else [f"{partition}: a person went on behind {passed}, but the checkpoint is {checkpoint}"]
 
 
 def _check_checkpoint(partition: Partition, seen: Ranges, checkpoint: int | None) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from typing import Any
 
 import psycopg
@@ -51,13 +52,22 @@ class Place:
         return f"{redacted(self.dsn)!r}, schema={self.schema!r}"
 
 
+def _let_go(kept: list[Any], pid: int) -> None:
+    """What becomes of the connection of a store that nobody closed; in a forked child it is the parent's."""
+    for connection in kept if pid == os.getpid() else ():
+        connection.pgconn.finish()
+
+
 class Session:
     """For threads: one statement at a time."""
 
     def __init__(self, place: Place) -> None:
-        self.place, self._lock = place, threading.Lock()
-        self._connection: psycopg.Connection[DictRow] | None = None
-        self._pid, self._checked = os.getpid(), False
+        self.place, self._lock, self._checked = place, threading.Lock(), False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pid, self._kept = os.getpid(), list[psycopg.Connection[DictRow]]()
+        weakref.finalize(self, _let_go, self._kept, self._pid)
 
     def ask(self, call: Call[Answer]) -> Answer:
         """The answer to a call. Raises StoreError.
@@ -76,18 +86,17 @@ class Session:
 
     def _connected(self) -> psycopg.Connection[DictRow]:
         if self._pid != os.getpid():  # a forked child: the connection belongs to the parent
-            self._connection, self._pid = None, os.getpid()
+            self._begin_anew()
         if not self._checked:
             self.place.check()
             self._checked = True
-        if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect("", row_factory=dict_row, **settings(self.place.dsn))
-        return self._connection
+        if not self._kept:
+            self._kept.append(psycopg.connect("", row_factory=dict_row, **settings(self.place.dsn)))
+        return self._kept[0]
 
     def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+        while self._kept:
+            self._kept.pop().close()
 
     def close(self) -> None:
         """Let go of the connection; the next call opens another."""
@@ -99,9 +108,9 @@ class AsyncSession:
     """For asyncio: one statement at a time."""
 
     def __init__(self, place: Place) -> None:
-        self.place, self._lock = place, asyncio.Lock()
-        self._connection: psycopg.AsyncConnection[DictRow] | None = None
-        self._checked = False
+        self.place, self._lock, self._checked = place, asyncio.Lock(), False
+        self._kept = list[psycopg.AsyncConnection[DictRow]]()
+        weakref.finalize(self, _let_go, self._kept, os.getpid())
 
     async def ask(self, call: Call[Answer]) -> Answer:
         """The answer to a call. Raises StoreError.
@@ -126,14 +135,13 @@ class AsyncSession:
         if not self._checked:
             await asyncio.to_thread(self.place.check)
             self._checked = True
-        if self._connection is None or self._connection.closed:
-            self._connection = await psycopg.AsyncConnection.connect("", row_factory=dict_row, **settings(self.place.dsn))
-        return self._connection
+        if not self._kept:
+            self._kept.append(await psycopg.AsyncConnection.connect("", row_factory=dict_row, **settings(self.place.dsn)))
+        return self._kept[0]
 
     async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        while self._kept:
+            await self._kept.pop().close()
 
     async def close(self) -> None:
         """Let go of the connection; the next call opens another."""

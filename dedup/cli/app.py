@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import dedup
-from dedup.cli import budget, consumers, lag, letters, reading, running, upkeep
+from dedup.cli import budget, checkpoints, consumers, lag, letters, reading, running, upkeep
 from dedup.cli.stores import mask_secrets
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 upkeep.register(app)
 consumers.register(app)
+checkpoints.register(app)
 reading.register(app)
 lag.register(app)
 letters.register(app)

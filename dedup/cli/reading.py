@@ -1,4 +1,4 @@
-"""`dedup checkpoints`, `batches` and `verify`: where consumers stand, what they decided, and whether it adds up."""
+"""`dedup batches` and `verify`: what consumers decided, and whether it adds up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from checkpoint.position import Partition, Ranges
 from dedup import verify as proof
-from dedup.cli.consumers import CHECKPOINTS, Name, checkpoint_rows
+from dedup.cli.consumers import Name
 from dedup.cli.show import AsJson, cell, print_json, print_table
 from dedup.cli.stores import StoreUrl, check_consumer, open_store
 from dedup.json_rows import json_rows
@@ -30,19 +30,8 @@ BATCH_COLUMNS += ["skipped_rows", "dead_lettered", "late"]
 
 def register(app: typer.Typer) -> None:
     """Add the reading commands."""
-    app.command(epilog="Example: dedup checkpoints orders --store postgresql://localhost/shop --json")(checkpoints)
     app.command(epilog="Example: dedup batches orders --limit 10 --store /lake/dedup")(batches)
     app.command(epilog="Example: dedup verify orders --store postgresql://localhost/shop")(verify)
-
-
-def checkpoints(name: Annotated[str, typer.Argument(show_default=False)] = "", store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """How far each partition is decided, of one consumer or of all."""
-    opened = open_store(store)
-    rows = [{"consumer": n, **row} for n in _names(opened, [name] if name else []) for row in checkpoint_rows(opened.head(n))]
-    if as_json:
-        print_json(rows)
-        return
-    print_table(["consumer", *CHECKPOINTS], [list(row.values()) for row in rows], empty="no checkpoints yet")
 
 
 def batches(

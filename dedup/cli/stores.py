@@ -61,7 +61,10 @@ def check_consumer(store: Store, name: str) -> None:
 
 _SECRETS = (
     (re.compile(r"(://[^/\s:@]*:)[^\s]*(?=@)"), r"\1***"),  # user:password@, the password may hold an @ of its own
-    (re.compile(r"\b(password|sslpassword|sig|secret|token)(\s*=\s*)('[^']*'|[^\s&;]+)", re.IGNORECASE), r"\1\2***"),
+    (
+        re.compile(r"\b(password|sslpassword|sig|secret|token|AccountKey|SharedAccessKey)(\s*=\s*)('[^']*'|[^\s&;]+)", re.IGNORECASE),
+        r"\1\2***",
+    ),
 )
 
 

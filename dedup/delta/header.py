@@ -179,6 +179,7 @@ def _encode_head(head: Head) -> dict[str, Any]:
         "failures": head.failures,
         "settings": None if head.settings is None else dict(head.settings),
         "floors": [[*p, floor] for p, floor in head.floors.items()],
+        "passed": [[*p, number] for p, number in head.passed.items()],
         "checkpoints": [[*p, c.sequence_number, c.offset, _micros(c.enqueued_time), c.query_id] for p, c in head.checkpoints.items()],
         "incarnations": [[*topic, life] for topic, life in head.incarnations.items()],
         "incarnation_ids": [[*topic, told] for topic, told in head.incarnation_ids.items()],
@@ -192,6 +193,7 @@ def _decode_head(value: dict[str, Any]) -> Head:
         failures=tuple(value.get("failures", ())),
         settings=value["settings"],
         floors={Partition(s, t, p): floor for s, t, p, floor in value["floors"]},
+        passed={Partition(s, t, p): number for s, t, p, number in value.get("passed", ())},
         checkpoints={
             Partition(s, t, p): Checkpoint(n, offset, _moment(at), query) for s, t, p, n, offset, at, query in value["checkpoints"]
         },

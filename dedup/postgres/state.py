@@ -42,7 +42,7 @@ def read(connection: Connection, sql: Statements, consumer: str) -> State | None
     if row is None:
         return None
     topics = connection.execute(sql["topics"], {"id": row["id"]}).fetchall()
-    points, floors = _checkpoints(connection, sql, row["id"])
+    points, floors, passed = _checkpoints(connection, sql, row["id"])
     head = Head(
         consumer=consumer,
         seq=row["seq"],
@@ -58,20 +58,25 @@ def read(connection: Connection, sql: Statements, consumer: str) -> State | None
         lifted=row["lifted"],
         floors=floors,
         checkpoints=points,
+        passed=passed,
         incarnations={(source, topic): life for _, source, topic, life, _ in topics if life},
         incarnation_ids={(source, topic): told for _, source, topic, _, told in topics if told is not None},
     )
     return State(row["id"], head, {(source, topic): number for number, source, topic, *_ in topics})
 
 
-def _checkpoints(connection: Connection, sql: Statements, consumer_id: int) -> tuple[dict[Partition, Checkpoint], dict[Partition, int]]:
-    points, floors = {}, {}
-    for source, topic, partition, number, offset, enqueued, query, floor in connection.execute(sql["checkpoints"], {"id": consumer_id}):
+def _checkpoints(
+    connection: Connection, sql: Statements, consumer_id: int
+) -> tuple[dict[Partition, Checkpoint], dict[Partition, int], dict[Partition, int]]:
+    points, floors, passed = {}, {}, {}
+    for source, topic, partition, *point, floor, behind in connection.execute(sql["checkpoints"], {"id": consumer_id}):
         where = Partition(source, topic, partition)
-        points[where] = Checkpoint(number, offset, enqueued, query)
+        points[where] = Checkpoint(*point)
         if floor is not None:
             floors[where] = floor
-    return points, floors
+        if behind is not None:
+            passed[where] = behind
+    return points, floors, passed
 
 
 def topic_id(connection: Connection, sql: Statements, state: State, topic: Topic) -> int:
@@ -125,7 +130,7 @@ def _put_checkpoints(connection: Connection, sql: Statements, state: State, new:
     known = dataclasses.replace(state, head=new, topics=dict(state.topics))
     for where, point in new.checkpoints.items():
         number = topic_id(connection, sql, known, (where.source, where.topic))
-        row = {**checkpoint_row(where, point), "floor": new.floors.get(where)}
+        row = {**checkpoint_row(where, point), "floor": new.floors.get(where), "passed": new.passed.get(where)}
         connection.execute(sql["put_checkpoint"], {"id": state.id, "topic_id": number, **row})
 
 
@@ -140,7 +145,7 @@ def checkpoint_row(where: Partition, point: Checkpoint) -> dict[str, Any]:
     }
 
 
-_NOT_PLAIN = frozenset({"settings", "floors", "checkpoints", "incarnations", "incarnation_ids", "failures"})
+_NOT_PLAIN = frozenset({"settings", "floors", "passed", "checkpoints", "incarnations", "incarnation_ids", "failures"})
 
 
 def _plain(head: Head) -> Mapping[str, Any]:
@@ -149,6 +154,7 @@ def _plain(head: Head) -> Mapping[str, Any]:
         **{f.name: getattr(head, f.name) for f in dataclasses.fields(head) if f.name not in _NOT_PLAIN},
         "settings": None if head.settings is None else dict(head.settings),
         "floors": {str(p): number for p, number in head.floors.items()},
+        "passed": {str(p): number for p, number in head.passed.items()},
         "checkpoints": {str(p): point.sequence_number for p, point in head.checkpoints.items()},
         "incarnations": {"/".join(topic): life for topic, life in head.incarnations.items()},
         "incarnation_ids": {"/".join(topic): told for topic, told in head.incarnation_ids.items()},

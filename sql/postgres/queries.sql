@@ -232,7 +232,7 @@ update {schema}.topic set incarnation_id = %(told)s where id = %(topic_id)s and 
 -- name: checkpoints
 -- The checkpoints of a consumer.
 -- Inside a batch they are locked before they are read.
-select t.source, t.topic, c.partition, c.sequence_number, c.event_offset, c.enqueued_time, c.query_id, c.floor
+select t.source, t.topic, c.partition, c.sequence_number, c.event_offset, c.enqueued_time, c.query_id, c.floor, c.passed
 from {schema}.checkpoint c join {schema}.topic t on t.id = c.topic_id
 where c.consumer_id = %(id)s;
 
@@ -544,8 +544,8 @@ delete from {schema}.checkpoint where consumer_id = %(id)s;
 -- name: put_checkpoint
 -- Write a checkpoint as a person decided it.
 -- Under `lock_consumer`, after `drop_checkpoints`.
-insert into {schema}.checkpoint (consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id, floor)
-values (%(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s, %(floor)s);
+insert into {schema}.checkpoint (consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id, floor, passed)
+values (%(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s, %(floor)s, %(passed)s);
 
 -- name: add_action
 -- Keep who changed the state, and why.
