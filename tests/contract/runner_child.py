@@ -6,10 +6,13 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import retail
 from orders import ORDER, write_orders
 
 from dedup import Consumer, decode
@@ -24,6 +27,30 @@ def consumer(store: Any, **settings: Any) -> Consumer:
     return made
 
 
+def retail_consumer(store: Any, **settings: Any) -> Consumer:
+    """Order lines of Online Retail: the whole row is the key; bad ones are parked."""
+    keys = [f"data.{name}" for name in retail.COLUMNS]
+    made = Consumer(retail.CONSUMER, store, idempotence_key=keys, decode=decode.json(retail.ROW), **{"takeover_after": 2.0, **settings})
+    made.foreach_batch(write_lines)
+    return made
+
+
+def write_lines(rows: pa.Table, tx: Any) -> None:
+    """Each check in its turn, as in the Spark stream of the same input."""
+    for reason, check in LINE_CHECKS.items():
+        rows = tx.reject(rows, check(pa.Table.from_struct_array(rows["data"])), reason)
+    tx.write(pa.Table.from_struct_array(rows["data"]), retail.SINK)
+
+
+LINE_CHECKS: dict[str, Callable[[pa.Table], Any]] = {
+    "no description": lambda t: pc.is_null(t["Description"]),
+    "negative quantity": lambda t: pc.and_(pc.less(t["Quantity"].cast(pa.int32()), 0), pc.invert(pc.starts_with(t["InvoiceNo"], "C"))),
+    "no order": lambda t: pc.starts_with(t["InvoiceNo"], "A"),
+    "negative price": lambda t: pc.less(t["UnitPrice"].cast(pa.float64()), 0),
+}
+"""Reason -> which lines."""
+
+
 def main(task: dict[str, Any]) -> None:
     """Run until a signal comes."""
     from places import DeltaPlace, PostgresPlace
@@ -33,7 +60,7 @@ def main(task: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("azure").setLevel(logging.ERROR)
     place = DeltaPlace(Path(task["place"])) if task["kind"] == "delta" else PostgresPlace(task["place"])
-    made = consumer(place.store(), **task.get("settings", {}))
+    made = (retail_consumer if task.get("retail") else consumer)(place.store(), **task.get("settings", {}))
     if "pause" in task:
         handle = made._handler
         assert handle is not None

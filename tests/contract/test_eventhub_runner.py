@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+import retail
 from children import Child, Nursery
-from hub_orders import Orders, until
+from hub_orders import Orders, checkpoints, until
 from orders import batch, consumer
 from places import DeltaPlace, Place
+
+from dedup.demo.expected import difference
+from dedup.verify import verify
 
 pytestmark = [pytest.mark.crash, pytest.mark.eventhubs]
 
@@ -117,6 +124,77 @@ def test_a_query_stops_the_processes_and_a_process_does_not_stop_a_query(place: 
     with store.heartbeat("shop", store.head("shop").epoch, 0.1):
         code, errors = start(settings={"takeover_after": 1.0}).wait()
     assert code != 0 and "StillHeld" in errors, errors
+
+
+@pytest.mark.parametrize("events", [12_000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_real_order_lines_through_processes_that_come_and_go(
+    place: Place, start: Start, sent: Orders, online_retail: Path, events: int
+) -> None:
+    """Online Retail, a twentieth of it sent twice: processes killed, stopped, continued and ended in mid-stream; row by row as computed."""
+    events = events if events < 100_000 or not isinstance(place, DeltaPlace) else 50_000
+    create_lines(place)
+    days = first_days(online_retail, events)
+    waves = lines(days, sent.partitions)
+    options = {"max_events": 2_000, "prefetch": 2_000, "expire_after": 2.0}
+    one, two = (start(retail=True, options=options) for _ in range(2))
+    for number, wave in enumerate(waves):
+        for partition, bodies in enumerate(wave):
+            sent.double.put(sent.hub, partition, bodies)
+            sent.bodies[partition] += bodies
+        if number == 2:
+            one.send(signal.SIGKILL)
+            one = start(retail=True, options=options)
+        if number == 5:
+            one.send(signal.SIGSTOP)
+        if number == 7:
+            time.sleep(4)
+            one.send(signal.SIGCONT)
+            stop(two)
+            two = start(retail=True, options=options)
+    until(lambda: checkpoints(place, retail.CONSUMER) == sent.ends, two.require_running, 300)
+    stop(one, two)
+    check_lines(place, days, sum(map(len, sent.bodies)))
+
+
+def first_days(data: Path, events: int) -> list[pa.Table]:
+    """So many order lines, and the rest of the day that the last one is of."""
+    days: list[pa.Table] = []
+    for day in retail.read(data):
+        if sum(d.num_rows for d in days) >= events:
+            break
+        days.append(day)
+    return days
+
+
+def lines(days: list[pa.Table], partitions: int, waves: int = 10) -> list[list[list[bytes]]]:
+    """Wave -> partition -> bodies. Every twentieth comes again in the next partition, as from a producer that tried again."""
+    bodies = [json.dumps(row).encode() for day in days for row in day.to_pylist()]
+    size = -(-len(bodies) // waves)
+    parts = [bodies[at : at + size] for at in range(0, len(bodies), size)]
+    return [
+        [part[p::partitions] + part[p :: partitions * 20] + part[(p + 1) % partitions :: partitions * 20] for p in range(partitions)]
+        for part in parts
+    ]
+
+
+def create_lines(place: Any) -> None:
+    """The sink."""
+    if isinstance(place, DeltaPlace):
+        place.create_text_sink(retail.SINK, retail.COLUMNS)
+    else:
+        place.execute(f"CREATE TABLE {retail.SINK} (" + ", ".join(f'"{name}" text' for name in retail.COLUMNS) + ")")
+
+
+def check_lines(place: Place, days: list[pa.Table], delivered: int) -> None:
+    """The sink row by row; each position one outcome."""
+    store = place.store()
+    store.publish(retail.CONSUMER)
+    lost, doubled = difference(retail.expected(days), place.read_text(retail.SINK, retail.COLUMNS).cast(retail.ROW))
+    assert (lost.num_rows, doubled.num_rows) == (0, 0)
+    report = verify(store, retail.CONSUMER)
+    assert report.ok, report.contradictions
+    assert report.counts["delivered"] - report.counts["redelivered"] == delivered
+    print({"delivered": delivered, **report.counts})
 
 
 def test_an_event_that_kills_its_process_is_parked(place: Place, start: Start, sent: Orders) -> None:
