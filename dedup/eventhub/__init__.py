@@ -1,10 +1,12 @@
-"""Event Hubs over AMQP, by azure-eventhub: `format("eventhubs")` for Spark, reading again by position, where to go on.
+"""Event Hubs over AMQP, by azure-eventhub: `format("eventhubs")` for Spark, the runner without Spark, reading again by position.
 
-Needs azure-eventhub: `pip install 'dedup[eventhubs]'`. Importing this imports neither Spark nor a database.
+Needs azure-eventhub: `pip install 'dedup[eventhubs]'`. Importing this imports neither Spark nor a database; each name loads its module
+when it is used, because Spark imports this package anew in each of its Python processes.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -12,15 +14,14 @@ try:
 except ModuleNotFoundError as missing:
     raise ImportError("dedup.eventhub needs azure-eventhub: pip install 'dedup[eventhubs]'") from missing
 
-from dedup.eventhub.errors import ReceiverStolen
-from dedup.eventhub.namespace import Namespace
-from dedup.eventhub.reading import LogReader, log_reader
-from dedup.eventhub.runner import run, run_async
-from dedup.eventhub.settings import Connection
-from dedup.eventhub.starting import starting_positions
-
 if TYPE_CHECKING:
+    from dedup.eventhub.errors import ReceiverStolen
+    from dedup.eventhub.namespace import Namespace
+    from dedup.eventhub.reading import LogReader, log_reader
+    from dedup.eventhub.runner import run, run_async
+    from dedup.eventhub.settings import Connection
     from dedup.eventhub.source import EventHubsSource, register
+    from dedup.eventhub.starting import starting_positions
 
 __all__ = [
     "Connection",
@@ -35,10 +36,21 @@ __all__ = [
     "starting_positions",
 ]
 
+_HOMES = {
+    "Connection": "settings",
+    "EventHubsSource": "source",
+    "LogReader": "reading",
+    "Namespace": "namespace",
+    "ReceiverStolen": "errors",
+    "log_reader": "reading",
+    "register": "source",
+    "run": "runner",
+    "run_async": "runner",
+    "starting_positions": "starting",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("EventHubsSource", "register"):
-        from dedup.eventhub import source
-
-        return getattr(source, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -68,6 +68,11 @@ class Namespace:
         with self._client() as client:
             return _created(self._ask(client.get_eventhub_properties))
 
+    def spans(self, topics: Sequence[str]) -> Mapping[tuple[str, int], tuple[int, int]]:
+        """(hub, partition) -> (first position that can still be had, position after the last), where this hub is one of the topics."""
+        hub = self.connection.hub
+        return {(hub, number): (span.first, span.end) for number, span in self.look().spans.items()} if hub in topics else {}
+
     def topic_ids(self, source: str, topics: Sequence[str]) -> Mapping[str, str]:
         """hub -> when it was created, for `Consumer(incarnation=...)`. Other topics than this hub are left out."""
         return {self.connection.hub: self.created()} if self.connection.hub in topics else {}

@@ -6,15 +6,16 @@ so that its events stay in order.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
 
 from dedup.eventhub import pool, rows
 from dedup.eventhub.options import Options
@@ -22,10 +23,20 @@ from dedup.eventhub.planning import Planner
 from dedup.eventhub.positions import Offset, admitted
 from dedup.eventhub.reader import Receive
 
-SCHEMA = (
-    "source string, topic string, partition int, sequence_number bigint, offset string, enqueued_time timestamp, "
-    "key binary, body binary, properties array<struct<key: string, value: binary>>"
+SCHEMA = T.StructType(
+    [
+        T.StructField("source", T.StringType()),
+        T.StructField("topic", T.StringType()),
+        T.StructField("partition", T.IntegerType()),
+        T.StructField("sequence_number", T.LongType()),
+        T.StructField("offset", T.StringType()),
+        T.StructField("enqueued_time", T.TimestampType()),
+        T.StructField("key", T.BinaryType()),
+        T.StructField("body", T.BinaryType()),
+        T.StructField("properties", T.ArrayType(T.StructType().add("key", T.StringType()).add("value", T.BinaryType()))),
+    ]
 )
+"""As Spark names the columns of rows.SCHEMA."""
 
 
 def register(spark: SparkSession) -> None:
@@ -48,15 +59,15 @@ class EventHubsSource(DataSource):
         """What `format` is called with."""
         return "eventhubs"
 
-    def schema(self) -> str:
+    def schema(self) -> T.StructType:
         """The columns of the envelope."""
         return SCHEMA
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: T.StructType) -> DataSourceReader:
         """For `spark.read`. Raises ConfigError for options that make no sense."""
         return BatchReader(Options.of(self.options), schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
         """For `spark.readStream`. Raises ConfigError for options that make no sense."""
         return StreamReader(Options.of(self.options), schema)
 
@@ -64,7 +75,7 @@ class EventHubsSource(DataSource):
 class BatchReader(DataSourceReader):
     """All events between two positions of each partition."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: T.StructType) -> None:
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[InputPartition]:
@@ -80,7 +91,7 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One stream; its offset is the next position of each partition, and when the hub was created."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: T.StructType) -> None:
         self._options, self._schema = options, schema
         self._planner = Planner(options)
         self._target: Offset | None = None
@@ -139,11 +150,19 @@ def slices(start: Offset, end: Offset) -> list[InputPartition]:
     return [Slice(number, begins[number], last - 1, end.created) for number, last in sorted(end.ends.items()) if last > begins[number]]
 
 
-def received(options: Options, receive: Receive, schema: StructType, part: InputPartition) -> Iterator[pa.RecordBatch]:
+def received(options: Options, receive: Receive, schema: T.StructType, part: InputPartition) -> Iterator[pa.RecordBatch]:
     """The slice's events as Arrow batches with Spark's own types."""
     if not isinstance(part, Slice):
         return  # what Spark asks for where there is nothing to read
+    _quiet()
     arrow, connection = to_arrow_schema(schema, timezone="UTC"), options.connection
     with pool.borrowed(connection, part.partition, receive) as reader:
         for events in reader.read(part.first, part.last, part.created):
             yield rows.batch(events, connection.source, connection.hub, part.partition).cast(arrow)
+
+
+def _quiet() -> None:
+    """Leave the client's own warnings out of the worker's log, where nobody has asked for them: each error is raised or logged by us."""
+    client = logging.getLogger("azure.eventhub")
+    if client.level == logging.NOTSET:
+        client.setLevel(logging.CRITICAL)

@@ -34,6 +34,11 @@ class Orders:
         self._service.hubs[hub.lower()] = made
         return made.created
 
+    def grow(self, hub: str, partitions: int) -> None:
+        """More partitions."""
+        here = self._service.hub(hub).partitions
+        here += [Partition() for _ in range(partitions - len(here))]
+
     def fill(self, hub: str, partition: int, count: int, size: int = 0, ids: bool = False, enqueued: int | None = None) -> int:
         """Events made here: body {"n": sequence number}, padded to `size` bytes. Gives the next sequence number."""
         log = self._partition(hub, partition)
