@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoint.errors import DedupError
 from checkpoint.position import Partition, Range, Ranges
+from checkpoint.processors import Group
 
 if TYPE_CHECKING:
     from checkpoint.blob import BlobMirror
     from checkpoint.eventhub import PostgresCheckpointStore
 
-__all__ = ["BlobMirror", "DedupError", "Partition", "PostgresCheckpointStore", "Range", "Ranges"]
+__all__ = ["BlobMirror", "DedupError", "Group", "Partition", "PostgresCheckpointStore", "Range", "Ranges"]
 
 _HOMES = {"BlobMirror": ("checkpoint.blob", "blob"), "PostgresCheckpointStore": ("checkpoint.eventhub", "eventhubs,postgres")}
 
