@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from benchmarks import delta, empty, failures, letters, postgres
+from benchmarks import checkpoint_stores, delta, empty, failures, letters, postgres
 from benchmarks.report import Measure
 from benchmarks.stream import Seconds, Sizes
 from dedup.postgres import PostgresStore
@@ -93,4 +93,5 @@ PARTS: dict[str, Part] = {
     "one_bad": _on_postgres(failures.one_bad),
     "all_rejected": _on_postgres(failures.all_rejected),
     "letters": _on_postgres(letters.compare),
+    "checkpoints": _on_postgres(checkpoint_stores.compare),
 }

@@ -108,6 +108,21 @@ def test_letters_are_listed_and_grouped_as_they_are(postgres: str, tmp_path: Pat
             letters._verify(store, connection, 400)
 
 
+@pytest.mark.azurite
+def test_checkpoint_stores_are_verified(postgres: str, tmp_path: Path) -> None:
+    """Both stores keep what a processor wrote; a store that loses a checkpoint does not pass."""
+    from benchmarks import checkpoint_stores as ways
+    from benchmarks.stream import Sizes
+    from checkpoint import PostgresCheckpointStore
+
+    (measure,), seconds = ways.compare(None, postgres, tmp_path, Sizes(batches=2, warm=1))
+    assert (measure.measure, measure.unit, measure.better) == ("eventhubs/checkpoint_calls", "calls/s", "higher")
+    assert [len(taken) for taken in seconds.values()] == [1, 1]
+    with PostgresCheckpointStore(postgres, schema="other") as store, pytest.raises(AssertionError, match="a checkpoint was lost"):
+        ways._processor(store)(5)
+        ways._processor(store)(4)
+
+
 def test_a_lost_or_doubled_order_is_seen(tmp_path: Path) -> None:
     """A table that lacks an order, or has one twice, does not pass."""
     from benchmarks import delta
