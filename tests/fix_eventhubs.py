@@ -5,10 +5,13 @@ The double is ours (tests/eventhubs). With DEDUP_TEST_EVENTHUBS (a connection st
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pytest
+from eventhubs import clients
 from eventhubs.control import Double, running_double
 
 MakeHub = Callable[..., str]
@@ -17,7 +20,7 @@ MakeHub = Callable[..., str]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the double as `eventhubs`."""
     for item in items:
-        if "eventhubs" in getattr(item, "fixturenames", ()):
+        if {"eventhubs", "any_hub"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.eventhubs)
 
 
@@ -45,3 +48,31 @@ def new_hub(eventhubs: Double) -> MakeHub:
         return name
 
     return make
+
+
+@dataclass(frozen=True)
+class AnyHub:
+    """A hub of the double or of the real service; on that, tests find events of others and no faults on command."""
+
+    connection: str
+    name: str
+    begin: dict[int, int]  # partition -> sequence number of the first event that this test sends
+
+    def send(self, partition: int, bodies: Sequence[bytes]) -> None:
+        """One batch, by the client."""
+        clients.send(self.connection, self.name, bodies, str(partition))
+
+
+@pytest.fixture(params=["double", "service"])
+def any_hub(request: pytest.FixtureRequest) -> AnyHub:
+    """Both, one after the other; the service where DEDUP_TEST_EVENTHUBS holds the connection string of a hub."""
+    from dedup.eventhub import Connection, Namespace
+
+    if request.param == "double":
+        connection = (
+            f"{request.getfixturevalue('eventhubs').connection_string};EntityPath={request.getfixturevalue('new_hub')(partitions=2)}"
+        )
+    else:
+        connection = os.environ.get("DEDUP_TEST_EVENTHUBS") or pytest.skip("DEDUP_TEST_EVENTHUBS names no real hub")
+    hub = Connection.of(connection)
+    return AnyHub(connection, hub.hub, {number: span.end for number, span in Namespace(hub).look().spans.items()})

@@ -8,11 +8,12 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing
-from dedup.eventhub.namespace import Hub, Namespace, Span, explained
+from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, SourceUnavailable
+from dedup.eventhub.namespace import Hub, Namespace, Span, condition, explained
 from dedup.eventhub.options import Options
 from dedup.eventhub.positions import EARLIEST, LATEST, Ends, Offset
-from dedup.eventhub.receiver import Broken, Receiver
+from dedup.eventhub.reader import STOLEN, Receive
+from dedup.eventhub.receiver import Broken, Receiver, backoff
 from dedup.eventhub.rows import numbers
 
 log = logging.getLogger("dedup")
@@ -24,8 +25,8 @@ CHECKED_SECONDS = 2.0
 class Planner:
     """Plans for one hub."""
 
-    def __init__(self, options: Options) -> None:
-        self.options, self.hub = options, options.connection.hub
+    def __init__(self, options: Options, receive: Receive) -> None:
+        self.options, self.receive, self.hub = options, receive, options.connection.hub
         self.namespace = Namespace(options.connection)
         self._checked: tuple[str, float] = ("", 0.0)
 
@@ -88,7 +89,7 @@ class Planner:
     def _report(self, lost: Mapping[int, tuple[int, int]]) -> None:
         named = ", ".join(f"partition {number}: {first}-{last}" for number, (first, last) in sorted(lost.items()))
         what = f"Event hub {self.hub!r} does not have these positions any more (retention): {named}."
-        if self.options.stream.fail_on_data_loss:
+        if self.receive.fail_on_data_loss:
             raise PositionsMissing(f"{what} To go on without them, once the loss is understood: failOnDataLoss=false.")
         log.warning("%s Going on without them; they count as absent.", what)
 
@@ -105,15 +106,21 @@ class Planner:
         """Sequence number of the first event enqueued then or later; the end where there is none."""
         if span.end == span.first or span.newest is None or span.newest < when:
             return span.end
-        receive = self.options.batch
-        receiver = Receiver(self.options.connection, partition, when, 1, receive.level)
-        try:
-            events = receiver.get(receive.timeout)
-        except Broken as broken:
-            raise explained(broken.error, self.options.connection, f", partition {partition}") from None
-        finally:
-            receiver.close()
-        return numbers(events)[0] if events else span.end
+        until, attempt, where = time.monotonic() + self.receive.timeout, 0, f", partition {partition}"
+        while True:
+            receiver = Receiver(self.options.connection, partition, when, 1, self.receive.level)
+            try:
+                if events := receiver.get(self.receive.timeout):
+                    return numbers(events)[0]
+                raise SourceUnavailable(f"Event Hubs gives no event of {self.hub!r}{where}, although its newest is of {span.newest}.")
+            except Broken as broken:
+                known = explained(broken.error, self.options.connection, where)
+                if condition(broken.error) == STOLEN or not isinstance(known, SourceUnavailable) or time.monotonic() > until:
+                    raise known from None
+            finally:
+                receiver.close()
+            backoff(attempt)
+            attempt += 1
 
 
 def _named(asked: int | Ends, number: int, default: int) -> int:

@@ -80,7 +80,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Runs on the driver. Raises what `Planner` raises."""
-        planner = Planner(self._options)
+        planner = Planner(self._options, self._options.batch)
         return slices(planner.start(), planner.end())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Options, schema: T.StructType) -> None:
         self._options, self._schema = options, schema
-        self._planner = Planner(options)
+        self._planner = Planner(options, options.stream)
         self._target: Offset | None = None
 
     def initialOffset(self) -> dict[str, Any]:
