@@ -30,6 +30,8 @@ class Place:
     def __init__(self, dsn: str, schema: str, auto_migrate: bool) -> None:
         self.dsn, self.schema, self.auto_migrate = checked(dsn), checked_schema(schema), auto_migrate
         self.sql = Statements(schema)
+        # a claim must not wait for a server that is gone until TCP gives up: meanwhile the partitions of this processor expire
+        self.settings = {"tcp_user_timeout": "30000", **settings(dsn)}
 
     def check(self) -> None:
         """Make sure that the tables are those of this library. Raises StoreUnavailable, SchemaOutdated, StateTooNew."""
@@ -91,7 +93,7 @@ class Session:
             self.place.check()
             self._checked = True
         if not self._kept:
-            self._kept.append(psycopg.connect("", row_factory=dict_row, **settings(self.place.dsn)))
+            self._kept.append(psycopg.connect("", row_factory=dict_row, **self.place.settings))
         return self._kept[0]
 
     def _drop(self) -> None:
@@ -136,7 +138,7 @@ class AsyncSession:
             await asyncio.to_thread(self.place.check)
             self._checked = True
         if not self._kept:
-            self._kept.append(await psycopg.AsyncConnection.connect("", row_factory=dict_row, **settings(self.place.dsn)))
+            self._kept.append(await psycopg.AsyncConnection.connect("", row_factory=dict_row, **self.place.settings))
         return self._kept[0]
 
     async def _drop(self) -> None:
