@@ -233,7 +233,8 @@ class Consumer(Registered):
         ):
             index = flow.index_of(material)
             told = self.told(index.spans)
-            planning.guard(head, run, self.settings, {p: first for p, (first, _) in index.spans.items()})
+            firsts = starting.without_absent(head, run, {p: first for p, (first, _) in index.spans.items()}, self.read_log)
+            planning.guard(head, run, self.settings, firsts)
             for number, rows in enumerate(planning.chunks(index, self.max_events)):
                 culprits = self._culprits.setdefault((batch_id, number), set())
                 chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits, incarnation_ids=told)

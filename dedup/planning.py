@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from checkpoint.errors import IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
-from checkpoint.position import Partition, Ranges
+from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import Kind
 from dedup.index import Bools, Index, Ints, keys_table
 from dedup.store import Head, Run
@@ -56,19 +56,25 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
             f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, our state at batch {ours}: "
             f"the state was restored to an older time. Find out what is missing, then run `dedup consumer accept-restore {head.consumer}`."
         )
-    gaps = [] if head.gap_accepted else [g for p, first in sorted(firsts.items()) if (g := _gap(head, run, p, first))]
-    if gaps:
+    found = gaps(head, run, firsts)
+    if found:
         raise PositionGap(
-            f"Consumer {head.consumer!r}: positions would be left out: {', '.join(gaps)}. Start the query at the checkpoint, "
-            f"or run `dedup consumer accept-gap {head.consumer}` to go on without them."
+            f"Consumer {head.consumer!r}: positions would be left out: {', '.join(f'{p} {span}' for p, span in found.items())}. Start the "
+            f"query at the checkpoint, or run `dedup consumer accept-gap {head.consumer}` to go on without them."
         )
 
 
-def _gap(head: Head, run: Run, partition: Partition, first: int) -> str | None:
+def gaps(head: Head, run: Run, firsts: Mapping[Partition, int]) -> dict[Partition, Range]:
+    """Positions between a checkpoint and the first one of this batch, where another query comes and nobody has accepted them."""
+    found = {} if head.gap_accepted else {p: _gap(head, run, p, first) for p, first in sorted(firsts.items())}
+    return {partition: span for partition, span in found.items() if span is not None}
+
+
+def _gap(head: Head, run: Run, partition: Partition, first: int) -> Range | None:
     point = head.checkpoints.get(partition)
     if point is None or point.query_id == run.query_id or first <= point.sequence_number + 1:
         return None  # the same query may jump: transaction markers and compaction leave gaps
-    return f"{partition} {point.sequence_number + 1}-{first - 1}"
+    return Range(point.sequence_number + 1, first - 1)
 
 
 def _settings_message(head: Head, settings: Mapping[str, str]) -> str:

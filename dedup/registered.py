@@ -46,7 +46,8 @@ class Registered:
         """Register what reads a range of the log in a batch: called with source, topic, partition, first and last sequence number.
 
         Returns a DataFrame or Arrow table like the stream's. Needed where events have to be read again. Usable as a decorator. Where it has
-        an attribute `first_kept`, called with source, topic and partition, positions above that one which it does not give are no loss.
+        an attribute `first_kept`, called with source, topic and partition, positions above that one which it does not give are no loss;
+        `absent`, called like the function, says whether positions that a new query leaves out never were events.
         """
         self.read_log = read
         return read

@@ -1,6 +1,6 @@
-"""Where a stream begins that has lost its own checkpoint: right after ours, wherever there is one. Pure but for what `Log` asks.
+"""Where a stream begins that has lost its own checkpoint: right after ours, wherever there is one. Pure but for what the log is asked.
 
-Called by `Consumer.starting_offsets`, by the sources of this project and by `dedup lag`.
+Called by the consumer, by the sources of this project and by `dedup lag`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any, Literal, Protocol
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionGap
 from checkpoint.position import Partition
+from dedup import planning
 from dedup.envelope import KAFKA_SOURCE
-from dedup.store import Head
+from dedup.store import Head, Run
 
 New = Literal["earliest", "latest"]
 
@@ -59,6 +60,17 @@ def positions(head: Head, source: str, log: Log, topics: Sequence[str], new: New
             f"Run `dedup consumer accept-gap {head.consumer}` to go on without them."
         )
     return {place: max(known[place], first) if place in known else new for place, (first, _) in spans.items()}
+
+
+def without_absent(head: Head, run: Run, firsts: Mapping[Partition, int], read_log: Any) -> dict[Partition, int]:
+    """The first positions of a batch, moved down to the checkpoint where the log says that nothing lies between.
+
+    A query that begins right behind the checkpoint delivers its first event later where transaction markers, aborted messages or compaction
+    come first. By positions alone that looks like events left out; a log reader with an attribute `absent` tells.
+    """
+    absent = getattr(read_log, "absent", None)
+    gaps = planning.gaps(head, run, firsts) if absent is not None else {}
+    return {**firsts, **{p: span.first for p, span in gaps.items() if absent and absent(*p, span.first, span.last)}}
 
 
 def _refuse_lost_ends(head: Head, source: str, spans: Mapping[Place, tuple[int, int]], known: Mapping[Place, int]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds for anything that the broker does in a moment."""
 
 QUIET = {"log_level": 0}
@@ -88,6 +88,7 @@ class Topic:
             producer.commit_transaction(PATIENCE)
         else:
             producer.abort_transaction(PATIENCE)
+        eventually(lambda: self.ends(partition, "read_committed") == self.ends(partition))  # its marker is written behind our back
 
     def offsets(self, last: int) -> list[int]:
         """Positions up to `last` that partition 0 still has."""
@@ -101,9 +102,9 @@ class Topic:
             consumer.close()
         return found
 
-    def ends(self, partition: int = 0) -> tuple[int, int]:
+    def ends(self, partition: int = 0, isolation: str = "read_uncommitted") -> tuple[int, int]:
         """(first position, position after the last)."""
-        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "tests", **QUIET})
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "tests", "isolation.level": isolation, **QUIET})
         try:
             low, high = consumer.get_watermark_offsets(TopicPartition(self.name, partition), PATIENCE)
         finally:

@@ -70,7 +70,7 @@ class LogReader:
             if last >= end:
                 raise IncarnationChanged(
                     f"{topic}/{partition} at {self.broker.servers} ends before position {end}; {first}-{last} was asked for. "
-                    "Either it was deleted and created again, or it lost its end, or this is another broker."
+                    "It was deleted and created again, or lost its end, or a transaction is open there, or this is another broker."
                 )
             consumer.assign([TopicPartition(topic, partition, max(first, kept))])
             found = list(self._messages(consumer, last))
@@ -80,6 +80,15 @@ class LogReader:
         """The first position that can still be had; what lies below is lost, what is missing above was never an event or was compacted."""
         with self._consumer() as consumer:
             return self._ends(consumer, topic, partition)[0]
+
+    def absent(self, source: str, topic: str, partition: int, first: int, last: int) -> bool:
+        """Whether none of these positions is an event that can be had, and none was lost to retention."""
+        with self._consumer() as consumer:
+            kept, end = self._ends(consumer, topic, partition)
+            if kept > first or last >= end:
+                return False
+            consumer.assign([TopicPartition(topic, partition, first)])
+            return next(self._messages(consumer, last), None) is None
 
     def _ends(self, consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import kafka_server
+import pyarrow as pa
 import pytest
 from kafka_kit import Topic, compacted, flush, order
 from kafka_proxy import proxied
@@ -82,6 +83,27 @@ def test_aborted_transactions_leave_gaps_that_are_no_losses(place: Place, kafka:
     assert absent(place) == Ranges.of([(1, 3), (5, 5)])
     done = reprocess(Selection("shop", topic=topic.name), run, from_log=True)
     assert (done.absent, done.filled.delivered, done.lost) == (4, 0, 0)
+    assert ids(place.read()) == ["a", "b", "c"]
+
+
+def test_a_new_query_may_begin_behind_markers(place: Place, kafka: kafka_server.Broker, topic: Topic) -> None:
+    """Right behind the checkpoint there may be nothing but an aborted transaction: no gap, says the log. An event there is one."""
+    topic.send_orders(("a", 1))
+    stream(reading(place, kafka.servers, query="one"), topic)
+    topic.send_transaction([order("no", 1)], commit=False)
+    topic.send_orders(("b", 2), ("c", 3))
+    rows = log_of(kafka).read(topic.name, 0, 0, 4)
+    with pytest.raises(PositionGap, match="0 1-3"):
+        reading(place, kafka.servers, query="two")(rows.slice(2), 0)
+    blind = reading(place, kafka.servers, query="two")
+    blind.read_log = None
+    with pytest.raises(PositionGap, match="0 1-2"):
+        blind(rows.slice(1), 0)
+    assert reading(place, kafka.servers, query="two")(rows.slice(1), 0).processed == 2
+    topic.send_orders(("lost", 1), ("d", 4), ("e", 5))
+    topic.delete_records(0, before=6)
+    with pytest.raises(PositionGap, match="/0 5. Start"):
+        reading(place, kafka.servers, query="three")(rows.slice(1).set_column(4, "offset", pa.array([6, 7])), 0)
     assert ids(place.read()) == ["a", "b", "c"]
 
 
