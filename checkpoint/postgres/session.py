@@ -124,9 +124,6 @@ class AsyncSession:
                 try:
                     cursor = await (await self._connected()).execute(self.place.sql[call.statement], call.parameters)
                     return call.read(await cursor.fetchall())
-                except asyncio.CancelledError:
-                    await self._drop()  # its statement may still run: nobody else's answer may be mistaken for it
-                    raise
                 except psycopg.Error as error:
                     if not (left and is_lost(error)):
                         raise self.place.failed(error, call) from error
