@@ -110,10 +110,15 @@ def wanted_of(positions: Iterable[Position], source: str, topic: str) -> dict[Pa
         raise ConfigError(f"A partition of an event hub has a number for a name: {error}.") from None
 
 
-def positions_of(head: Head, group: Group, source: str, topic: str) -> list[Position]:
-    """A consumer's checkpoints in one topic as azure's, for a mirror. Offsets that are not known are None."""
+def positions_of(head: Head, group: Group, source: str | None = None) -> list[Position]:
+    """A consumer's checkpoints in one hub as azure's, for a mirror. Offsets that are not known are None.
+
+    Args:
+        source: what the consumer calls the namespace, if otherwise than `group`.
+    """
+    where = ((source or group.namespace).lower(), group.hub.lower())
     return [
         {**group.keys, "partition_id": str(p.partition), "sequence_number": point.sequence_number, "offset": point.offset}
         for p, point in sorted(head.checkpoints.items())
-        if (p.source.lower(), p.topic.lower()) == (source.lower(), topic.lower())
+        if (p.source.lower(), p.topic.lower()) == where
     ]

@@ -17,12 +17,12 @@ from azure.storage.blob import ContainerClient
 from fix_postgres import run
 from pg_proxy import until
 
-from checkpoint import PostgresCheckpointStore
+from checkpoint import BlobMirror, Group, Partition, PostgresCheckpointStore
 
 Run = Callable[..., tuple[int, str, str]]
 
 PAGE = (Path(__file__).parent.parent / "docs/event-processors.md").read_text()
-PROGRAM, MIRROR = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PROGRAM, MIRROR, CONSUMER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 
 pytestmark = [pytest.mark.eventhubs, pytest.mark.postgres]
@@ -112,6 +112,25 @@ def test_the_guide_is_short_and_its_program_differs_in_two_lines() -> None:
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 2 and "BlobCheckpointStore.from_connection_string" in with_blob(
         PROGRAM
     )
+
+
+def test_a_consumer_is_mirrored_beside_its_stream(setting: Any, postgres: str, azurite: str, blobs: ContainerClient) -> None:
+    """The snippet for a Consumer: what it has decided shows in the container, and nothing waits for it."""
+    from dedup import Consumer, PostgresStore, moving
+    from dedup.store import Checkpoint, Head
+
+    _, real, _ = setting
+    group, store = Group("Name", "Orders"), PostgresStore(postgres)
+    there = {Partition("name", "orders", 0): Checkpoint(7, "700"), Partition("name", "other", 0): Checkpoint(8, "800")}
+    moving.move(store, "shop", moving.plan(store, Head("shop"), there), by="ann", reason="")
+    names: dict[str, Any] = {"container": blobs, "group": group, "BlobMirror": BlobMirror, "consumer": Consumer("shop", store)}
+    exec(real(CONSUMER), names)
+    theirs = BlobCheckpointStore.from_connection_string(azurite, blobs.container_name)
+    until(lambda: [c["sequence_number"] for c in theirs.list_checkpoints(*group)] == [7])
+    names["mirror"].stop()
+    assert names["mirror"].health.failures == 0
+    theirs.close()
+    store.close()
 
 
 def test_the_sql_of_the_fence_runs(postgres: str) -> None:

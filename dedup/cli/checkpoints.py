@@ -255,7 +255,7 @@ def _reader(store: str, name: str, group: Group, source: str) -> Any:
         return lambda: processors.list_checkpoints(*group)
     opened = open_store(store)
     check_consumer(opened, name)
-    return lambda: moving.positions_of(opened.head(name), group, source, group.hub)
+    return lambda: moving.positions_of(opened.head(name), group, source)
 
 
 def _processors(url: str) -> PostgresCheckpointStore:
