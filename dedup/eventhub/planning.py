@@ -18,8 +18,8 @@ from dedup.eventhub.rows import numbers
 
 log = logging.getLogger("dedup")
 
-CHECKED_SECONDS = 2.0
-"""How long an answer to "is it still the same hub?" holds."""
+RECENT_SECONDS = 2.0
+"""How long an answer of the hub holds, where there is work enough in it."""
 
 
 class Planner:
@@ -28,7 +28,7 @@ class Planner:
     def __init__(self, options: Options, receive: Receive) -> None:
         self.options, self.receive, self.hub = options, receive, options.connection.hub
         self.namespace = Namespace(options.connection)
-        self._checked: tuple[str, float] = ("", 0.0)
+        self._seen: tuple[Hub, float] | None = None
 
     def start(self) -> Offset:
         """Where a new stream, or a batch read, begins.
@@ -58,8 +58,24 @@ class Planner:
         hub = self.namespace.look(since.ends if since else ())
         if since is not None and since.created != hub.created:
             raise self.namespace.another(since.created, hub.created)
-        self._checked = (hub.created, time.monotonic())
+        self._seen = (hub, time.monotonic())
         return hub
+
+    def look_beyond(self, since: Offset) -> Hub:
+        """The hub as it was seen a moment ago, if there is something behind this offset in it; else now. Raises what `look` raises."""
+        hub = self._recent(since.created)
+        if hub is not None and any(span.end > since.ends.get(number, 0) for number, span in hub.spans.items()):
+            return hub
+        return self.look(since)
+
+    def last_seen(self) -> Hub:
+        """As it was when it was last asked."""
+        return self._seen[0] if self._seen else self.look()
+
+    def _recent(self, created: str) -> Hub | None:
+        if self._seen is None or self._seen[0].created != created or time.monotonic() - self._seen[1] > RECENT_SECONDS:
+            return None
+        return self._seen[0]
 
     def kept(self, offset: Offset, hub: Hub) -> Offset:
         """The offset, if the log still has what comes next; without failOnDataLoss, the first position that it has.
@@ -81,10 +97,9 @@ class Planner:
         return Offset(offset.hub, offset.created, {number: max(end, spans[number].first) for number, end in ends.items()})
 
     def same_hub(self, created: str) -> None:
-        """Raises IncarnationChanged if the hub is not the one of then; asked at most every two seconds."""
-        if self._checked[0] != created or time.monotonic() - self._checked[1] > CHECKED_SECONDS:
+        """Raises IncarnationChanged if the hub is not the one of then."""
+        if self._recent(created) is None:
             self.namespace.check(created)
-            self._checked = (created, time.monotonic())
 
     def _report(self, lost: Mapping[int, tuple[int, int]]) -> None:
         named = ", ".join(f"partition {number}: {first}-{last}" for number, (first, last) in sorted(lost.items()))

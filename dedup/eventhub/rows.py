@@ -93,7 +93,9 @@ def body(event: Any) -> bytes | None:
 def properties(message: Any) -> list[Pair]:
     """AMQP's own properties that are there, then the application's, as names and bytes."""
     own, given = message.properties, message.application_properties
-    pairs = [(name, _bytes(value)) for attribute, name in SYSTEM if (value := getattr(own, attribute)) is not None] if own else []
+    pairs = (
+        [(name, _bytes(value)) for attribute, name in SYSTEM if (value := getattr(own, attribute)) is not None] if own is not None else []
+    )
     return [*pairs, *((_name(name), _bytes(value)) for name, value in given.items())] if given else pairs
 
 

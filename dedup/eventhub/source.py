@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from dedup.eventhub import pool, rows
+from dedup.eventhub.namespace import Hub
 from dedup.eventhub.options import Options
 from dedup.eventhub.planning import Planner
 from dedup.eventhub.positions import Offset, admitted
@@ -106,8 +107,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is there now is all there is."""
-        hub = self._planner.look()
-        self._target = Offset(self._planner.hub, hub.created, {number: span.end for number, span in hub.spans.items()})
+        self._target = self._ends(self._planner.look())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next batch ends.
@@ -116,9 +116,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             IncarnationChanged: the hub was created anew. PositionsMissing: retention was faster than the stream.
         """
         since = Offset.of(start)
-        hub = self._planner.look(since)
+        hub = self._planner.look_beyond(since)
         begin = self._planner.kept(since, hub)
-        ends = {number: span.end for number, span in hub.spans.items()}
+        ends = dict(self._ends(hub).ends)
         if self._target is not None:
             ends = {number: max(begin.ends[number], min(end, self._target.ends.get(number, 0))) for number, end in ends.items()}
         if isinstance(limit, ReadMaxRows):
@@ -128,9 +128,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(begin.hub, begin.created, ends).json()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The ends of the log, for the query's progress."""
-        hub = self._planner.look()
-        return Offset(self._planner.hub, hub.created, {number: span.end for number, span in hub.spans.items()}).json()
+        """The ends of the log as they were last seen, for the query's progress."""
+        return self._ends(self._planner.last_seen()).json()
+
+    def _ends(self, hub: Hub) -> Offset:
+        return Offset(self._planner.hub, hub.created, {number: span.end for number, span in hub.spans.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """One slice for each partition that has something new. Raises IncarnationChanged if the hub is not the one of these offsets."""
