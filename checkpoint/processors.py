@@ -91,7 +91,7 @@ def _claim(group: Group, partitions: dict[str, Ownership]) -> Call[list[Ownershi
         **group.parameters,
         "partitions": list(partitions),
         "owners": [ownership["owner_id"] for ownership in asked],
-        "seen": [ownership.get("etag") for ownership in asked],
+        "seen": [ownership.get("etag") or None for ownership in asked],
         "etags": [uuid.uuid4().hex for _ in asked],
     }
 
@@ -128,12 +128,12 @@ def advance(group: Group, positions: Iterable[Mapping[str, Any]]) -> Call[list[s
 
     Crash: all of them are moved or none; moving them again changes nothing.
     """
-    given = list(positions)
-    wrong = [p["partition_id"] for p in given if p.get("sequence_number") is None]
+    given = {str(p["partition_id"]): p for p in positions}
+    wrong = [partition for partition, p in given.items() if p.get("sequence_number") is None]
     if wrong:
         raise ConfigError(f"{group}: a checkpoint needs the sequence number of its event; partitions {', '.join(wrong)} have none.")
-    numbers = {str(p["partition_id"]): int(p["sequence_number"]) for p in given}
-    offsets = [_offset(p.get("offset")) for p in given]
+    numbers = {partition: int(p["sequence_number"]) for partition, p in given.items()}
+    offsets = [_offset(p.get("offset")) for p in given.values()]
     parameters = {**group.parameters, "partitions": list(numbers), "numbers": list(numbers.values()), "offsets": offsets}
 
     def moved(rows: Rows) -> list[str]:
