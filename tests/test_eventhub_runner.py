@@ -242,16 +242,12 @@ def test_partitions_that_are_added_are_read(place: Place, sent: Orders, monkeypa
     """The client asks for partitions once; the runner asks again, and reads the new ones from their first event."""
     monkeypatch.setattr(runner_loop, "LOOK_SECONDS", 0.3)
     sent.send(50)
-    asked = runner_loop.EventHubConsumerClient.get_partition_ids
-    few = [True]
-
-    async def partitions(self: Any) -> list[str]:
-        return (await asked(self))[: 1 if few[0] else None]
-
-    monkeypatch.setattr(runner_loop.EventHubConsumerClient, "get_partition_ids", partitions)
     with running(runner_child.consumer(place.store()), sent) as one:
-        until(lambda: checkpoints(place) == {0: sent.ends[0]}, one.alive)
-        few[0] = False
+        sent.wait(place, one.alive)
+        sent.double.order("grow", hub=sent.hub, partitions=4)
+        sent.bodies += [[], []]
+        sent.partitions = 4
+        sent.send(100)
         sent.wait(place, one.alive)
     sent.check(place)
 

@@ -6,6 +6,7 @@ import os
 
 import pytest
 from simulation import World, effects
+from simulation_joined import JoinedWorld
 
 from dedup.verify import verify
 
@@ -60,3 +61,27 @@ def test_no_schedule_of_crashes_copies_and_replays_loses_or_doubles(ledger: bool
         except AssertionError as e:
             raise AssertionError(f"seed {seed}, {'ledger' if ledger else 'transactional'}: {e}") from e
     assert crashes > SCHEDULES // 4, "the schedules did not crash anything"
+
+
+@pytest.mark.parametrize("ledger", [False, True], ids=["transactional", "ledger"])
+def test_no_schedule_of_processes_that_share_an_epoch_loses_or_doubles(ledger: bool) -> None:
+    """Runners claim partitions from each other, sleep, crash and take turns with queries: the same invariants hold."""
+    lost = 0
+    for seed in range(SCHEDULES // 10):
+        world = JoinedWorld(seed, ledger=ledger)
+        world.run()
+        lost += sum(number > 1 for number in world.claims.values())
+        try:
+            check(world)
+        except AssertionError as e:
+            raise AssertionError(f"seed {seed}, {'ledger' if ledger else 'transactional'}: {e}") from e
+    assert lost > SCHEDULES // 20, "the schedules did not take partitions away"
+
+
+def test_without_the_comparison_of_claims_the_simulation_finds_the_damage() -> None:
+    """A store that lets an old claim commit is found out within a few schedules: the test above can fail."""
+    with pytest.raises(AssertionError):
+        for seed in range(SCHEDULES // 10):
+            world = JoinedWorld(seed, ledger=False, fenced=False)
+            world.run()
+            check(world)

@@ -71,7 +71,7 @@ async def run_async(
         max_events: of one batch; at most the consumer's `max_events_per_transaction`.
         max_bytes: of one batch, in memory.
         max_wait: seconds that the first event of a batch waits for others.
-        prefetch: events of a partition that the service sends ahead; in memory are at most twice as many, and one batch.
+        prefetch: events of a partition that the service sends ahead; in memory are at most twice as many, and two batches.
         balance_every: seconds between two looks at who owns what.
         expire_after: seconds after which a process that does not renew its partitions loses them.
         client: further arguments of EventHubConsumerClient.

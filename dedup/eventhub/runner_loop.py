@@ -203,8 +203,22 @@ class Runner:
         part.add(events, now)
         if missing := part.hole(now):
             await self._judge(context.partition_id, part, *missing)
+        if part.running is not None and part.running.done():
+            await self._settle(context.partition_id, part)
         while part.due(time.monotonic()):
-            await self._commit(context.partition_id, part)
+            await self._settle(context.partition_id, part)
+            part.running = asyncio.get_running_loop().run_in_executor(self._worker, self._process, part, part.take())
+
+    async def _settle(self, partition: str, part: Gathered) -> None:
+        """Wait for the batch that is in the store: the next one is gathered meanwhile, and no more. Raises what it ended with."""
+        running = part.running
+        if running is None:
+            return
+        await asyncio.wait({running})
+        part.running, error = None, running.exception()
+        if error is not None:
+            self._note(partition, part, error)
+            raise error
 
     async def _judge(self, partition: str, part: Gathered, first: int, last: int) -> None:
         """Positions did not come: lost to retention, to the link, or never there (compaction)."""
@@ -223,21 +237,6 @@ class Runner:
         log.warning("%s: positions %d-%d of partition %s are not in the log", self._member.name, first, last, partition)
         part.skip_to(last + 1, time.monotonic())
 
-    async def _commit(self, partition: str, part: Gathered) -> None:
-        """One batch in the thread of batches. The client waits meanwhile; to be stopped, or to lose the partition, waits for its end."""
-        batch = asyncio.get_running_loop().run_in_executor(self._worker, self._process, part, part.take())
-        try:
-            await asyncio.shield(batch)
-        except asyncio.CancelledError:
-            while not batch.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({batch})
-            self._note(partition, part, batch.exception())
-            raise
-        except Exception as error:
-            self._note(partition, part, error)
-            raise
-
     def _process(self, part: Gathered, events: pa.Table) -> None:
         if self._ended.is_set():
             raise Stopping
@@ -245,9 +244,9 @@ class Runner:
         report = self._member.process(part.share, events)
         log.info("%s %s: %s, %.2f s", self._member.name, part.share.claim.partition, report, time.monotonic() - started)
 
-    def _note(self, partition: str, part: Gathered, error: BaseException | None) -> None:
+    def _note(self, partition: str, part: Gathered, error: BaseException) -> None:
         """What a batch ended with: a lost partition is left, anything else ends the run."""
-        if error is None or isinstance(error, Stopping):
+        if isinstance(error, Stopping):
             return
         if self._owned.get(partition) is part:  # and not claimed again meanwhile
             del self._owned[partition]
@@ -264,7 +263,12 @@ class Runner:
         self._ended.set()
 
     async def _on_closed(self, context: Any, reason: Any) -> None:
-        self._owned.pop(context.partition_id, None)
+        """The client lets go of a partition, and gives it back after this: the batch in the store is waited for."""
+        part = self._owned.get(context.partition_id)
+        if part is not None:
+            with contextlib.suppress(Exception):  # noted
+                await self._settle(context.partition_id, part)
+            self._owned.pop(context.partition_id, None)
 
     async def _on_error(self, context: Any, error: Exception) -> None:
         if not isinstance(error, NotClaimed | Stopping | Fenced):

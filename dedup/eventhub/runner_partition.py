@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,7 @@ class Gathered:
     doubted: int | None = None  # where a hole was seen the last time; the log was read again since then
     tables: list[pa.Table] = field(default_factory=list)
     since: float = 0.0
+    running: asyncio.Future[None] | None = None  # the batch that is in the store
 
     def __post_init__(self) -> None:
         self.order = None if self.first is None else InOrder(self.first)

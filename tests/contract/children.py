@@ -73,7 +73,7 @@ class Child:
     @property
     def said(self) -> str:
         """Its stderr so far."""
-        return self._errors.read_text(errors="replace")
+        return self._errors.read_text(errors="replace") if self._errors.exists() else ""
 
     def require_running(self) -> None:
         """It has not ended yet."""

@@ -199,12 +199,14 @@ def test_failures_of_two_processes_count_together(place: Place) -> None:
 
 def test_an_accepted_gap_is_not_used_up_by_another_partition(place: Place) -> None:
     """A process speaks for its own partition: what a person accepted stays accepted until it is asked for."""
-    one = member(place.store())
+    one, two = member(place.store()), member(place.store())
     share = one.claim(at(0))
     one.process(share, batch(*orders(range(3))))
+    two.process(two.claim(at(1)), batch(*orders(range(3), partition=1)))
     place.store().amend("shop", accept_gap, by="test", reason="lost")
     one.process(share, batch(*orders(range(3, 6))))
-    assert place.store().head("shop").gap_accepted
+    head = place.store().head("shop")
+    assert head.gap_accepted and head.checkpoints[at(1)].query_id == two.run_id
 
 
 def test_a_reset_is_not_passed_over_by_a_process_that_reads_on(place: Place) -> None:
