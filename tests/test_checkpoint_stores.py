@@ -15,7 +15,8 @@ import checkpoint_kit
 import pytest
 from checkpoint_kit import KINDS, Store, opened, ownership, position
 from eventhubs.control import Double
-from fix_eventhubs import MakeHub
+from fix_eventhubs import AnyHub, MakeHub
+from fix_postgres import run
 
 GROUP = ("name.servicebus.windows.net", "orders", "$Default")
 PARTITIONS = [str(number) for number in range(8)]
@@ -243,3 +244,23 @@ def test_two_processors_share_eight_partitions_and_one_takes_over_when_the_other
         until(lambda: {c["partition_id"]: c["sequence_number"] for c in store.checkpoints(*group)} == dict.fromkeys(PARTITIONS, 9))
         seen = second.stop()
     assert {f"{partition} {number}" for partition in PARTITIONS for number in range(5, 10)} <= set(seen)
+
+
+def test_on_any_hub_the_survivor_reads_to_every_end(any_hub: AnyHub, postgres: str) -> None:
+    """The same with ours on the double and, where one is named, on the real service: halves, one dies, all partitions to what was sent."""
+    many = len(any_hub.begin)
+    where = ("postgres_aio", postgres, any_hub.connection, any_hub.name)
+    opened("postgres", postgres).owners(*GROUP)  # makes the tables
+
+    def shares() -> list[int]:
+        owned = run(postgres, "select count(*)::int from dedup.partition_owner where owner_id <> '' group by owner_id order by 1")
+        return [number for (number,) in owned]
+
+    with Processor(*where) as first, Processor(*where):
+        until(lambda: shares() == [many // 2, many - many // 2])
+        first.process.kill()
+        until(lambda: shares() == [many])
+        for partition in any_hub.begin:
+            any_hub.send(partition, [b"a", b"b"])
+        ends = {str(partition): begin + 1 for partition, begin in any_hub.begin.items()}
+        until(lambda: dict(run(postgres, "select partition_id, sequence_number from dedup.processor_checkpoint")) == ends)
