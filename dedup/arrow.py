@@ -19,16 +19,24 @@ from dedup.envelope import EARLIEST, ENVELOPE, LATEST, Constant, Expression, Nam
 
 Frame = dict[str, pa.Array]
 
+_KEY, _KEY_TEXT, _PAYLOAD_HASH, _UNDECODABLE = keys.INTERNAL
+
 
 def prepare(table: pa.Table, spec: Prepare) -> pa.Table:
     """The input's rows, in their order, as events with keys.
 
     Returns:
-        ENVELOPE columns, the input's other columns, `data` (with a decoder), `_key`, `_key_text`, `_payload_hash`, `_undecodable`.
+        ENVELOPE columns, the input's other columns, `data` (with a decoder), `_key`, `_key_text`, `_payload_hash`, `_undecodable`;
+        with a sequence key also `_sequence` and `_sequence_text`.
 
     Raises:
         ConfigError: the input is not recognised, a column is missing or of a type that cannot fit, or a setting needs Spark.
     """
+    return complete(prepare_keys(table, spec), spec)
+
+
+def prepare_keys(table: pa.Table, spec: Prepare) -> pa.Table:
+    """What `prepare` returns but for `_key_text` and `_payload_hash`, which can wait. Raises ConfigError."""
     plan = layout(table.column_names, spec)
     columns: Frame = {name: _one(table, origin, name) for name, origin in plan.envelope.items()}
     columns |= {name: _whole(table[name]) for name in plan.extras}
@@ -37,10 +45,21 @@ def prepare(table: pa.Table, spec: Prepare) -> pa.Table:
         columns["data"], undecodable = arrow_decode.decode(columns["body"], spec.decoder)
     elif spec.decoder is not None:
         raise ConfigError("A function as decode= computes a Spark column; without Spark use decode.json or decode.avro.")
-    columns |= dict(zip(keys.INTERNAL, (*_keys(columns, spec), undecodable), strict=True))
+    columns |= {_KEY: _keys(columns, spec), _UNDECODABLE: undecodable}
     if spec.keys.sequence:
         columns |= dict(zip(keys.SEQUENCE, _sequence(columns, spec), strict=True))
     return pa.table(columns)
+
+
+def complete(rows: pa.Table, spec: Prepare, hashes: pa.Array | None = None) -> pa.Table:
+    """Some rows that `prepare_keys` returned, with all columns of `prepare`.
+
+    Args:
+        hashes: their `_payload_hash`, where it is known already.
+    """
+    at = rows.column_names.index(_KEY) + 1
+    with_text = rows.add_column(at, _KEY_TEXT, key_texts(rows, spec))
+    return with_text.add_column(at + 1, _PAYLOAD_HASH, payload_hashes(rows, spec) if hashes is None else hashes)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -112,24 +131,38 @@ def _properties(column: pa.Array) -> pa.Array | None:
     return column.cast(PROPERTIES) if fits else None
 
 
-def _keys(columns: Frame, spec: Prepare) -> tuple[pa.Array, pa.Array, pa.Array]:
+def _keys(columns: Frame, spec: Prepare) -> pa.Array:
     settings = spec.keys
     named = _parts(columns, settings.columns or (keys.MESSAGE_ID,), "idempotence_key")
-    body = arrow_keys.encode(_parts(columns, ("body",), "payload"))
-    chosen = _parts(columns, settings.payload, "payload")
-    # Where all of them are null, as in what does not decode, only the body tells events apart.
-    payload = pc.if_else(arrow_keys.all_null(chosen), body, arrow_keys.encode(chosen)) if chosen else body
-    before = arrow_keys.encode(_parts(columns, settings.scope_columns, "key_scope"), [keys.prefix(spec.consumer, spec.keyspace)])
-    before = before if settings.scope_columns else pa.repeat(before, len(payload))
+    _parts(columns, settings.payload, "payload")  # what is missing is told now
+    before = [keys.prefix(spec.consumer, spec.keyspace), *arrow_keys.pieces(_parts(columns, settings.scope_columns, "key_scope"))]
     absent = arrow_keys.all_null(named)
-    encoded = arrow_keys.join([before, arrow_keys.encode(named, [keys.USER_KEY])])
-    shown = arrow_keys.text(named)
-    if settings.falls_back and spec.positions:
-        place = _place(columns, spec)
-        encoded = pc.if_else(absent, arrow_keys.join([before, arrow_keys.encode(place, [keys.POSITION_KEY])]), encoded)
-        shown = pc.if_else(absent, arrow_keys.text(place), shown)
-        absent = pa.repeat(pa.scalar(False), len(payload))
-    return arrow_keys.key_hash(encoded, absent), pc.if_else(absent, None, shown), arrow_keys.payload_hash(payload)
+    encoded = arrow_keys.encode(named, [*before, keys.USER_KEY])
+    if settings.falls_back and spec.positions and absent.true_count:
+        encoded = pc.if_else(absent, arrow_keys.encode(_place(columns, spec), [*before, keys.POSITION_KEY]), encoded)
+        absent = pa.repeat(pa.scalar(False), len(absent))
+    return arrow_keys.key_hash(encoded, absent)
+
+
+def key_texts(rows: pa.Table, spec: Prepare) -> pa.Array:
+    """The readable keys of prepared rows; null where there is none."""
+    columns: Frame = {name: _whole(rows[name]) for name in rows.column_names}
+    named = _parts(columns, spec.keys.columns or (keys.MESSAGE_ID,), "idempotence_key")
+    absent, shown = arrow_keys.all_null(named), arrow_keys.text(named)
+    if spec.keys.falls_back and spec.positions:
+        return pc.if_else(absent, arrow_keys.text(_place(columns, spec)), shown) if absent.true_count else shown
+    return pc.if_else(absent, None, shown)
+
+
+def payload_hashes(rows: pa.Table, spec: Prepare) -> pa.Array:
+    """The payload hashes of prepared rows."""
+    columns: Frame = {name: _whole(rows[name]) for name in rows.column_names}
+    chosen = _parts(columns, spec.keys.payload, "payload")
+    encoded = arrow_keys.encode(chosen or _parts(columns, ("body",), "payload"))
+    if chosen and (absent := arrow_keys.all_null(chosen)).true_count:
+        # As in what does not decode: only the body tells such events apart.
+        encoded = pc.if_else(absent, arrow_keys.encode(_parts(columns, ("body",), "payload")), encoded)
+    return arrow_keys.payload_hash(encoded)
 
 
 def _sequence(columns: Frame, spec: Prepare) -> tuple[pa.Array, pa.Array]:

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -64,20 +65,30 @@ def _decimal(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(sign, pc.utf8_slice_codeunits(digits, 0, -scale), point, fraction, empty).cast(_BYTES)
 
 
-def encode(parts: Sequence[pa.Array | pa.Scalar], before: Sequence[bytes] = ()) -> pa.Array:
-    """The bytes `before`, then each part encoded, row by row. Parts are large_binary."""
-    return join([*(pa.scalar(b, _BYTES) for b in before), *(_part(p) for p in parts)])
+Piece: TypeAlias = bytes | pa.Array | pa.Scalar
+"""A constant, or values row by row (large_binary)."""
 
 
-def join(pieces: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
+def encode(parts: Sequence[pa.Array | pa.Scalar], before: Sequence[Piece] = ()) -> pa.Array:
+    """The pieces `before`, then each part encoded, row by row. Parts are large_binary."""
+    return join([*before, *pieces(parts)])
+
+
+def pieces(parts: Sequence[pa.Array | pa.Scalar]) -> list[Piece]:
+    """The encoded parts, to be joined; what is large is copied once, by `join`."""
+    return [piece for part in parts for piece in _part(part)]
+
+
+def join(pieces: Sequence[Piece]) -> pa.Array:
     """The pieces one after another, row by row."""
-    return pc.binary_join_element_wise(*pieces, _NONE)
+    return pc.binary_join_element_wise(*(pa.scalar(p, _BYTES) if isinstance(p, bytes) else p for p in pieces), _NONE)
 
 
-def _part(value: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
-    size = pc.binary_length(value).cast(pa.large_string()).cast(_BYTES)
-    whole = pc.binary_join_element_wise(pa.scalar(b"V", _BYTES), size, pa.scalar(b":", _BYTES), value, _NONE)
-    return pc.coalesce(whole, pa.scalar(keys.NULL, _BYTES))
+def _part(value: pa.Array | pa.Scalar) -> list[Piece]:
+    encoded = [b"V", pc.binary_length(value).cast(pa.large_string()).cast(_BYTES), b":", value]
+    if isinstance(value, pa.Array) and not value.null_count:
+        return encoded
+    return [pc.coalesce(join(encoded), pa.scalar(keys.NULL, _BYTES))]
 
 
 def all_null(parts: Sequence[pa.Array]) -> pa.Array:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
@@ -34,11 +35,17 @@ class Material(Protocol):
     def index(self) -> pa.Table:
         """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
 
+    def payload_hashes(self) -> Ints:
+        """The payload hash of every row. What they are computed of may be left alone until somebody asks."""
+
     def content(self, rows: Ints) -> pa.Table:
         """All prepared columns of these rows, in this order. For few rows: letters, checkpoints."""
 
     def frame(self, rows: Ints) -> Any:
         """The handler's frame of these rows, without internal columns."""
+
+    def expect(self, rows: Ints) -> None:
+        """These rows are likely to be asked for as a frame next: a chance to make it while something else is waited for."""
 
 
 class Feed(Protocol):
@@ -107,6 +114,10 @@ class ArrowMaterial:
         """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
         return self.table.select(index_columns(self.table.column_names))
 
+    def payload_hashes(self) -> Ints:
+        """The payload hash of every row."""
+        return np.asarray(self.table["_payload_hash"])
+
     def content(self, rows: Ints) -> pa.Table:
         """These rows, in this order."""
         return self.table.take(pa.array(rows))
@@ -114,6 +125,9 @@ class ArrowMaterial:
     def frame(self, rows: Ints) -> pa.Table:
         """These rows as the handler sees them."""
         return visible(self.table).take(pa.array(rows))
+
+    def expect(self, rows: Ints) -> None:
+        """Nothing to make: a frame is quick."""
 
 
 def index_columns(names: Sequence[str]) -> list[str]:

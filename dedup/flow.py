@@ -78,7 +78,7 @@ class Chunk:
 def index_of(material: Material) -> Index:
     """The batch in position order. Raises ConfigError or AmbiguousPosition, naming rows."""
     check_positions(material.index)
-    return Index.of(material.index)
+    return Index.of(material.index, material.payload_hashes)
 
 
 def commit_chunk(chunk: Chunk, store: Store, epoch: int, policy: Policy) -> npt.NDArray[np.int8]:
@@ -106,12 +106,20 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     if _nothing_to_record(chunk, sifted, head):
         return sifted.state
     store.on_step("reserve")
-    settled = planning.settle(sifted, transaction.reserve(sifted.reserve), policy.on_key_conflict)
+    transaction.ask(sifted.wanted)
+    known = transaction.reserve(sifted.reserve, lambda known: _expect(chunk, sifted, known))
+    settled = planning.settle(sifted, known, policy.on_key_conflict)
     settled, why, spent = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
     for step in _decide(chunk, settled, why, spent, head, policy):
         store.on_step(step.name)
         transaction.execute(step)
     return settled.state
+
+
+def _expect(chunk: Chunk, sifted: Sifted, known: pa.Table) -> None:
+    """The handler will be given these rows, unless another transaction commits one of their keys before us."""
+    settled = planning.settle(sifted, known, "duplicate")
+    chunk.material.expect(settled.index.order[settled.new])
 
 
 def _check_assumptions(assumed: Head, head: Head) -> None:

@@ -1,12 +1,14 @@
 """The columnar view of a batch that decisions are made on: positions, keys and payload hashes, in position order.
 
+Payload hashes are asked for when they are needed: by then the store may be looking the keys up already.
+
 One row per delivered row. Arrays are numpy, so that fifty thousand rows cost milliseconds. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -26,7 +28,7 @@ Words = npt.NDArray[np.uint64]
 KEY_ONLY = Partition("", "", -1)
 """The partition of events without positions."""
 
-INDEX_COLUMNS = ("source", "topic", "partition", "sequence_number", "part", "_key", "_payload_hash", "_undecodable")
+INDEX_COLUMNS = ("source", "topic", "partition", "sequence_number", "part", "_key", "_undecodable")
 
 
 def key_words(column: pa.ChunkedArray | pa.Array) -> tuple[Words, Words]:
@@ -48,7 +50,7 @@ def key_bytes(high: Words, low: Words) -> pa.Array:
 class Index:
     """Rows in position order; `order[i]` is where row i stands in the materialised batch."""
 
-    _FIELDS: ClassVar = ("order", "place", "numbers", "parts", "high", "low", "payload", "no_key", "undecodable")
+    _FIELDS: ClassVar = ("order", "place", "numbers", "parts", "high", "low", "no_key", "undecodable")
 
     partitions: tuple[Partition, ...]
     order: Ints
@@ -57,19 +59,22 @@ class Index:
     parts: Ints
     high: Words
     low: Words
-    payload: Ints
     no_key: Bools
     undecodable: Bools
+    payloads: Callable[[], Ints]  # payload hashes of the whole materialised batch
 
     @classmethod
-    def of(cls, table: pa.Table) -> Index:
-        """From a table with INDEX_COLUMNS, one row per delivered row in any order; position columns must not be null."""
+    def of(cls, table: pa.Table, payloads: Callable[[], Ints]) -> Index:
+        """From a table with INDEX_COLUMNS, one row per delivered row in any order; position columns must not be null.
+
+        Args:
+            payloads: the payload hashes of these rows.
+        """
         partitions, place = _places(table)
         numbers, parts = table["sequence_number"].to_numpy(), table["part"].to_numpy()
         high, low = key_words(table["_key"])
-        payload = table["_payload_hash"].to_numpy()
         # Without positions the order must still be the same each time the batch is delivered.
-        order = np.lexsort((numbers, payload, low, high) if partitions == (KEY_ONLY,) else (parts, numbers, place))
+        order = np.lexsort((numbers, payloads(), low, high) if partitions == (KEY_ONLY,) else (parts, numbers, place))
         return cls(
             partitions,
             order,
@@ -78,9 +83,9 @@ class Index:
             parts[order],
             high[order],
             low[order],
-            payload[order],
             table["_key"].is_null().to_numpy()[order],
             table["_undecodable"].to_numpy()[order],
+            payloads,
         )
 
     @classmethod
@@ -95,11 +100,16 @@ class Index:
 
     def __getitem__(self, rows: slice) -> Index:
         """A chunk of this index."""
-        return Index(self.partitions, *(getattr(self, f)[rows] for f in self._FIELDS))
+        return replace(self, **{f: getattr(self, f)[rows] for f in self._FIELDS})
 
     def only(self, rows: Ints) -> Index:
         """These rows of it."""
-        return Index(self.partitions, *(getattr(self, f)[rows] for f in self._FIELDS))
+        return replace(self, **{f: getattr(self, f)[rows] for f in self._FIELDS})
+
+    @cached_property
+    def payload(self) -> Ints:
+        """The payload hash of each row."""
+        return self.payloads()[self.order]
 
     def by_partition(self) -> Iterator[tuple[Partition, Ints]]:
         """Each partition that has rows, with the numbers of those rows; key-only rows belong to none."""
@@ -143,6 +153,8 @@ class Index:
 
     def keys_of(self, rows: Ints) -> pa.Table:
         """KEYS of these rows, in their order."""
+        if not len(rows):
+            return KEYS.empty_table()
         return pa.table([key_bytes(self.high[rows], self.low[rows]), pa.array(self.payload[rows])], schema=KEYS)
 
     def rows_of_keys(self, keys: pa.Table) -> Ints:
@@ -205,10 +217,9 @@ class Keys:
         return at, payload
 
 
-def keys_table(index: Index, chosen: Bools) -> pa.Table:
-    """KEYS: the distinct keys of the chosen rows, sorted by key, each with the payload of its first row."""
-    _, first = index.groups(np.flatnonzero(chosen))
-    return index.keys_of(first)
+def first_of_each_key(index: Index, chosen: Bools) -> Ints:
+    """The first of the chosen rows of each key, sorted by key."""
+    return index.groups(np.flatnonzero(chosen))[1]
 
 
 def check_repeats(index: Index, repeats: Ints, content: pa.Table) -> None:

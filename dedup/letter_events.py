@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from dedup import planning
 from dedup.envelope import ENVELOPE, POSITION, Prepare
-from dedup.index import Bools, Index, Ints, key_words, keys_table
+from dedup.index import Bools, Index, Ints, first_of_each_key, key_words
 from dedup.keys import LETTER
 from dedup.planning import NEW, NO_KEY, UNDECODABLE, OnKeyConflict, Settled, Sifted
 from dedup.store import KEYS
@@ -91,7 +91,7 @@ def sift_asked(held: Held) -> Sifted:
     state[index.undecodable] = UNDECODABLE
     state[~index.undecodable & index.no_key] = NO_KEY
     nothing = np.zeros(len(index), dtype=bool)
-    return Sifted(index, state, nothing, keys_table(index, state == NEW), nothing, KEYS.empty_table())
+    return Sifted(index, state, nothing, first_of_each_key(index, state == NEW), nothing, KEYS.empty_table())
 
 
 def settle_held(held: Held, sifted: Sifted, known: pa.Table, on_conflict: OnKeyConflict) -> tuple[Settled, Ints]:

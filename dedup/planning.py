@@ -17,7 +17,7 @@ import pyarrow as pa
 from checkpoint.errors import IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import Kind
-from dedup.index import Bools, Index, Ints, keys_table
+from dedup.index import Bools, Index, Ints, first_of_each_key, key_bytes
 from dedup.store import Head, Run
 
 OnKeyConflict = Literal["dead_letter", "duplicate", "error"]
@@ -106,9 +106,19 @@ class Sifted:
     index: Index
     state: npt.NDArray[np.int8]
     late: Bools
-    reserve: pa.Table  # KEYS: distinct keys of new rows, sorted, with the payload of their first row
+    first: Ints  # of each distinct key of new rows the first row, sorted by key
     replayed: Bools  # positions that batch records hold as seen, above the purged ones
     recheck: pa.Table  # KEYS: distinct keys of `replayed` rows
+
+    @property
+    def wanted(self) -> pa.Array:
+        """The distinct keys of new rows, sorted: binary(16)."""
+        return key_bytes(self.index.high[self.first], self.index.low[self.first])
+
+    @property
+    def reserve(self) -> pa.Table:
+        """KEYS: the same, with the payload of their first row."""
+        return self.index.keys_of(self.first)
 
 
 def sift(index: Index, head: Head, seen: Mapping[Partition, Ranges], repeats: Ints) -> Sifted:
@@ -133,8 +143,8 @@ def sift(index: Index, head: Head, seen: Mapping[Partition, Ranges], repeats: In
     fresh = state == NEW
     state[fresh & index.undecodable] = UNDECODABLE
     state[fresh & ~index.undecodable & index.no_key] = NO_KEY
-    recheck = keys_table(index, replayed & ~index.no_key & ~index.undecodable)
-    return Sifted(index, state, late, keys_table(index, state == NEW), replayed, recheck)
+    recheck = index.keys_of(first_of_each_key(index, replayed & ~index.no_key & ~index.undecodable))
+    return Sifted(index, state, late, first_of_each_key(index, state == NEW), replayed, recheck)
 
 
 def _replayed(index: Index, head: Head, redelivered: Bools) -> Bools:

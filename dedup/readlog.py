@@ -39,7 +39,7 @@ def material_of(consumer: Consumer, partition: Partition, span: Range, head: Hea
     with open_feed(read(consumer, partition, span), consumer.scratch).materialise(consumer.prepare(head)) as material:
         incarnation.refuse_others(head, incarnation.ask(consumer.incarnation, [(partition.source, partition.topic)]))
         check_positions(material.index)
-        index = Index.of(material.index)
+        index = Index.of(material.index, material.payload_hashes)
         place = index.partitions.index(partition) if partition in index.partitions else -1
         inside = (index.place == place) & (index.numbers >= span.first) & (index.numbers <= span.last)
         yield material, index.only(np.flatnonzero(inside))

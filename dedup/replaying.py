@@ -26,7 +26,7 @@ from dedup.consumer import Consumer
 from dedup.coverage import coverage, partitions_of
 from dedup.envelope import POSITION
 from dedup.feed import Material
-from dedup.index import Index, keys_table
+from dedup.index import Index, first_of_each_key
 from dedup.letter_work import with_replanning
 from dedup.letters import history
 from dedup.order import Order
@@ -100,7 +100,7 @@ def _replay(page: _Page, done: Replayed) -> None:
         if missing and not page.options.skip_missing:
             raise PositionsMissing(f"{page.partition} {missing} were processed and cannot be had from the log any more (--skip-missing).")
         if len(index):
-            keys = keys_table(index, ~index.no_key)  # as decode reads them now; those there were stay reserved
+            keys = index.keys_of(first_of_each_key(index, ~index.no_key))  # as decode reads them now; those there were stay reserved
             reserved = keys.num_rows - transaction.reserve(keys).num_rows
             _take_back(page, material, index, transaction)
             _handle(page, material, index, transaction)

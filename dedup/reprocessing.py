@@ -179,7 +179,7 @@ class _Reprocess:
         batch = events if self.spark is None else self.spark.createDataFrame(events)
         spec = as_they_came(consumer.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
         with open_feed(batch, consumer.scratch).materialise(spec) as material:
-            index, content = Index.of(material.index), material.content(np.arange(letters.num_rows))
+            index, content = Index.of(material.index, material.payload_hashes), material.content(np.arange(letters.num_rows))
             ids = [content[LETTER][int(row)].as_py() for row in index.order]
             held = held_keys(index, ids, letters, self._given_keys(index, ids, letters))
             sifted = sift_asked(held)

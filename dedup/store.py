@@ -162,6 +162,10 @@ class Rows(Protocol):
         """The results of `write(iterator of record batches)` -> iterator of str, run where the rows are (Spark tasks)."""
 
 
+Meanwhile = Callable[[pa.Table], None]
+"""Makes something ready, given keys that are known (KEYS)."""
+
+
 class Transaction(Protocol):
     """One chunk, or some letters. Left without Commit executed, nothing of it is true."""
 
@@ -174,8 +178,16 @@ class Transaction(Protocol):
     def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
         """Positions in [first, last] that batch records hold as seen: generations >= head.keyspace, current incarnations."""
 
-    def reserve(self, keys: pa.Table) -> pa.Table:
-        """Reserve the new ones of these distinct keys (KEYS); returns the known ones with the payload hash they were reserved with."""
+    def ask(self, keys: pa.Array) -> None:
+        """Begin to look up these keys, distinct and sorted: `reserve` comes next, with the same ones, and takes the answer."""
+
+    def reserve(self, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
+        """Reserve the new ones of these distinct keys (KEYS); returns the known ones with the payload hash they were reserved with.
+
+        Args:
+            meanwhile: called, where there is something to wait for, with the keys that are known so far, while the others are
+                written. It must leave the transaction alone, and what it makes ready may turn out not to be wanted.
+        """
 
     def known(self, keys: pa.Table) -> pa.Table:
         """Those of these distinct keys (KEYS) that are reserved or held by a letter, with their payload hash. Reserves nothing."""

@@ -364,7 +364,10 @@ class SimTransaction:
         rows = [{"key": k, "payload_hash": reserved[k]} for k in keys["key"].to_pylist() if k in reserved]
         return pa.Table.from_pylist(rows, schema=KEYS)
 
-    def reserve(self, keys: pa.Table) -> pa.Table:
+    def ask(self, keys: pa.Array) -> None:
+        """Nothing to begin."""
+
+    def reserve(self, keys: pa.Table, meanwhile: Any = None) -> pa.Table:
         """Remember the new ones for the commit."""
         known = self.known(keys)
         have = set(known["key"].to_pylist())

@@ -76,7 +76,7 @@ def attempts(
         handler(rows["sequence_number"].to_pylist())
 
     material = ArrowMaterial(events(count))
-    index = Index.of(material.index)
+    index = Index.of(material.index, material.payload_hashes)
     settled = Settled(index, np.zeros(count, dtype=np.int8), np.zeros(count, dtype=bool), count)
     order = more.pop("order", Order(None, count))
     trials = more.pop("trials", untried())

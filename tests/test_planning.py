@@ -31,6 +31,11 @@ LOG = [
 """Keys repeat within and across partitions; one event has no key and one does not decode."""
 
 
+def index_of(table: pa.Table) -> Index:
+    """The index of prepared rows."""
+    return flow.index_of(ArrowMaterial(table))
+
+
 def deliver(store: SimStore, events: list[Event], batch_id: int, max_events: int, reject: int | None) -> None:
     """One batch through the real flow into a model store; rejects one key."""
 
@@ -117,15 +122,15 @@ def test_chunks_keep_the_parts_of_a_position_together() -> None:
     """A chunk may be larger than asked for rather than split one event."""
     events = prepared([Event(0, 1, 1, False)] * 3 + [Event(0, 2, 2, False), Event(0, 3, 3, False)])
     table = events.set_column(events.column_names.index("part"), "part", pa.array([0, 1, 2, 0, 0], pa.int64()))
-    assert planning.chunks(Index.of(table), 2) == [slice(0, 3), slice(3, 5)]
-    assert planning.chunks(Index.of(table.slice(0, 0)), 2) == [slice(0, 0)]
+    assert planning.chunks(index_of(table), 2) == [slice(0, 3), slice(3, 5)]
+    assert planning.chunks(index_of(table.slice(0, 0)), 2) == [slice(0, 0)]
 
 
 def test_a_conflict_can_be_an_error() -> None:
     """on_key_conflict="error" names the position and decides nothing."""
     table = prepared([Event(0, 1, 1, False), Event(0, 2, 1, False)])
     table = table.set_column(table.column_names.index("_payload_hash"), "_payload_hash", pa.array([1, 2], pa.int64()))
-    sifted = planning.sift(Index.of(table), Head(NAME), {}, np.zeros(0, dtype=np.int64))
+    sifted = planning.sift(index_of(table), Head(NAME), {}, np.zeros(0, dtype=np.int64))
     with pytest.raises(KeyConflict, match="topic/0 2"):
         planning.settle(sifted, sifted.reserve.slice(0, 0), "error")
 
@@ -135,7 +140,7 @@ def test_a_purged_position_is_not_suspected() -> None:
     table = prepared([Event(0, 1, 1, False), Event(0, 5, 2, False)])
     seen = {PARTITION: Ranges.of([(0, 9)])}
     head = Head(NAME, checkpoints={PARTITION: POINT}, floors={PARTITION: 1})
-    sifted = planning.sift(Index.of(table), head, seen, np.zeros(0, dtype=np.int64))
+    sifted = planning.sift(index_of(table), head, seen, np.zeros(0, dtype=np.int64))
     rows = planning.suspects(sifted, sifted.reserve.slice(0, 0), compare_payload=True)
     assert rows.tolist() == [1]
     assert planning.unexplained(sifted.index, rows, LETTERS.empty_table(), head).tolist() == [1]
@@ -145,7 +150,7 @@ def test_a_purged_position_is_not_suspected() -> None:
 
 def test_a_key_that_was_let_go_explains_its_copies() -> None:
     """A copy decided before its key was freed is a redelivery still; with another payload it is another event."""
-    index = Index.of(prepared([Event(0, 5, 2, False)]))
+    index = index_of(prepared([Event(0, 5, 2, False)]))
     key = index.keys_of(np.array([0]))["key"]
     rows, head = np.array([0]), Head(NAME)
     planning.check_redeliveries(index, rows, pa.table([key, pa.array([2], pa.int64())], schema=KEYS), head)
@@ -165,7 +170,7 @@ def test_below_a_purge_time_tells_a_recreated_topic(younger: bool) -> None:
     again = prepared([Event(0, n, 90 + n, False) for n in range(3)])
     times = [point + dt.timedelta(days=1 if younger else -n) for n in range(3)]
     again = again.set_column(again.column_names.index("enqueued_time"), "enqueued_time", pa.array(times, pa.timestamp("us", tz="UTC")))
-    chunk = flow.Chunk(ArrowMaterial(again), Index.of(again), Run("q", 1), shared.head)
+    chunk = flow.Chunk(ArrowMaterial(again), index_of(again), Run("q", 1), shared.head)
     policy = flow.Policy(lambda rows, tx: None, {}, "dead_letter", 1000)
     if younger:
         with pytest.raises(IncarnationChanged):

@@ -26,7 +26,7 @@ from dedup.delta.publish import Publisher
 from dedup.delta.state import ConsumerState
 from dedup.delta.writing import Context, SinkWrites
 from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
-from dedup.store import KEYS, Head, Rows
+from dedup.store import KEYS, Head, Meanwhile, Rows
 
 
 @dataclass
@@ -60,8 +60,11 @@ class DeltaTransaction:
         """Positions in [first, last] that batch records of this generation's incarnations hold as seen."""
         return self._state.seen(spans)
 
-    def reserve(self, keys: pa.Table) -> pa.Table:
-        """Reserve the new ones of these distinct keys; returns the known ones.
+    def ask(self, keys: pa.Array) -> None:
+        """The known keys are in memory: there is nothing to begin."""
+
+    def reserve(self, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
+        """Reserve the new ones of these distinct keys; returns the known ones. There is nothing to wait for.
 
         Crash: before the commit nothing is reserved.
         """

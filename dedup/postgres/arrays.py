@@ -58,10 +58,10 @@ def register(connection: psycopg.Connection[Any]) -> None:
     connection.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
 
 
-def keys_of(column: pa.ChunkedArray) -> Keys:
+def keys_of(column: pa.ChunkedArray | pa.Array) -> Keys:
     """A binary(16) column without nulls as an array of 16-byte items, without copying where it is one chunk."""
-    array = column.cast(pa.binary(16)).combine_chunks()
-    chunk = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    array = column.cast(pa.binary(16))
+    chunk = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
     return np.frombuffer(chunk.buffers()[1] or b"", dtype="V16", offset=16 * chunk.offset, count=len(chunk))
 
 

@@ -6,6 +6,8 @@ Promises that of all transactions that want one key at the same time, the first 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import pyarrow as pa
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements, quoted
 from dedup.postgres import arrays
-from dedup.store import KEYS
+from dedup.store import KEYS, Meanwhile
 
 
 def known(connection: Connection, sql: Statements, keys: pa.Table) -> pa.Table:
@@ -33,26 +35,48 @@ def _probe(connection: Connection, sql: Statements, keys: arrays.Keys) -> bytes:
     return bytes(row[0])
 
 
-def reserve(connection: Connection, sql: Statements, keys: pa.Table) -> pa.Table:
-    """Reserve the keys that are not known; returns the known ones (KEYS).
+@dataclass(frozen=True)
+class Asked:
+    """A question that the server is at work on: which of these keys are known."""
+
+    child: str  # the table for those that are not
+    order: npt.NDArray[np.int64]
+    wanted: arrays.Keys  # sorted
+    answer: Future[bytes]
+
+
+def ask(connection: Connection, sql: Statements, keys: pa.Array) -> Asked:
+    """Ask for these keys; the connection is busy until the answer is there."""
+    connection.execute(sql["share_reservations"], {})
+    child, wanted = _current(connection, sql), arrays.keys_of(keys)
+    order = arrays.order_of(wanted)  # one order for all: nobody waits in a circle
+    beside = ThreadPoolExecutor(1, "dedup probe")
+    answer = beside.submit(_probe, connection, sql, wanted[order])
+    beside.shutdown(wait=False)
+    return Asked(child, order, wanted[order], answer)
+
+
+def reserve(connection: Connection, sql: Statements, asked: Asked, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
+    """Reserve those of the keys that were asked for which are not known; returns the known ones (KEYS).
 
     Waits while another transaction holds one of them, and wins it if that one fails.
 
+    Args:
+        meanwhile: called with the keys known so far, while the server takes the others.
+
     Crash: before the commit nothing is reserved.
     """
-    if not keys.num_rows:
-        return KEYS.empty_table()
-    connection.execute(sql["share_reservations"], {})
-    child = _current(connection, sql)
-    wanted = arrays.keys_of(keys["key"])
-    hashes = keys["payload_hash"].to_numpy()
-    order = arrays.order_of(wanted)  # one order for all: nobody waits in a circle
-    wanted, hashes = wanted[order], hashes[order]
-    answer = arrays.known_table(_probe(connection, sql, wanted))
+    child, wanted = asked.child, asked.wanted
+    hashes = keys["payload_hash"].to_numpy()[asked.order]
+    answer = arrays.known_table(asked.answer.result())
     new = ~_among(wanted, arrays.keys_of(answer["key"]))
     if not new.any():
         return answer
-    raced = _take(connection, sql, child, wanted[new], hashes[new])
+    with ThreadPoolExecutor(1, "dedup reserve") as beside:
+        taken = beside.submit(_take, connection, sql, child, wanted[new], hashes[new])
+        if meanwhile is not None:
+            meanwhile(answer)
+        raced = taken.result()
     if not len(raced):
         return answer
     return pa.concat_tables([answer, arrays.known_table(_probe(connection, sql, raced))])
@@ -101,14 +125,10 @@ def _among(keys: arrays.Keys, others: arrays.Keys) -> npt.NDArray[np.bool_]:
     """For each key, whether it is among the others."""
     if not len(others):
         return np.zeros(len(keys), dtype=bool)
-    # numpy does not sort raw bytes: sort both as pairs of halves, number the groups of equal ones, and see which groups hold others.
-    both = np.concatenate([keys, others]).view(np.dtype([("high", ">u8"), ("low", ">u8")]))
-    order = np.lexsort((both["low"], both["high"]))
-    ordered = both[order]
-    new_group = np.r_[True, (ordered["high"][1:] != ordered["high"][:-1]) | (ordered["low"][1:] != ordered["low"][:-1])]
-    group = np.empty(len(both), dtype=np.int64)
-    group[order] = np.cumsum(new_group)
-    held = np.zeros(len(both) + 1, dtype=bool)
-    held[group[len(keys) :]] = True
-    found: npt.NDArray[np.bool_] = held[group[: len(keys)]]
+    halves = np.dtype([("high", ">u8"), ("low", ">u8")])
+    # numpy does not compare raw bytes quickly: only keys whose first half is among the others' are looked at as a whole.
+    near = np.flatnonzero(np.isin(keys.view(halves)["high"].astype(np.uint64), others.view(halves)["high"].astype(np.uint64)))
+    there = set(others.tolist())
+    found = np.zeros(len(keys), dtype=bool)
+    found[near] = [key in there for key in keys[near].tolist()]
     return found

@@ -24,7 +24,7 @@ from dedup.postgres.fence import check_epoch, refuse_lazy_commit
 from dedup.postgres.handler import HandlerConnection, Lease
 from dedup.postgres.outcome import Attempt
 from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
-from dedup.store import Head, Rows
+from dedup.store import KEYS, Head, Meanwhile, Rows
 
 
 class PgTransaction:
@@ -36,6 +36,7 @@ class PgTransaction:
         self._store = store  # for on_step, and for a second connection when an answer is lost
         self._lease = lease
         self._seq: int | None = None
+        self._asked: reserve.Asked | None = None
         self.committed = False
 
     @property
@@ -85,13 +86,26 @@ class PgTransaction:
         with self._our_statements("looking keys up"):
             return reserve.known(self._connection, self._sql, keys)
 
-    def reserve(self, keys: pa.Table) -> pa.Table:
+    def ask(self, keys: pa.Array) -> None:
+        """Begin to look up these keys, distinct; until `reserve` has taken the answer the connection is busy."""
+        if len(keys):
+            with self._our_statements("looking keys up"):
+                self._asked = reserve.ask(self._connection, self._sql, keys)
+
+    def reserve(self, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
         """Reserve the new ones of these distinct keys; returns the known ones. Waits for another transaction that holds one of them.
+
+        Args:
+            meanwhile: called with the keys known so far, while the server takes the others.
 
         Crash: before the commit nothing is reserved.
         """
+        if not keys.num_rows:
+            return KEYS.empty_table()
         with self._our_statements("reserving keys"):
-            return reserve.reserve(self._connection, self._sql, keys)
+            asked = self._asked or reserve.ask(self._connection, self._sql, keys["key"])
+            self._asked = None
+            return reserve.reserve(self._connection, self._sql, asked, keys, meanwhile)
 
     @contextmanager
     def attempt(self) -> Iterator[None]:

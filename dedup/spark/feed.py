@@ -7,6 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -78,10 +79,11 @@ class SparkFeed:
         table = self.collect(rows)
         if table is None:
             return None
+        late = None if easy is None else prepare
         if easy is not None:
-            table = arrow.prepare(table, prepare)
+            table = arrow.prepare_keys(table, prepare)
         schema = rows.schema if easy is None else easy.schema
-        return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), schema)
+        return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), schema, late)
 
     def collect(self, rows: DataFrame) -> pa.Table | None:
         """The rows on the driver; None where Spark refuses because they are too large.
@@ -136,10 +138,12 @@ def create_frame(session: SparkSession, table: pa.Table, schema: StructType) -> 
 class MemoryMaterial:
     """Rows on the driver as Arrow; frames are local relations of them."""
 
-    def __init__(self, session: SparkSession, table: pa.Table, schema: StructType) -> None:
+    def __init__(self, session: SparkSession, table: pa.Table, schema: StructType, late: Prepare | None = None) -> None:
         self._session, self._table = session, table
+        self._late = late  # how to compute the columns that are not there yet
         self._schema = StructType([f for f in schema.fields if f.name not in HIDDEN])
         self._frames = SparkFrames(session, in_tasks=False)
+        self._expected: tuple[Ints, DataFrame, pa.Table] | None = None
 
     @property
     def frames(self) -> Frames:
@@ -151,18 +155,35 @@ class MemoryMaterial:
         """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
         return self._table.select(index_columns(self._table.column_names))
 
+    def payload_hashes(self) -> Ints:
+        """The payload hash of every row, computed once."""
+        return self._hashes
+
+    @cached_property
+    def _hashes(self) -> Ints:
+        return np.asarray(self._table["_payload_hash"] if self._late is None else arrow.payload_hashes(self._table, self._late))
+
     def content(self, rows: Ints) -> pa.Table:
         """These rows, in this order."""
-        return self._table.take(pa.array(rows))
+        found = self._table.take(pa.array(rows))
+        return found if self._late is None else arrow.complete(found, self._late, pa.array(self._hashes[rows]))
 
     def frame(self, rows: Ints) -> DataFrame:
         """These rows as a DataFrame, in this order."""
+        expected, self._expected = self._expected, None
+        frame, chosen = expected[1:] if expected is not None and np.array_equal(expected[0], rows) else self._make(rows)
+        self._frames.remember(frame, chosen)
+        return frame
+
+    def expect(self, rows: Ints) -> None:
+        """Make the frame of these rows now, where that takes long."""
+        self._expected = (rows, *self._make(rows)) if len(rows) >= MANY else None
+
+    def _make(self, rows: Ints) -> tuple[DataFrame, pa.Table]:
         table = visible(self._table)
         whole = len(rows) == table.num_rows and bool((np.diff(rows) == 1).all())
         chosen = table if whole else table.take(pa.array(rows))
-        frame = create_frame(self._session, chosen, self._schema)
-        self._frames.remember(frame, chosen)
-        return frame
+        return create_frame(self._session, chosen, self._schema), chosen
 
 
 class ScratchMaterial:
@@ -171,14 +192,19 @@ class ScratchMaterial:
     def __init__(self, rows: DataFrame) -> None:
         self._rows, self._session = rows, rows.sparkSession
         self.frames: Frames = SparkFrames(self._session, in_tasks=True)
-        table = rows.select(*index_columns(rows.columns), ROW).toArrow()
-        self._ids = table[ROW].to_numpy()
-        self._index = table.drop_columns([ROW])
+        table = rows.select(*index_columns(rows.columns), "_payload_hash", ROW).toArrow()
+        self._ids: Ints = table[ROW].to_numpy()
+        self._hashes: Ints = table["_payload_hash"].to_numpy()
+        self._index = table.drop_columns(["_payload_hash", ROW])
 
     @property
     def index(self) -> pa.Table:
         """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
         return self._index
+
+    def payload_hashes(self) -> Ints:
+        """The payload hash of every row."""
+        return self._hashes
 
     def content(self, rows: Ints) -> pa.Table:
         """These rows, in this order."""
@@ -191,6 +217,9 @@ class ScratchMaterial:
         """These rows as a DataFrame; their order is Spark's."""
         chosen = self._rows if len(rows) == len(self._ids) else self._chosen(rows, "left_semi")
         return chosen.drop(*HIDDEN, ROW)
+
+    def expect(self, rows: Ints) -> None:
+        """Nothing to make: a frame is lazy."""
 
     def _chosen(self, rows: Ints, how: str) -> DataFrame:
         ids = self._session.createDataFrame(pa.table({ROW: np.unique(self._ids[rows])}), schema=StructType().add(ROW, LongType()))

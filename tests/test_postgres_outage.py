@@ -1,0 +1,87 @@
+"""The database itself goes away: killed in the middle of a batch, and down for as long as fifty batches take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pg_server
+import pytest
+from orders import assert_proven, batch, consumer, ids, letters, orders, write_orders
+from places import PostgresPlace
+
+from checkpoint.errors import StoreUnavailable
+
+pytestmark = [pytest.mark.postgres, pytest.mark.crash]
+
+EVENTS, BEFORE, AFTER = 20, 5, 10
+"""Events a batch, batches until the database goes away, and batches from then on."""
+
+
+@pytest.fixture
+def server() -> Iterator[pg_server.Server]:
+    """A server of the test's own, which it may kill."""
+    try:
+        with pg_server.running_server() as started:
+            yield started
+    except pg_server.NoPostgres as missing:
+        pytest.skip(str(missing))
+
+
+def numbered(n: int) -> Any:
+    """The events of batch `n`."""
+    return batch(*orders(range(EVENTS * n, EVENTS * (n + 1))))
+
+
+def killing(server: pg_server.Server) -> tuple[Any, threading.Event]:
+    """A handler during whose first run the database is killed, as if its machine had failed; and whether that has happened."""
+    down = threading.Event()
+
+    def handler(rows: Any, tx: Any) -> None:
+        if not down.is_set():
+            server.kill()
+            down.set()
+        write_orders(rows, tx)
+
+    return handler, down
+
+
+def test_a_database_that_is_down_for_fifty_batches_parks_nothing(server: pg_server.Server) -> None:
+    """The batch in hand is tried until the database is back, then every event is written once, and none became a letter."""
+    place = PostgresPlace(server.dsn)
+    place.create_sink()
+    run = consumer(place.store(), max_outage=300.0)
+    begun = time.monotonic()
+    for n in range(BEFORE):
+        run(numbered(n), n)
+    length = 50 * (time.monotonic() - begun) / BEFORE
+    run._handler, down = killing(server)
+    with ThreadPoolExecutor(1) as stream:
+        reports = [stream.submit(run, numbered(n), n) for n in range(BEFORE, BEFORE + AFTER)]
+        assert down.wait(60)
+        time.sleep(length)
+        server.start()  # here: it ends with the thread that started it
+        assert [report.result().processed for report in reports] == [EVENTS] * AFTER
+    assert letters(place.store()) == []
+    assert sorted(ids(place.read())) == sorted(f"p0-{n}" for n in range(EVENTS * (BEFORE + AFTER)))
+    assert_proven(place.store())
+
+
+def test_patience_with_a_database_that_stays_away_ends_with_one_error(server: pg_server.Server) -> None:
+    """Without patience the batch ends with StoreUnavailable; the same batch passes in a new process once the database is back."""
+    place = PostgresPlace(server.dsn)
+    place.create_sink()
+    run = consumer(place.store(), max_outage=0.0)
+    run(numbered(0), 0)
+    run._handler, _ = killing(server)
+    with pytest.raises(StoreUnavailable):
+        run(numbered(1), 1)
+    server.start()
+    assert len(place.read()) == EVENTS
+    assert consumer(place.store())(numbered(1), 1).processed == EVENTS
+    assert letters(place.store()) == []
+    assert len(place.read()) == 2 * EVENTS
+    assert_proven(place.store())
