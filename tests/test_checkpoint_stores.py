@@ -20,7 +20,7 @@ from fix_postgres import run
 
 GROUP = ("name.servicebus.windows.net", "orders", "$Default")
 PARTITIONS = [str(number) for number in range(8)]
-SECONDS = 60
+SECONDS = 180
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

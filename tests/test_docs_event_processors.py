@@ -87,7 +87,7 @@ def test_moving_from_blob_and_back_loses_no_event_and_repeats_none(
             eventhubs.fill(hub, partition, 5)
         with running(real(program), places, output):
             for store in stores:
-                until(lambda s=store: [c["sequence_number"] for c in s.list_checkpoints(*group)] == [number, number])
+                until(lambda s=store: [c["sequence_number"] for c in s.list_checkpoints(*group)] == [number, number], 180)
 
     run_to(with_blob(PROGRAM), 4, theirs)
     for line in COMMANDS[:3]:
@@ -126,7 +126,7 @@ def test_a_consumer_is_mirrored_beside_its_stream(setting: Any, postgres: str, a
     names: dict[str, Any] = {"container": blobs, "group": group, "BlobMirror": BlobMirror, "consumer": Consumer("shop", store)}
     exec(real(CONSUMER), names)
     theirs = BlobCheckpointStore.from_connection_string(azurite, blobs.container_name)
-    until(lambda: [c["sequence_number"] for c in theirs.list_checkpoints(*group)] == [7])
+    until(lambda: [c["sequence_number"] for c in theirs.list_checkpoints(*group)] == [7], 180)
     names["mirror"].stop()
     assert names["mirror"].health.failures == 0
     theirs.close()
