@@ -24,6 +24,7 @@ def test_a_cluster_is_known_by_its_own_id(kafka: kafka_server.Broker) -> None:
     """The id is the same by every address and for every client, also one that travelled to another process."""
     broker = dk.Broker(kafka.servers)
     assert len(broker.cluster_id()) == 22
+    assert pickle.loads(pickle.dumps(dk.log_reader(broker))).broker.cluster_id() == broker.cluster_id()
     assert dk.Broker(f"localhost:{kafka.port}").cluster_id() == pickle.loads(pickle.dumps(broker)).cluster_id() == broker.cluster_id()
 
 

@@ -1,0 +1,113 @@
+"""200,000 real events in a real Kafka topic, some of them twice because a producer retried, and the stream over them as a program to kill.
+
+Online Retail where it is there, else flights: each row is one event, the whole row its key. `python tests/kafka_retail.py INPUT SERVERS
+TOPIC FOLDER STORE` is the stream.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import maven
+import pyarrow as pa
+import retail
+from kafka_kit import Topic, flush
+from kafka_proxy import Proxy
+
+from dedup import Consumer, DeltaStore, PostgresStore, decode
+from dedup import kafka as dk
+from dedup.cli.stores import is_postgres
+from dedup.demo import flights
+from dedup.store import Store
+
+CONSUMER = SINK = "lines"
+PARTITIONS = 4
+LOST_EVERY = 20_000
+"""Events after which an answer of the broker is lost."""
+
+PER_BATCH = 25_000
+
+
+@dataclass(frozen=True)
+class Input:
+    """Rows of text."""
+
+    schema: pa.Schema
+    checks: dict[str, str]
+
+    @classmethod
+    def named(cls, name: str) -> Input:
+        """Of this name: retail or flights."""
+        if name == "retail":
+            return cls(retail.ROW, retail.CHECKS)
+        return cls(pa.schema([pa.field(f.name, pa.string()) for f in flights.FLIGHT]), {})
+
+    def rows(self, data: Path, events: int) -> pa.Table:
+        """The first so many."""
+        table = pa.concat_tables(retail.read(data)) if self.checks else flights.read(events)
+        return table.slice(0, events).cast(self.schema)
+
+    def expected(self, rows: pa.Table) -> pa.Table:
+        """The distinct good rows, by pyarrow alone."""
+        return retail.expected([rows]) if self.checks else distinct(rows)
+
+
+def distinct(rows: pa.Table) -> pa.Table:
+    """Each row once."""
+    return rows.group_by(rows.column_names).aggregate([]).select(rows.column_names)
+
+
+def produce(rows: pa.Table, topic: Topic, proxy: Proxy) -> None:
+    """Send them, each partition in order, by a producer that retries and is not idempotent; answers are lost on the way."""
+    producer = topic.producer(**{"bootstrap.servers": proxy.servers, "retry.backoff.ms": 10, "queue.buffering.max.messages": 1_000_000})
+    for number, row in enumerate(rows.to_pylist()):
+        if number % LOST_EVERY == LOST_EVERY // 2:
+            flush(producer)
+            proxy.arm()
+        producer.produce(topic.name, json.dumps(row).encode(), partition=number % PARTITIONS)
+    flush(producer)
+
+
+def opened(url: str) -> Store:
+    """The store at this place: a DSN, or a folder with the sink beside the state."""
+    return PostgresStore(url) if is_postgres(url) else DeltaStore(f"{url}/dedup", tables={SINK: f"{url}/{SINK}"})
+
+
+def stream(spark: Any, source: Input, servers: str, topic: str, folder: Path, store: Store) -> None:
+    """Stream the topic to its end; continue where the Spark checkpoint stands."""
+    broker = dk.Broker(servers)
+    key = [f"data.{name}" for name in source.schema.names]
+    who = {"source": broker.cluster_id(), "incarnation": broker.topic_ids}
+    consumer = Consumer(CONSUMER, store, idempotence_key=key, decode=decode.json(source.schema), **who)
+
+    @consumer.foreach_batch
+    def load(lines: Any, tx: Any) -> None:
+        for reason, condition in source.checks.items():
+            lines = tx.reject(lines, condition, reason)
+        tx.write(lines.select("data.*"), SINK)
+
+    options = {
+        "kafka.bootstrap.servers": servers,
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": str(PER_BATCH),
+    }
+    events = spark.readStream.format("kafka").options(**options, includeHeaders="true").load()
+    writer = events.writeStream.foreachBatch(consumer).option("checkpointLocation", str(folder / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def main(name: str, servers: str, topic: str, folder: Path, store: str) -> None:
+    """The stream as a program of its own."""
+    from dedup.spark.session import local_session
+
+    spark = local_session("kafka", **{"spark.jars": maven.spark_kafka()})
+    stream(spark, Input.named(name), servers, topic, folder, opened(store))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5])
