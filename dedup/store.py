@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from checkpoint.position import Partition, Ranges
 from deadletter.selection import Selection as Selection
+from dedup.claims import Claim as Claim
+from dedup.claims import Sharing
 
 if TYPE_CHECKING:
     from dedup.steps import Merge, Step
@@ -130,20 +132,6 @@ class Holder:
     run_id: str
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A partition that one of several processes under one epoch has claimed. Its number is what fences: each claim raises it."""
-
-    partition: Partition
-    number: int
-    run_id: str  # of the process
-
-    @property
-    def scope(self) -> str:
-        """What a trial of this partition is kept under."""
-        return str(self.partition)
-
-
 class Rows(Protocol):
     """What `tx.write` recorded: rows of one sink, evaluated exactly once by one of the two methods."""
 
@@ -220,7 +208,7 @@ class Transaction(Protocol):
         """Do one step of the decision."""
 
 
-class Store(Protocol):
+class Store(Sharing, Protocol):
     """Where a consumer's state lives, beside its sinks. Picklable; opens its connections lazily."""
 
     steps: ClassVar[Mapping[str, str]]  # every name given to on_step, in order -> what is true if the process dies right before it
@@ -240,23 +228,6 @@ class Store(Protocol):
         on_wait: Callable[[float, str], None] = lambda seconds, who: None,
     ) -> Head:
         """Become the one copy that may commit; returns the new head. Waits `takeover_after` seconds for a live or unknowable holder."""
-
-    def join(
-        self,
-        consumer: str,
-        holder: Holder,
-        *,
-        takeover_after: float,
-        force: bool = False,
-        on_wait: Callable[[float, str], None] = lambda seconds, who: None,
-    ) -> Head:
-        """Become one of the processes that share an epoch; returns the head. For a single copy it waits as `take_epoch` does."""
-
-    def leave(self, consumer: str, epoch: int, run_id: str) -> None:
-        """Go, so that nobody waits for this process."""
-
-    def claim(self, consumer: str, epoch: int, run_id: str, partition: Partition, *, takeover_after: float) -> Claim:
-        """Make one partition this process's own: whoever had it cannot commit any more. Raises Fenced, StillHeld."""
 
     def head(self, consumer: str) -> Head:
         """The state now, without any lock."""
