@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import runner_child
+from azure.core.credentials import AccessToken
 from hub_orders import Orders, checkpoints, until
 from orders import ids, letters
 from pg_proxy import Proxy
@@ -156,9 +157,29 @@ def test_the_broker_may_be_away_for_a_while(place: Place, sent: Orders) -> None:
 class _Through:
     """The same hub by another way."""
 
-    def __init__(self, sent: Orders, connection_string: str) -> None:
+    def __init__(self, sent: Orders, connection: Connection | str) -> None:
         self.hub = sent.hub
-        self.double = type("Double", (), {"connection_string": connection_string})
+        self.double = type("Double", (), {"connection_string": connection})
+
+
+class Entra:
+    """A token credential as azure-identity has them: one that blocks."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        """The one token that the double knows."""
+        return AccessToken(self._token, int(time.time()) + 600)
+
+
+def test_entra_id_instead_of_a_key(place: Place, sent: Orders) -> None:
+    """One token credential serves the questions about the hub and the client in its loop."""
+    sent.send(50)
+    connection = Connection.entra(sent.double.host, sent.hub, credential=Entra(sent.double.token), tls=False)
+    with running(runner_child.consumer(place.store()), _Through(sent, connection)) as one:  # type: ignore[arg-type]
+        sent.wait(place, one.alive)
+    sent.check(place)
 
 
 def test_the_store_may_be_away_for_a_while(place: Place, sent: Orders) -> None:

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import pyarrow as pa
-from azure.eventhub import TransportType
 from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
 
 from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld
@@ -26,8 +25,9 @@ from dedup import outage, planning, starting
 from dedup.consumer import Consumer
 from dedup.eventhub.lease import Leases
 from dedup.eventhub.namespace import Namespace, Span
+from dedup.eventhub.runner_client import aio_client
 from dedup.eventhub.runner_partition import Bounds, Gathered
-from dedup.eventhub.settings import Connection, hidden, made
+from dedup.eventhub.settings import Connection, hidden
 from dedup.joined import Member
 from dedup.store import Head
 
@@ -109,7 +109,7 @@ class Runner:
 
     async def _receive(self, partitions: set[int]) -> set[int]:
         """Receive until the run ends, or there are other partitions; returns those that there are."""
-        client = self._client()
+        client = aio_client(self._connection, **{**self._options, "checkpoint_store": self._leases})
         receiving = asyncio.create_task(
             client.receive_batch(
                 self._on_batch,
@@ -134,17 +134,6 @@ class Runner:
             for task in (receiving, looking, ending):
                 task.cancel()
             await asyncio.gather(receiving, looking, ending, return_exceptions=True)
-
-    def _client(self) -> EventHubConsumerClient:
-        there, options = self._connection, {**self._options, "checkpoint_store": self._leases}
-        if there.websocket:
-            options["transport_type"] = TransportType.AmqpOverWebsocket
-        if there.secret is not None:
-            return EventHubConsumerClient.from_connection_string(there.secret, there.group, eventhub_name=there.hub, **options)
-        named = isinstance(there.credential, str) and ":" not in there.credential
-        credential = made(f"azure.identity.aio:{there.credential}" if named else there.credential)
-        extra = {} if there.tls else {"use_tls": False}
-        return EventHubConsumerClient(there.namespace, there.hub, there.group, credential, **options, **extra)
 
     async def _look(self, client: EventHubConsumerClient, partitions: set[int]) -> set[int]:
         """Return when there are other partitions than these: the client itself asks only once."""
