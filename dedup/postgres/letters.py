@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,12 +49,21 @@ def park(connection: Connection, sql: Statements, step: Park, consumer: str) -> 
 
     Crash: undone with the transaction.
     """
+    try:
+        with connection.transaction():
+            _copy(connection, sql, "dead_letter", _letter_columns(step.letters))
+    except psycopg.errors.UniqueViolation:  # which is rare: asking first would cost every flood a look at each letter
+        step = _not_kept(connection, sql, step)
+        _copy(connection, sql, "dead_letter", _letter_columns(step.letters))
+    _copy(connection, sql, "letter_history", _clean(step.history))
+    order.parked(connection, sql, step.letters, consumer)
+
+
+def _not_kept(connection: Connection, sql: Statements, step: Park) -> Park:
     there = {row[0] for row in connection.execute(sql["parked"], {"ids": step.letters["id"].to_pylist()})}
     kept = pa.array(sorted(there), pa.string())
     letters = step.letters.filter(pc.invert(pc.is_in(step.letters["id"], value_set=kept)))
-    _copy(connection, sql, "dead_letter", _letter_columns(letters))
-    _copy(connection, sql, "letter_history", _clean(step.history.filter(pc.invert(pc.is_in(step.history["letter_id"], value_set=kept)))))
-    order.parked(connection, sql, letters, consumer)
+    return Park(letters, step.history.filter(pc.invert(pc.is_in(step.history["letter_id"], value_set=kept))))
 
 
 def note(connection: Connection, sql: Statements, step: Note) -> None:
