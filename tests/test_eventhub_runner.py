@@ -402,3 +402,27 @@ def _schema() -> pa.Schema:
     from dedup.envelope import ENVELOPE
 
     return ENVELOPE
+
+
+@pytest.mark.azurite
+def test_any_checkpoint_store_may_share_out_the_partitions(place: Place, sent: Orders, azurite: str, blobs: Any) -> None:
+    """Azure's own Blob store says who reads; checkpoints and fence stay in the consumer's store."""
+    from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+
+    async def body() -> None:
+        stop = asyncio.Event()
+        ownership = BlobCheckpointStore.from_connection_string(azurite, blobs.container_name)
+        process = run_async(
+            runner_child.consumer(place.store()), sent.double.connection_string, sent.hub, stop=stop, ownership=ownership, **QUICK
+        )
+        async with ownership:
+            running = asyncio.create_task(process)
+            await asyncio.to_thread(sent.wait, place)
+            stop.set()
+            await running
+
+    sent.send(100)
+    asyncio.run(body())
+    sent.check(place)
+    names = {blob.name for blob in blobs.list_blobs()}
+    assert any("/ownership/" in name for name in names) and not any("/checkpoint/" in name for name in names)
