@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import gc
 import json
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 import runner_child
 from azure.core.credentials import AccessToken
 from hub_orders import Orders, checkpoints, until
-from orders import ids, letters
+from orders import assert_proven, ids, letters
 from pg_proxy import Proxy
 from places import DeltaPlace, Place, PostgresPlace
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -157,8 +159,8 @@ def test_the_broker_may_be_away_for_a_while(place: Place, sent: Orders) -> None:
 class _Through:
     """The same hub by another way."""
 
-    def __init__(self, sent: Orders, connection: Connection | str) -> None:
-        self.hub = sent.hub
+    def __init__(self, sent: Any, connection: Connection | str) -> None:
+        self.hub = getattr(sent, "hub", None) or sent.name
         self.double = type("Double", (), {"connection_string": connection})
 
 
@@ -426,3 +428,22 @@ def test_any_checkpoint_store_may_share_out_the_partitions(place: Place, sent: O
     sent.check(place)
     names = {blob.name for blob in blobs.list_blobs()}
     assert any("/ownership/" in name for name in names) and not any("/checkpoint/" in name for name in names)
+
+
+def test_on_any_hub_two_processes_share_the_events(any_hub: Any, place: Place) -> None:
+    """The double, or the real service where one is named: everything that was sent since the start is there once."""
+    mine, begun = uuid.uuid4().hex, dt.datetime.now(dt.UTC) - dt.timedelta(minutes=1)
+    for partition in any_hub.begin:
+        any_hub.send(partition, [json.dumps({"id": f"{mine}-{partition}-{n}", "amount": n}).encode() for n in range(20)])
+    hub: Any = _Through(any_hub, any_hub.connection)
+
+    def wanted() -> list[str]:
+        return sorted(row for row in ids(place.read()) if row.startswith(mine))
+
+    with (
+        running(runner_child.consumer(place.store()), hub, start=begun) as one,
+        running(runner_child.consumer(place.store()), hub, start=begun),
+    ):
+        until(lambda: len(wanted()) >= 20 * len(any_hub.begin), one.alive)
+    assert wanted() == sorted(f"{mine}-{partition}-{n}" for partition in any_hub.begin for n in range(20))
+    assert_proven(place.store())
