@@ -7,6 +7,7 @@ TOPIC FOLDER STORE` is the stream.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,7 @@ def main(name: str, servers: str, topic: str, folder: Path, store: str) -> None:
     """The stream as a program of its own."""
     from dedup.spark.session import local_session
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     spark = local_session("kafka", **{"spark.jars": maven.spark_kafka()})
     stream(spark, Input.named(name), servers, topic, folder, opened(store))
 

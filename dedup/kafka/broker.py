@@ -71,8 +71,8 @@ class Broker:
     def topic_ids(self, source: str, topics: Sequence[str]) -> Mapping[str, str]:
         """topic -> the id that the cluster gave it when it was created; topics that are not there are left out.
 
-        Use it as `Consumer(incarnation=broker.topic_ids)`: a topic that was deleted and created again is refused then. It is for consumers of
-        one cluster: `source` is not looked at.
+        Use it as `Consumer(incarnation=broker.topic_ids)`: a topic that was deleted and created again is refused then. It is for a consumer
+        of one cluster: `source` is not looked at.
 
         Raises:
             SourceUnavailable: the broker does not answer. ConfigError: it gives its topics no ids.
