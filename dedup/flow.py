@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from checkpoint.errors import CommitConflict
 from checkpoint.position import Partition
 from deadletter.letter import Kind, Status
-from dedup import decision, incarnation, planning
+from dedup import decision, incarnation, planning, redeliveries
 from dedup.attempts import Attempts
 from dedup.care import Care
 from dedup.envelope import check_positions
@@ -151,16 +151,16 @@ def _nothing_to_record(chunk: Chunk, sifted: Sifted, head: Head) -> bool:
 def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, head: Head, policy: Policy) -> None:
     """Refuse a topic that was re-created: its positions were seen, its events were not."""
     known = transaction.known(sifted.recheck)
-    rows = planning.suspects(sifted, known, compare_payload=policy.on_key_conflict != "duplicate")
+    rows = redeliveries.suspects(sifted, known, compare_payload=policy.on_key_conflict != "duplicate")
     if len(rows):
         parts = [(p, sifted.index.numbers[mine]) for p, r in sifted.index.by_partition() if len(mine := np.intersect1d(r, rows))]
         spans = [Selection(head.consumer, *p, first=int(n.min()), last=int(n.max()), limit=None) for p, n in parts]
-        rows = planning.unexplained(sifted.index, rows, pa.concat_tables([store.letters(s) for s in spans]), head)
+        rows = redeliveries.unexplained(sifted.index, rows, pa.concat_tables([store.letters(s) for s in spans]), head)
     if len(rows):
         given_up = Selection(head.consumer, statuses=(Status.DISCARDED, Status.LOST), limit=None)
         freed = store.letters(given_up, ["key", "payload_hash", "holds_key"])
         freed = freed.filter(pc.and_(pc.and_(freed["key"].is_valid(), freed["payload_hash"].is_valid()), pc.invert(freed["holds_key"])))
-        planning.check_redeliveries(sifted.index, rows, freed.select(KEYS.names).cast(KEYS), head)
+        redeliveries.check_redeliveries(sifted.index, rows, freed.select(KEYS.names).cast(KEYS), head)
 
 
 def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
@@ -174,7 +174,7 @@ def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
         times = chunk.material.content(index.order[old])["enqueued_time"] if len(old) else None
         oldest = None if times is None else pc.min(times).as_py()
         if oldest is not None and oldest > point.enqueued_time:
-            planning.refuse_incarnation(index, old.tolist(), head)
+            redeliveries.refuse_incarnation(index, old.tolist(), head)
 
 
 def handle(

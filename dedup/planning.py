@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from checkpoint.errors import IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
+from checkpoint.errors import KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import Kind
 from dedup.index import Bools, Index, Ints, first_of_each_key, key_bytes
@@ -153,55 +153,6 @@ def _replayed(index: Index, head: Head, redelivered: Bools) -> Bools:
     for partition, rows in index.by_partition() if head.floors else ():
         due[rows] &= index.numbers[rows] > head.floors.get(partition, np.iinfo(np.int64).min)
     return due
-
-
-def suspects(sifted: Sifted, known: pa.Table, compare_payload: bool) -> Ints:
-    """Rows at positions seen before that reservations alone do not explain: no key, an unknown key, or another payload.
-
-    Args:
-        known: which of `sifted.recheck` are decided, with their payload hashes.
-        compare_payload: False where copies with another payload leave no letter (on_key_conflict="duplicate").
-    """
-    index, replayed = sifted.index, np.flatnonzero(sifted.replayed)
-    at, payload = Index.of_keys(known).find(index.keys_of(replayed))
-    explained = (at >= 0) & ~index.no_key[replayed] & ~index.undecodable[replayed]
-    if compare_payload:
-        explained &= payload == index.payload[replayed]
-    return replayed[~explained]
-
-
-def unexplained(index: Index, rows: Ints, letters: pa.Table, head: Head) -> Ints:
-    """Those of the suspects that no letter at their position explains, by its payload hash."""
-    lives = [head.incarnations.get((s, t), 0) for s, t in zip(letters["source"].to_pylist(), letters["topic"].to_pylist(), strict=True)]
-    current = letters.filter(pa.array([a == b for a, b in zip(letters["incarnation"].to_pylist(), lives, strict=True)], pa.bool_()))
-    parked = set(zip(index.locate(current).tolist(), current["payload_hash"].to_pylist(), strict=True))
-    return np.array([row for row in rows.tolist() if (row, int(index.payload[row])) not in parked], dtype=np.int64)
-
-
-def check_redeliveries(index: Index, rows: Ints, freed: pa.Table, head: Head) -> None:
-    """Raise IncarnationChanged where a position seen before now holds another event than the one decided then.
-
-    A re-created topic starts again at sequence number 0; without this its events would pass for redeliveries and be lost.
-
-    Args:
-        rows: the suspects that are `unexplained`.
-        freed: KEYS that letters have and hold no more: a person let them go, and a copy decided before that is still a redelivery.
-    """
-    at, payload = Index.of_keys(freed).find(index.keys_of(rows))
-    wrong = rows[(at < 0) | (payload != index.payload[rows]) | index.no_key[rows] | index.undecodable[rows]]
-    if len(wrong):
-        refuse_incarnation(index, wrong.tolist(), head)
-
-
-def refuse_incarnation(index: Index, wrong: list[int], head: Head) -> NoReturn:
-    """Raise IncarnationChanged for rows whose positions were decided for other events."""
-    partition = index.partition_of(wrong[0])
-    raise IncarnationChanged(
-        f"Consumer {head.consumer!r}: positions decided before now hold other events ({', '.join(index.describe(r) for r in wrong[:5])}). "
-        f"If decode, its schema or on_key_conflict were changed, finish this batch with the old ones; if a key or payload is computed from "
-        f"the clock or at random, that is the fault. Only if topic {partition.topic!r} was deleted and created again: "
-        f"`dedup consumer accept-incarnation {head.consumer} --source {partition.source!r} --topic {partition.topic!r}`."
-    )
 
 
 @dataclass(frozen=True)

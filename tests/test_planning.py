@@ -17,7 +17,7 @@ from simulation import NAME, TOPIC, Event, Shared, SimStore, prepared
 from checkpoint.errors import IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Ranges
 from deadletter.letter import LETTERS
-from dedup import flow, planning
+from dedup import flow, planning, redeliveries
 from dedup.feed import ArrowMaterial
 from dedup.index import Index, key_bytes, key_words
 from dedup.store import KEYS, Checkpoint, Head, Run
@@ -141,11 +141,11 @@ def test_a_purged_position_is_not_suspected() -> None:
     seen = {PARTITION: Ranges.of([(0, 9)])}
     head = Head(NAME, checkpoints={PARTITION: POINT}, floors={PARTITION: 1})
     sifted = planning.sift(index_of(table), head, seen, np.zeros(0, dtype=np.int64))
-    rows = planning.suspects(sifted, sifted.reserve.slice(0, 0), compare_payload=True)
+    rows = redeliveries.suspects(sifted, sifted.reserve.slice(0, 0), compare_payload=True)
     assert rows.tolist() == [1]
-    assert planning.unexplained(sifted.index, rows, LETTERS.empty_table(), head).tolist() == [1]
+    assert redeliveries.unexplained(sifted.index, rows, LETTERS.empty_table(), head).tolist() == [1]
     with pytest.raises(IncarnationChanged, match="topic/0 5"):
-        planning.check_redeliveries(sifted.index, rows, KEYS.empty_table(), head)
+        redeliveries.check_redeliveries(sifted.index, rows, KEYS.empty_table(), head)
 
 
 def test_a_key_that_was_let_go_explains_its_copies() -> None:
@@ -153,9 +153,9 @@ def test_a_key_that_was_let_go_explains_its_copies() -> None:
     index = index_of(prepared([Event(0, 5, 2, False)]))
     key = index.keys_of(np.array([0]))["key"]
     rows, head = np.array([0]), Head(NAME)
-    planning.check_redeliveries(index, rows, pa.table([key, pa.array([2], pa.int64())], schema=KEYS), head)
+    redeliveries.check_redeliveries(index, rows, pa.table([key, pa.array([2], pa.int64())], schema=KEYS), head)
     with pytest.raises(IncarnationChanged, match="topic/0 5"):
-        planning.check_redeliveries(index, rows, pa.table([key, pa.array([3], pa.int64())], schema=KEYS), head)
+        redeliveries.check_redeliveries(index, rows, pa.table([key, pa.array([3], pa.int64())], schema=KEYS), head)
 
 
 @pytest.mark.parametrize("younger", [False, True])
