@@ -70,7 +70,7 @@ def setting(
             text = text.replace(shown, meant)
         return text
 
-    return hub, real, {"DATABASE": postgres, "STORAGE": azurite, "EVENTHUB": eventhubs.connection_string}
+    return hub, real, {"DSN": postgres, "STORAGE": azurite, "EVENTHUB": eventhubs.connection_string}
 
 
 def test_moving_from_blob_and_back_loses_no_event_and_repeats_none(
@@ -79,7 +79,7 @@ def test_moving_from_blob_and_back_loses_no_event_and_repeats_none(
     """The program with Blob, the guide's commands, then PostgreSQL and the mirror, then Blob again: each goes on after the last."""
     (hub, real, places), output = setting, tmp_path / "output"
     group = (eventhubs.host, hub, "$Default")
-    theirs, ours = BlobCheckpointStore.from_connection_string(azurite, blobs.container_name), PostgresCheckpointStore(places["DATABASE"])
+    theirs, ours = BlobCheckpointStore.from_connection_string(azurite, blobs.container_name), PostgresCheckpointStore(places["DSN"])
 
     def run_to(program: str, number: int, *stores: Any) -> None:
         """Five more events in each partition, and the program until these stores have their checkpoints."""
@@ -95,7 +95,7 @@ def test_moving_from_blob_and_back_loses_no_event_and_repeats_none(
         assert (code, err) == (0, ""), line
     head, loop = PROGRAM.split("\nwith client:")
     run_to(head + MIRROR + "\nwith client:" + loop, 9, ours, theirs)
-    assert run(places["DATABASE"], "select count(*) from dedup.partition_owner") == [(2,)]
+    assert run(places["DSN"], "select count(*) from dedup.partition_owner") == [(2,)]
     for owned in blobs.list_blobs(name_starts_with=f"{eventhubs.host}/{hub}/$default/ownership"):
         blobs.delete_blob(owned.name)  # as if they had expired since the first program was killed
     run_to(with_blob(PROGRAM), 14, theirs)
