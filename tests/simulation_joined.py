@@ -65,7 +65,7 @@ class JoinedStore(SimStore):
                 if self.world.fenced and self.world.claims.get(claim.partition) != claim.number:
                     raise PartitionLost
                 transaction.claimed = claim.partition  # type: ignore[attr-defined]
-                transaction.reserve = lambda keys: self._reserve(transaction, keys)  # type: ignore[method-assign]
+                transaction.reserve = lambda keys, meanwhile=None: self._reserve(transaction, keys)  # type: ignore[method-assign]
             yield transaction
 
     def _reserve(self, transaction: SimTransaction, keys: pa.Table) -> pa.Table:
