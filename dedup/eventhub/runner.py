@@ -69,7 +69,7 @@ async def run_async(
             consumer's state.
         start: where partitions begin that have no checkpoint yet; it counts until their first commit.
         max_events: of one batch; at most the consumer's `max_events_per_transaction`.
-        max_bytes: of one batch, in memory.
+        max_bytes: of the bodies of one batch, about.
         max_wait: seconds that the first event of a batch waits for others.
         prefetch: events of a partition that the service sends ahead; in memory are at most twice as many, and two batches.
         balance_every: seconds between two looks at who owns what.

@@ -15,7 +15,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-import pyarrow as pa
 from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
 
 from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld
@@ -23,6 +22,7 @@ from checkpoint.position import Partition
 from deadletter.redact import redact
 from dedup import outage, planning, starting
 from dedup.consumer import Consumer
+from dedup.eventhub import rows
 from dedup.eventhub.lease import Leases
 from dedup.eventhub.namespace import Namespace, Span
 from dedup.eventhub.runner_client import aio_client
@@ -226,12 +226,12 @@ class Runner:
         log.warning("%s: positions %d-%d of partition %s are not in the log", self._member.name, first, last, partition)
         part.skip_to(last + 1, time.monotonic())
 
-    def _process(self, part: Gathered, events: pa.Table) -> None:
+    def _process(self, part: Gathered, events: list[Any]) -> None:
         if self._ended.is_set():
             raise Stopping
-        started = time.monotonic()
-        report = self._member.process(part.share, events)
-        log.info("%s %s: %s, %.2f s", self._member.name, part.share.claim.partition, report, time.monotonic() - started)
+        where, started = part.share.claim.partition, time.monotonic()
+        report = self._member.process(part.share, rows.table(events, where.source, where.topic, where.partition))
+        log.info("%s %s: %s, %.2f s", self._member.name, where, report, time.monotonic() - started)
 
     def _note(self, partition: str, part: Gathered, error: BaseException) -> None:
         """What a batch ended with: a lost partition is left, anything else ends the run."""

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
-from checkpoint.position import Partition
 from dedup.eventhub import rows
 from dedup.eventhub.order import InOrder
 from dedup.joined import Share
@@ -20,7 +17,7 @@ class Bounds:
     """When a batch is due: whichever comes first."""
 
     events: int
-    size: int  # bytes of its events in memory
+    size: int  # bytes of their bodies
     wait: float  # seconds since its first event came
 
 
@@ -37,7 +34,8 @@ class Gathered:
     first: int | None
     order: InOrder | None = None
     doubted: int | None = None  # where a hole was seen the last time; the log was read again since then
-    tables: list[pa.Table] = field(default_factory=list)
+    events: list[Any] = field(default_factory=list)
+    size: int = 0  # bytes of their bodies
     since: float = 0.0
     running: asyncio.Future[None] | None = None  # the batch that is in the store
 
@@ -62,31 +60,26 @@ class Gathered:
 
     def due(self, now: float) -> bool:
         """Whether what is in hand is a batch."""
-        count = sum(table.num_rows for table in self.tables)
-        if not count:
+        if not self.events:
             return False
-        if self.share.hold is not None and self.newest < self.share.hold:
+        if self.share.hold is not None and rows.numbers(self.events[-1:])[0] < self.share.hold:
             return False  # another process died in this batch: it has to be tried with the same rows
-        full = count >= self.bounds.events or sum(table.nbytes for table in self.tables) >= self.bounds.size
+        full = len(self.events) >= self.bounds.events or self.size >= self.bounds.size
         return full or now - self.since >= self.bounds.wait
 
-    @property
-    def newest(self) -> int:
-        """Sequence number of the last event in hand."""
-        return int(self.tables[-1]["sequence_number"][-1].as_py())
-
-    def take(self) -> pa.Table:
+    def take(self) -> list[Any]:
         """The batch; what is beyond its bound stays in hand."""
-        everything = pa.concat_tables(self.tables)
-        batch = everything if self.share.hold is not None else everything.slice(0, self.bounds.events)
-        rest = everything.slice(batch.num_rows)
-        self.tables = [rest] if rest.num_rows else []
+        count = len(self.events) if self.share.hold is not None else self.bounds.events
+        batch, self.events = self.events[:count], self.events[count:]
+        self.size = _size(self.events)
         return batch
 
     def _keep(self, ready: Sequence[Any], now: float) -> None:
-        if not ready:
-            return
-        if not self.tables:
+        if not self.events:
             self.since = now
-        where: Partition = self.share.claim.partition
-        self.tables.append(rows.table(ready, where.source, where.topic, where.partition))
+        self.events += ready
+        self.size += _size(ready)
+
+
+def _size(events: Sequence[Any]) -> int:
+    return sum(len(rows.body(event) or b"") for event in events)
