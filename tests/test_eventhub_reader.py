@@ -155,6 +155,20 @@ def test_a_wrong_key_and_a_wrong_name_say_what_to_do(eventhubs: Double, connecti
             read(lost, 0, 1)
 
 
+def test_what_is_received_ahead_is_bounded(eventhubs: Double, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nobody reads on, the client receives a bound of bytes and its prefetch, not the whole log; then nothing is missing."""
+    monkeypatch.setattr("dedup.eventhub.receiver.AHEAD", 500_000)
+    eventhubs.fill(connection.hub, 0, 3_000, size=5_000)
+    before = eventhubs.stats()["delivered"]
+    reader = PartitionReader(connection, 0, FAST)
+    reading = reader.read(0, 2_999)
+    found = numbers(next(reading))
+    time.sleep(2)
+    assert eventhubs.stats()["delivered"] - before < 1_000
+    assert found + [number for events in reading for number in numbers(events)] == list(range(3_000))
+    reader.close()
+
+
 class Entra:
     """A token credential, as azure-identity has them."""
 

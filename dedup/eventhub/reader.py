@@ -33,7 +33,7 @@ class Receive:
     """How a partition is received."""
 
     prefetch: int = 1000
-    """Events that the service sends ahead, and the most in one batch. Memory: up to six times as many events."""
+    """Events that the service sends ahead, and the most in one batch. Memory: three times as many, and 32 MB that wait."""
     timeout: float = 60.0
     """Seconds without an event that should be there, after which reading is given up."""
     level: int | None = None

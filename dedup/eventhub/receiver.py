@@ -1,20 +1,24 @@
-"""One partition, received by one client of azure-eventhub in a thread of its own, into a queue that is short."""
+"""One partition, received by one client of azure-eventhub in a thread of its own, which goes on while Spark plans, up to a bound."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import queue
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from azure.eventhub import EventHubConsumerClient
 
+from dedup.eventhub.rows import body
 from dedup.eventhub.settings import Connection
 
-AHEAD = 4
-"""Batches that wait in the queue; then the client waits."""
+AHEAD = 32 * 1024 * 1024
+"""Bytes of events that wait for the reader, one batch more at most; then the client waits."""
+
+EACH = 2_000
+"""Bytes that an event takes beside its body."""
 
 Position = int | str | dt.datetime
 
@@ -39,7 +43,7 @@ class Receiver:
     """
 
     def __init__(self, connection: Connection, partition: int, first: Position, prefetch: int, level: int | None) -> None:
-        self._queue: queue.Queue[list[Any] | Exception] = queue.Queue(AHEAD)
+        self._waiting = _Waiting()
         self._closed = threading.Event()
         self.broken = False
         self._client = connection.client(retry_total=0)  # a retry of its own would begin at an offset, ours at a sequence number
@@ -58,10 +62,7 @@ class Receiver:
 
     def get(self, seconds: float) -> list[Any] | None:
         """The next batch; None if none comes within so many seconds. Raises Broken."""
-        try:
-            found = self._queue.get(timeout=seconds)
-        except queue.Empty:
-            return None
+        found = self._waiting.get(seconds)
         if isinstance(found, Exception):
             raise Broken(found)
         return found
@@ -85,8 +86,38 @@ class Receiver:
 
     def _put(self, item: list[Any] | Exception) -> None:
         while not self._closed.is_set():
-            with contextlib.suppress(queue.Full):
-                return self._queue.put(item, timeout=0.2)
+            if self._waiting.put(item, 0.2):
+                return
+
+
+class _Waiting:
+    """Batches, first in, first out, bounded by their bytes."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[list[Any] | Exception, int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+
+    def put(self, item: list[Any] | Exception, seconds: float) -> bool:
+        """False if there was no room for so many seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._bytes < AHEAD, seconds):
+                return False
+            size = 0 if isinstance(item, Exception) else sum(EACH + len(body(event) or b"") for event in item)
+            self._items.append((item, size))
+            self._bytes += size
+            self._changed.notify_all()
+            return True
+
+    def get(self, seconds: float) -> list[Any] | Exception | None:
+        """None if there was nothing for so many seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._items, seconds):
+                return None
+            item, size = self._items.popleft()
+            self._bytes -= size
+            self._changed.notify_all()
+            return item
 
 
 def _run(client: EventHubConsumerClient, options: dict[str, Any], receiver: Receiver) -> None:
