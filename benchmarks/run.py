@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from benchmarks import checkpoint_stores, delta, empty, failures, letters, postgres
+from benchmarks import checkpoint_stores, delta, empty, eventhubs, failures, letters, postgres, runner
 from benchmarks.report import Measure
 from benchmarks.stream import Seconds, Sizes
 from dedup.postgres import PostgresStore
@@ -93,5 +93,7 @@ PARTS: dict[str, Part] = {
     "one_bad": _on_postgres(failures.one_bad),
     "all_rejected": _on_postgres(failures.all_rejected),
     "letters": _on_postgres(letters.compare),
+    "eventhubs": lambda spark, folder, dsn, sizes: eventhubs.compare(spark, folder, sizes),
     "checkpoints": _on_postgres(checkpoint_stores.compare),
+    "runner": _on_postgres(runner.compare),
 }

@@ -36,6 +36,7 @@ NAMES = {
     "postgres/all_rejected",
     "postgres/list_1m_letters",
     "postgres/group_1m_letters",
+    "eventhubs/source_vs_client",
 }
 
 
@@ -109,6 +110,21 @@ def test_letters_are_listed_and_grouped_as_they_are(postgres: str, tmp_path: Pat
 
 
 @pytest.mark.azurite
+@pytest.mark.eventhubs
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_runner_and_the_loop_it_is_compared_with_write_everything(postgres: str, tmp_path: Path) -> None:
+    """Both bring every event of the hub to the table; a way that loses rows does not pass."""
+    from benchmarks import runner as ways
+    from benchmarks.stream import Sizes
+
+    measures, seconds = ways.compare(None, postgres, tmp_path, Sizes(events=200, rounds=2))
+    assert [m.measure for m in measures] == ["eventhubs/runner_vs_blob", "eventhubs/runner_vs_blob_receive"]
+    assert all(len(taken) == 1 for taken in seconds.values())
+    ways.create_sink(postgres)
+    assert ways.count(postgres) == 0
+
+
+@pytest.mark.azurite
 def test_checkpoint_stores_are_verified(postgres: str, tmp_path: Path) -> None:
     """Both stores keep what a processor wrote; a store that loses a checkpoint does not pass."""
     from benchmarks import checkpoint_stores as ways
@@ -121,6 +137,20 @@ def test_checkpoint_stores_are_verified(postgres: str, tmp_path: Path) -> None:
     with PostgresCheckpointStore(postgres, schema="other") as store, pytest.raises(AssertionError, match="a checkpoint was lost"):
         ways._processor(store)(5)
         ways._processor(store)(4)
+
+
+def test_the_source_of_event_hubs_is_verified(
+    spark: SparkSession, eventhubs: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Source and bare client count the same events, and what the double could serve is told with whether the ratio counts."""
+    from benchmarks import eventhubs as ways
+    from benchmarks.stream import Sizes
+
+    (measure,), seconds = ways.compare(spark, tmp_path, Sizes(events=40, batches=1, warm=1))
+    assert (measure.measure, measure.unit, measure.better) == ("eventhubs/source_vs_client", "events/s", "higher")
+    assert [len(taken) for taken in seconds.values()] == [2, 2]
+    out = capsys.readouterr().out
+    assert "the double's ceiling is" in out and "so many partitions: 1:" in out
 
 
 def test_a_lost_or_doubled_order_is_seen(tmp_path: Path) -> None:

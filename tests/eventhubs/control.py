@@ -16,6 +16,7 @@ from typing import Any
 from eventhubs.service import KEY, KEY_NAME, TOKEN
 
 START_SECONDS = 30.0
+ORDER_SECONDS = 180.0
 
 
 class Double:
@@ -29,7 +30,7 @@ class Double:
         ports = json.loads(self.process.stdout.readline())
         self.port = ports["amqp"]
         self._lock = threading.Lock()
-        self._socket = socket.create_connection(("127.0.0.1", ports["orders"]), START_SECONDS)
+        self._socket = socket.create_connection(("127.0.0.1", ports["orders"]), ORDER_SECONDS)
         self._lines = self._socket.makefile("rwb")
 
     @property
