@@ -15,6 +15,7 @@
     │   │   └── RowsRefused      some rows break a rule of the sink: the fault of their events
     │   └── PublicationStuck     a decided batch that a sink refuses
     ├── SourceUnavailable        the broker does not answer             -> nothing was decided; run it again
+    │   └── RegistryUnavailable  the schema registry does not
     ├── Fenced                   a newer copy of this consumer has taken over -> stop this copy
     │   └── PartitionLost        another runner process has claimed this partition -> leave it to that one
     ├── StillHeld                another copy is alive and holds this consumer
@@ -95,6 +96,10 @@ class PublicationStuck(StoreError):
 
 class SourceUnavailable(DedupError):
     """The broker cannot be asked. Nothing was decided; run it again."""
+
+
+class RegistryUnavailable(SourceUnavailable):
+    """The schema registry cannot be asked. Nothing was decided; run it again."""
 
 
 class Fenced(DedupError):

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
 from deadletter.letter import PROPERTIES
-from dedup import arrow_decode, arrow_keys, keys
+from dedup import arrow_decode, arrow_keys, arrow_registry, keys
 from dedup.decode import Decoder
 from dedup.envelope import EARLIEST, ENVELOPE, LATEST, Constant, Expression, Named, Origin, Prepare, does_not_fit, layout
 
@@ -42,13 +42,19 @@ def prepare_keys(table: pa.Table, spec: Prepare) -> pa.Table:
     columns |= {name: _whole(table[name]) for name in plan.extras}
     undecodable = pa.repeat(pa.scalar(False), table.num_rows)
     if isinstance(spec.decoder, Decoder):
-        columns["data"], undecodable = arrow_decode.decode(columns["body"], spec.decoder)
+        columns["data"], undecodable = _decoded(columns, spec.decoder)
     elif spec.decoder is not None:
-        raise ConfigError("A function as decode= computes a Spark column; without Spark use decode.json or decode.avro.")
+        raise ConfigError("A function as decode= computes a Spark column; without Spark use one of dedup.decode.")
     columns |= {_KEY: _keys(columns, spec), _UNDECODABLE: undecodable}
     if spec.keys.sequence:
         columns |= dict(zip(keys.SEQUENCE, _sequence(columns, spec), strict=True))
     return pa.table(columns)
+
+
+def _decoded(columns: Frame, decoder: Decoder) -> tuple[pa.Array, pa.Array]:
+    if decoder.registry is not None:
+        return arrow_registry.decode(columns["body"], columns["properties"], decoder)
+    return arrow_decode.decode(columns["body"], decoder)
 
 
 def complete(rows: pa.Table, spec: Prepare, hashes: pa.Array | None = None) -> pa.Table:

@@ -7,12 +7,10 @@ one Python call per row. Called by dedup/arrow.py.
 from __future__ import annotations
 
 import datetime as dt
-import io
 import json
 import math
 import re
 import struct
-from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 
@@ -20,12 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import ConfigError
-from dedup import arrow_json, schemas
+from dedup import arrow_avro, arrow_json, arrow_rows
 from dedup.arrow_json import DATE, MAX_DIGITS, OFFSET, TIME
+from dedup.arrow_rows import Read, Wrong
 from dedup.decode import Decoder
-
-Read = Callable[[Any], Any]
 
 _LONE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair in a name becomes what Java writes for it
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -38,14 +34,10 @@ _SMALLER = {0: 1024, 1024: 32, 32: 0}
 """Rows of the blocks that a block is cut into; 0: they are taken one by one."""
 
 
-class _Wrong(ValueError):
-    """A value is not what the schema says."""
-
-
 def decode(bodies: pa.Array, decoder: Decoder) -> tuple[pa.Array, pa.Array]:
     """`data` for each body, null where there is none, and whether a body is there and does not decode."""
     if decoder.format == "avro":
-        return _by_rows(bodies, decoder, *_avro_reader(decoder))
+        return _by_rows(bodies, decoder, *arrow_avro.reader(decoder))
     data, wrong = _in_blocks(bodies.drop_null(), decoder)
     if not bodies.null_count:
         return data, wrong
@@ -69,26 +61,8 @@ def _block(bodies: pa.Array, decoder: Decoder, smaller: int) -> tuple[pa.Array, 
 
 
 def _by_rows(bodies: pa.Array, decoder: Decoder, read: Read, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
-    rows = [None if body is None else _attempt(read, body) for body in bodies.to_pylist()]
-    try:
-        data = pa.array(rows, kind).cast(decoder.type)
-    except pa.ArrowInvalid:  # some value is too large for its column: find out which rows have one
-        data = pa.concat_arrays([_one(row, kind, decoder.type) for row in rows])
+    data = arrow_rows.column(bodies.to_pylist(), read, kind, decoder.type)
     return data, pc.and_(bodies.is_valid(), data.is_null())
-
-
-def _one(row: Any, kind: pa.DataType, final: pa.DataType) -> pa.Array:
-    try:
-        return pa.array([row], kind).cast(final)
-    except pa.ArrowInvalid:
-        return pa.nulls(1, final)
-
-
-def _attempt(read: Read, body: bytes) -> Any:
-    try:
-        return read(body)
-    except (ValueError, ArithmeticError, RecursionError, EOFError, IndexError, LookupError):
-        return None  # the verdict is the caller's: a body without a row does not decode
 
 
 def _json_reader(decoder: Decoder) -> tuple[Read, pa.DataType]:
@@ -113,18 +87,18 @@ class _Float(str):
 
 def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise _Wrong
+        raise Wrong
     return int(text)
 
 
 def _fraction(text: str) -> _Float:
     if len(text) > MAX_DIGITS:
-        raise _Wrong
+        raise Wrong
     return _Float(text)
 
 
 def _refuse(word: str) -> Any:
-    raise _Wrong(word)
+    raise Wrong(word)
 
 
 def _reader(kind: pa.DataType) -> Read:
@@ -151,7 +125,7 @@ def _field(field: pa.Field) -> Read:
         if found is not None:
             return read(found)
         if not nullable:
-            raise _Wrong
+            raise Wrong
         return None
 
     return value
@@ -164,12 +138,12 @@ def _struct(found: list[pa.Field]) -> Read:
 
     def value(pairs: Any) -> dict[str, Any]:
         if type(pairs) is not _Pairs:
-            raise _Wrong
+            raise Wrong
         # Of a name that is repeated the last value counts. Spark judges the replaced ones too, unless they should be text.
         row = {name: item if item is None or name in texts else readers[name](item) for name, item in pairs if name in readers}
         row |= {name: readers[name](row[name]) for name in texts if row.get(name) is not None}
         if any(row.get(name) is None for name in needed):
-            raise _Wrong
+            raise Wrong
         return row
 
     return value
@@ -180,7 +154,7 @@ def _list(item: pa.Field) -> Read:
 
     def value(found: Any) -> list[Any]:
         if type(found) is not list:
-            raise _Wrong
+            raise Wrong
         return [read(one) for one in found]
 
     return value
@@ -191,7 +165,7 @@ def _map(item: pa.Field) -> Read:
 
     def value(pairs: Any) -> list[tuple[str, Any]]:
         if type(pairs) is not _Pairs or len({name for name, _ in pairs}) < len(pairs):
-            raise _Wrong
+            raise Wrong
         return [(_LONE.sub("?", name), read(one)) for name, one in pairs]
 
     return value
@@ -199,13 +173,13 @@ def _map(item: pa.Field) -> Read:
 
 def _boolean(value: Any) -> bool:
     if type(value) is not bool:
-        raise _Wrong
+        raise Wrong
     return value is True
 
 
 def _string(value: Any) -> str:
     if type(value) is not str:
-        raise _Wrong
+        raise Wrong
     value.encode()  # half of a surrogate pair is no character
     return value
 
@@ -217,16 +191,16 @@ def is_text(kind: pa.DataType) -> bool:
 
 def _whole(value: Any, limit: int) -> int:
     if type(value) is not int or not -limit <= value < limit:
-        raise _Wrong
+        raise Wrong
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, _Float):
-        raise _Wrong
+        raise Wrong
     number = float(value)  # raises OverflowError for an int beyond its range
     if math.isinf(number):
-        raise _Wrong
+        raise Wrong
     return number
 
 
@@ -239,25 +213,25 @@ def _single(value: Any) -> float:
 def _decimal(value: Any, kind: pa.DataType) -> Decimal:
     text = str(value).replace(",", "") if type(value) is str else str(value)
     if type(value) not in (int, _Float, str) or not _NUMBER.fullmatch(text):
-        raise _Wrong
+        raise Wrong
     try:
         number = Decimal(text).quantize(Decimal(1).scaleb(-kind.scale), context=_DECIMALS)
     except InvalidOperation as error:
-        raise _Wrong from error
+        raise Wrong from error
     if number.adjusted() >= kind.precision - kind.scale and number:
-        raise _Wrong
+        raise Wrong
     return number
 
 
 def _date(value: Any) -> int:
     if type(value) is not str or not re.fullmatch(DATE, value):
-        raise _Wrong
+        raise Wrong
     return dt.date.fromisoformat(value).toordinal() - _EPOCH.toordinal()
 
 
 def _timestamp(value: Any, shape: re.Pattern[str]) -> int:
     if type(value) is not str or not shape.fullmatch(value):
-        raise _Wrong
+        raise Wrong
     fraction = re.sub("[^0-9].*", "", value[20:]) if value[19:20] == "." else ""
     seconds = (dt.datetime.fromisoformat(value[:19]) - _EPOCH) // dt.timedelta(seconds=1)
     return (seconds - _seconds_east(value)) * 1_000_000 + int(fraction.ljust(6, "0")[:6])
@@ -269,31 +243,3 @@ def _seconds_east(value: str) -> int:
         return 0
     seconds = int(zone[1]) * 3600 + int(zone[2]) * 60
     return -seconds if zone[0][0] == "-" else seconds
-
-
-def _avro_reader(decoder: Decoder) -> tuple[Read, pa.DataType]:
-    try:
-        import fastavro
-    except ImportError as error:
-        raise ConfigError("Decoding Avro without Spark needs fastavro: pip install fastavro.") from error
-    written = schemas.loaded(decoder.writer or "")
-    writer = fastavro.parse_schema(_plain(written))
-
-    def whole(body: bytes) -> Any:
-        stream = io.BytesIO(body)
-        row = fastavro.schemaless_reader(stream, writer, None)
-        if stream.read(1):
-            raise _Wrong
-        return row
-
-    return whole, schemas.nullable(pa.struct(list(schemas.from_avro(written))))
-
-
-def _plain(node: Any) -> Any:
-    """The schema without logical types of times and dates: their numbers fit Arrow as they are, and Python's types are narrower."""
-    if isinstance(node, list):
-        return [_plain(one) for one in node]
-    if not isinstance(node, dict):
-        return node
-    keep = {key: _plain(value) for key, value in node.items() if key != "logicalType"}
-    return keep | ({"logicalType": "decimal"} if node.get("logicalType") == "decimal" else {})

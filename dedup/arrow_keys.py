@@ -141,8 +141,13 @@ def _readable(value: bytes) -> str:
 
 def message_id(properties: pa.Array) -> pa.Array:
     """The value of each row's first property that is named as message ids are; null where there is none."""
+    return first_property(properties, keys.MESSAGE_ID_PROPERTIES)
+
+
+def first_property(properties: pa.Array, names: Sequence[str]) -> pa.Array:
+    """The value of each row's first property that has one of these names; null where there is none."""
     entries = properties.flatten()
-    named = pc.is_in(pc.struct_field(entries, "key"), pa.array(keys.MESSAGE_ID_PROPERTIES)).to_numpy(zero_copy_only=False)
+    named = pc.is_in(pc.struct_field(entries, "key"), pa.array(names)).to_numpy(zero_copy_only=False)
     parents = pc.list_parent_indices(properties).to_numpy()
     rows, first = np.unique(parents[named], return_index=True)
     take = np.full(len(properties), -1, np.int64)

@@ -1,7 +1,8 @@
 """Decoding: what turns a body into the column `data`, and tells apart what does not decode.
 
 `json(schema)` and `avro(schema)` make a Decoder; it is only a description, so it pickles. dedup/spark/decode.py follows it
-with Spark columns, dedup/arrow_decode.py with pyarrow; both give the same verdicts. Called where a consumer is made.
+with Spark columns, dedup/arrow_decode.py with pyarrow; both give the same verdicts. Those of `confluent_avro` and `azure_avro`, which
+look up the schema of each body in a registry, dedup/arrow_registry.py follows everywhere. Called where a consumer is made.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
-from dedup import schemas
+from dedup import avro_resolve, schemas
+from dedup.registry import Azure, Confluent, Registry
 
 Schema: TypeAlias = schemas.Json | str | pa.Schema
 """A JSON Schema or an Avro schema, as a mapping or as JSON text, or an Arrow schema."""
@@ -21,13 +23,17 @@ Schema: TypeAlias = schemas.Json | str | pa.Schema
 
 @dataclass(frozen=True)
 class Decoder:
-    """How bodies decode. Made by `json` and `avro`."""
+    """How bodies decode. Made by `json`, `avro`, `confluent_avro` and `azure_avro`."""
 
     format: Literal["json", "avro"]
     schema: pa.Schema
     """Of `data`. A field that is not nullable must be there: without it the body does not decode."""
     writer: str | None = None
     """JSON text of the Avro schema that bodies were written with."""
+    registry: Registry | None = None
+    """Where the schemas are that bodies name."""
+    reader: str | None = None
+    """With a registry: JSON text of the Avro schema that all bodies are read as."""
 
     @property
     def type(self) -> pa.DataType:
@@ -68,6 +74,54 @@ def avro(schema: Schema) -> Decoder:
     given = None if isinstance(schema, pa.Schema) else schemas.loaded(schema)
     writer = given if given is not None and schemas.is_avro(given) else schemas.to_avro(found)
     return Decoder("avro", found, _json.dumps(writer))
+
+
+def confluent_avro(registry: Confluent | str, *, schema: schemas.Json | str | None = None, subject: str | None = None) -> Decoder:
+    """Decode bodies as Confluent's serialisers write them: a zero byte, the schema's id in four bytes, one Avro record.
+
+    Each body is read by the schema it names, resolved to one schema for all (Avro's rules: promoted types, defaults, aliases).
+    An id that the registry does not know makes the body UNDECODABLE; while the registry does not answer, nothing is decided.
+
+    Args:
+        registry: `registry.Confluent(...)`, or its address.
+        schema: the Avro schema that all bodies are read as.
+        subject: in its place: the latest schema of this subject, asked for once, now; pickled copies keep what it was.
+
+    Raises:
+        ConfigError: not exactly one of schema and subject, there is no such subject, or its schema has something that columns
+            cannot hold; fastavro is not installed.
+        RegistryUnavailable: the subject cannot be asked for.
+    """
+    return _registered(Confluent(registry) if isinstance(registry, str) else registry, schema, subject)
+
+
+def azure_avro(registry: Azure, *, schema: schemas.Json | str | None = None, subject: str | None = None) -> Decoder:
+    """Decode bodies as the clients of Azure's schema registry write them: one Avro record, its id in the content type or before it.
+
+    The content type, `avro/binary+<id>`, is looked for among the events' `properties`; all else is as in `confluent_avro`.
+
+    Args:
+        registry: `registry.Azure(...)`.
+        schema: the Avro schema that all bodies are read as.
+        subject: in its place, as `group/name`: the latest version of this schema, asked for once, now; pickled copies keep what it was.
+
+    Raises:
+        ConfigError: not exactly one of schema and subject, there is no such subject, or its schema has something that columns
+            cannot hold; fastavro is not installed.
+        RegistryUnavailable: the subject cannot be asked for.
+    """
+    return _registered(registry, schema, subject)
+
+
+def _registered(registry: Registry, schema: schemas.Json | str | None, subject: str | None) -> Decoder:
+    if (schema is None) == (subject is None):
+        raise ConfigError("Give either schema=, the Avro schema that all bodies are read as, or subject=, whose latest one it is.")
+    given = schemas.loaded(registry.latest(subject) if subject is not None else schema or "")
+    if not schemas.is_avro(given):
+        raise ConfigError("Bodies of a registry are read as an Avro record: its schema has the type 'record'.")
+    found, reader = _arrow(given), _json.dumps(given)
+    avro_resolve.check(reader)
+    return Decoder("avro", found, registry=registry, reader=reader)
 
 
 def _arrow(schema: Schema) -> pa.Schema:

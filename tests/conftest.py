@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Run = Callable[..., tuple[int, str, str]]
 """Runs `dedup` with a line of arguments, at a place with a store or without: exit code, output, errors."""
 
-pytest_plugins = ["fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite"]
+pytest_plugins = ["fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry"]
 
 REAL_INPUT = Path(os.environ.get("DEDUP_TEST_DATA") or Path(__file__).parent.parent / "../shared/data").resolve()
 ONLINE_RETAIL = REAL_INPUT / "online-retail-by-day.tar.xz"

@@ -22,6 +22,7 @@ from dedup.envelope import Prepare
 from dedup.feed import Material, index_columns, numbered, process_run, visible
 from dedup.index import Ints
 from dedup.keys import HIDDEN
+from dedup.spark import registry
 from dedup.spark.check import stateful_operators, streaming_plan
 from dedup.spark.frames import SparkFrames
 from dedup.spark.plain import plain
@@ -70,7 +71,8 @@ class SparkFeed:
         with scratch_folder(session, self._scratch) as folder:
             if not prepare.positions:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
-            rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
+            with registry.answers():
+                rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
             yield ScratchMaterial(session.read.schema(_with_row(rows.schema)).parquet(folder))
 
     def _in_memory(self, prepare: Prepare) -> MemoryMaterial | None:
@@ -91,7 +93,8 @@ class SparkFeed:
         Nothing is decided yet, so they may be computed again.
         """
         try:
-            return rows.toArrow()
+            with registry.answers():
+                return rows.toArrow()
         except Exception as error:  # py4j and Spark Connect wrap the same refusal differently
             if "maxResultSize" not in str(error):
                 raise

@@ -1,6 +1,7 @@
 """Which inputs need nothing of Spark but their rows: pyarrow then decodes and computes keys on the driver, several times as fast.
 
-What only Spark can do - SQL expressions, functions of columns, Avro, types to convert - is prepared by dedup/spark/prepare.py.
+What only Spark can do - SQL expressions, functions of columns, types to convert - and Avro without a registry is prepared by
+dedup/spark/prepare.py.
 Called by dedup/spark/feed.py.
 """
 
@@ -47,7 +48,7 @@ def plain(df: DataFrame, spec: Prepare) -> Plain | None:
 
 def _work_out(df: DataFrame, spec: Prepare) -> Plain | None:
     schema = prepare(df, spec).schema  # also finds what is wrong with the input
-    if not (spec.decoder is None or (isinstance(spec.decoder, Decoder) and spec.decoder.format == "json")):
+    if not _by_arrow(spec):
         return None
     found = layout(df.schema.names, spec)
     try:
@@ -60,6 +61,12 @@ def _work_out(df: DataFrame, spec: Prepare) -> Plain | None:
     if not origins or not all(_resolves(name, after) for name in named):
         return None
     return Plain(_read(found), schema)
+
+
+def _by_arrow(spec: Prepare) -> bool:
+    """Whether bodies are decoded by pyarrow at least as quickly: JSON by columns, and what Spark would ask pyarrow for."""
+    decoder = spec.decoder
+    return decoder is None or (isinstance(decoder, Decoder) and (decoder.format == "json" or decoder.registry is not None))
 
 
 def _fits(name: str, origin: Origin, given: Mapping[str, pa.DataType]) -> bool:

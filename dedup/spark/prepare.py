@@ -19,6 +19,7 @@ from dedup.decode import Decoder
 from dedup.envelope import ENVELOPE, Prepare, layout
 from dedup.spark import decode as spark_decode
 from dedup.spark import keys as spark_keys
+from dedup.spark import registry
 from dedup.spark.envelope import TEXT, envelope
 from dedup.spark.selects import Columns, Selects, named
 
@@ -77,6 +78,9 @@ def _decode(selects: Selects, spec: Prepare) -> None:
         selects.ask(lambda: [function(body)], "decode=")
         selects.add(function(body).alias("data"))
         return selects.add((body.isNotNull() & F.col("data").isNull()).alias(_UNDECODABLE))
+    if decoder.registry is not None:
+        selects.add(registry.decoded(body, F.col("properties"), decoder).alias(_READ))
+        return selects.add(F.col(_READ)["wrong"].alias(_UNDECODABLE), F.col(_READ)["data"].alias("data"))
     given, parsed = decoder, F.col(_PARSED)
     selects.ask(lambda: [spark_decode.parsed(body, given)], "decode=")
     # Each step is a select of its own: Spark keeps them apart, so that nothing is computed twice.

@@ -1,0 +1,142 @@
+"""Reading what one Avro schema wrote as another one says: fastavro resolves, this guards what it would get wrong.
+
+fastavro takes no notice of units (milliseconds would be read as microseconds) and gives defaults as they stand in the JSON.
+Called by dedup/arrow_registry.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoint.errors import ConfigError
+from dedup import arrow_avro
+from dedup.arrow_rows import Read, Wrong
+
+log = logging.getLogger("dedup")
+
+_UNUSABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What a schema may raise that is JSON, but no schema."""
+
+
+@functools.lru_cache(maxsize=1024)
+def reader(written: str, wanted: str) -> Read:
+    """What reads a record written with one schema as the other says. Where they do not fit, nothing reads, and a warning says why.
+
+    Args:
+        written: JSON text of the schema of the bytes.
+        wanted: JSON text of the schema of the answers.
+    """
+    fastavro, ours = arrow_avro.library(), json.loads(wanted)
+    resolved_to = _parsed(ours)
+    try:
+        theirs = json.loads(written)
+        found = arrow_avro.read_by(fastavro.parse_schema(arrow_avro.plain(theirs)), resolved_to)
+        _refuse_other_units(theirs, ours)
+    except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
+        log.warning("bodies of a schema are not decoded, because it cannot be read as %s: %s", _name(wanted), error)
+        return never
+    return found
+
+
+def kind(wanted: str) -> pa.DataType:
+    """The type of what readers of this schema answer. Raises ConfigError."""
+    return arrow_avro.record_type(json.loads(wanted))
+
+
+def check(wanted: str) -> None:
+    """Raise ConfigError where nothing can be read as this schema, or fastavro is missing."""
+    fastavro = arrow_avro.library()
+    try:
+        _parsed(json.loads(wanted))
+    except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
+        raise ConfigError(f"The schema is not valid Avro: {error}.") from error
+
+
+def never(_: Any) -> Any:
+    """Reads nothing. Raises Wrong."""
+    raise Wrong
+
+
+def _name(schema: str) -> str:
+    return str(json.loads(schema).get("name"))
+
+
+def _parsed(schema: Any) -> Any:
+    """As fastavro takes it, with defaults as values."""
+    named: dict[str, Any] = {}
+    parsed = arrow_avro.library().parse_schema(arrow_avro.plain(schema), named)
+    fields = [f for node in named.values() for f in node.get("fields", ()) if "default" in f]
+    values = [_value(f["default"], f["type"], named) for f in fields]
+    for one, value in zip(fields, values, strict=True):
+        one["default"] = value
+    return parsed
+
+
+def _value(default: Any, node: Any, named: Mapping[str, Any]) -> Any:
+    """A default from the JSON of a schema as fastavro would read it from bytes."""
+    if isinstance(node, str):
+        return _value(default, named[node], named) if node in named else _scalar(default, {"type": node})
+    if isinstance(node, list):
+        branches = [one for one in node if (one == "null") == (default is None)]
+        return _value(default, branches[0], named) if branches else default
+    inner = node["type"]
+    if inner == "record":
+        return {f["name"]: _value(default.get(f["name"], f.get("default")), f["type"], named) for f in node["fields"]}
+    if inner == "array":
+        return [_value(one, node["items"], named) for one in default]
+    if inner == "map":
+        return {key: _value(one, node["values"], named) for key, one in default.items()}
+    return _scalar(default, node)
+
+
+def _scalar(default: Any, node: Mapping[str, Any]) -> Any:
+    if node["type"] not in ("bytes", "fixed") or not isinstance(default, str):
+        return default
+    raw = default.encode("latin-1")
+    if node.get("logicalType") != "decimal":
+        return raw
+    return Decimal(int.from_bytes(raw, "big", signed=True)).scaleb(-node.get("scale", 0))
+
+
+def _refuse_other_units(written: Any, wanted: Any) -> None:
+    theirs, ours = dict(_units(written, "", {})), dict(_units(wanted, "", {}))
+    for path in theirs.keys() & ours.keys():
+        if theirs[path] != ours[path]:
+            raise ValueError(f"{path.lstrip('.')} is written as {theirs[path]} and wanted as {ours[path]}")
+
+
+def _units(node: Any, path: str, named: dict[str, Any], inside: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
+    """Where a schema has logical types: path, and which one. What contains itself is gone through once."""
+    if isinstance(node, str):
+        if node in named and node not in inside:
+            yield from _units(named[node], path, named, inside)
+        return
+    if isinstance(node, list):
+        for one in node:
+            yield from _units(one, path, named, inside)
+        return
+    if "name" in node:
+        names = {str(node["name"]), f"{node.get('namespace')}.{node['name']}"}
+        named |= dict.fromkeys(names, node)
+        inside |= names
+    if node.get("logicalType") not in (None, "decimal"):
+        yield path, node["logicalType"]
+    for step, child in _children(node):
+        yield from _units(child, path + step, named, inside)
+
+
+def _children(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for field in node.get("fields", ()):
+        for name in (field["name"], *field.get("aliases", ())):
+            yield f".{name}", field["type"]
+    for key in ("items", "values"):
+        if key in node:
+            yield "[]", node[key]
+    yield "", node["type"]

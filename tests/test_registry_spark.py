@@ -1,0 +1,118 @@
+"""Bodies that name their schema in a registry, on Spark: decoded by the driver, by the tasks, and the same either way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from registry_kit import avro, confluent, content_type, events, record
+from registry_server import RegistryServer
+
+from checkpoint.errors import RegistryUnavailable
+from dedup import Columns, arrow, decode
+from dedup.envelope import Prepare
+from dedup.keys import KeySettings
+from dedup.registry import Azure
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+LINE = record(("sku", "string"), ("raw", ["null", "bytes"], None), name="Line")
+ORDER = record(
+    ("id", "string"), ("at", MILLIS), ("paid", MONEY, "\u0001"), ("lines", {"type": "array", "items": LINE}, []), ("n", "long", 0)
+)
+OLD = record(("id", "string"), ("at", "long"), ("n", "int"), ("gone", "string"))
+
+
+def no_login() -> Any:
+    """Makes a credential of a registry that asks for none; goes to the tasks as it stands here."""
+
+    def make() -> Any:
+        return SimpleNamespace(get_token=lambda *_: SimpleNamespace(token="t"))
+
+    return make
+
+
+def bodies(first: int, second: int) -> list[bytes | None]:
+    """Both schemas, nulls, and what does not decode."""
+    plain = record(("id", "string"), ("at", "long"), ("paid", "bytes"), ("lines", {"type": "array", "items": LINE}), ("n", "long"))
+    row = {
+        "id": "a",
+        "at": 1_700_000_000_123,
+        "paid": b"\x04\xd2",
+        "lines": [{"sku": "s", "raw": b"\xff"}, {"sku": "t", "raw": None}],
+        "n": 2**40,
+    }
+    old = {"id": "b", "at": 5, "n": 3, "gone": "x"}
+    good = [confluent(first, plain, row), confluent(second, OLD, old), None]
+    return [*good, b"", b"junk", confluent(99, OLD, old), *good * 20]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_tasks_decode_as_the_driver_does(spark: SparkSession, registry: RegistryServer, zone: str) -> None:
+    """Values, nulls and verdicts are the same in Spark's tasks, in whatever zone the session is, and keys are made of them."""
+    from dedup.spark.prepare import prepare
+
+    first, second = registry.register("s", ORDER), registry.register("s", OLD)
+    table = events(bodies(first, second))
+    spec = Prepare("c", KeySettings(("data.id",)), decoder=decode.confluent_avro(registry.url, schema=ORDER))
+    before = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+        found = prepare(spark.createDataFrame(table).repartition(3), spec).toArrow().sort_by("sequence_number")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    expected = arrow.prepare(table, spec)
+    names = ["sequence_number", "data", "_undecodable", "_key", "_payload_hash"]
+    assert found.select(names).cast(expected.select(names).schema) == expected.select(names)
+    assert expected["_undecodable"].to_pylist()[:7] == [False, False, False, True, True, True, False]
+
+
+def test_tasks_see_the_content_type(spark: SparkSession, registry: RegistryServer) -> None:
+    """Properties reach the tasks, as a map too: there is the schema's id in Azure's framing."""
+    from dedup.spark.prepare import prepare
+
+    ident, plain = registry.register_azure("g/s", OLD), {"id": "b", "at": 5, "n": 3, "gone": "x"}
+    table = events([avro(OLD, plain), b"\0\0\0\0" + ident.encode() + avro(OLD, plain), avro(OLD, plain)], [content_type(ident), None, []])
+    spec = Prepare("c", decoder=decode.azure_avro(Azure(registry.url, no_login()), schema=OLD))
+    frame = spark.createDataFrame(table)
+    for properties in ("properties", "map_from_entries(properties) properties"):
+        found = prepare(frame.selectExpr("source", "topic", "partition", "sequence_number", "body", properties), spec)
+        rows = found.sort("sequence_number").toArrow()
+        assert rows["_undecodable"].to_pylist() == [False, False, True]
+        assert rows["data"].to_pylist() == [plain, plain, None]
+
+
+@pytest.mark.parametrize("path", ["driver", "expression", "scratch"])
+def test_every_way_to_materialise_a_batch(
+    spark: SparkSession, registry: RegistryServer, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the driver, in tasks for what needs Spark, and in tasks into files: the same rows, and an absent registry is told as such."""
+    from dedup.spark import feed
+
+    first, second = registry.register("s", ORDER), registry.register("s", OLD)
+    table = events(bodies(first, second))
+    decoder = decode.confluent_avro(registry.url, schema=ORDER)
+    spec = Prepare("c", KeySettings(("data.id",)), decoder=decoder)
+    if path == "scratch":
+        monkeypatch.setattr(feed.SparkFeed, "_in_memory", lambda *_: None)
+    names = ["source", "topic", "partition", "body", "sequence_number"]
+    frame = spark.createDataFrame(table.select(names))
+    if path == "expression":
+        frame = frame.withColumnsRenamed({"source": "src", "topic": "t", "partition": "p", "sequence_number": "s", "body": "b"})
+        spec = Prepare("c", KeySettings(("data.id",)), columns=Columns("t", "p", "s + 0L", source="src", body="b"), decoder=decoder)
+    with feed.SparkFeed(frame, str(tmp_path)).materialise(spec) as material:
+        assert isinstance(material, feed.ScratchMaterial if path == "scratch" else feed.MemoryMaterial)
+        assert (getattr(material, "_late", None) is not None) == (path == "driver")
+        numbers = material.index["sequence_number"].to_numpy()
+        data = material.content(np.argsort(numbers))["data"].to_pylist()
+    assert data == arrow.prepare(table, Prepare("c", decoder=decoder))["data"].to_pylist()
+    registry.stop()
+    asked = Prepare("c", spec.keys, columns=spec.columns, decoder=decode.confluent_avro(registry.url + "/", schema=ORDER))
+    with pytest.raises(RegistryUnavailable, match="cannot be reached"), feed.SparkFeed(frame, str(tmp_path)).materialise(asked):
+        pass
