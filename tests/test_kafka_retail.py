@@ -52,7 +52,7 @@ def run(kafka: kafka_server.Broker, topic: Topic, folder: Path, url: str) -> Non
         return sum(point.sequence_number + 1 for point in store.head(CONSUMER).checkpoints.values())
 
     def tell(_kills: int, events: int) -> None:
-        if events > EVENTS // 2 and not killed:
+        if events > 7 * EVENTS // 20 and not killed:
             kafka.kill()
             kafka.start()
             killed.append(events)
