@@ -48,4 +48,4 @@ def _framed(bodies: Sequence[bytes | None], properties: pa.Array, registry: Regi
 
 def _readers(idents: set[str], registry: Registry, wanted: str) -> dict[str, Read]:
     found = {ident: schema_cache.written(registry, ident) for ident in sorted(idents)}
-    return {ident: avro_resolve.never if text is None else avro_resolve.reader(text, wanted) for ident, text in found.items()}
+    return {ident: avro_resolve.never if text is None else avro_resolve.reader(ident, text, wanted) for ident, text in found.items()}

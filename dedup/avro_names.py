@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _NAMED = ("record", "error", "enum", "fixed")
@@ -17,47 +17,32 @@ def inlined(schema: str, others: Mapping[str, str]) -> str:
         others: full name -> JSON text of the schema that has this name.
     """
     left = {name: json.loads(text) for name, text in others.items()}
-    return json.dumps(_with(json.loads(schema), "", left))
+    return json.dumps(_with(json.loads(schema), "", left, set()))
 
 
-def _with(node: Any, space: str, left: dict[str, Any]) -> Any:
-    """`left` are the definitions that have not been put anywhere yet."""
+def _with(node: Any, space: str, left: dict[str, Any], done: set[str]) -> Any:
+    """`left` are definitions that have not been put anywhere, `done` the names of those that stand somewhere: none may stand twice."""
     if isinstance(node, str):
-        found = next((name for name in (full(node, space), node) if name in left), None)
-        return node if found is None else _with(_absolute(left.pop(found)), "", left)
+        found = next((name for name in (_full(node, space), node) if name in left and name not in done), None)
+        return node if found is None else _with(left.pop(found), "", left, done)
     if isinstance(node, list):
-        return [_with(one, space, left) for one in node]
+        return [_with(one, space, left, done) for one in node]
     if not isinstance(node, dict):
         return node
-    inner = _space(node, space) if node.get("type") in _NAMED else space
-    left.pop(full(str(node.get("name")), inner), None) if node.get("type") in _NAMED else None
-    fields = {"fields": [{**f, "type": _with(f["type"], inner, left)} for f in node["fields"]]} if "fields" in node else {}
-    inside = {key: _with(node[key], inner, left) for key in ("type", "items", "values") if key in node}
+    if node.get("type") in _NAMED:
+        space = _space(node, space)
+        if (name := _full(str(node["name"]).rpartition(".")[2], space)) in done:
+            return name
+        done.add(name)
+    fields = {"fields": [{**f, "type": _with(f["type"], space, left, done)} for f in node["fields"]]} if "fields" in node else {}
+    inside = {key: _with(node[key], space, left, done) for key in ("type", "items", "values") if key in node}
     return {**node, **inside, **fields}
 
 
-def full(name: str, space: str) -> str:
-    """The full name of a name that is used in this namespace."""
+def _full(name: str, space: str) -> str:
     return name if "." in name or not space else f"{space}.{name}"
 
 
 def _space(node: Mapping[str, Any], outer: str) -> str:
     name = str(node.get("name", ""))
     return name.rpartition(".")[0] if "." in name else str(node.get("namespace", outer))
-
-
-def _absolute(node: Any) -> Any:
-    """Where it says no namespace it has none, whatever stands around it."""
-    return {**node, "namespace": _space(node, "")} if isinstance(node, dict) and node.get("type") in _NAMED else node
-
-
-def definitions(nodes: Iterable[Any]) -> list[dict[str, Any]]:
-    """All records, enums and fixed that are defined inside these schemas."""
-    found: list[dict[str, Any]] = []
-    for node in nodes:
-        if isinstance(node, dict):
-            inside = [f["type"] for f in node.get("fields", ())] + [node[key] for key in ("type", "items", "values") if key in node]
-            found += [*([node] if node.get("type") in _NAMED else []), *definitions(inside)]
-        elif isinstance(node, list):
-            found += definitions(node)
-    return found

@@ -26,21 +26,24 @@ _UNUSABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 @functools.lru_cache(maxsize=1024)
-def reader(written: str, wanted: str) -> Read:
+def reader(ident: str, written: str, wanted: str) -> Read:
     """What reads a record written with one schema as the other says. Where they do not fit, nothing reads, and a warning says why.
 
     Args:
-        written: JSON text of the schema of the bytes.
+        ident: of the schema of the bytes, for the log.
+        written: its JSON text.
         wanted: JSON text of the schema of the answers.
     """
     fastavro, ours = arrow_avro.library(), json.loads(wanted)
     resolved_to = _parsed(ours)
     try:
         theirs = json.loads(written)
+        if theirs is None:
+            raise ValueError("it is not Avro's")
         found = arrow_avro.read_by(fastavro.parse_schema(arrow_avro.plain(theirs)), resolved_to)
         _refuse_other_units(theirs, ours)
     except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
-        log.warning("bodies of a schema are not decoded, because it cannot be read as %s: %s", _name(wanted), error)
+        log.warning("events written with schema %s do not decode: it cannot be read as %r: %s", ident, ours.get("name"), error)
         return never
     return found
 
@@ -62,10 +65,6 @@ def check(wanted: str) -> None:
 def never(_: Any) -> Any:
     """Reads nothing. Raises Wrong."""
     raise Wrong
-
-
-def _name(schema: str) -> str:
-    return str(json.loads(schema).get("name"))
 
 
 def _parsed(schema: Any) -> Any:

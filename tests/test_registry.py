@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 from decimal import Decimal
@@ -17,7 +18,7 @@ from registry_kit import avro, confluent, content_type, events, record
 from registry_server import RegistryServer
 
 from checkpoint.errors import ConfigError, RegistryUnavailable
-from dedup import arrow, decode, schema_cache
+from dedup import arrow, avro_resolve, decode, schema_cache
 from dedup.envelope import Prepare
 from dedup.registry import Azure, Confluent
 
@@ -185,17 +186,28 @@ def test_what_azure_framing_does_not_decode(registry: RegistryServer) -> None:
     ids=["type", "no default", "another record", "unit"],
 )
 def test_a_schema_that_cannot_be_read_as_ours(registry: RegistryServer, unlike: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Its bodies are undecodable, never null or wrong by a factor of a thousand."""
+    """Its bodies are undecodable, never null or wrong by a factor of a thousand; what the schemas tell already is in the log, by the id."""
     wanted = record(("id", "string"), ("amount", {"type": "long", "logicalType": "timestamp-micros"}))
     ident = registry.register("s", unlike)
     row = {"id": "a", "amount": "x" if unlike["fields"][-1]["type"] == "string" else 5}
+    avro_resolve.reader.cache_clear()  # it warns once
     assert read(events([confluent(ident, unlike, row)]), decode.confluent_avro(registry.url, schema=wanted)) == ([None], [True])
+    unit = isinstance(unlike["fields"][-1]["type"], dict)
+    assert (f"schema {ident} do not decode" in caplog.text and "timestamp-millis" in caplog.text) == unit
+
+
+def test_a_value_of_another_kind_is_undecodable(registry: RegistryServer) -> None:
+    """A decimal where plain bytes are wanted fails its own row, and no other row of the batch."""
+    money = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+    writer, wanted = record(("m", ["string", money])), record(("m", "bytes"))
+    ident = registry.register("s", writer)
+    bodies = [confluent(ident, writer, {"m": value}) for value in (Decimal("1.50"), "text")]
+    assert read(events(bodies), decode.confluent_avro(registry.url, schema=wanted)) == ([None, {"m": b"text"}], [True, False])
 
 
 def test_units_agree_under_aliases_and_in_lists() -> None:
     """A field that was renamed, or stands in a list, is compared too."""
-    from dedup.avro_resolve import never, reader
-
+    never, reader = avro_resolve.never, avro_resolve.reader
     millis, micros = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
     for theirs, ours in (
         (record(("old", millis)), {**record(), "fields": [{"name": "new", "aliases": ["old"], "type": micros}]}),
@@ -203,10 +215,8 @@ def test_units_agree_under_aliases_and_in_lists() -> None:
         (record(("t", ["null", millis])), record(("t", ["null", micros]))),
         (record(("r", record(("t", millis), name="R")), ("s", "R")), record(("s", record(("t", micros), name="R")))),
     ):
-        import json
-
-        assert reader(json.dumps(theirs), json.dumps(ours)) is never
-        assert reader(json.dumps(theirs), json.dumps(theirs)) is not never
+        assert reader("1", json.dumps(theirs), json.dumps(ours)) is never
+        assert reader("1", json.dumps(theirs), json.dumps(theirs)) is not never
 
 
 def test_a_writer_may_have_what_columns_cannot(registry: RegistryServer) -> None:
@@ -349,21 +359,30 @@ def test_the_latest_schema_of_azure(registry: RegistryServer) -> None:
 
 
 def test_schemas_that_refer_to_others(registry: RegistryServer) -> None:
-    """A schema whose types are defined in other subjects is read with them, by whichever name it uses."""
+    """A schema whose types are defined in other subjects, and theirs in others again, is read with them, by whichever name it uses."""
     money = record(("units", "long"), name="Money", namespace="shop.types")
     deep = record(("a", "shop.types.Money"), name="Line", namespace="shop")
-    order = record(("id", "string"), ("line", "Line"), ("total", "shop.types.Money"), namespace="shop")
+    order = record(("id", "string"), ("net", "shop.types.Money"), ("line", "Line"), ("total", "shop.types.Money"), namespace="shop")
     registry.register("money", money)
     refers = [{"name": "shop.types.Money", "subject": "money", "version": 1}]
     registry.register("line", deep, references=refers)
     ident = registry.register("orders", order, references=[{"name": "shop.Line", "subject": "line", "version": 1}, *refers])
-    whole = record(
-        ("id", "string"), ("line", record(("a", money), name="Line", namespace="shop")), ("total", "shop.types.Money"), namespace="shop"
-    )
-    row = {"id": "x", "line": {"a": {"units": 1}}, "total": {"units": 2}}
+    whole = record(("id", "string"), ("net", money), ("line", deep), ("total", "shop.types.Money"), namespace="shop")
+    row = {"id": "x", "net": {"units": 3}, "line": {"a": {"units": 1}}, "total": {"units": 2}}
     table = events([confluent(ident, whole, row)])
     assert read(table, decode.confluent_avro(registry.url, schema=whole)) == ([row], [False])
     assert read(table, decode.confluent_avro(registry.url, subject="orders")) == ([row], [False])
+
+
+def test_a_reference_without_a_namespace(registry: RegistryServer) -> None:
+    """A name is looked for in the namespace it is used in, and then without one, as the producers' own library does."""
+    money = record(("units", "long"), name="Money")
+    order = record(("id", "string"), ("net", "Money"), ("gross", "Money"), namespace="shop")
+    registry.register("money", money)
+    ident = registry.register("orders", order, references=[{"name": "Money", "subject": "money", "version": 1}])
+    whole = record(("id", "string"), ("net", money), ("gross", "Money"), namespace="shop")
+    row = {"id": "x", "net": {"units": 1}, "gross": {"units": 2}}
+    assert read(events([confluent(ident, whole, row)]), decode.confluent_avro(registry.url, subject="orders")) == ([row], [False])
 
 
 @pytest.mark.parametrize(
