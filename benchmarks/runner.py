@@ -57,7 +57,7 @@ def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Meas
     from eventhubs.ceiling import ceiling
     from eventhubs.control import running_double
 
-    events = sizes.events - sizes.events % PARTITIONS
+    events = sizes.events - sizes.events % min(sizes.events, PARTITIONS * BATCH)  # whole batches: neither waits for more at the end
     with running_double() as double, running_azurite() as blob:
         double.create(HUB, PARTITIONS)
         for partition in range(PARTITIONS):
@@ -130,6 +130,7 @@ async def theirs(hub: str, dsn: str, blob: str, events: int, *, writes: bool) ->
 
     async def on_batch(context: Any, received: list[Any]) -> None:
         hand = hands.get(context.partition_id) or hands.setdefault(context.partition_id, Hand(dsn, writes))
+        hand.since = hand.since if hand.events else time.monotonic()
         hand.events += received
         if not hand.due():
             return
@@ -167,7 +168,6 @@ class Hand:
     def due(self) -> bool:
         """As `Bounds` of the runner."""
         if not self.events:
-            self.since = time.monotonic()
             return False
         return len(self.events) >= BATCH or time.monotonic() - self.since >= WAIT
 
