@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from checkpoint.errors import RegistryUnavailable
 from dedup import Columns, arrow, decode
 from dedup.envelope import Prepare
 from dedup.keys import KeySettings
-from dedup.registry import Azure
+from dedup.registry import Azure, Confluent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +65,7 @@ def test_tasks_decode_as_the_driver_does(spark: SparkSession, registry: Registry
     before = spark.conf.get("spark.sql.session.timeZone")
     try:
         spark.conf.set("spark.sql.session.timeZone", zone)
-        found = prepare(spark.createDataFrame(table).repartition(3), spec).toArrow().sort_by("sequence_number")
+        found = prepare(spark.createDataFrame(table).coalesce(2), spec).toArrow().sort_by("sequence_number")
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
     expected = arrow.prepare(table, spec)
@@ -83,7 +84,7 @@ def test_tasks_see_the_content_type(spark: SparkSession, registry: RegistryServe
     frame = spark.createDataFrame(table)
     for properties in ("properties", "map_from_entries(properties) properties"):
         found = prepare(frame.selectExpr("source", "topic", "partition", "sequence_number", "body", properties), spec)
-        rows = found.sort("sequence_number").toArrow()
+        rows = found.toArrow().sort_by("sequence_number")
         assert rows["_undecodable"].to_pylist() == [False, False, True]
         assert rows["data"].to_pylist() == [plain, plain, None]
 
@@ -116,3 +117,17 @@ def test_every_way_to_materialise_a_batch(
     asked = Prepare("c", spec.keys, columns=spec.columns, decoder=decode.confluent_avro(registry.url + "/", schema=ORDER))
     with pytest.raises(RegistryUnavailable, match="cannot be reached"), feed.SparkFeed(frame, str(tmp_path)).materialise(asked):
         pass
+
+
+def test_plans_and_errors_of_tasks_do_not_show_the_password(spark: SparkSession, registry: RegistryServer) -> None:
+    """It travels to the tasks inside the function, and is in no form of the plan and in nothing that tasks raise."""
+    from dedup.spark.prepare import prepare
+
+    decoder = decode.confluent_avro(Confluent(registry.url, user="shop", password="hunter2"), schema=OLD)
+    found = prepare(spark.createDataFrame(events([b"\0\0\0\0\7x"])), Prepare("c", decoder=decoder))
+    registry.login = "another"
+    with pytest.raises(Exception, match="RegistryUnavailable") as told:
+        found.toArrow()
+    plans = found._jdf.queryExecution().toString()  # type: ignore[operator]
+    shown = f"{plans} {told.value} {told.value!r}"
+    assert "hunter2" not in shown and base64.b64encode(b"shop:hunter2").decode() not in shown
