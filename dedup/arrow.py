@@ -133,7 +133,8 @@ def _properties(column: pa.Array) -> pa.Array | None:
         pair = {f.name: f.type for f in kind.value_type}
     else:
         return None
-    fits = list(pair) == ["key", "value"] and types.is_string(pair["key"]) and pair["value"] in (pa.string(), pa.binary())
+    texts = (pa.string(), pa.large_string())  # large: spark.sql.execution.arrow.useLargeVarTypes
+    fits = list(pair) == ["key", "value"] and pair["key"] in texts and pair["value"] in (*texts, pa.binary(), pa.large_binary())
     return column.cast(PROPERTIES) if fits else None
 
 

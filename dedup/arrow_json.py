@@ -142,9 +142,14 @@ def _value(column: pa.Array, field: pa.Field, missing: pa.Array | None) -> pa.Ar
         return _struct(column, kind)
     if pa.types.is_list(kind):
         return pa.ListArray.from_arrays(column.offsets, _value(column.values, kind.value_field, None), mask=column.is_null())
-    if kind == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
+    if kind == pa.float64() and (pc.all(pc.is_finite(column)).as_py() is False or _minus_zero(column)):
         raise _OtherwiseRead
     return column if kind in _PLAIN else _time(column, kind)
+
+
+def _minus_zero(column: pa.Array) -> bool:
+    """Whether one is -0.0: written as -0 it is an integer, and 0.0."""
+    return bool(pc.any(pc.equal(column.view(pa.int64()), -(2**63))).as_py())
 
 
 def _time(column: pa.Array, kind: pa.DataType) -> pa.Array:

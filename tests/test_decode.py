@@ -254,6 +254,12 @@ def test_a_body_read_by_columns_is_what_it_is_by_itself(body: bytes) -> None:
     assert found is None or found.equals(alone([body]))
 
 
+def test_an_integer_zero_has_no_sign() -> None:
+    """-0 is the integer 0 whatever its neighbours are, and -0.0 is not: what a sink gets does not depend on how a batch was cut."""
+    found = decoded([b'{"c":{"d":-0}}', b'{"c":{"d":-0.0}}', b'{"c":{"d":0}}'], decode.json(PLAIN))
+    assert [repr(row["c"]["d"]) for row in found["data"].to_pylist()] == ["0.0", "-0.0", "0.0"]
+
+
 def test_ordinary_bodies_are_read_by_columns() -> None:
     """The quick reader is not given up for fields it does not know, line breaks, long bodies, nulls or nested values."""
     bodies = [

@@ -11,7 +11,7 @@ import pytest
 
 from checkpoint.errors import ConfigError
 from dedup import arrow, decode
-from dedup.envelope import ENVELOPE, POSITION, Columns, Prepare, check_positions
+from dedup.envelope import ENVELOPE, POSITION, Columns, Constant, Named, Prepare, check_positions
 from dedup.keys import INTERNAL, KeySettings
 
 if TYPE_CHECKING:
@@ -76,6 +76,29 @@ def test_kafka_columns_are_recognised() -> None:
     }
     assert second["properties"] is None
     assert rows(KAFKA, source="cluster-1")[0]["source"] == "cluster-1"
+
+
+def test_large_columns_are_taken_as_well() -> None:
+    """With spark.sql.execution.arrow.useLargeVarTypes Spark hands over large texts and bytes, in headers too: the rows are the same."""
+    large = {"string": pa.large_string(), "binary": pa.large_binary()}
+    headers = pa.list_(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())]))
+    types = [headers if f.name == "headers" else large.get(str(f.type), f.type) for f in KAFKA.schema]
+    assert rows(KAFKA.cast(pa.schema(list(zip(KAFKA.column_names, types, strict=True))))) == rows(KAFKA)
+
+
+@pytest.mark.parametrize(
+    ("name", "origin", "kind"),
+    [
+        ("properties", Named("x"), pa.null()),
+        ("partition", Constant("0"), pa.int32()),
+        ("enqueued_time", Constant("2024-03-31"), pa.string()),
+    ],
+)
+def test_what_pyarrow_does_not_convert_is_left_to_spark(name: str, origin: Named | Constant, kind: pa.DataType) -> None:
+    """A column of nothing but nulls and a constant that has to be cast do not end the stream."""
+    from dedup.spark.plain import fits
+
+    assert not fits(name, origin, {"x": kind})
 
 
 def test_our_own_columns_are_recognised() -> None:

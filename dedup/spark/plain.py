@@ -56,7 +56,7 @@ def _work_out(df: DataFrame, spec: Prepare) -> Plain | None:
         after = {f.name: f.type for f in to_arrow_schema(schema, timezone="UTC")}
     except Exception:  # noqa: BLE001 - whatever Arrow has no type for
         return None
-    origins = all(_fits(name, origin, given) for name, origin in found.envelope.items())
+    origins = all(fits(name, origin, given) for name, origin in found.envelope.items())
     named = {*spec.keys.columns, *spec.keys.payload, *spec.keys.sequence}
     if not origins or not all(_resolves(name, after) for name in named):
         return None
@@ -69,13 +69,25 @@ def _by_arrow(spec: Prepare) -> bool:
     return decoder is None or (isinstance(decoder, Decoder) and (decoder.format == "json" or decoder.registry is not None))
 
 
-def _fits(name: str, origin: Origin, given: Mapping[str, pa.DataType]) -> bool:
+def fits(name: str, origin: Origin, given: Mapping[str, pa.DataType]) -> bool:
+    """Whether pyarrow makes of this origin, in an input with these types, the envelope column that Spark makes of it."""
+    wanted = ENVELOPE.field(name).type
     if not isinstance(origin, Named):
-        return isinstance(origin, Constant)
-    kind, wanted = given[origin.column], ENVELOPE.field(name).type
+        return isinstance(origin, Constant) and _holds(wanted, origin.value)
+    kind = given[origin.column]
     text = pa.types.is_binary(wanted) and pa.types.is_string(kind)
-    pairs = name == "properties" and (pa.types.is_map(kind) or [f.name for f in kind.value_type] == ["key", "value"])
+    listed = pa.types.is_list(kind) and [f.name for f in kind.value_type] == ["key", "value"]
+    pairs = name == "properties" and (pa.types.is_map(kind) or listed)
     return kind == wanted or text or pairs or (name == "offset" and pa.types.is_integer(kind))
+
+
+def _holds(kind: pa.DataType, value: str | int | None) -> bool:
+    """Whether pyarrow takes the value as it is: Spark casts."""
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowInvalid, TypeError):
+        return False
+    return True
 
 
 def _resolves(name: str, columns: Mapping[str, pa.DataType]) -> bool:
