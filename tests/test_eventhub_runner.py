@@ -314,6 +314,20 @@ def test_latest_begins_behind_what_is_there(place: Place, sent: Orders) -> None:
     assert ids(place.read()) == ["new"]
 
 
+def test_latest_is_looked_up_once(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes while a quiet partition's link is down is read, and so is what a partition held before it was seen to be there."""
+    monkeypatch.setattr(runner_loop, "LOOK_SECONDS", 0.3)
+    sent.double.put(sent.hub, 0, [b'{"id": "old", "amount": 1}'])
+    with running(runner_child.consumer(place.store()), sent, start="latest") as one:
+        until(lambda: sent.double.order("detach", hub=sent.hub, partition=0), one.alive)
+        sent.double.put(sent.hub, 0, [b'{"id": "new", "amount": 1}'])
+        until(lambda: checkpoints(place) == {0: 1}, one.alive)
+        sent.double.order("grow", hub=sent.hub, partitions=3)
+        sent.double.put(sent.hub, 2, [b'{"id": "added", "amount": 1}'])
+        until(lambda: checkpoints(place) == {0: 1, 2: 0}, one.alive)
+    assert ids(place.read()) == ["added", "new"]
+
+
 def test_the_client_waits_while_a_batch_is_in_the_store(place: Place, sent: Orders) -> None:
     """Back-pressure: while the handler is at work no more than twice the prefetch is received, however much there is."""
     sent.double.fill(sent.hub, 0, 5_000)

@@ -68,6 +68,7 @@ class Runner:
         self._leases = Leases(owners, consumer.store, consumer.name, self._source, connection)
         self._namespace = Namespace(connection)
         self._owned: dict[str, Gathered] = {}
+        self._ends: dict[str, int] = {}  # partition -> sequence number after its newest event, as the process began
         self._doubted: dict[str, int] = {}  # partition -> where a hole was seen when it was read the last time
         self._worker = ThreadPoolExecutor(1, "dedup-batch")  # one transaction at a time
         self._failure: BaseException | None = None
@@ -76,7 +77,8 @@ class Runner:
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set, or something ends it."""
         watching = asyncio.create_task(self._stop_with(stop))
-        partitions = set((await asyncio.to_thread(self._namespace.look)).spans)
+        spans = (await asyncio.to_thread(self._namespace.look)).spans
+        partitions, self._ends = set(spans), {str(number): span.end for number, span in spans.items()}
         try:
             with contextlib.suppress(Stopping):
                 await asyncio.to_thread(self._member.join)
@@ -119,7 +121,7 @@ class Runner:
                 max_batch_size=self._prefetch,
                 max_wait_time=max(self._bounds.wait, 0.05),
                 prefetch=self._prefetch,
-                starting_position={"earliest": "-1", "latest": "@latest"}.get(str(self._start), self._start),
+                starting_position=self._beginnings(),
             )
         )
         looking = asyncio.create_task(self._look(client, partitions))
@@ -134,6 +136,16 @@ class Runner:
             for task in (receiving, looking, ending):
                 task.cancel()
             await asyncio.gather(receiving, looking, ending, return_exceptions=True)
+
+    def _beginnings(self) -> Any:
+        """Where partitions without a checkpoint begin, for the client.
+
+        The latest is where they ended when this process began: the client itself would look again with each link that it opens, and leave
+        out what came before. Partitions that are added later begin at their first event.
+        """
+        if self._start == "latest":
+            return {number: end - 1 if end else "-1" for number, end in self._ends.items()}
+        return "-1" if self._start == "earliest" else self._start
 
     async def _look(self, client: EventHubConsumerClient, partitions: set[int]) -> set[int]:
         """Return when there are other partitions than these: the client itself asks only once."""
