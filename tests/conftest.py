@@ -5,7 +5,6 @@ Tests that need Spark run last, so that the rest is told first and the JVM start
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from real_input import ONLINE_RETAIL, REAL_INPUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,9 +21,6 @@ Run = Callable[..., tuple[int, str, str]]
 """Runs `dedup` with a line of arguments, at a place with a store or without: exit code, output, errors."""
 
 pytest_plugins = ["fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry"]
-
-REAL_INPUT = Path(os.environ.get("DEDUP_TEST_DATA") or Path(__file__).parent.parent / "../shared/data").resolve()
-ONLINE_RETAIL = REAL_INPUT / "online-retail-by-day.tar.xz"
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ import kafka_server
 import pyarrow as pa
 import pyarrow.csv as csv
 import pytest
-from conftest import ONLINE_RETAIL, REAL_INPUT
 from kafka_kit import Topic
 from kafka_proxy import proxied
 from kafka_retail import CONSUMER, PARTITIONS, SINK, Input
+from real_input import ONLINE_RETAIL, REAL_INPUT
 
 from dedup.demo import supervise
 from dedup.demo.expected import difference
