@@ -37,6 +37,9 @@ ROW = "_row"
 MANY = 5_000
 """Rows from which on the tasks are quicker than a local relation."""
 
+LARGEST = 2**31 - 1
+"""Bytes of a column that pyarrow takes rows from."""
+
 LOCAL_BELOW = "spark.sql.execution.arrow.localRelationThreshold"
 """Bytes of Arrow below which Spark makes a local relation."""
 
@@ -88,17 +91,21 @@ class SparkFeed:
         return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), schema, late)
 
     def collect(self, rows: DataFrame) -> pa.Table | None:
-        """The rows on the driver; None where Spark refuses because they are too large.
+        """The rows on the driver; None where they are too large for it, or Spark refuses because they are.
 
         Nothing is decided yet, so they may be computed again.
         """
         try:
             with registry.answers():
-                return rows.toArrow()
+                table = rows.toArrow()
         except Exception as error:  # py4j and Spark Connect wrap the same refusal differently
             if "maxResultSize" not in str(error):
                 raise
-        log.warning("the batch is larger than spark.driver.maxResultSize; using scratch files")
+            log.warning("the batch is larger than spark.driver.maxResultSize; using scratch files")
+            return None
+        if max((column.nbytes for column in table.columns), default=0) + table.num_rows < LARGEST:
+            return table
+        log.warning("the batch has a column of more than 2 GB; using scratch files")
         return None
 
 

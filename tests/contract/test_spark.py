@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from orders import ORDER, assert_proven, ids, letters
 from places import Place
@@ -117,6 +119,18 @@ def test_rejecting_many_by_a_column_and_skipping(spark: SparkSession, place: Pla
     (record,) = place.store().batches("shop").to_pylist()
     assert record["skipped"] == [{"first": 0, "last": 2}] and record["dead_lettered"] == 2
     assert_proven(place.store())
+
+
+def test_a_column_too_large_for_pyarrow_goes_through_scratch_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 GB in one column pyarrow takes no rows: with a larger spark.driver.maxResultSize such a batch would stop the stream for ever."""
+    from dedup.spark import feed
+
+    table = pa.table({"value": [b"x" * 60, b"y" * 60], "offset": [1, 2]})
+    answer = SimpleNamespace(toArrow=lambda: table, sparkSession=None)
+    batch = feed.SparkFeed(answer, None)  # type: ignore[arg-type]
+    assert batch.collect(answer) is table  # type: ignore[arg-type]
+    monkeypatch.setattr(feed, "LARGEST", 120)
+    assert batch.collect(answer) is None  # type: ignore[arg-type]
 
 
 def test_a_batch_too_large_for_the_driver_goes_through_scratch_files(spark: SparkSession, place: Place, tmp_path: Path) -> None:
