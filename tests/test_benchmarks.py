@@ -37,6 +37,9 @@ NAMES = {
     "postgres/list_1m_letters",
     "postgres/group_1m_letters",
     "eventhubs/source_vs_client",
+    "eventhubs/runner_vs_blob",
+    "eventhubs/runner_vs_blob_receive",
+    "eventhubs/checkpoint_calls",
 }
 
 
