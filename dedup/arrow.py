@@ -141,7 +141,6 @@ def _properties(column: pa.Array) -> pa.Array | None:
 def _keys(columns: Frame, spec: Prepare) -> pa.Array:
     settings = spec.keys
     named = _parts(columns, settings.columns or (keys.MESSAGE_ID,), "idempotence_key")
-    _parts(columns, settings.payload, "payload")  # what is missing is told now
     before = [keys.prefix(spec.consumer, spec.keyspace), *arrow_keys.pieces(_parts(columns, settings.scope_columns, "key_scope"))]
     absent = arrow_keys.all_null(named)
     encoded = arrow_keys.encode(named, [*before, keys.USER_KEY])
