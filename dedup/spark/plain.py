@@ -19,8 +19,8 @@ from dedup import keys
 from dedup.decode import Decoder
 from dedup.envelope import ENVELOPE, Constant, Layout, Named, Origin, Prepare, layout
 from dedup.spark.prepare import identity, prepare
+from dedup.spark.selects import kept
 
-_KEPT = 16
 _worked_out: dict[Hashable, Plain | None] = {}
 
 
@@ -39,11 +39,7 @@ def plain(df: DataFrame, spec: Prepare) -> Plain | None:
         ConfigError: as `prepare.prepare`.
     """
     ident = identity(df, df.schema, spec)
-    if ident not in _worked_out:
-        if len(_worked_out) >= _KEPT:
-            _worked_out.clear()
-        _worked_out[ident] = _work_out(df, spec)
-    return _worked_out[ident]
+    return kept(_worked_out, ident, lambda: _work_out(df, spec))
 
 
 def _work_out(df: DataFrame, spec: Prepare) -> Plain | None:

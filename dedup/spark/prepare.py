@@ -21,14 +21,13 @@ from dedup.spark import decode as spark_decode
 from dedup.spark import keys as spark_keys
 from dedup.spark import registry
 from dedup.spark.envelope import TEXT, envelope
-from dedup.spark.selects import Columns, Selects, named
+from dedup.spark.selects import Columns, Selects, kept, named
 
 _PARSED = "__dedup_parsed"
 _READ = "__dedup_read"
 _PART = "__dedup_part_"
 _KEY, _KEY_TEXT, _PAYLOAD_HASH, _UNDECODABLE = keys.INTERNAL
 
-_KEPT = 16
 _worked_out: dict[Hashable, tuple[Columns, ...]] = {}
 
 
@@ -45,11 +44,8 @@ def prepare(df: DataFrame, spec: Prepare) -> DataFrame:
     """
     schema = df.schema
     ident = identity(df, schema, spec)
-    if ident not in _worked_out:
-        if len(_worked_out) >= _KEPT:
-            _worked_out.clear()
-        _worked_out[ident] = _work_out(df, schema.names, spec)
-    return reduce(lambda frame, columns: frame.select(*columns), _worked_out[ident], df)
+    steps = kept(_worked_out, ident, lambda: _work_out(df, schema.names, spec))
+    return reduce(lambda frame, columns: frame.select(*columns), steps, df)
 
 
 def identity(df: DataFrame, schema: T.StructType, spec: Prepare) -> Hashable:

@@ -6,7 +6,8 @@ Called by dedup/spark/prepare.py and dedup/spark/envelope.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -16,6 +17,20 @@ from pyspark.sql import types as T
 from checkpoint.errors import ConfigError
 
 Columns = tuple[Column, ...]
+Kept = TypeVar("Kept")
+
+
+_KEPT = 16
+"""Schemas of which what was worked out is kept."""
+
+
+def kept(results: dict[Hashable, Kept], ident: Hashable, work_out: Callable[[], Kept]) -> Kept:
+    """What was worked out for this identity before, or is now; of few identities, since a stream has one schema."""
+    if ident not in results:
+        if len(results) >= _KEPT:
+            results.clear()
+        results[ident] = work_out()
+    return results[ident]
 
 
 def named(name: str) -> Column:
