@@ -36,7 +36,7 @@ def test_the_first_snippet_runs(registry: RegistryServer, tmp_path: Path) -> Non
     old, new = registry.register("orders-value", OLD), registry.register("orders-value", ORDER)
     registry.login = "Basic c2hvcDpz"
     sink = DeltaTable.create(str(tmp_path / "orders"), schema=pa.schema([("order_id", pa.string()), ("amount", pa.int64())]))
-    shown = SNIPPETS[0].replace("https://registry:8081", registry.url).replace("/lake", str(tmp_path))
+    shown = SNIPPETS[0].replace("https://schemas.example.com", registry.url).replace("/lake", str(tmp_path))
     names: dict[str, Any] = {"password": "s"}
     exec(compile(shown, "docs/registries.md", "exec", dont_inherit=True), names)
     bodies = [confluent(old, OLD, {"order_id": "a", "amount": 1}), confluent(new, ORDER, {"order_id": "b", "amount": 2**40})]
@@ -49,7 +49,7 @@ def test_the_first_snippet_runs(registry: RegistryServer, tmp_path: Path) -> Non
 def test_the_schema_given_runs(registry: RegistryServer) -> None:
     """Nothing is asked when it is made, and the default is what stands there."""
     names: dict[str, Any] = {}
-    shown = SNIPPETS[1].replace("http://registry:8081", registry.url)
+    shown = SNIPPETS[1].replace("http://schemas.example.com", registry.url)
     exec("from dedup import decode\nmade = " + shown, names)
     assert registry.asked == []
     body = confluent(registry.register("s", OLD), OLD, {"order_id": "a", "amount": 1})
