@@ -68,8 +68,8 @@ def test_every_kind_of_fault_is_delivered(planned: delivery.Delivery) -> None:
     assert set(topic["damage"].to_pylist()) == {delivery.INTACT, delivery.CUT, delivery.GARBAGE, delivery.NO_ID}
     assert planned.redelivered > 100
     assert planned.duplicates > 100
-    first = {row["flight"]: row for row in topic.to_pylist() if not row["copy"]}
-    moved = [row["partition"] != first[row["flight"]]["partition"] for row in topic.to_pylist() if row["copy"]]
+    first = {row["row"]: row for row in topic.to_pylist() if not row["copy"]}
+    moved = [row["partition"] != first[row["row"]]["partition"] for row in topic.to_pylist() if row["copy"]]
     assert {True, False} == set(moved)
     for p in range(delivery.PARTITIONS):
         steps = np.diff(topic.filter(pc.equal(topic["partition"], p))["sequence_number"].to_numpy())

@@ -8,7 +8,6 @@ for byte. Called by main.py before the stream starts, and by the tests.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dedup.demo import flights
+from dedup.testing import delivery as testing
+from dedup.testing.delivery import Delivery as Delivery
+from dedup.testing.delivery import Faults
 
 SOURCE, TOPIC, PARTITIONS = "nycflights13", "flights", 4
 
 COPIED = 0.01
 """Share of the flights that a producer sends again, at a new sequence number and half of the time in another partition."""
-COPY_LAG = 3_000
+COPY_LAG = 3_000.0
 """Mean number of events between a flight and its copy: some copies come in the same batch, some in a later one."""
 CUT_OFF, GARBLED, KEYLESS = 1 / 4_000, 1 / 4_000, 1 / 4_000
 """Shares of the flights whose body ends in mid-JSON, starts with bytes that are not UTF-8, or lacks its flight_id."""
@@ -59,96 +61,12 @@ ENVELOPE_DDL = (
 )
 """The same for Spark, which asks for a schema before it has read a file."""
 
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """The topic and how it was delivered."""
-
-    topic: pa.Table
-    """One row per event, in the order of sending: flight (row of the CSV), copy (bool), damage, partition, sequence_number."""
-    log: pa.Table
-    """One row per delivery, in order: file, event (row of `topic`), redelivered (bool)."""
-
-    @property
-    def files(self) -> int:
-        """How many files, numbered from 0."""
-        return int(pc.max(self.log["file"]).as_py()) + 1
-
-    @property
-    def delivered(self) -> int:
-        """Deliveries, redeliveries included: the rows of all files."""
-        return int(self.log.num_rows)
-
-    @property
-    def redelivered(self) -> int:
-        """Deliveries of a position that an earlier file has already."""
-        return int(pc.sum(self.log["redelivered"]).as_py() or 0)
-
-    @property
-    def duplicates(self) -> int:
-        """Events that say again, at a position of their own, what an earlier event said."""
-        return int(pc.sum(self.topic["copy"]).as_py() or 0)
-
-    def decided(self, checkpoints: dict[int, int]) -> int:
-        """How many events stand at or below these checkpoints (partition -> sequence number)."""
-        partition, number = (self.topic[c].to_numpy() for c in ("partition", "sequence_number"))
-        return int(sum(((partition == p) & (number <= last)).sum() for p, last in checkpoints.items()))
+FAULTS = Faults(COPIED, COPY_LAG, UNUSED, REBALANCED, damaged=(CUT_OFF, GARBLED, KEYLESS))
 
 
 def plan(count: int, seed: int, files: int) -> Delivery:
     """Draw how `count` flights are sent and delivered in `files` files of about the same size. Pure."""
-    rng = np.random.default_rng(seed)
-    topic = _topic(rng, count)
-    return Delivery(topic, _log(rng, topic["partition"].to_numpy(), files))
-
-
-def _topic(rng: np.random.Generator, count: int) -> pa.Table:
-    damage = rng.choice(4, size=count, p=[1 - CUT_OFF - GARBLED - KEYLESS, CUT_OFF, GARBLED, KEYLESS])
-    copied = np.flatnonzero((rng.random(count) < COPIED) & (damage == INTACT))
-    flight = np.r_[np.arange(count), copied]
-    sent = np.r_[np.arange(count, dtype=float), copied + rng.exponential(COPY_LAG, len(copied))]
-    partition = rng.integers(0, PARTITIONS, count)
-    elsewhere = np.where(rng.random(len(copied)) < 0.5, partition[copied], rng.integers(0, PARTITIONS, len(copied)))
-    order = np.argsort(sent, kind="stable")
-    partition = np.r_[partition, elsewhere][order]
-    columns = {
-        "flight": flight[order],
-        "copy": (np.arange(len(flight)) >= count)[order],
-        "damage": damage[flight][order].astype(np.int8),
-        "partition": partition.astype(np.int32),
-        "sequence_number": _numbers(rng, partition),
-    }
-    return pa.table(columns)
-
-
-def _numbers(rng: np.random.Generator, partition: Ints) -> Ints:
-    """Ascending sequence numbers in each partition, from a different first one, with some left unused."""
-    steps = 1 + np.where(rng.random(len(partition)) < UNUSED, rng.integers(1, 4, len(partition)), 0)
-    numbers = np.zeros(len(partition), dtype=np.int64)
-    for p in range(PARTITIONS):
-        rows = np.flatnonzero(partition == p)
-        numbers[rows] = 1_000 * p + np.cumsum(steps[rows])
-    return numbers
-
-
-def _log(rng: np.random.Generator, partition: Ints, files: int) -> pa.Table:
-    cuts = np.linspace(0, len(partition), files + 1).astype(int)
-    parts: list[tuple[int, Ints, bool]] = []
-    for file in range(files):
-        for p in range(PARTITIONS):
-            back = int(rng.integers(1, max(2, (cuts[1] - cuts[0]) // PARTITIONS // 2)))
-            if rng.random() < REBALANCED and (before := np.flatnonzero(partition[: cuts[file]] == p)[-back:]).size:
-                parts.append((file, before, True))
-        parts.append((file, np.arange(cuts[file], cuts[file + 1]), False))
-    return pa.table(
-        {
-            "file": np.concatenate([np.full(len(rows), file, np.int32) for file, rows, _ in parts]),
-            "event": np.concatenate([rows for _, rows, _ in parts]),
-            "redelivered": np.concatenate([np.full(len(rows), again) for _, rows, again in parts]),
-        }
-    )
+    return testing.plan(count, seed, files, FAULTS, partitions=PARTITIONS)
 
 
 def write(delivery: Delivery, table: pa.Table, folder: Path) -> None:
@@ -157,18 +75,15 @@ def write(delivery: Delivery, table: pa.Table, folder: Path) -> None:
     Crash: files are missing or incomplete; nothing reads them yet. Start again in an empty folder.
     """
     folder.mkdir(parents=True)
-    events = envelope(delivery.topic, table)
-    file, event = (delivery.log[c].to_numpy() for c in ("file", "event"))
-    bounds = np.searchsorted(file, np.arange(delivery.files + 1))
-    for number in range(delivery.files):
+    for number, batch in enumerate(delivery.batches(envelope(delivery.topic, table))):
         path = folder / f"{number:05}.parquet"
-        pq.write_table(events.take(pa.array(event[bounds[number] : bounds[number + 1]])), path)
+        pq.write_table(batch, path)
         os.utime(path, (_FIRST_FILE + number, _FIRST_FILE + number))
 
 
 def envelope(topic: pa.Table, table: pa.Table) -> pa.Table:
     """ENVELOPE, one row per event of `topic`, with the bodies as they were sent."""
-    count, flight = topic.num_rows, topic["flight"]
+    count, flight = topic.num_rows, topic["row"]
     empty = pa.array([[("sender", b"demo")]] * 1, ENVELOPE.field("properties").type)
     columns = {
         "source": pa.repeat(SOURCE, count),

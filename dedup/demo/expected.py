@@ -35,7 +35,7 @@ class Expected:
 
 def compute(delivery: d.Delivery, table: pa.Table) -> Expected:
     """The rows and letters of these flights delivered so. Copies of a flight and redeliveries of an event add nothing."""
-    sent = delivery.topic.filter(pc.invert(delivery.topic["copy"])).sort_by("flight")
+    sent = delivery.topic.filter(pc.invert(delivery.topic["copy"])).sort_by("row")
     damage = sent["damage"].to_numpy()
     grounded = pc.is_null(table["dep_time"]).to_numpy()
     intact = damage == d.INTACT

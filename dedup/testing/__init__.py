@@ -1,0 +1,13 @@
+"""The crash kit: run your streaming job through what streaming does to it, and be told which promise it breaks.
+
+Needs pyarrow only, and what your job needs. Never imported by the library itself.
+"""
+
+from __future__ import annotations
+
+from dedup.testing.delivery import Delivery, Faults, deliver, plan
+from dedup.testing.job import Job
+from dedup.testing.kit import check
+from dedup.testing.verdict import Finding, Verdict
+
+__all__ = ["Delivery", "Faults", "Finding", "Job", "Verdict", "check", "deliver", "plan"]
