@@ -223,6 +223,7 @@ class Consumer(Registered):
             feed.check(self.prepare(head))
             self._live = Live(feed.run_key, take_epoch(self.store, self.name, feed.run_key, self.takeover_after, force=self.takeover))
             head = self.store.head(self.name)
+        planning.refuse_older(head, self._live.head)
         epoch = self._live.head.epoch
         query = self.query or feed.query_id
         run = Run(query or feed.run_key, batch_id, durable=query is not None)
@@ -238,7 +239,10 @@ class Consumer(Registered):
             for number, rows in enumerate(planning.chunks(index, self.max_events)):
                 culprits = self._culprits.setdefault((batch_id, number), set())
                 chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits, incarnation_ids=told)
-                report.add(flow.commit_chunk(chunk, self.store, epoch, self.policy()))
+                state = flow.commit_chunk(chunk, self.store, epoch, self.policy())
+                head = flow.reached(chunk, state)
+                report.add(state)
+        self._live = replace(self._live, head=replace(head, epoch=epoch))
         return report
 
     def prepare(self, head: Head) -> Prepare:

@@ -63,7 +63,7 @@ class Chunk:
     material: Material
     index: Index
     run: Run
-    assumed: Head  # the head that the keys were computed with
+    assumed: Head  # the head that the keys were computed with, and the checkpoints that earlier chunks have made
     culprits: set[int] = field(default_factory=set)  # rows that failed alone when these rows were tried before
     stream: bool = True  # False: positions that a person runs from the log
     incarnation_ids: Mapping[Topic, str] = field(default_factory=dict)  # what the broker said of its topics after these rows were read
@@ -91,6 +91,11 @@ def commit_chunk(chunk: Chunk, store: Store, epoch: int, policy: Policy) -> npt.
     """
     with store.begin(chunk.assumed.consumer, epoch) as transaction:
         return decide_chunk(chunk, store, transaction, policy)
+
+
+def reached(chunk: Chunk, state: npt.NDArray[np.int8]) -> Head:
+    """What the state cannot be behind after this chunk; `state` is what `commit_chunk` returned."""
+    return planning.reached(chunk.assumed, chunk.index, chunk.run, decided=bool((state != planning.REDELIVERED).any()))
 
 
 def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> npt.NDArray[np.int8]:
@@ -123,9 +128,14 @@ def _expect(chunk: Chunk, sifted: Sifted, known: pa.Table) -> None:
 
 
 def _check_assumptions(assumed: Head, head: Head) -> None:
-    """Keys depend on the keyspace and on incarnations; a person may have changed them since they were computed."""
+    """Keys depend on the keyspace and on incarnations; a person may have changed them since they were computed.
+
+    And nothing is committed on top of a state that lacks what came before: the database may have failed over since.
+    """
     if (assumed.keyspace, dict(assumed.incarnations)) != (head.keyspace, dict(head.incarnations)):
         raise CommitConflict(f"Consumer {head.consumer!r}: its incarnations or its keyspace changed while the batch was prepared.")
+    if planning.is_older(head, assumed):
+        raise CommitConflict(f"Consumer {head.consumer!r}: the state is older than the one that this batch was planned on.")
 
 
 def _sift(chunk: Chunk, transaction: Transaction, head: Head, on_step: Callable[[str], None]) -> Sifted:

@@ -44,6 +44,7 @@ class Share:
     trials: Trials
     told: Mapping[Topic, str] = field(default_factory=dict)  # what the broker says of the topic's present life
     life: tuple[Any, ...] = ()  # of the state when it was claimed
+    reached: int = -1  # the checkpoint when it was claimed, then the one that this process made
     hold: int | None = None  # the first batch has to reach this sequence number: another process died in it, and it is told by its rows
     span: tuple[int, int] = (0, 0)  # of the batch that is being tried
 
@@ -115,7 +116,8 @@ class Member:
         """
         store = self.consumer.store
         claim = store.claim(self.name, self.epoch, self.run_id, partition, takeover_after=self.consumer.takeover_after)
-        share = Share(claim, Trials(lambda: None, lambda _: None), life=_life(store.head(self.name), partition))
+        head = store.head(self.name)
+        share = Share(claim, Trials(lambda: None, lambda _: None), life=_life(head, partition), reached=_point(head, partition))
         kept = json.loads(store.trial(self.name, claim.scope) or "null")
         if kept:
             share.hold = kept["span"][1]
@@ -170,21 +172,34 @@ class Member:
                 chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, known, incarnation_ids=share.told)
                 share.span = chunk.index.spans.get(share.claim.partition, (0, 0))
                 with consumer.store.begin(self.name, self.epoch, share.claim) as transaction:
-                    report.add(flow.decide_chunk(chunk, consumer.store, transaction, policy))
+                    state = flow.decide_chunk(chunk, consumer.store, transaction, policy)
+                head = flow.reached(chunk, state)
+                share.reached = _point(head, share.claim.partition)
+                report.add(state)
         return report
 
     def _refuse_another_life(self, share: Share, head: Head) -> None:
-        """A person reset the state, or began a new life of the topic: the partition goes on somewhere else than this batch."""
+        """The partition goes on elsewhere than this batch: after a reset, in a new life of the topic, on an older copy of the state."""
         if _life(head, share.claim.partition) != share.life:
             raise PartitionLost(
                 f"Consumer {self.name!r}: its state began anew while partition {share.claim.partition} was read. Nothing of the batch is "
                 f"committed; the partition is claimed again and read from where the state says now."
+            )
+        if _point(head, share.claim.partition) < share.reached:
+            raise PartitionLost(
+                f"Consumer {self.name!r}: the state has partition {share.claim.partition} at an older position than this process made: "
+                f"moved back, or the database failed over to an older copy. It is claimed again and read from where the state says."
             )
 
     def _check(self, share: Share, found: set[Partition]) -> None:
         if found - {share.claim.partition}:
             others = ", ".join(map(str, sorted(found - {share.claim.partition})))
             raise ConfigError(f"A batch of the claimed partition {share.claim.partition} holds events of {others}.")
+
+
+def _point(head: Head, partition: Partition) -> int:
+    found = head.checkpoints.get(partition)
+    return -1 if found is None else found.sequence_number
 
 
 def _life(head: Head, partition: Partition) -> tuple[Any, ...]:

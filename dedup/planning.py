@@ -17,8 +17,8 @@ import pyarrow as pa
 from checkpoint.errors import KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import Kind
-from dedup.index import Bools, Index, Ints, first_of_each_key, key_bytes
-from dedup.store import Head, Run
+from dedup.index import KEY_ONLY, Bools, Index, Ints, first_of_each_key, key_bytes
+from dedup.store import Checkpoint, Head, Run
 
 OnKeyConflict = Literal["dead_letter", "duplicate", "error"]
 
@@ -62,6 +62,32 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
             f"Consumer {head.consumer!r}: positions would be left out: {', '.join(f'{p} {span}' for p, span in found.items())}. Start the "
             f"query at the checkpoint, or run `dedup consumer accept-gap {head.consumer}` to go on without them."
         )
+
+
+def is_older(head: Head, known: Head) -> bool:
+    """Whether this state lacks what `known` had: the store failed over to an older copy of itself, or a person moved a checkpoint back."""
+    points = head.checkpoints
+    return head.seq < known.seq or any(
+        p not in points or points[p].sequence_number < c.sequence_number for p, c in known.checkpoints.items()
+    )
+
+
+def refuse_older(head: Head, known: Head) -> None:
+    """Raise StoreRestored where this process has seen later decisions than the state has."""
+    if head.seq < known.seq:
+        raise StoreRestored(
+            f"Consumer {head.consumer!r}: the state is at decision {head.seq}, this copy has seen decision {known.seq}: the state was "
+            f"restored to an older time. Find out what is missing, run `dedup consumer accept-restore {head.consumer}`, and start again."
+        )
+
+
+def reached(known: Head, index: Index, run: Run, *, decided: bool) -> Head:
+    """What the state cannot be behind once this chunk is through."""
+    points = dict(known.checkpoints)
+    for partition, (_, last) in index.spans.items():
+        if partition != KEY_ONLY and (partition not in points or points[partition].sequence_number < last):
+            points[partition] = Checkpoint(last, query_id=run.query_id)
+    return replace(known, seq=known.seq + decided, checkpoints=points)
 
 
 def gaps(head: Head, run: Run, firsts: Mapping[Partition, int]) -> dict[Partition, Range]:
