@@ -16,6 +16,7 @@
     │   └── PublicationStuck     a decided batch that a sink refuses
     ├── SourceUnavailable        the broker does not answer             -> nothing was decided; run it again
     │   └── RegistryUnavailable  the schema registry does not
+    ├── DestinationUnavailable   nobody's messages can be sent now      -> they wait in the outbox; try again
     ├── Fenced                   a newer copy of this consumer has taken over -> stop this copy
     │   └── PartitionLost        another runner process has claimed this partition -> leave it to that one
     ├── StillHeld                another copy is alive and holds this consumer
@@ -100,6 +101,10 @@ class SourceUnavailable(DedupError):
 
 class RegistryUnavailable(SourceUnavailable):
     """The schema registry cannot be asked. Nothing was decided; run it again."""
+
+
+class DestinationUnavailable(DedupError):
+    """No message can be sent now. They wait in the outbox, and are sent again with the same ids."""
 
 
 class Fenced(DedupError):

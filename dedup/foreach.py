@@ -67,6 +67,7 @@ class EachEvent:
         skipped: list[int] = []
         failed: dict[int, BaseException] = {}
         for number, event in enumerate(_events(table)):
+            tx.at_event({name: getattr(event, name) for name in POSITION})
             try:
                 made = self.handler(event, tx)
                 rows += self._rows(made)
@@ -76,7 +77,7 @@ class EachEvent:
                     raise
                 failed[number] = error
             else:
-                if made is None:
+                if made is None and not tx.published:
                     skipped.append(number)
         if failed:
             raise EventsFailed(_positions(table, list(failed)), list(failed.values()))

@@ -30,6 +30,7 @@ from dedup.index import Index, first_of_each_key
 from dedup.letter_work import with_replanning
 from dedup.letters import history
 from dedup.order import Order
+from dedup.outbox.message import Messages
 from dedup.pages import ReprocessOptions
 from dedup.planning import NEW, SKIPPED, Settled
 from dedup.readlog import material_of, windows
@@ -139,7 +140,7 @@ def _take_back(page: _Page, material: Material, index: Index, transaction: Trans
     if take_back is None:
         return
     content = material.content(index.order)
-    tx = Tx(material.frames, index, np.arange(len(index)), transaction)
+    tx = Tx(material.frames, index, np.arange(len(index)), _Anew(transaction))
     with transaction.attempt():
         try:
             take_back(content.select([*POSITION, "_key_text"]).rename_columns([*POSITION, "idempotence_key"]), tx)
@@ -150,7 +151,7 @@ def _take_back(page: _Page, material: Material, index: Index, transaction: Trans
 
 def _handle(page: _Page, material: Material, index: Index, transaction: Transaction) -> None:
     consumer = page.consumer
-    guarded = transaction if consumer.take_back or page.accept_double else _NoAppends(transaction)
+    guarded = _Anew(transaction) if consumer.take_back or page.accept_double else _NoAppends(transaction)
     settled = Settled(index, np.zeros(len(index), dtype=np.int8), np.zeros(len(index), dtype=bool), 0)
     chunk = flow.Chunk(material, index, Run("replay", 0), transaction.head)
     policy = consumer.policy().unwatched()
@@ -166,14 +167,29 @@ def _handle(page: _Page, material: Material, index: Index, transaction: Transact
         )
 
 
-class _NoAppends:
-    """A transaction in which what was appended before cannot be appended again."""
+class _Anew:
+    """A transaction whose messages are none that were sent before: a receiver must not take them for copies."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transaction, name)
+
+    def publish(self, messages: Messages) -> None:
+        """With ids of their own."""
+        self._transaction.publish(messages.renamed() if messages.derived else messages)
+
+
+class _NoAppends(_Anew):
+    """A transaction in which what was appended before cannot be appended again."""
+
+    def publish(self, messages: Messages) -> None:
+        """Refused."""
+        raise HandlerError(
+            f"The handler publishes to {messages.topic!r}, and what was sent before cannot be taken back. Register what makes up for it "
+            "with @consumer.undo, or send the messages again, as new ones, with --accept-double."
+        )
 
     def write(self, table: str, rows: Rows) -> int:
         """Refused."""

@@ -21,6 +21,8 @@ from dedup.claims import Claim as Claim
 from dedup.claims import Sharing
 
 if TYPE_CHECKING:
+    from dedup.outbox.message import Messages
+    from dedup.outbox.store import Outbox
     from dedup.steps import Merge, Step
 
 Topic = tuple[str, str]
@@ -204,6 +206,9 @@ class Transaction(Protocol):
         Raises SinkMismatch before any row is sent.
         """
 
+    def publish(self, messages: Messages) -> None:
+        """Put messages into the outbox as part of this transaction, in their order."""
+
     def execute(self, step: Step) -> None:
         """Do one step of the decision."""
 
@@ -262,6 +267,9 @@ class Store(Sharing, Protocol):
 
     def publish(self, consumer: str) -> int:
         """Bring decided batches that their sinks do not show yet; returns how many. Always 0 where sinks commit with the decision."""
+
+    def outbox(self, consumer: str) -> Outbox:
+        """The messages that this consumer has published."""
 
     def consumers(self) -> list[str]:
         """Names, sorted."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
 from dedup.envelope import POSITION
 from dedup.index import Index, Ints
+from dedup.outbox.recording import Names, messages_of, of_event, rows_of
 from dedup.reduce import last_per_key
 from dedup.rows import ArrowRows, EventRows
 from dedup.steps import Merge
@@ -60,6 +61,8 @@ class Tx:
         self.lent = False  # whether the handler has had the connection: an error may have spoilt what it does next
         self._writes: list[tuple[str, Any, Merge | None]] = []
         self._outcomes: dict[bool, dict[int, str]] = {True: {}, False: {}}  # rejected?, row -> reason
+        self._messages: list[tuple[str, Any, Names]] = []
+        self._event: tuple[Mapping[str, Any], int] | None = None  # the event in hand, and how many messages it has published
 
     @property
     def connection(self) -> Any:
@@ -99,6 +102,41 @@ class Tx:
             raise HandlerError("tx.merge needs keys=: the columns that name a row of the sink.")
         if not (isinstance(rows, list | dict) and not rows):
             self._writes.append((table, rows, Merge(names, newer_by, delete_when)))
+
+    def publish(
+        self,
+        rows: Any,
+        topic: str,
+        *,
+        key: str | None = None,
+        id: str | None = None,
+        body: str = "body",
+        headers: str | None = None,
+        order: str | None = None,
+    ) -> None:
+        """Send messages once this transaction has committed: they are stored with it, and `dedup outbox dispatch` sends them.
+
+        Args:
+            rows: DataFrame, Arrow table, dict or list of dicts; their order is the order of the messages of one key.
+            topic: topic or event hub.
+            key: column with the destination key (bytes or text): messages of one key keep their order. Without one no order is kept.
+            id: column with the message id, by which the receiver tells copies. Without one it is made of the incoming key and `order`,
+                where the rows have their position columns and order= is given, and in a handler of events; else it is random.
+            body: column with the message itself, bytes or text.
+            headers: column with a list of (key, value), as `properties`.
+            order: column with whole numbers that tell the messages of one event apart.
+        """
+        self._require_open()
+        names = Names(key, id, body, headers, order)
+        if self._event is not None:
+            position, before = self._event
+            rows, names = of_event(rows, names, position, before), names.own()
+            self._event = (position, before + len(rows))
+            if rows and self._messages and self._messages[-1][0] == topic and self._messages[-1][2] == names:
+                self._messages[-1][1].extend(rows)
+                return
+        if not (isinstance(rows, list | dict) and not rows):
+            self._messages.append((topic, rows, names))
 
     def reject(self, rows: Any, condition: Any, reason: str) -> Any:
         """Park the events for which `condition` is true as dead letters; returns the rest. NULL counts as not rejected.
@@ -155,6 +193,15 @@ class Tx:
         """The handler has returned: from now on its tx refuses everything."""
         self._closed = True
 
+    def at_event(self, position: Mapping[str, Any]) -> None:
+        """From now on `publish` is about the event at this position (columns of POSITION)."""
+        self._event = (position, 0)
+
+    @property
+    def published(self) -> int:
+        """How many messages the event in hand has published."""
+        return self._event[1] if self._event else 0
+
     def skip_positions(self, positions: pa.Table) -> None:
         """Skip the events at these positions (columns of POSITION)."""
         self._mark(positions, "", rejected=False)
@@ -185,6 +232,11 @@ class Tx:
                 if isinstance(given, EventRows):
                     raise RowsRefused(str(misfit)) from misfit
                 raise
+
+        for topic, given, names in self._messages:
+            rows = rows_of(given) if self._event is not None else _Checked(self._frames.rows(given), self._index, parked, topic).arrow()
+            if rows.num_rows:
+                self._transaction.publish(messages_of(topic, rows, names, self._index, np.flatnonzero(self._given)))
 
     def _perform(self, table: str, rows: Rows, merge: Merge | None) -> None:
         if merge is None:

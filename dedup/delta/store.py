@@ -21,6 +21,7 @@ from dedup.delta.amend import acceptance, amendment, purging
 from dedup.delta.joins import Joins
 from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.names import SinkNames
+from dedup.delta.outbox import DeltaOutbox
 from dedup.delta.problems import problems
 from dedup.delta.publish import Publisher
 from dedup.delta.state import ConsumerState
@@ -231,6 +232,10 @@ class DeltaStore(Joins):
         with self._states.caught_up(consumer) as state:
             state.require_sound()
             return self._publisher(state).publish()
+
+    def outbox(self, consumer: str) -> DeltaOutbox:
+        """The messages that this consumer has published."""
+        return DeltaOutbox(consumer, self._states, self.publish, self.storage_options)
 
     def consumers(self) -> list[str]:
         """Names, sorted."""

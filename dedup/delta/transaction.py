@@ -22,9 +22,11 @@ from dedup.delta.changes import LetterChanges
 from dedup.delta.decide import Decision, decide
 from dedup.delta.files import FileWriter
 from dedup.delta.header import Header
+from dedup.delta.outbox import MessageWrites
 from dedup.delta.publish import Publisher
 from dedup.delta.state import ConsumerState
 from dedup.delta.writing import Context, SinkWrites
+from dedup.outbox.message import Messages
 from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
 from dedup.store import KEYS, Head, Meanwhile, Rows
 
@@ -49,6 +51,7 @@ class DeltaTransaction:
         self._collected = _Collected()
         self._publisher = Publisher(state, context.root, context.options, context.spark)
         self._writes = SinkWrites(state, context, self._attempt)
+        self._messages = MessageWrites(state, context.root, context.options, self._writes)
         self._letters = LetterChanges(self.head, lambda: letters_now(state, self._publisher), state.sequences)
 
     @property
@@ -103,6 +106,14 @@ class DeltaTransaction:
         Crash: staged files that no commit names are deleted after some days.
         """
         return self._writes.merge(table, rows, merge)
+
+    def publish(self, messages: Messages) -> None:
+        """Send messages after the commit.
+
+        Crash: files that no commit names are invisible; VACUUM takes them.
+        """
+        self._context.on_step("files")
+        self._messages.add(messages)
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
         """LETTERS + duplicates of these letters, in position order. That nobody else changes them is judged by the commit."""

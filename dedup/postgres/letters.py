@@ -146,14 +146,14 @@ def _letter_columns(letters: pa.Table) -> pa.Table:
     for name in rows.column_names:
         values = rows[name].combine_chunks()
         if name == "properties":
-            columns |= _properties(values.chunk(0) if isinstance(values, pa.ChunkedArray) else values)
+            columns |= property_arrays(values.chunk(0) if isinstance(values, pa.ChunkedArray) else values)
         else:
             columns["event_offset" if name == "offset" else name] = values
     return pa.table(columns)
 
 
-def _properties(values: pa.ListArray) -> dict[str, pa.Array]:
-    """Two arrays side by side: names as text, values as exact bytes, in the order of the event."""
+def property_arrays(values: pa.ListArray) -> dict[str, pa.Array]:
+    """`property_names` and `property_values`: two arrays side by side: names as text, values as exact bytes, in the order of the event."""
     items, mask = values.flatten(), values.is_null()
     offsets = pc.cumulative_sum(pc.fill_null(pc.list_value_length(values), 0))
     starts = pa.concat_arrays([pa.array([0], pa.int32()), offsets.cast(pa.int32())])

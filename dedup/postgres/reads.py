@@ -10,6 +10,7 @@ import pyarrow as pa
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import reading, select, state
+from dedup.postgres.outbox import PgOutbox
 from dedup.store import Selection
 
 
@@ -21,6 +22,10 @@ class Reads:
     def _connection(self, doing: str) -> AbstractContextManager[Connection]:
         """A connection outside any transaction."""
         raise NotImplementedError
+
+    def outbox(self, consumer: str) -> PgOutbox:
+        """The messages that this consumer has published."""
+        return PgOutbox(consumer, self._sql, self._connection)
 
     def consumers(self) -> list[str]:
         """Names, sorted."""

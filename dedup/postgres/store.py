@@ -57,6 +57,7 @@ class PostgresStore(Reads, Joins):
             "reserve": _NOTHING,
             "handler": _NOTHING,
             "write": _NOTHING,
+            "outbox": _NOTHING,
             "release": _NOTHING,
             "park": _NOTHING,
             "note": _NOTHING,

@@ -18,7 +18,8 @@ from checkpoint.position import Partition, Range, Ranges
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import ends_transaction, is_lost, translate
 from checkpoint.postgres.sqlfiles import Statements
-from dedup.postgres import letters, order, outcome, records, reserve, select, sink, state
+from dedup.outbox.message import Messages
+from dedup.postgres import letters, order, outbox, outcome, records, reserve, select, sink, state
 from dedup.postgres import merge as merging
 from dedup.postgres.fence import check_epoch, refuse_lazy_commit
 from dedup.postgres.handler import HandlerConnection, Lease
@@ -195,6 +196,16 @@ class PgTransaction:
         self._store.on_step("write")
         with self._our_statements(f"merging into {table!r}"):
             return merging.merge(self._connection, self._sql, table, rows, merge)
+
+    def publish(self, messages: Messages) -> None:
+        """Store messages to send as part of this transaction.
+
+        Crash: undone with the transaction.
+        """
+        self._refuse_ended()
+        self._store.on_step("outbox")
+        with self._our_statements(f"storing messages to {messages.topic!r}"):
+            outbox.publish(self._connection, self._sql, self._state.id, messages)
 
     def execute(self, step: Step) -> None:
         """Do one step of the decision.

@@ -827,3 +827,145 @@ set sequence_number = excluded.sequence_number, event_offset = excluded.event_of
     set_by = excluded.set_by, set_reason = excluded.set_reason
 where c.sequence_number = %(seen)s
 returning partition_id;
+
+-- name: outbox_lanes
+-- Those of these lanes in which messages wait, or, where dead ones may be overtaken, were put aside.
+-- Only advice: who has locked a lane looks again.
+select l.lane::int4 from unnest(%(lanes)s::int4[]) l (lane)
+where exists (
+    select from {schema}.outbox o
+    where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = l.lane and o.state = 0
+        and (cardinality(%(topics)s::text[]) = 0 or o.topic = any(%(topics)s::text[]))
+) or (%(aside)s::boolean and exists (
+    select from {schema}.outbox o
+    where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = l.lane and o.state = 3
+));
+
+-- name: outbox_lock
+-- Lock so many of these lanes as nobody else has, to the end of the transaction.
+-- The lock ends after the marks are visible: what is read under it by a later statement is not in anybody's hands.
+select lane::int4 from unnest(%(lanes)s::int4[]) l (lane)
+where pg_try_advisory_xact_lock(hashtext(%(space)s), lane) limit %(most)s;
+
+-- name: outbox_lock_of
+-- Lock the lanes of these messages, waiting for dispatchers that have them.
+-- In the order of the lanes, as everybody who waits does.
+select l.lane::int4, pg_advisory_xact_lock(hashtext(%(space)s), l.lane) is null
+from (
+    select distinct lane from {schema}.outbox
+    where number = any(%(numbers)s::int8[]) and consumer_id = (select id from {schema}.consumer where name = %(consumer)s) order by lane
+) l;
+
+-- name: outbox_hold
+-- Put messages aside that wait behind a dead one.
+-- Under the locks of their lanes: whoever lets them go on holds the same ones.
+update {schema}.outbox o set state = 3
+from {schema}.outbox d
+where d.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and d.lane = any(%(lanes)s::int4[])
+    and d.state = 2 and d.key is not null
+    and o.consumer_id = d.consumer_id and o.lane = d.lane and o.state = 0 and o.topic = d.topic and o.key = d.key;
+
+-- name: outbox_overtake
+-- Let messages that were put aside go on although a dead one of their key is there.
+-- Under the locks of their lanes.
+update {schema}.outbox o set state = 0
+where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = any(%(lanes)s::int4[]) and o.state = 3;
+
+-- name: outbox_take
+-- The first waiting messages of each of these lanes, without those whose key rests.
+-- Under the locks of the lanes, in a statement of its own, so that it sees the marks of who had them before.
+select o.number, o.topic, o.key, o.id, o.body, o.header_names, o.header_values, o.attempts
+from unnest(%(lanes)s::int4[]) l (lane)
+cross join lateral (
+    select * from {schema}.outbox w
+    where w.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and w.lane = l.lane and w.state = 0
+        and (cardinality(%(topics)s::text[]) = 0 or w.topic = any(%(topics)s::text[]))
+        and not exists (
+            select from unnest(%(resting_topics)s::text[], %(resting_keys)s::bytea[]) r (topic, key) where r.topic = w.topic and r.key = w.key
+        )
+        and w.number <> all(%(resting_numbers)s::int8[])
+    order by w.number limit %(each)s
+) o
+order by o.number;
+
+-- name: outbox_sent
+-- Mark messages as sent.
+-- Under the locks of their lanes; a message that somebody has discarded meanwhile was waiting for the same locks.
+update {schema}.outbox set state = 1, changed_at = clock_timestamp() where number = any(%(numbers)s);
+
+-- name: outbox_failed
+-- Note a failed attempt: of messages that are given up, or tried again.
+-- Under the locks of their lanes.
+update {schema}.outbox o
+set state = %(state)s, attempts = o.attempts + 1, changed_at = clock_timestamp(), error_type = f.type, error_message = f.message
+from unnest(%(numbers)s::int8[], %(types)s::text[], %(messages)s::text[]) f (number, type, message)
+where o.number = f.number;
+
+-- name: outbox_entries
+-- Messages without their bodies, ascending.
+-- One snapshot, no locks.
+select number, topic, key, id, state, attempts, length(body), created_at, changed_at, error_type, error_message
+from {schema}.outbox
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+    and (cardinality(%(states)s::int4[]) = 0 or state = any(%(states)s::int4[]))
+    and (%(topic)s::text is null or topic = %(topic)s::text)
+    and (cardinality(%(numbers)s::int8[]) = 0 or number = any(%(numbers)s::int8[]))
+order by number limit %(most)s;
+
+-- name: outbox_message
+-- One message with its body.
+-- One snapshot, no locks.
+select number, topic, key, id, body, header_names, header_values, attempts
+from {schema}.outbox where number = %(number)s and consumer_id = (select id from {schema}.consumer where name = %(consumer)s);
+
+-- name: outbox_lag
+-- How many messages wait, since when, how many are dead, and how many wait behind those.
+-- One snapshot, no locks; reads only what is not sent.
+select count(*) filter (where state in (0, 5)), min(created_at), count(*) filter (where state = 2), count(*) filter (where state = 3)
+from (
+    select state, created_at, topic from {schema}.outbox
+    where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state = 0
+    union all
+    select state, created_at, topic from {schema}.outbox
+    where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (2, 3, 5)
+) o
+where cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[]);
+
+-- name: outbox_retry
+-- Let dead messages wait again, as if they had never been tried.
+-- Under the locks of their lanes.
+update {schema}.outbox set state = 0, attempts = 0, changed_at = clock_timestamp()
+where number = any(%(numbers)s::int8[]) and state = 2
+    and consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+returning number;
+
+-- name: outbox_discard
+-- Give up messages that are not sent.
+-- Under the locks of their lanes: none of them is in anybody's hands.
+update {schema}.outbox set state = 4, changed_at = clock_timestamp()
+where number = any(%(numbers)s::int8[]) and state in (0, 2, 3)
+    and consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+returning number;
+
+-- name: outbox_release
+-- Let messages that were put aside wait again where no dead one of their key is left.
+-- Under the locks of their lanes, after what was dead has changed.
+update {schema}.outbox o set state = 0
+where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = any(%(lanes)s::int4[]) and o.state = 3
+    and not exists (
+        select from {schema}.outbox d
+        where d.consumer_id = o.consumer_id and d.lane = o.lane and d.state = 2 and d.topic = o.topic and d.key = o.key
+    )
+returning o.number;
+
+-- name: outbox_old
+-- How many messages a purge would delete.
+-- One snapshot, no locks.
+select count(*) from {schema}.outbox
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (1, 4) and changed_at < %(before)s;
+
+-- name: outbox_purge
+-- Delete messages that were sent or discarded before a time.
+-- Nobody looks at these any more.
+delete from {schema}.outbox
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (1, 4) and changed_at < %(before)s;

@@ -41,6 +41,7 @@ def handle(rows: pa.Table, tx: Any) -> None:
     """Answers differently each time: a tenth of the events is rejected at random."""
     rest = tx.reject(rows, pa.array([random.random() < 0.1 for _ in range(rows.num_rows)]), "coin")
     tx.write(flatten(rest), "orders")
+    tx.publish(rest.select([]).append_column("body", pc.struct_field(rest["data"], "id")), "out", key="body")
     tx.write(
         rest.select([]).append_column("id", pc.struct_field(rest["data"], "id")).append_column("amount", pa.array([1] * rest.num_rows)),
         "audit",

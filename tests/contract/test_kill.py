@@ -15,6 +15,7 @@ from orders import assert_proven, letters
 from places import DeltaPlace, Place
 
 from dedup.delta import DeltaStore
+from dedup.outbox import Call, Dispatcher, Message
 from dedup.postgres import PostgresStore
 
 pytestmark = pytest.mark.crash
@@ -30,7 +31,7 @@ def spawn(place: Place, nursery: Nursery, folder: Path, **task: Any) -> Child:
 
 
 def check(place: Place) -> None:
-    """Each key has one effect in each sink or one letter that holds it; the tables prove themselves."""
+    """Each key has one effect in each sink and one message, or one letter that holds it; the tables prove themselves."""
     store = place.store()
     store.publish("shop")
     events = [e for p in range(child.PARTITIONS) for e in child.log(p)]
@@ -39,6 +40,9 @@ def check(place: Place) -> None:
     held = [x["idempotence_key"] for x in letters(store) if x["holds_key"]]
     for sink in ("orders", "audit"):
         assert Counter([r["id"] for r in place.read(sink)] + held) == Counter(wanted)
+    messages: list[Message] = []
+    Dispatcher(store.outbox("shop"), Call(messages.extend)).once()
+    assert Counter([(m.body or b"").decode() for m in messages] + held) == Counter(wanted)
     assert len(letters(store)) - len(held) == len(events) - len(decodable) + sum(o["id"] is None for o in decodable)
     points = [c.sequence_number for c in store.head("shop").checkpoints.values()]
     assert points == [2 * (child.LENGTH - 1)] * child.PARTITIONS

@@ -1,0 +1,232 @@
+"""The outbox on Delta: messages are a table of their own, filled from the ledger's decisions; what became of them is another one.
+
+The table of messages is a sink like any other: its files are written before the decision that names them, and published after it. The
+table of marks has one dispatcher at a time: each commit is tried against exactly the snapshot that was read, and whoever began last wins.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoint.errors import CommitConflict, Fenced, StoreUnavailable
+from dedup.delta import tables
+from dedup.delta.files import FileWriter
+from dedup.delta.outbox_tables import MARKS, MESSAGES_TABLE, OUTBOX_SINK, Found, create, numbered
+from dedup.delta.states import States
+from dedup.delta.storage import Options, join, safe_name
+from dedup.outbox.message import Entry, Lag, Message, Messages, State
+from dedup.outbox.store import Asked, Chosen, Failed, Marks
+
+CONFLICT_ATTEMPTS = 20
+
+CLAIM = -1
+"""The number of a row of marks that says who dispatches."""
+
+
+class MessageWrites:
+    """The messages of one decision, on their way into files that no commit names yet."""
+
+    def __init__(self, state: Any, root: str, options: Options, writes: Any) -> None:
+        self._state, self._root, self._options, self._writes = state, root, options, writes
+        self._count = 0
+
+    def add(self, messages: Messages) -> None:
+        """List messages with the decision, behind those before.
+
+        Crash: files that no commit names are invisible; VACUUM takes them.
+        """
+        uri = folder(self._root, self._state)[0]
+        create(uri, MESSAGES_TABLE, self._state.ledger.consumer, self._options)
+        sink = self._state.sinks.open(OUTBOX_SINK, uri)
+        self._writes.require_same(sink)
+        rows = numbered(messages, self._state.header.head.seq + 1, self._count, dt.datetime.now(dt.UTC))
+        self._count += messages.rows.num_rows
+        self._writes.add(sink, sink.mode, tuple(FileWriter(sink.uri, self._options, sink.schema, sink.name).write(rows)))
+
+
+def folder(root: str, state: Any) -> tuple[str, str]:
+    """Where messages and marks are: below the ledger's own id, because another ledger begins to number anew."""
+    below = (safe_name(state.ledger.consumer), str(state.table.metadata().id) if state.table is not None else "none")
+    return join(root, "outbox", *below, "messages"), join(root, "outbox", *below, "marks")
+
+
+class DeltaTurn:
+    """Messages in hand. There is no lock: who marks first is right, and the other one stops."""
+
+    def __init__(self, outbox: DeltaOutbox, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self._outbox = outbox
+
+    def mark(self, marks: Marks) -> None:
+        """Note what became of them.
+
+        Raises:
+            Fenced: another dispatcher has taken over; these messages are sent again by it, with the same ids.
+
+        Crash: all of it is noted, or nothing.
+        """
+        attempts = {m.number: m.attempts for m in self.messages}
+        rows = [_row(number, State.SENT) for number in marks.sent]
+        for state, failed in ((State.DEAD, marks.dead), (State.WAITING, marks.tried)):
+            rows += [_row(f.number, state, attempts[f.number] + 1, f) for f in failed]
+        self._outbox.note(rows, dispatching=True)
+
+
+class DeltaOutbox:
+    """The messages of one consumer. One dispatcher at a time: the one that began last."""
+
+    def __init__(self, consumer: str, states: States, publish: Any, options: Options) -> None:
+        self.consumer, self._states, self._publish, self._options = consumer, states, publish, options
+        self._me = uuid.uuid4().hex
+        self._claimed = False
+        self._found: Found | None = None
+
+    @contextmanager
+    def turn(self, asked: Asked) -> Iterator[DeltaTurn]:
+        """The first waiting messages of each key, ascending.
+
+        Raises:
+            Fenced: another dispatcher has taken over.
+
+        Crash: what was not marked is taken again.
+        """
+        self._publish(self.consumer)
+        found = self._look()
+        if found is None:
+            yield DeltaTurn(self, ())
+            return
+        if not self._claimed:
+            self.note([_row(CLAIM, State.WAITING)], dispatching=False)
+            self._claimed = True
+            found = self._look()
+            assert found is not None
+        self._require_mine(found)
+        chosen = found.waiting(asked)
+        yield DeltaTurn(self, found.messages(chosen) if chosen.num_rows else ())
+
+    def _require_mine(self, found: Found) -> None:
+        if found.dispatcher != self._me:
+            raise Fenced(f"Another dispatcher of {self.consumer!r} has begun: on Delta there is one at a time. Stop this one.")
+
+    def _look(self, *, anew: bool = False) -> Found | None:
+        """What is there now; None where nothing was ever published."""
+        with self._states.caught_up(self.consumer) as state:
+            uris = folder(self._states.root, state)
+        messages = tables.open_table(uris[0], self._options)
+        if messages is None:
+            return None
+        create(uris[1], MARKS, self.consumer, self._options)
+        marks = tables.open_table(uris[1], self._options)
+        if marks is None:
+            raise StoreUnavailable(f"The table {uris[1]} is not there although it was made just now.")
+        if anew or self._found is None or not self._found.follow(messages, marks):
+            self._found = Found(messages, marks)
+        return self._found
+
+    def note(self, rows: list[dict[str, Any]], *, dispatching: bool) -> None:
+        """Commit rows of MARKS against the very snapshot that was read; read again where somebody else came first.
+
+        Raises:
+            Fenced: `dispatching`, and another dispatcher has taken over. CommitConflict: others commit all the time.
+
+        Crash: all of it is noted, or nothing.
+        """
+        attempt = f"{self._me}/{uuid.uuid4().hex}"
+        for _ in range(CONFLICT_ATTEMPTS):
+            found = self._look()
+            assert found is not None
+            if dispatching:
+                self._require_mine(found)
+            if self._commit(found, rows, attempt):
+                return
+        raise CommitConflict(f"The outbox of {self.consumer!r} is changed all the time; nothing was noted. Try again.")
+
+    def _commit(self, found: Found, rows: list[dict[str, Any]], attempt: str) -> bool:
+        turn, now = found.turn + 1, dt.datetime.now(dt.UTC)
+        mine = {"turn": turn, "at": now, "attempt": attempt}
+        table = pa.Table.from_pylist([{**row, **mine} for row in rows], schema=MARKS)
+        adds = FileWriter(found.marks.table_uri, self._options, MARKS, "dedup.outbox.marks").write(table)
+        try:
+            tables.commit(found.marks, adds, {"dedup-outbox": turn}, exact=True)
+        except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS):
+            again = self._look(anew=True)
+            return again is not None and again.landed(attempt)
+        found.took(table)
+        return True
+
+    def entries(self, chosen: Chosen) -> list[Entry]:
+        """Messages without their bodies, ascending."""
+        found = self._now()
+        return found.entries(chosen) if found is not None else []
+
+    def message(self, number: int) -> Message | None:
+        """One message with its body."""
+        found = self._now()
+        return next(iter(found.messages(found.numbered(number))), None) if found is not None else None
+
+    def lag(self, topics: Sequence[str] = ()) -> Lag:
+        """What is not sent yet."""
+        states = (State.WAITING, State.DEAD, State.BEHIND)
+        found = [e for e in self.entries(Chosen(states=states, limit=None)) if not topics or e.topic in topics]
+        count = {s: sum(e.state == s for e in found) for s in states}
+        return Lag(count[State.WAITING], min((e.created_at for e in found), default=None), count[State.DEAD], count[State.BEHIND])
+
+    def _now(self) -> Found | None:
+        self._publish(self.consumer)
+        return self._look()
+
+    def retry(self, numbers: Sequence[int]) -> int:
+        """Let dead messages be sent again.
+
+        Crash: all of it, or nothing.
+        """
+        return self._decide(numbers, (State.DEAD,), State.WAITING)
+
+    def discard(self, numbers: Sequence[int]) -> int:
+        """Give up messages that are not sent. One that a dispatcher has in hand may be sent all the same.
+
+        Crash: all of it, or nothing.
+        """
+        return self._decide(numbers, (State.WAITING, State.BEHIND, State.DEAD), State.DISCARDED)
+
+    def _decide(self, numbers: Sequence[int], of: tuple[State, ...], to: State) -> int:
+        if not numbers:
+            return 0
+        found = self.entries(Chosen(of, numbers=tuple(numbers), limit=None))
+        if found:
+            self.note([_row(e.number, to) for e in found], dispatching=False)
+        return len(found)
+
+    def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
+        """Delete what was sent or discarded before that time, up to the first decision with a message that was not; returns how many.
+
+        Crash: messages go first; marks without a message are harmless, and the next purge takes them.
+        """
+        found = self._now()
+        last = found.finished_before(before) if found is not None else None
+        if found is None or last is None:
+            return 0
+        count = found.count_up_to(last)
+        if not dry_run:
+            self._delete(found, last)
+        return count
+
+    def _delete(self, found: Found, last: int) -> None:
+        try:
+            found.table.delete(f"seq <= {last}")
+            found.marks.delete(f"number >= 0 and number < {(last + 1) << 24}")
+        except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS) as error:
+            raise CommitConflict(f"The outbox of {self.consumer!r} was changed while it was purged: {error}. Run it again.") from error
+        finally:
+            self._found = None
+
+
+def _row(number: int, state: State, attempts: int = 0, failed: Failed | None = None) -> dict[str, Any]:
+    error = {"error_type": failed.error_type, "error_message": failed.error_message} if failed else {}
+    return {"number": number, "state": int(state), "attempts": attempts, **error}

@@ -1,0 +1,10 @@
+"""Outgoing messages: recorded by `tx.publish`, stored in the consumer's transaction, sent after it with the ids they were stored with.
+
+Knows no store and no broker: dedup/postgres and dedup/delta keep the messages, dedup/kafka and dedup/eventhub send them.
+"""
+
+from dedup.outbox.destination import Call, Destination, Failure, Outcome
+from dedup.outbox.dispatch import Dispatched, Dispatcher, Patience
+from dedup.outbox.message import Message, State
+
+__all__ = ["Call", "Destination", "Dispatched", "Dispatcher", "Failure", "Message", "Outcome", "Patience", "State"]

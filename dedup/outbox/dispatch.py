@@ -1,0 +1,184 @@
+"""Sends what waits in an outbox, turn by turn: take messages whose keys nobody else has, send them, mark them.
+
+Several dispatchers may run. A message is marked after the receiver has it: whoever dies in between leaves it to be sent again, with the
+same id, and of each key a message never arrives for the first time before an earlier one has.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from checkpoint.errors import DestinationUnavailable, StoreUnavailable
+from dedup.outbox.destination import Destination, Outcome
+from dedup.outbox.message import Message
+from dedup.outbox.store import Asked, Failed, Line, Marks, Outbox
+
+log = logging.getLogger("dedup")
+
+STEPS = ("send", "sent", "marked")
+"""What `on_step` is told, each right before it is acted on: before the messages are handed over, before they are marked, after that."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How failures are met."""
+
+    attempts: int = 5  # of one message, while others pass; then it is dead
+    first: float = 0.5  # seconds before the second attempt; doubled each time
+    most: float = 60.0
+
+    def wait(self, attempts: int) -> float:
+        """Seconds before the next attempt, somewhere between half and all of the step."""
+        step = min(self.most, self.first * 2.0 ** min(attempts, 30))
+        return step * random.uniform(0.5, 1.0)
+
+
+@dataclass
+class Dispatched:
+    """What one call has done."""
+
+    sent: int = 0
+    dead: int = 0
+    tried: int = 0  # failed, and will be tried again
+
+    def add(self, marks: Marks) -> None:
+        """Count a turn."""
+        self.sent, self.dead, self.tried = self.sent + len(marks.sent), self.dead + len(marks.dead), self.tried + len(marks.tried)
+
+
+def judge(messages: Sequence[Message], outcome: Outcome, attempts: int) -> Marks:
+    """What to note of a turn. Pure."""
+    failed = {place: _failed(messages[place], outcome, place) for place in outcome.failed}
+    over = {p for p, f in outcome.failed.items() if f.permanent or messages[p].attempts + 1 >= attempts}
+    return Marks(
+        sent=[m.number for place, m in enumerate(messages) if place not in outcome.failed and place not in outcome.unsent],
+        dead=[f for place, f in failed.items() if place in over],
+        tried=[f for place, f in failed.items() if place not in over],
+    )
+
+
+def _failed(message: Message, outcome: Outcome, place: int) -> Failed:
+    failure = outcome.failed[place]
+    return Failed(message.number, failure.error_type, failure.error_message)
+
+
+class _Resting:
+    """Keys whose message failed a moment ago, and when their turn comes."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[Line | int, float] = {}
+
+    def rest(self, message: Message, seconds: float) -> None:
+        self._until[message.line or message.number] = self._clock() + seconds
+
+    def now(self) -> set[Line | int]:
+        self._until = {who: until for who, until in self._until.items() if until > self._clock()}
+        return set(self._until)
+
+    def next(self) -> float | None:
+        """Seconds until the first of them is due."""
+        return max(0.0, min(self._until.values()) - self._clock()) if self._until else None
+
+
+class Dispatcher:
+    """Sends the messages of one outbox to one destination.
+
+    Args:
+        topics: only messages to these topics; empty: all.
+        blocking: a dead message holds back the later ones of its key until a person decides. False: they overtake it.
+        limit: messages of one turn; bounds memory.
+        on_step: called with each name of STEPS right before it acts.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        destination: Destination,
+        *,
+        topics: Sequence[str] = (),
+        patience: Patience | None = None,
+        blocking: bool = True,
+        limit: int = 10_000,
+        on_step: Callable[[str], None] = lambda name: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.outbox, self.destination, self.patience, self._on_step = outbox, destination, patience or Patience(), on_step
+        self._asked = Asked(tuple(topics), limit, blocking=blocking)
+        self._resting = _Resting(clock)
+
+    def once(self) -> Dispatched:
+        """Send until nothing is left that can be sent now. What failed and waits for its next attempt is left.
+
+        Raises:
+            DestinationUnavailable: the destination does not take anything now; nothing of that turn is marked.
+
+        Crash: what was sent and not marked is sent again, with the same ids.
+        """
+        done = Dispatched()
+        while (marks := self._turn()) is not None:
+            done.add(marks)
+        return done
+
+    def run(self, stop: threading.Event, *, every: float = 1.0, tell: Callable[[Dispatched], None] = lambda done: None) -> None:
+        """Send until `stop` is set; while there is nothing to send look again after `every` seconds.
+
+        While the destination or the store is away it is tried again, with backoff, and nothing is given up.
+
+        Crash: as `once`.
+        """
+        away = 0
+        while not stop.is_set():
+            try:
+                done, away = self.once(), 0
+            except (DestinationUnavailable, StoreUnavailable) as error:
+                wait, away = self.patience.wait(away), away + 1
+                log.warning("outbox: %s Again in %.1f s", error, wait)
+                stop.wait(wait)
+                continue
+            if done.sent or done.dead or done.tried:
+                tell(done)
+            due = self._resting.next()
+            stop.wait(every if due is None else min(every, due + 0.01))
+
+    def _turn(self) -> Marks | None:
+        resting = self._resting.now()
+        lines, numbers = frozenset(r for r in resting if isinstance(r, tuple)), frozenset(r for r in resting if isinstance(r, int))
+        with self.outbox.turn(replace(self._asked, resting=lines, resting_numbers=numbers)) as turn:
+            if not turn.messages:
+                return None
+            self._on_step("send")
+            outcome = self.destination.send(turn.messages)
+            _refuse_outage(turn.messages, outcome)
+            marks = judge(turn.messages, outcome, self.patience.attempts)
+            self._on_step("sent")
+            turn.mark(marks)
+        self._on_step("marked")
+        self._note(turn.messages, marks)
+        return marks
+
+    def _note(self, messages: Sequence[Message], marks: Marks) -> None:
+        by_number = {m.number: m for m in messages} if marks.dead or marks.tried else {}
+        for failed in marks.tried:
+            message = by_number[failed.number]
+            self._resting.rest(message, self.patience.wait(message.attempts))
+        for failed in marks.dead:
+            message = by_number[failed.number]
+            log.error("outbox: message %d to %s cannot be sent: %s: %s", failed.number, message.topic, *_said(failed))
+
+
+def _said(failed: Failed) -> tuple[str, str]:
+    return failed.error_type, failed.error_message[:300]
+
+
+def _refuse_outage(messages: Sequence[Message], outcome: Outcome) -> None:
+    """Where nothing passes and nothing is known to be a message's own fault, it is an outage: no attempt is counted."""
+    failures = list(outcome.failed.values())
+    if failures and len(failures) + len(outcome.unsent) == len(messages) and not any(f.permanent for f in failures):
+        first = failures[0]
+        raise DestinationUnavailable(f"None of {len(messages)} messages could be sent: {first.error_type}: {first.error_message[:300]}.")

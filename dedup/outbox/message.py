@@ -1,0 +1,123 @@
+"""What a message is on its way into the outbox (columns) and out of it (one value each, because brokers' clients take one at a time)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import zlib
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from deadletter.letter import PROPERTIES
+
+LANES = 64
+"""Buckets of destination keys. A dispatcher locks whole buckets, so that one key is never in two hands."""
+
+MESSAGES = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("body", pa.binary()),
+        pa.field("headers", PROPERTIES),
+        pa.field("lane", pa.int16(), nullable=False),
+    ]
+)
+"""One row per message of one topic, in the order in which they are to be sent."""
+
+ID_HEADER = "message-id"
+"""The Kafka header that carries the id: what a consumer of dedup takes as the message id by default."""
+
+
+class State(IntEnum):
+    """What became of a message."""
+
+    WAITING = 0
+    SENT = 1
+    DEAD = 2  # it cannot be sent: a person decides
+    BEHIND = 3  # waits behind a dead one of its key
+    DISCARDED = 4
+    FLYING = 5  # handed to a Kafka transaction whose outcome is not known yet
+
+
+class Message(NamedTuple):
+    """One message as it is sent."""
+
+    number: int  # its place in the outbox: ascending per key
+    topic: str
+    key: bytes | None  # None: no order is kept
+    id: str  # the same however often it is sent
+    body: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    attempts: int = 0  # that failed
+
+    @property
+    def line(self) -> tuple[str, bytes] | None:
+        """What it keeps its order with: messages of the same topic and key."""
+        return None if self.key is None else (self.topic, self.key)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message and what became of it, without its body: for people."""
+
+    number: int
+    topic: str
+    key: bytes | None
+    id: str
+    state: State
+    attempts: int
+    size: int | None  # bytes of the body
+    created_at: dt.datetime
+    changed_at: dt.datetime | None
+    error_type: str | None
+    error_message: str | None
+
+
+@dataclass(frozen=True)
+class Lag:
+    """What is not sent yet."""
+
+    waiting: int
+    oldest: dt.datetime | None  # when the oldest of the waiting, behind and dead ones was stored
+    dead: int
+    behind: int
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Messages of one topic for a store."""
+
+    topic: str
+    rows: pa.Table  # MESSAGES
+    derived: bool  # their ids are made of the incoming key: the same if the events are handled once more
+
+    def renamed(self) -> Messages:
+        """With random ids: messages of their own, whatever was sent before."""
+        ids = random_ids(self.rows.num_rows)
+        return replace(self, rows=self.rows.set_column(0, MESSAGES.field("id"), ids), derived=False)
+
+
+def random_ids(count: int) -> pa.Array:
+    """Distinct ids of 128 random bits, as text in hex."""
+    return hex_text(os.urandom(16 * count), 16)
+
+
+def hex_text(data: bytes, width: int) -> pa.Array:
+    """Every `width` bytes as text in hex, without a Python object per row."""
+    digits = pa.py_buffer(data.hex().encode())
+    count = len(data) // width
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(2 * width), count, [None, digits]).cast(pa.binary()).cast(pa.string())
+
+
+def lanes(topic: str, keys: pa.Array) -> pa.Array:
+    """The lane of each destination key; messages without one are spread, for they keep no order."""
+    found = keys.dictionary_encode()
+    start = zlib.crc32(topic.encode())
+    of_key = np.array([zlib.crc32(k, start) % LANES for k in found.dictionary.to_pylist()] or [0], dtype=np.int16)
+    missing = found.indices.is_null().to_numpy(zero_copy_only=False)
+    chosen = of_key[found.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)]
+    return pa.array(np.where(missing, np.arange(len(keys)) % LANES, chosen).astype(np.int16))

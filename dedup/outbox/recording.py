@@ -1,0 +1,197 @@
+"""What `tx.publish` recorded, and how its rows become messages with ids. Pure, but for random ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
+from dedup.envelope import POSITION
+from dedup.index import KEY_ONLY, Index, Ints, key_bytes
+from dedup.outbox.message import MESSAGES, Messages, hex_text, lanes, random_ids
+
+ORDER = "_order"
+"""Numbers the messages of one event, where the events are handled one by one."""
+
+
+_OWN_BYTES = ("_key", "_body")
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which columns of the rows are what."""
+
+    key: str | None
+    id: str | None
+    body: str
+    headers: str | None
+    order: str | None
+
+    def columns(self) -> list[str]:
+        """All of them."""
+        return [name for name in (self.key, self.id, self.body, self.headers, self.order) if name is not None]
+
+    def own(self) -> Names:
+        """Those of rows that `of_event` made."""
+        return Names(self.key and "_key", self.id and "_id", "_body", self.headers and "_headers", ORDER)
+
+
+def of_event(rows: Any, names: Names, position: Mapping[str, Any], first: int) -> list[dict[str, Any]]:
+    """The rows that a handler of one event publishes, with the event's position and numbered from `first`; their columns are `names.own()`.
+
+    Raises HandlerError for rows that are neither a dict nor a list of dicts, or lack a column.
+    """
+    given: Sequence[Any] = [rows] if isinstance(rows, Mapping) else rows
+    if not isinstance(given, list | tuple) or not all(isinstance(row, Mapping) for row in given):
+        raise HandlerError(f"In a handler of events tx.publish takes a dict or a list of dicts, not {type(rows).__name__}.")
+    asked = [name for name in names.columns() if name != names.order]
+    for row in given:
+        if missing := [name for name in asked if name not in row]:
+            raise HandlerError(f"tx.publish: the row has no {', '.join(missing)}. It has {', '.join(map(str, row)) or 'nothing'}.")
+    own = [(ours, theirs) for ours, theirs in zip(astuple(names.own()), astuple(names), strict=True) if ours and ours != ORDER]
+    return [{**{ours: row[theirs] for ours, theirs in own}, **position, ORDER: first + number} for number, row in enumerate(given)]
+
+
+def rows_of(recorded: list[dict[str, Any]]) -> pa.Table:
+    """Rows of `of_event`, of many events, as a table. Raises RowsMisfit where a column has values of several types."""
+    try:
+        return pa.Table.from_pydict(
+            {name: [_encoded(row[name]) if name in _OWN_BYTES else row[name] for row in recorded] for name in recorded[0]}
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise RowsRefused(f"tx.publish: {error}") from error
+
+
+def _encoded(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+def messages_of(topic: str, rows: pa.Table, names: Names, index: Index, given: Ints) -> Messages:
+    """The rows as messages: in the order of their positions where they have them, because Spark keeps none, else in their own.
+
+    Args:
+        rows: with the columns that `names` names; with those of POSITION where ids are to be made of incoming keys.
+        index: the events of the chunk; `given`: those that the handler was given.
+
+    Raises:
+        RowsMisfit: a column is missing or of a type that no message can have.
+        HandlerError: an id is null or comes twice, or a row's position is not one that the handler was given.
+    """
+    if missing := [name for name in names.columns() if name not in rows.column_names]:
+        raise RowsMisfit(
+            f"tx.publish to {topic!r}: the rows have no column {', '.join(missing)}. They have {', '.join(rows.column_names)}. "
+            "Name the column of the message with body=, that of its key with key=."
+        )
+    if set(POSITION) <= set(rows.column_names) and index.partitions != (KEY_ONLY,):
+        rows = _in_position_order(topic, rows, names.order, index, given)
+    keys = _bytes(rows, names.key, topic)
+    ids, derived = _ids(topic, rows, names, index)
+    headers = _headers(rows, names.headers, topic)
+    table = pa.table([ids, keys, _bytes(rows, names.body, topic), headers, lanes(topic, keys)], schema=MESSAGES)
+    return Messages(topic, table, derived)
+
+
+def _in_position_order(topic: str, rows: pa.Table, order: str | None, index: Index, given: Ints) -> pa.Table:
+    at = index.locate(rows.select(list(POSITION)))
+    if not np.isin(at, given).all():
+        raise HandlerError(f"tx.publish to {topic!r}: a row has the position of an event that the handler was not given.")
+    numbers = np.arange(len(at)) if order is None else _numbers(topic, rows, order).to_numpy()
+    ranks = np.lexsort((numbers, at))
+    return rows if bool((ranks[1:] > ranks[:-1]).all()) else rows.take(pa.array(ranks))
+
+
+def _ids(topic: str, rows: pa.Table, names: Names, index: Index) -> tuple[pa.Array, bool]:
+    """The ids, and whether they are made of the incoming keys."""
+    if names.id is not None:
+        ids = _text(rows[names.id], topic)
+        if ids.null_count:
+            raise RowsRefused(f"tx.publish to {topic!r}: {ids.null_count} of {len(ids)} rows have no id. Leave id= out to get random ones.")
+        return ids, False
+    if names.order is None or not set(POSITION) <= set(rows.column_names) or index.partitions == (KEY_ONLY,):
+        return random_ids(rows.num_rows), False
+    return _distinct(_derived(topic, rows, names.order, index), topic), True
+
+
+def _derived(topic: str, rows: pa.Table, order: str, index: Index) -> pa.Array:
+    """(consumer, incoming key, ordinal) as text: the key is a hash over both already. The topic is in it to tell two topics apart."""
+    at = index.locate(rows.select(list(POSITION)))
+    keys = hex_text(_raw(key_bytes(index.high[at], index.low[at])), 16)
+    place = hashlib.sha256(topic.encode()).hexdigest()[:8]
+    return pc.binary_join_element_wise(pc.binary_join_element_wise(keys, place, ""), _numbers(topic, rows, order).cast(pa.string()), "-")
+
+
+def _numbers(topic: str, rows: pa.Table, order: str) -> pa.Array:
+    try:
+        numbers = _flat(rows[order]).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise RowsMisfit(f"tx.publish to {topic!r}: order={order!r} must be whole numbers ({error}).") from error
+    if numbers.null_count:
+        raise HandlerError(
+            f"tx.publish to {topic!r}: order={order!r} is null in {numbers.null_count} rows; it numbers an event's messages."
+        )
+    return numbers
+
+
+def _distinct(ids: pa.Array, topic: str) -> pa.Array:
+    if pc.count_distinct(ids).as_py() != len(ids):
+        counts = ids.value_counts()
+        twice = counts.filter(pc.greater(counts.field("counts"), 1))[0]["values"].as_py()
+        raise HandlerError(
+            f"tx.publish to {topic!r}: the id {twice!r} comes twice; the receiver would take the second for a copy of the first. "
+            "Let order= number the messages of one event."
+        )
+    return ids
+
+
+def _raw(keys: pa.Array) -> bytes:
+    return keys.buffers()[1].to_pybytes() if len(keys) else b""
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def _bytes(rows: pa.Table, name: str | None, topic: str) -> pa.Array:
+    """A column as bytes: text is UTF-8."""
+    if name is None:
+        return pa.nulls(rows.num_rows, pa.binary())
+    column = _flat(rows[name])
+    if pa.types.is_null(column.type):
+        return column.cast(pa.binary())
+    if not _is_text(column.type) and not _is_bytes(column.type):
+        raise RowsMisfit(
+            f"tx.publish to {topic!r}: {name!r} is of type {column.type}; it must be bytes or text. JSON: to_json(struct(...))."
+        )
+    return column.cast(pa.binary())
+
+
+def _text(column: pa.ChunkedArray, topic: str) -> pa.Array:
+    flat = _flat(column)
+    if not (_is_text(flat.type) or pa.types.is_integer(flat.type) or pa.types.is_null(flat.type)):
+        raise RowsMisfit(f"tx.publish to {topic!r}: ids are text, not {flat.type}.")
+    return flat.cast(pa.string())
+
+
+def _headers(rows: pa.Table, name: str | None, topic: str) -> pa.Array:
+    kind = MESSAGES.field("headers").type
+    if name is None:
+        return pa.nulls(rows.num_rows, kind)
+    try:
+        return _flat(rows[name]).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise RowsMisfit(f"tx.publish to {topic!r}: {name!r} must be a list of (key, value), as the column properties: {error}") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
