@@ -162,7 +162,7 @@ def test_what_is_received_ahead_is_bounded(eventhubs: Double, connection: Connec
     before = eventhubs.stats()["delivered"]
     reader = PartitionReader(connection, 0, FAST)
     reading = reader.read(0, 2_999)
-    found = numbers(next(reading))
+    found = numbers(next(reading)).tolist()
     time.sleep(2)
     assert eventhubs.stats()["delivered"] - before < 1_000
     assert found + [number for events in reading for number in numbers(events)] == list(range(3_000))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import json
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpAnnotatedMessage
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from checkpoint.errors import ConfigError
 from dedup import arrow
 from dedup.envelope import ENVELOPE, Prepare
-from dedup.eventhub import rows
+from dedup.eventhub import rows, seldom
 from dedup.eventhub.options import Options
 from dedup.eventhub.order import MOST_EARLY, InOrder
 from dedup.eventhub.positions import EARLIEST, LATEST, Offset, admitted, parsed
@@ -32,6 +35,11 @@ def event(number: int, body: Any = b"body", properties: dict[Any, Any] | None = 
     marks = {rows.NUMBER: number, rows.OFFSET: str(number * 10).encode(), rows.ENQUEUED: 1_767_225_600_123}
     made.raw_amqp_message.annotations = {**marks, **annotations}
     return made
+
+
+def came(*numbers: int) -> pa.RecordBatch:
+    """Events with these sequence numbers, in this order."""
+    return rows.batch([event(number) for number in numbers], "s", "t", 0)
 
 
 def test_rows_are_the_envelope() -> None:
@@ -54,6 +62,35 @@ def test_the_consumer_recognises_the_rows() -> None:
     again.properties = {b"message-id": b"m-1"}
     both = arrow.prepare(rows.table([first, again], "s", "orders", 0), Prepare("c"))
     assert len(set(both["_key"].to_pylist())) == 1
+
+
+@pytest.fixture
+def python_s_own() -> Iterator[tuple[int, int, int]]:
+    """Python's own setting of the search for cycles, whatever the test does."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield (700, 10, 10)
+    gc.set_threshold(*before)
+
+
+def test_cycles_are_searched_for_seldom_only_while_events_come_in(python_s_own: tuple[int, int, int]) -> None:
+    """The setting is as it was once the last receiver has ended."""
+    with seldom.searched():
+        with seldom.searched():
+            assert gc.get_threshold() == (seldom.YOUNG, 10, 10)
+        assert gc.get_threshold() == (seldom.YOUNG, 10, 10)
+    assert gc.get_threshold() == python_s_own
+
+
+@pytest.mark.parametrize("chosen", [0, 2 * seldom.YOUNG])
+def test_a_program_that_chose_fewer_searches_keeps_its_choice(python_s_own: tuple[int, int, int], chosen: int) -> None:
+    """Whether it chose before the first receiver, or while one is at work."""
+    with seldom.searched():
+        gc.set_threshold(chosen, 5, 5)
+    assert gc.get_threshold() == (chosen, 5, 5)
+    with seldom.searched():
+        assert gc.get_threshold() == (chosen, 5, 5)
+    assert gc.get_threshold() == (chosen, 5, 5)
 
 
 ONE = uuid.UUID(int=7)
@@ -111,7 +148,7 @@ def test_order_gives_each_event_once_and_in_order(arrival: list[int], again: lis
     """However late or often they come."""
     order, given_out, stream = InOrder(0), list[int](), arrival + again
     for at in range(0, len(stream), size):
-        given_out += rows.numbers(order.add([event(number) for number in stream[at : at + size]], 0.0))
+        given_out += rows.numbers(order.add(came(*stream[at : at + size]), 0.0)).tolist()
     assert given_out == list(range(10))
     assert order.next == 10
 
@@ -119,7 +156,7 @@ def test_order_gives_each_event_once_and_in_order(arrival: list[int], again: lis
 def test_a_gap_is_given_up_after_a_while() -> None:
     """An event that is missing is waited for while it can still come, and not for ever; what is behind it is kept."""
     order = InOrder(0)
-    assert rows.numbers(order.add([event(0), event(3)], 10.0)) == [0]
+    assert rows.numbers(order.add(came(0, 3), 10.0)) == [0]
     assert order.hole(11.0) is None
     assert order.hole(12.0) == 3
     assert rows.numbers(order.skip_to(3)) == [3]
@@ -128,7 +165,7 @@ def test_a_gap_is_given_up_after_a_while() -> None:
 
 def test_what_is_kept_behind_a_gap_is_bounded() -> None:
     """Before memory fills, the gap is given up."""
-    order, one = InOrder(0), event(1)
+    order, one = InOrder(0), came(1)
     order._early = dict.fromkeys(range(1, MOST_EARLY + 2), (one, 0.0))
     assert order.hole(0.0) == 1
 

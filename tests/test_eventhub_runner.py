@@ -26,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChanged, PositionGap
 from dedup import Consumer
-from dedup.eventhub import Connection, run_async, runner_loop
+from dedup.eventhub import Connection, rows, run_async, runner_loop
 from dedup.eventhub.lease import Leases, owners_beside
 from dedup.eventhub.lease_folder import FolderOwnership
 from dedup.planning import accept_gap
@@ -135,6 +135,17 @@ def test_a_link_that_breaks_repeats_and_is_throttled_costs_nothing(place: Place,
             time.sleep(0.3)
         sent.wait(place, one.alive)
     sent.check(place)
+
+
+def test_events_that_cannot_be_made_rows_end_the_run(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client would deliver them again for ever, and nobody would learn of it."""
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("no row")
+
+    monkeypatch.setattr(rows, "batch", refuse)
+    sent.send(10)
+    assert str(Running(runner_child.consumer(place.store()), sent).ends_with()) == "no row"
 
 
 def test_the_broker_may_be_away_for_a_while(place: Place, sent: Orders) -> None:

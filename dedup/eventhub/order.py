@@ -5,10 +5,10 @@ The client repeats events after a reconnect, and its keep-alive thread can hand 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import numpy as np
+import pyarrow as pa
 
-from dedup.eventhub.rows import numbers
+from dedup.eventhub.rows import NONE, SCHEMA, numbers
 
 PATIENCE = 2.0
 """Seconds that an event may come later than one behind it."""
@@ -18,22 +18,21 @@ MOST_EARLY = 50_000
 
 
 class InOrder:
-    """Gives each event once, in order, from `first` on."""
+    """Gives each event once, in order, from `first` on. Events are rows of rows.SCHEMA."""
 
     def __init__(self, first: int) -> None:
         self.next = first
         """Sequence number of the next event that is given."""
-        self._early: dict[int, tuple[Any, float]] = {}
+        self._early: dict[int, tuple[pa.RecordBatch, float]] = {}  # one row each
 
-    def add(self, events: Sequence[Any], now: float) -> Sequence[Any]:
+    def add(self, events: pa.RecordBatch, now: float) -> pa.RecordBatch:
         """Take what came at `now` (seconds); give what is in order now."""
         found = numbers(events)
-        if not self._early and found == list(range(self.next, self.next + len(found))):
+        if not self._early and np.array_equal(found, np.arange(self.next, self.next + len(found))):
             self.next += len(found)
             return events
-        for number, event in zip(found, events, strict=True):
-            if number >= self.next:
-                self._early.setdefault(number, (event, now))
+        for row in np.flatnonzero(found >= self.next).tolist():
+            self._early.setdefault(int(found[row]), (events.slice(row, 1), now))
         return self._ready()
 
     def hole(self, now: float, patience: float = PATIENCE) -> int | None:
@@ -43,14 +42,14 @@ class InOrder:
         first = min(self._early)
         return first if len(self._early) > MOST_EARLY or now - self._early[first][1] >= patience else None
 
-    def skip_to(self, number: int) -> Sequence[Any]:
+    def skip_to(self, number: int) -> pa.RecordBatch:
         """Give up on what is missing below this number; give what is in order then."""
         self.next = max(self.next, number)
         return self._ready()
 
-    def _ready(self) -> list[Any]:
-        ready = []
+    def _ready(self) -> pa.RecordBatch:
+        ready: list[pa.RecordBatch] = []
         while self.next in self._early:
             ready.append(self._early.pop(self.next)[0])
             self.next += 1
-        return ready
+        return pa.Table.from_batches(ready, SCHEMA).combine_chunks().to_batches()[0] if ready else NONE

@@ -125,8 +125,8 @@ class Planner:
         while True:
             receiver = Receiver(self.options.connection, partition, when, 1, self.receive.level)
             try:
-                if events := receiver.get(self.receive.timeout):
-                    return numbers(events)[0]
+                if (events := receiver.get(self.receive.timeout)) is not None:
+                    return int(numbers(events)[0])
                 raise SourceUnavailable(f"Event Hubs gives no event of {self.hub!r}{where}, although its newest is of {span.newest}.")
             except Broken as broken:
                 known = explained(broken.error, self.options.connection, where)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from checkpoint.errors import IncarnationChanged, PositionsMissing, SourceUnavailable
 from dedup.eventhub.errors import ReceiverStolen
 from dedup.eventhub.namespace import Namespace, condition, explained
 from dedup.eventhub.order import PATIENCE, InOrder
 from dedup.eventhub.receiver import Broken, Receiver, backoff
-from dedup.eventhub.rows import numbers
+from dedup.eventhub.rows import NONE, numbers
 from dedup.eventhub.settings import Connection
 
 log = logging.getLogger("dedup")
@@ -24,8 +26,6 @@ log = logging.getLogger("dedup")
 STOLEN, NO_SUCH_POSITION = "link:stolen", "argument-error"
 POLL = 0.25
 """Seconds between two looks at what is missing."""
-
-Events = Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PartitionReader:
         self._namespace = Namespace(connection)
         self._receiver: Receiver | None = None
         self._order = InOrder(0)
-        self._rest: Events = ()  # in order, beyond the range that was read
+        self._rest = NONE  # in order, beyond the range that was read
         self._fresh = True  # nothing in order came since the link was opened
         self._kept = False  # the link is from a range before; while it was idle, others might take the partition
         self._attempt, self._trouble = 0, "the link is open and silent"
@@ -60,10 +60,10 @@ class PartitionReader:
         """The sequence number with which it can go on at once; None where it would have to open a link."""
         if self._receiver is None or self._receiver.broken:
             return None
-        return numbers(self._rest[:1])[0] if self._rest else self._order.next
+        return int(numbers(self._rest)[0]) if len(self._rest) else self._order.next
 
-    def read(self, first: int, last: int, created: str | None = None) -> Iterator[Events]:
-        """The events from `first` to `last`, both included, in pieces.
+    def read(self, first: int, last: int, created: str | None = None) -> Iterator[pa.RecordBatch]:
+        """The events from `first` to `last`, both included, in pieces: rows of rows.SCHEMA.
 
         Args:
             first: sequence number.
@@ -83,11 +83,11 @@ class PartitionReader:
         events, progress = self._rest, time.monotonic()
         while True:
             piece, self._rest = _split(events, last)
-            if events:
+            if len(events):
                 progress = time.monotonic()
-            if piece:
+            if len(piece):
                 yield piece
-            if self._rest or self._order.next > last:
+            if len(self._rest) or self._order.next > last:
                 return
             events = self._more(last, created, progress)
 
@@ -95,14 +95,14 @@ class PartitionReader:
         """End the link."""
         if self._receiver is not None:
             self._receiver.close()
-        self._receiver, self._rest = None, ()
+        self._receiver, self._rest = None, NONE
 
     def _open(self, first: int) -> None:
         self.close()
         self._order, self._fresh = InOrder(first), True
         self._receiver = Receiver(self.connection, self.partition, first, self.options.prefetch, self.options.level)
 
-    def _more(self, last: int, created: str | None, progress: float) -> Events:
+    def _more(self, last: int, created: str | None, progress: float) -> pa.RecordBatch:
         """What is next in order; nothing, where one has to look again."""
         assert self._receiver is not None
         try:
@@ -111,7 +111,7 @@ class PartitionReader:
             self._again(broken.error, created)
             events = None
         now = time.monotonic()
-        if events and (ready := self._order.add(events, now)):
+        if events is not None and len(ready := self._order.add(events, now)):
             self._fresh, self._attempt, self._trouble = False, 0, "the link is open and silent"
             return ready
         behind = self._order.hole(now, 0.0 if self._fresh else PATIENCE)
@@ -119,7 +119,7 @@ class PartitionReader:
             return self._gap(min(behind, last + 1))
         if now - progress > self.options.timeout:
             return self._silence(last, created)
-        return ()
+        return NONE
 
     def _again(self, error: Exception, created: str | None) -> None:
         """Open the link again where it broke, unless that cannot help."""
@@ -140,14 +140,14 @@ class PartitionReader:
         self._attempt, self._kept = self._attempt + 1, False
         self._open(self._order.next)
 
-    def _gap(self, behind: int) -> Events:
+    def _gap(self, behind: int) -> pa.RecordBatch:
         """Events came, but not the next one. A link that was just opened for it tells the truth."""
         if self.options.fail_on_data_loss and not self._fresh:
             self._open(self._order.next)
-            return ()
+            return NONE
         return self._lost(behind - 1)
 
-    def _silence(self, last: int, created: str | None) -> Events:
+    def _silence(self, last: int, created: str | None) -> pa.RecordBatch:
         if created is not None:
             self._namespace.check(created)
         span = self._namespace.span(self.partition)
@@ -161,7 +161,7 @@ class PartitionReader:
             "Nothing was decided; run it again."
         )
 
-    def _lost(self, upto: int) -> Events:
+    def _lost(self, upto: int) -> pa.RecordBatch:
         """Positions up to this one are not in the log any more."""
         what = f"positions {self._order.next}-{upto} are not in the log any more (retention or compaction)"
         if self.options.fail_on_data_loss:
@@ -187,9 +187,7 @@ class PartitionReader:
         return f"{self.connection.source}/{self.connection.hub}, partition {self.partition}, position {self._order.next}"
 
 
-def _split(events: Events, last: int) -> tuple[Events, Events]:
+def _split(events: pa.RecordBatch, last: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Those up to this position, and the rest."""
-    if not events or numbers(events[-1:])[0] <= last:
-        return events, ()
-    count = sum(number <= last for number in numbers(events))
-    return events[:count], events[count:]
+    count = int(np.searchsorted(numbers(events), last, side="right"))
+    return (events, NONE) if count == len(events) else (events.slice(0, count), events.slice(count))

@@ -41,7 +41,7 @@ class LogReader:
             return rows.SCHEMA.empty_table()
         reader = PartitionReader(self._of(topic), partition, self._receive)
         try:
-            batches = [rows.batch(events, self.connection.source, topic, partition) for events in reader.read(begin, last)]
+            batches = list(reader.read(begin, last))
         finally:
             reader.close()
         return pa.Table.from_batches(batches, rows.SCHEMA)

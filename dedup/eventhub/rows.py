@@ -10,14 +10,25 @@ import datetime as dt
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dedup.envelope import ENVELOPE
 
 SCHEMA = pa.schema([field for field in ENVELOPE if field.name != "part"])
 """source, topic, partition, sequence_number, offset, enqueued_time, key, body, properties."""
+
+NONE = pa.RecordBatch.from_pylist([], SCHEMA)
+"""No events."""
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+_PAIRS = SCHEMA.field("properties").type
 
 NUMBER, OFFSET, ENQUEUED, KEY = b"x-opt-sequence-number", b"x-opt-offset", b"x-opt-enqueued-time", b"x-opt-partition-key"
 
@@ -38,7 +49,9 @@ SYSTEM = (
 )
 """Properties that AMQP itself defines: attribute, and the name under which they come among the properties, before the application's."""
 
-Pair = tuple[str, bytes | None]
+_NAMES = [name for _, name in SYSTEM]
+_values_of = attrgetter(*(attribute for attribute, _ in SYSTEM))
+_NOTHING = (None,) * len(SYSTEM)
 
 
 def batch(events: Sequence[Any], source: str, topic: str, partition: int) -> pa.RecordBatch:
@@ -58,13 +71,13 @@ def batch(events: Sequence[Any], source: str, topic: str, partition: int) -> pa.
         pa.repeat(pa.scalar(topic, pa.string()), count),
         pa.repeat(pa.scalar(partition, pa.int32()), count),
         pa.array([mark[NUMBER] for mark in marks], pa.int64()),
-        pa.array([_text(mark.get(OFFSET)) for mark in marks], pa.string()),
+        _texts([mark.get(OFFSET) for mark in marks]),
         pa.array([mark.get(ENQUEUED) for mark in marks], pa.int64())
         .cast(pa.timestamp("ms", tz="UTC"))
         .cast(SCHEMA.field("enqueued_time").type),
-        pa.array([_bytes(mark.get(KEY)) for mark in marks], pa.binary()),
+        _binaries([mark.get(KEY) for mark in marks]),
         pa.array([body(event) for event in events], pa.binary()),
-        pa.array([properties(message) for message in messages], SCHEMA.field("properties").type),
+        _properties(messages),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -74,37 +87,62 @@ def table(events: Sequence[Any], source: str, topic: str, partition: int) -> pa.
     return pa.Table.from_batches([batch(events, source, topic, partition)], SCHEMA)
 
 
-def numbers(events: Sequence[Any]) -> list[int]:
-    """Their sequence numbers."""
-    return [event.raw_amqp_message.annotations[NUMBER] for event in events]
+def numbers(events: pa.RecordBatch) -> Numbers:
+    """The sequence numbers of rows of SCHEMA."""
+    found: Numbers = events.column("sequence_number").to_numpy()
+    return found
 
 
 def body(event: Any) -> bytes | None:
     """The event's bytes; of an AMQP value or sequence its JSON, None of an AMQP null."""
-    given = event.body
-    kind = getattr(event.body_type, "value", "data")
+    message = event.raw_amqp_message
+    given, kind = message.body, message.body_type
     if kind == "data":
-        pieces = list(given)
-        whole = pieces[0] if len(pieces) == 1 else b"".join(piece or b"" for piece in pieces)
-        return whole or b""  # the client gives None for no bytes
+        try:
+            return b"".join(given)
+        except TypeError:  # the client gives None for no bytes
+            return b"".join(piece or b"" for piece in message.body)
     return _bytes(list(given) if kind == "sequence" else given)
 
 
-def properties(message: Any) -> list[Pair]:
+def _properties(messages: Sequence[Any]) -> pa.ListArray:
     """AMQP's own properties that are there, then the application's, as names and bytes."""
-    own, given = message.properties, message.application_properties
-    pairs = (
-        [(name, _bytes(value)) for attribute, name in SYSTEM if (value := getattr(own, attribute)) is not None] if own is not None else []
-    )
-    return [*pairs, *((_name(name), _bytes(value)) for name, value in given.items())] if given else pairs
+    found = [_NOTHING if (own := message.properties) is None else _values_of(own) for message in messages]
+    there = [(name, column) for name, column in zip(_NAMES, zip(*found, strict=True), strict=False) if column.count(None) < len(column)]
+    rows = zip(*(column for _, column in there), strict=True) if there else repeat(())
+    names: list[Any] = []
+    values: list[Any] = []
+    ends, own_names = [0], [name for name, _ in there]
+    for message, row in zip(messages, rows, strict=False):
+        for name, value in zip(own_names, row, strict=True):
+            if value is not None:
+                names.append(name)
+                values.append(value)
+        if given := message.application_properties:
+            names += given
+            values += given.values()
+        ends.append(len(names))
+    pairs = pa.StructArray.from_arrays([_texts(names), _binaries(values)], fields=list(_PAIRS.value_type))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs, type=_PAIRS)
+
+
+def _texts(values: list[Any]) -> pa.Array:
+    """Texts, many at once where they are what the client mostly gives: bytes of UTF-8, or text."""
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except (pa.ArrowException, TypeError):
+        return pa.array([None if value is None else _name(value) for value in values], pa.string())
+
+
+def _binaries(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values, pa.binary())
+    except (pa.ArrowException, TypeError):
+        return pa.array([_bytes(value) for value in values], pa.binary())
 
 
 def _name(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else _name(value)
 
 
 def _bytes(value: Any) -> bytes | None:

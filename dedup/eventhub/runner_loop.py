@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+import pyarrow as pa
 from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
 
 from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld
@@ -22,7 +23,7 @@ from checkpoint.position import Partition
 from deadletter.redact import redact
 from dedup import outage, planning, starting
 from dedup.consumer import Consumer
-from dedup.eventhub import rows
+from dedup.eventhub import seldom
 from dedup.eventhub.lease import Leases
 from dedup.eventhub.namespace import Namespace, Span
 from dedup.eventhub.runner_client import aio_client
@@ -82,7 +83,7 @@ class Runner:
         try:
             with contextlib.suppress(Stopping):
                 await asyncio.to_thread(self._member.join)
-                with self._member.beating():
+                with self._member.beating(), seldom.searched():
                     while not self._ended.is_set():
                         partitions = await self._receive(partitions)
         finally:
@@ -201,7 +202,11 @@ class Runner:
         if part is None:
             raise NotClaimed(f"partition {context.partition_id}")
         now = time.monotonic()
-        part.add(events, now)
+        try:
+            part.add(events, now)
+        except Exception as error:  # the client would deliver what cannot be read again for ever
+            self._fail(error)
+            raise
         if missing := part.hole(now):
             await self._judge(context.partition_id, part, *missing)
         if part.running is not None and part.running.done():
@@ -238,11 +243,11 @@ class Runner:
         log.warning("%s: positions %d-%d of partition %s are not in the log", self._member.name, first, last, partition)
         part.skip_to(last + 1, time.monotonic())
 
-    def _process(self, part: Gathered, events: list[Any]) -> None:
+    def _process(self, part: Gathered, events: pa.Table) -> None:
         if self._ended.is_set():
             raise Stopping
         where, started = part.share.claim.partition, time.monotonic()
-        report = self._member.process(part.share, rows.table(events, where.source, where.topic, where.partition))
+        report = self._member.process(part.share, events)
         log.info("%s %s: %s, %.2f s", self._member.name, where, report, time.monotonic() - started)
 
     def _note(self, partition: str, part: Gathered, error: BaseException) -> None:

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from dedup.eventhub import pool, rows
+from dedup.eventhub import pool
 from dedup.eventhub.namespace import Hub
 from dedup.eventhub.options import Options
 from dedup.eventhub.planning import Planner
@@ -160,7 +160,7 @@ def received(options: Options, receive: Receive, schema: T.StructType, part: Inp
     arrow, connection = to_arrow_schema(schema, timezone="UTC"), options.connection
     with pool.borrowed(connection, part.partition, receive) as reader:
         for events in reader.read(part.first, part.last, part.created):
-            yield rows.batch(events, connection.source, connection.hub, part.partition).cast(arrow)
+            yield events.cast(arrow)
 
 
 def _quiet() -> None:
