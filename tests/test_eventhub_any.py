@@ -15,7 +15,6 @@ from dedup.eventhub import Connection, Namespace, ReceiverStolen, log_reader
 from dedup.eventhub.options import Options
 from dedup.eventhub.positions import LATEST
 from dedup.eventhub.reader import PartitionReader, Receive
-from dedup.eventhub.rows import batch
 from dedup.eventhub.source import SCHEMA, StreamReader
 
 
@@ -43,7 +42,7 @@ def test_links_stay_open_from_range_to_range(any_hub: AnyHub) -> None:
         sent = bodies(10)
         any_hub.send(1, sent)
         begin = first + 10 * turn
-        pieces = [batch(events, "s", "t", 1) for events in reader.read(begin, begin + 9)]
+        pieces = reader.read(begin, begin + 9)
         assert [body for piece in pieces for body in piece["body"].to_pylist()] == sent
         assert reader.next == begin + 10
     reader.close()
