@@ -1,6 +1,6 @@
 # Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint bench clean python java
+.PHONY: help demo test slow mutants lint bench clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,\
 	$(shell $(name) -c '$(NEW_ENOUGH)' 2>/dev/null && echo $(name))))
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_ARGS="--store postgresql://... --seed 7")
 	@$(BIN)/dedup demo $(DEMO_ARGS)
@@ -20,6 +20,9 @@ test: java $(VENV)/.jars ## Run all tests (PYTEST_ARGS="-k checkpoint -x")
 
 slow: java $(VENV)/.jars ## Run the tests that take minutes each
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (about 7 minutes)
+	@$(BIN)/python tests/mutants.py $(MUTANTS)
 
 lint: $(VENV)/.ready ## Check style, types and the direction of imports
 	@$(BIN)/ruff check .

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +29,7 @@ from dedup.delta.keyindex import KeyIndex, halves
 from dedup.delta.seen import Seen
 from dedup.delta.stats import statistics
 from dedup.delta.storage import consumer_name, safe_name
+from dedup.delta.tables import commit
 from dedup.delta.types import arrow_schema, fits
 from dedup.process import is_alive, this_process
 
@@ -128,6 +131,16 @@ def test_string_bounds_never_exclude_a_value(values: list[str | None]) -> None:
         assert told["minValues"]["s"].encode() <= value
         assert "s" not in told["maxValues"] or told["maxValues"]["s"].encode() >= value
     assert len(told["minValues"].get("s", "")) <= 32
+
+
+@pytest.mark.parametrize("text", ["𠮷野家", "ab\U00040441", "\U0010ffff", "𝄞", "é", '\\u00e9 "'])
+def test_a_filter_of_delta_rs_finds_every_text(tmp_path: Path, text: str) -> None:
+    """What is written with our statistics is found by the text it holds, characters above U+1FFFF included."""
+    table = pa.table({"s": [text]})
+    empty = DeltaTable.create(str(tmp_path), table.schema)
+    adds = list(FileWriter(str(tmp_path), None, table.schema, str(tmp_path)).write(table))
+    commit(empty, adds, {}, exact=False)
+    assert DeltaTable(str(tmp_path)).to_pyarrow_dataset().to_table(filter=pc.field("s") == text).num_rows == 1
 
 
 def test_numbers_times_and_nested_columns_have_the_bounds_of_the_protocol() -> None:

@@ -115,11 +115,14 @@ def _upper(value: str) -> str | None:
 
 
 def _json(value: Any) -> str:
-    """JSON with decimals as exact numbers, which `json.dumps` cannot write."""
+    """JSON with decimals as exact numbers, which `json.dumps` cannot write.
+
+    Text stays as it is: delta-rs takes the escaped form of characters above U+1FFFF for other characters, and would skip the file.
+    """
     if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(k)}:{_json(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{json.dumps(k, ensure_ascii=False)}:{_json(v)}" for k, v in value.items()) + "}"
     if isinstance(value, decimal.Decimal):
         return format(value, "f")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is no JSON number")
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -100,6 +100,20 @@ def test_a_reset_forgets_keys_positions_and_settings(place: Place) -> None:
     assert_proven(place.store())
 
 
+def test_after_a_reset_the_same_events_are_new_in_any_order(place: Place) -> None:
+    """Neither keys nor batch records of the life before count: same settings, and positions below the new checkpoint."""
+    consumer(place.store())(batch(*orders(range(5))), 0)
+    place.store().amend("shop", planning.reset, by="test", reason="start over")
+    place.drop_sink()
+    place.create_sink()
+    place.accept_sink()
+    run = consumer(place.store(), query="fresh")
+    assert run(batch(*orders([4])), 0).processed == 1
+    assert run(batch(*orders(range(4))), 1).processed == 4
+    assert len(place.read()) == 5
+    assert_proven(place.store())
+
+
 def test_an_older_copy_is_fenced(place: Place) -> None:
     """A copy whose epoch was taken over commits nothing and stays stopped."""
     old, new = consumer(place.store()), consumer(place.store(), query="q")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 from orders import assert_proven, batch, consumer, event, ids, letters
 from people import ALL, ANN, BODY, actions, failing, fixed, statuses
 from places import Place
@@ -158,6 +159,24 @@ def test_of_a_discard_and_a_reprocess_at_once_one_wins(place: Place) -> None:
     other.join()
     assert changed + reports[0] == 1
     assert ids(place.read()) == (["a", "b"] if reports[0] else ["a"])
+    assert_proven(place.store())
+
+
+def test_a_letter_that_is_discarded_after_it_was_listed_is_not_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reprocess looks at the status of its letters again once it has them for itself."""
+    failing(place.store())
+    letter, store = letters(place.store(), key="b")[0]["id"], place.store()
+    begin = store.begin_letters
+
+    def after_a_discard(*args: Any, **options: Any) -> Any:
+        if letters(place.store(), ids=(letter,))[0]["status"] == "OPEN":
+            assert DeadLetters(place.store()).discard(letter, **ANN).changed == 1
+        return begin(*args, **options)
+
+    monkeypatch.setattr(store, "begin_letters", after_a_discard)
+    assert reprocess(Selection(ids=(letter,)), fixed(store)).reprocessed == 0
+    assert ids(place.read()) == ["a"]
+    assert letters(place.store(), ids=(letter,))[0]["status"] == "DISCARDED"
     assert_proven(place.store())
 
 

@@ -1,0 +1,316 @@
+"""Deliberate breaks of the protocol: one piece of text for another, and the test that has to notice. Applied by mutants.py."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One break. `old` occurs exactly once in the file."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+_FENCE, _TX, _QUERIES = "dedup/postgres/fence.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
+_PG, _COMMIT, _TAKEOVER = "tests/test_postgres_store.py::", "tests/test_postgres_commit.py::", "tests/test_postgres_takeover.py::"
+_LEDGER, _SINKS, _PLAN = "tests/test_delta_ledger.py::", "tests/test_delta_sinks.py::", "tests/test_planning.py::"
+_DELIVERY, _GUARDS, _FAILURES = "tests/contract/test_delivery.py::", "tests/contract/test_guards.py::", "tests/contract/test_failures.py::"
+_TRIES, _JOIN, _EDITS = "tests/test_attempts.py::", "tests/contract/test_join.py::", "tests/contract/test_letter_edits.py::"
+_GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
+_SIMULATION = "tests/test_simulation.py::test_no_schedule_of_crashes_copies_and_replays_loses_or_doubles"
+
+MUTANTS = (
+    # planning and decision: both stores
+    Mutant(
+        "what a purge took compares >= for >",
+        "dedup/planning.py",
+        "due[rows] &= index.numbers[rows] > head.floors.get(",
+        "due[rows] &= index.numbers[rows] >= head.floors.get(",
+        _PLAN + "test_a_purged_position_is_not_suspected",
+    ),
+    Mutant(
+        "redeliveries at the checkpoint are not looked for",
+        "dedup/flow.py",
+        "span[0] <= head.checkpoints[p].sequence_number",
+        "span[0] < head.checkpoints[p].sequence_number",
+        _SIMULATION,
+    ),
+    Mutant(
+        "redeliveries count as new",
+        "dedup/planning.py",
+        "state[rows[known]] = REDELIVERED",
+        "pass",
+        _DELIVERY + "test_a_replayed_batch_changes_nothing",
+    ),
+    Mutant(
+        "of one key in a batch the last position wins",
+        "dedup/planning.py",
+        "is_first[first[at < 0]] = True",
+        "is_first[rows[::-1][np.unique(group[::-1], return_index=True)[1]][at < 0]] = True",
+        _DELIVERY + "test_a_duplicate_in_one_batch_is_dropped_and_the_first_position_wins",
+    ),
+    Mutant(
+        "the payload of a known key is not compared",
+        "dedup/planning.py",
+        "conflict = copies & (index.payload[rows] != reference[group])",
+        "conflict = copies & (index.payload[rows] != index.payload[rows])",
+        _DELIVERY + "test_a_key_with_another_body_is_a_conflict",
+    ),
+    Mutant("a restored store is not noticed", "dedup/planning.py", "run.batch_id > ours + 1", "run.batch_id > ours + 2", _GUARD),
+    Mutant(
+        "a gap of one position is let through",
+        "dedup/planning.py",
+        "first <= point.sequence_number + 1:",
+        "first <= point.sequence_number + 2:",
+        _GUARD,
+    ),
+    Mutant(
+        "the checkpoint goes past an undecided position",
+        "dedup/flow.py",
+        "p: Checkpoint(int(settled.index.numbers[row]),",
+        "p: Checkpoint(int(settled.index.numbers[row]) + 1,",
+        _DELIVERY + "test_a_batch_is_written_once_and_accounted_for",
+    ),
+    Mutant(
+        "the checkpoint goes backwards",
+        "dedup/decision.py",
+        "mark.sequence_number > point.sequence_number",
+        "mark.sequence_number != point.sequence_number",
+        _DELIVERY + "test_a_late_event_is_handled_as_new",
+    ),
+    Mutant(
+        "commit before the batch record",
+        "dedup/decision.py",
+        "return (*steps, Commit())",
+        "return (Commit(), *steps)",
+        _DELIVERY + "test_a_batch_is_written_once_and_accounted_for",
+    ),
+    Mutant(
+        "a re-created topic passes for redeliveries",
+        "dedup/redeliveries.py",
+        "return replayed[~explained]",
+        "return replayed[:0]",
+        _GUARDS + "test_a_recreated_topic_is_refused_and_accepted",
+    ),
+    Mutant(
+        "keys of before a reset go on to count",
+        "dedup/consumer.py",
+        "keyspace=head.keyspace,",
+        "keyspace=0,",
+        _GUARDS + "test_after_a_reset_the_same_events_are_new_in_any_order",
+    ),
+    # handlers, letters, order
+    Mutant(
+        "followers of a failed event are not blocked",
+        "dedup/order.py",
+        "np.minimum.at(self._from, codes[codes >= 0], at)",
+        "pass",
+        _TRIES + "test_rows_behind_a_failed_one_of_their_sequence_wait",
+    ),
+    Mutant(
+        "followers of a letter are not blocked",
+        "dedup/order.py",
+        "self._from[codes.to_numpy()] = -1",
+        "pass",
+        _FAILURES + "test_events_wait_behind_a_dead_letter_of_their_sequence",
+    ),
+    Mutant(
+        "a discard does not read its letters under their lock",
+        "dedup/letter_work.py",
+        "letters = transaction.lock(sorted(ids))",
+        "letters = store.letters(Selection(ids=tuple(ids), limit=None))",
+        _EDITS + "test_of_a_reprocess_and_a_discard_at_once_one_wins",
+    ),
+    Mutant(
+        "the status of a letter is not looked at under its lock",
+        "dedup/reprocessing.py",
+        "letters = eligible(transaction.lock(sorted({*ids, *lost})))",
+        "letters = transaction.lock(sorted({*ids, *lost}))",
+        _EDITS + "test_a_letter_that_is_discarded_after_it_was_listed_is_not_run",
+    ),
+    Mutant(
+        "the budget is not kept",
+        "dedup/attempts.py",
+        "        if excess:",
+        "        if False:",
+        _FAILURES + "test_over_budget_nothing_is_parked",
+    ),
+    Mutant(
+        "what is everybody's fault parks events",
+        "dedup/attempts.py",
+        "return SYSTEMIC in (found, outlasted(error) if found == TRANSIENT else None)",
+        "return False",
+        _TRIES + "test_what_is_everybodys_fault_parks_nothing",
+    ),
+    Mutant(
+        "an event that kills is never found",
+        "dedup/trial.py",
+        "if deaths >= MAX_DEATHS else self.dead",
+        "if deaths < 0 else self.dead",
+        _TRIES + "test_an_event_that_kills_is_found_and_parked",
+    ),
+    # PostgreSQL
+    Mutant("skip the fence", _FENCE, 'if row["epoch"] > epoch:', "if False:", _PG + "test_an_older_epoch_is_fenced_and_told_by_whom"),
+    Mutant(
+        "the claim of a partition is not compared", _FENCE, "row[0] != claim.number", "False", _JOIN + "test_a_lost_partition_cannot_commit"
+    ),
+    Mutant(
+        "commits that are not durable are taken",
+        _FENCE,
+        'if setting == "off":',
+        'if setting == "none":',
+        _PG + "test_commits_that_are_not_durable_are_refused",
+    ),
+    Mutant(
+        "forget the read-back: a lost answer means committed",
+        "dedup/postgres/outcome.py",
+        "committed = (ask or ask_tables)(store, sql, state, attempt)",
+        "committed = True",
+        _COMMIT + "test_a_commit_that_never_arrived_is_read_back_as_not_committed",
+    ),
+    Mutant(
+        "forget the read-back: a lost answer means not committed",
+        "dedup/postgres/outcome.py",
+        "committed = (ask or ask_tables)(store, sql, state, attempt)",
+        "committed = False",
+        _COMMIT + "test_a_commit_whose_answer_was_lost_is_read_back_as_committed",
+    ),
+    Mutant(
+        "a session that may still commit is not ended",
+        "dedup/postgres/outcome.py",
+        "        _wait_for_end(connection, sql, state, attempt)\n",
+        "",
+        _COMMIT + "test_a_session_that_might_still_commit_is_ended_before_it_is_called_not_committed",
+    ),
+    Mutant(
+        "checkpoints are not locked",
+        _QUERIES,
+        "select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, partition for update;",
+        "select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, partition;",
+        _COMMIT + "test_a_commit_in_doubt_is_waited_for_by_the_next_chunk",
+    ),
+    Mutant(
+        "a checkpoint that moved is no conflict",
+        "dedup/postgres/records.py",
+        "**row, **expected}).fetchone() is None:",
+        "**row, **expected}).fetchone() is False:",
+        _PG + "test_a_checkpoint_that_moved_is_a_conflict",
+    ),
+    Mutant(
+        "a failed attempt is not undone",
+        _TX,
+        'self._connection.execute("rollback to savepoint dedup_attempt")',
+        "pass",
+        _PG + "test_an_attempt_that_raises_leaves_nothing_and_the_transaction_goes_on",
+    ),
+    Mutant(
+        "deferred constraints wait for the commit",
+        _TX,
+        'self._connection.execute("set constraints all immediate")',
+        "pass",
+        _PG + "test_deferred_constraints_are_judged_at_the_end_of_each_attempt",
+    ),
+    Mutant(
+        "a commit of the handler is not noticed",
+        _TX,
+        'if now["xid"] != self._attempt.xid:',
+        "if False:",
+        _PG + "test_a_commit_that_slips_through_is_noticed",
+    ),
+    Mutant(
+        "a reservation that another one won is overwritten by silence",
+        "dedup/postgres/reserve.py",
+        "return _take_free(connection, sql, child, keys, hashes)",
+        "return keys[:0]",
+        _TAKEOVER + "test_two_processes_want_the_same_keys_and_the_first_one_commits",
+    ),
+    Mutant(
+        "commit before reservation: keys are not written",
+        "dedup/postgres/reserve.py",
+        "    if not new.any():\n",
+        "    if True:\n",
+        _PG + "test_everything_of_a_chunk_is_true_after_its_commit",
+    ),
+    Mutant(
+        "letters do not hold their keys",
+        _QUERIES,
+        "where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status",
+        "where false and d.key = any(%(keys)s::uuid[]) and d.status",
+        "tests/test_postgres_retention.py::test_a_purge_never_frees_a_key_that_a_letter_holds",
+    ),
+    Mutant(
+        "the generation of a batch record is not checked",
+        _QUERIES,
+        "join {schema}.batch b on b.consumer_id = %(id)s and b.generation >= %(keyspace)s and b.topic_id = w.topic_id",
+        "join {schema}.batch b on b.consumer_id = %(id)s and %(keyspace)s >= 0 and b.topic_id = w.topic_id",
+        _GUARDS + "test_after_a_reset_the_same_events_are_new_in_any_order",
+    ),
+    # Delta
+    Mutant(
+        "a decision is tried against a snapshot that nobody read",
+        "dedup/delta/decide.py",
+        "tables.commit(table, adds, transactions, exact=True)",
+        "tables.commit(state.ledger.open() or table, adds, transactions, exact=False)",
+        _LEDGER + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+    ),
+    Mutant(
+        "txnVersion from the batch id",
+        "dedup/delta/decide.py",
+        "transactions = {state.ledger.app(table, header.head.generation): header.seq}",
+        "transactions = {state.ledger.app(table, header.head.generation): header.head.batch_id or 0}",
+        _LEDGER + "test_a_running_consumer_keeps_its_files_few",
+    ),
+    Mutant(
+        "somebody else's decision is taken for ours",
+        "dedup/delta/decide.py",
+        "if winner is not None and winner.attempt == header.attempt:",
+        "if winner is not None:",
+        _LEDGER + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+    ),
+    Mutant(
+        "forget the read-back of the ledger",
+        "dedup/delta/decide.py",
+        "        _read_back(state, failure)\n",
+        "        if failure is not None:\n            raise StoreUnavailable from failure\n        _read_back(state, failure)\n",
+        _LEDGER + "test_an_answer_that_was_lost_after_the_commit_landed_changes_nothing",
+    ),
+    Mutant(
+        "a decision without its reservations",
+        "dedup/delta/decide.py",
+        "    adds += state.ledger.write(KEYS, day, kept)\n",
+        "",
+        _DELIVERY + "test_a_duplicate_in_the_next_batch_or_another_partition_is_dropped",
+    ),
+    Mutant(
+        "publish from memory: only what this process decided",
+        "dedup/delta/publish.py",
+        "for seq in sorted(self.state.pending):",
+        "for seq in sorted(self.state.pending & {fresh}):",
+        _SINKS + "test_what_was_decided_is_published_by_the_next_transaction",
+    ),
+    Mutant(
+        "publish without looking whether it is there",
+        "dedup/delta/publish.py",
+        "if done is not None and done >= version:",
+        "if done is not None and done > version:",
+        _SINKS + "test_two_publishers_at_once_publish_once",
+    ),
+    Mutant(
+        "publish in no order",
+        "dedup/delta/publish.py",
+        "for seq in sorted(self.state.pending):",
+        "for seq in sorted(self.state.pending, reverse=True):",
+        _SINKS + "test_several_decisions_are_published_in_their_order",
+    ),
+    Mutant(
+        "a freed key comes back",
+        "dedup/delta/decide.py",
+        'pa.concat_tables([held, freed_rows(header.seq, decision.freed["key"])])',
+        "held",
+        "tests/test_delta_letters.py::test_a_freed_key_is_new_again_and_stays_so",
+    ),
+)
