@@ -163,6 +163,15 @@ def key_texts(rows: pa.Table, spec: Prepare) -> pa.Array:
 def payload_hashes(rows: pa.Table, spec: Prepare) -> pa.Array:
     """The payload hashes of prepared rows."""
     columns: Frame = {name: _whole(rows[name]) for name in rows.column_names}
+    slices = [{name: c.slice(at, _HASHED) for name, c in columns.items()} for at in range(0, max(rows.num_rows, 1), _HASHED)]
+    return pa.concat_arrays([_payload_hashes(part, spec) for part in slices])
+
+
+_HASHED = 8_192
+"""Rows whose payloads are encoded at once: what fits a cache is quicker than fifty thousand bodies joined."""
+
+
+def _payload_hashes(columns: Frame, spec: Prepare) -> pa.Array:
     chosen = _parts(columns, spec.keys.payload, "payload")
     encoded = arrow_keys.encode(chosen or _parts(columns, ("body",), "payload"))
     if chosen and (absent := arrow_keys.all_null(chosen)).true_count:

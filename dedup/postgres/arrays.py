@@ -28,6 +28,7 @@ COPY_END = struct.pack(">h", -1)
 _KEY = np.dtype([("length", ">i4"), ("key", "V16")])
 _NUMBER = np.dtype([("length", ">i4"), ("number", ">i8")])
 _ROW = np.dtype([("columns", ">i2"), ("key_length", ">i4"), ("key", "V16"), ("hash_length", ">i4"), ("hash", ">i8")])
+HALVES = np.dtype([("high", ">u8"), ("low", ">u8")])
 _KNOWN = np.dtype([("key", "V16"), ("hash", ">i8")])
 
 Keys = npt.NDArray[Any]
@@ -67,7 +68,7 @@ def keys_of(column: pa.ChunkedArray | pa.Array) -> Keys:
 
 def order_of(keys: Keys) -> npt.NDArray[np.int64]:
     """The rows in the order in which PostgreSQL sorts uuids: by bytes."""
-    halves = keys.view(np.dtype([("high", ">u8"), ("low", ">u8")]))
+    halves = keys.view(HALVES)
     if bool((halves["high"][1:] > halves["high"][:-1]).all()):  # the usual case: they come sorted
         return np.arange(len(keys))
     return np.lexsort((halves["low"], halves["high"]))
@@ -103,3 +104,17 @@ def known_table(answer: bytes) -> pa.Table:
     rows = np.frombuffer(answer, dtype=_KNOWN)
     keys = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(rows), [None, pa.py_buffer(rows["key"].tobytes())])
     return pa.table([keys, pa.array(rows["hash"].astype(np.int64))], schema=KEYS)
+
+
+def among(keys: Keys, others: Keys) -> npt.NDArray[np.bool_]:
+    """For each of these sorted keys, whether it is among the others."""
+    high = keys.view(HALVES)["high"].astype(np.uint64)
+    wanted = others.view(HALVES)["high"].astype(np.uint64)
+    first, end = np.searchsorted(high, wanted, "left"), np.searchsorted(high, wanted, "right")
+    found = np.zeros(len(keys), dtype=bool)
+    near = np.flatnonzero(first < end)
+    equal = keys[first[near]].view(HALVES)["low"] == others[near].view(HALVES)["low"]
+    found[first[near[equal]]] = True
+    for i in np.flatnonzero(end - first > 1):  # keys that share their first half are next to none
+        found[first[i] : end[i]] |= keys[first[i] : end[i]] == others[i]
+    return found

@@ -18,6 +18,7 @@ import pyarrow as pa
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements, quoted
 from dedup.postgres import arrays
+from dedup.postgres.known_filter import Current, KnownFilter, current_table
 from dedup.store import KEYS, Meanwhile
 
 
@@ -39,21 +40,25 @@ def _probe(connection: Connection, sql: Statements, keys: arrays.Keys) -> bytes:
 class Asked:
     """A question that the server is at work on: which of these keys are known."""
 
-    child: str  # the table for those that are not
+    current: Current  # the table for those that are not
     order: npt.NDArray[np.int64]
     wanted: arrays.Keys  # sorted
     answer: Future[bytes]
+    known_filter: KnownFilter
+    filtered: bool  # only those were looked up that the filter does not rule out
 
 
-def ask(connection: Connection, sql: Statements, keys: pa.Array) -> Asked:
+def ask(connection: Connection, sql: Statements, keys: pa.Array, known_filter: KnownFilter) -> Asked:
     """Ask for these keys; the connection is busy until the answer is there."""
     connection.execute(sql["share_reservations"], {})
-    child, wanted = _current(connection, sql), arrays.keys_of(keys)
+    current, wanted = current_table(connection, sql), arrays.keys_of(keys)
     order = arrays.order_of(wanted)  # one order for all: nobody waits in a circle
+    wanted = wanted[order]
+    maybe = known_filter.may_know(current, wanted)
     beside = ThreadPoolExecutor(1, "dedup probe")
-    answer = beside.submit(_probe, connection, sql, wanted[order])
+    answer = beside.submit(_probe, connection, sql, wanted if maybe is None else wanted[maybe])
     beside.shutdown(wait=False)
-    return Asked(child, order, wanted[order], answer)
+    return Asked(current, order, wanted, answer, known_filter, maybe is not None)
 
 
 def reserve(connection: Connection, sql: Statements, asked: Asked, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
@@ -66,19 +71,22 @@ def reserve(connection: Connection, sql: Statements, asked: Asked, keys: pa.Tabl
 
     Crash: before the commit nothing is reserved.
     """
-    child, wanted = asked.child, asked.wanted
+    wanted = asked.wanted
     hashes = keys["payload_hash"].to_numpy()[asked.order]
     answer = arrays.known_table(asked.answer.result())
-    new = ~_among(wanted, arrays.keys_of(answer["key"]))
+    new = ~arrays.among(wanted, arrays.keys_of(answer["key"]))
     if not new.any():
         return answer
     with ThreadPoolExecutor(1, "dedup reserve") as beside:
-        taken = beside.submit(_take, connection, sql, child, wanted[new], hashes[new])
+        taken = beside.submit(_take, connection, sql, _child(sql, asked.current), wanted[new], hashes[new])
         if meanwhile is not None:
             meanwhile(answer)
+        asked.known_filter.add(asked.current, wanted[new])
         raced = taken.result()
     if not len(raced):
         return answer
+    if asked.filtered:
+        asked.known_filter.surprised()
     return pa.concat_tables([answer, arrays.known_table(_probe(connection, sql, raced))])
 
 
@@ -88,14 +96,12 @@ def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
     Crash: undone with the transaction.
     """
     connection.execute(sql["share_reservations"], {})
-    child = _current(connection, sql).replace("%", "%%").encode()
+    child = _child(sql, current_table(connection, sql)).replace("%", "%%").encode()
     connection.execute(sql["keep_keys"].replace(b"{child}", child), {"ids": list(ids)})
 
 
-def _current(connection: Connection, sql: Statements) -> str:
-    row = connection.execute(sql["current_reservations"], {}).fetchone()
-    assert row is not None
-    return f"{quoted(sql.schema)}.reservation_{row[0]:06d}"
+def _child(sql: Statements, current: Current) -> str:
+    return f"{quoted(sql.schema)}.reservation_{current.id:06d}"
 
 
 def _take(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> arrays.Keys:
@@ -117,18 +123,5 @@ def _take_free(connection: Connection, sql: Statements, child: str, keys: arrays
         row = cursor.execute(statement, {"keys": arrays.uuid_array(keys), "hashes": arrays.int8_array(hashes)}).fetchone()
     assert row is not None
     mine = np.frombuffer(bytes(row[0]), dtype="V16")
-    raced: arrays.Keys = keys[~_among(keys, mine)]
+    raced: arrays.Keys = keys[~arrays.among(keys, mine)]
     return raced
-
-
-def _among(keys: arrays.Keys, others: arrays.Keys) -> npt.NDArray[np.bool_]:
-    """For each key, whether it is among the others."""
-    if not len(others):
-        return np.zeros(len(keys), dtype=bool)
-    halves = np.dtype([("high", ">u8"), ("low", ">u8")])
-    # numpy does not compare raw bytes quickly: only keys whose first half is among the others' are looked at as a whole.
-    near = np.flatnonzero(np.isin(keys.view(halves)["high"].astype(np.uint64), others.view(halves)["high"].astype(np.uint64)))
-    there = set(others.tolist())
-    found = np.zeros(len(keys), dtype=bool)
-    found[near] = [key in there for key in keys[near].tolist()]
-    return found

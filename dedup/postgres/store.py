@@ -24,6 +24,7 @@ from dedup.postgres import fence, letters_transaction, state
 from dedup.postgres.connect import Pool, renew
 from dedup.postgres.handler import Lease
 from dedup.postgres.joins import Joins
+from dedup.postgres.known_filter import KnownFilter
 from dedup.postgres.letters_transaction import LettersTransaction
 from dedup.postgres.reads import Reads
 from dedup.postgres.transaction import PgTransaction
@@ -45,6 +46,8 @@ class PostgresStore(Reads, Joins):
         schema: where the tables of dedup are; sinks are wherever the user has them.
         on_step: called with the name of each step right before it acts.
         auto_migrate: create or upgrade the tables at first use, if the role may; else `dedup migrate` is asked for.
+        filter_memory: bytes of a filter of known keys that large batches use, so that only keys that may be known are looked up; 0: none.
+            Up to four bytes a key; with more keys than fit, every key is looked up.
 
     Raises:
         ConfigError: the DSN or the schema's name cannot be used.
@@ -69,18 +72,33 @@ class PostgresStore(Reads, Joins):
     )
     default_max_events: ClassVar[int] = 100_000
 
-    def __init__(self, dsn: str, schema: str = "dedup", on_step: Callable[[str], None] = _no_step, auto_migrate: bool = True) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        schema: str = "dedup",
+        on_step: Callable[[str], None] = _no_step,
+        auto_migrate: bool = True,
+        filter_memory: int = 512 * 2**20,
+    ) -> None:
         self.dsn, self.schema, self.on_step, self.auto_migrate = checked(dsn), checked_schema(schema), on_step, auto_migrate
+        self.filter_memory = filter_memory
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._sql = Statements(self.schema)
         self._pool = Pool(self.dsn)
+        self.known_filter = KnownFilter(self.fresh, self._sql, self.filter_memory)
         self._ready = False
         self._registered: dict[Any, int] = {}  # (consumer, epoch, run of a claim) -> session on record
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dsn": self.dsn, "schema": self.schema, "on_step": self.on_step, "auto_migrate": self.auto_migrate}
+        return {
+            "dsn": self.dsn,
+            "schema": self.schema,
+            "on_step": self.on_step,
+            "auto_migrate": self.auto_migrate,
+            "filter_memory": self.filter_memory,
+        }
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -252,6 +270,7 @@ class PostgresStore(Reads, Joins):
 
     def close(self) -> None:
         """Let go of connections: another copy may then take over at once. The store can be used again."""
+        self.known_filter.close()
         self._pool.close()
         self._registered.clear()
 

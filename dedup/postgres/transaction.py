@@ -91,7 +91,7 @@ class PgTransaction:
         """Begin to look up these keys, distinct; until `reserve` has taken the answer the connection is busy."""
         if len(keys):
             with self._our_statements("looking keys up"):
-                self._asked = reserve.ask(self._connection, self._sql, keys)
+                self._asked = reserve.ask(self._connection, self._sql, keys, self._store.known_filter)
 
     def reserve(self, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
         """Reserve the new ones of these distinct keys; returns the known ones. Waits for another transaction that holds one of them.
@@ -104,7 +104,7 @@ class PgTransaction:
         if not keys.num_rows:
             return KEYS.empty_table()
         with self._our_statements("reserving keys"):
-            asked = self._asked or reserve.ask(self._connection, self._sql, keys["key"])
+            asked = self._asked or reserve.ask(self._connection, self._sql, keys["key"], self._store.known_filter)
             self._asked = None
             return reserve.reserve(self._connection, self._sql, asked, keys, meanwhile)
 

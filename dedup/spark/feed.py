@@ -80,7 +80,7 @@ class SparkFeed:
 
     def _in_memory(self, prepare: Prepare) -> MemoryMaterial | None:
         easy = plain(self._batch, prepare)
-        rows = prepare_columns(self._batch, prepare) if easy is None else self._batch.select(*map(named, easy.columns))
+        rows = prepare_columns(self._batch, prepare) if easy is None else self._named(easy.columns)
         table = self.collect(rows)
         if table is None:
             return None
@@ -89,6 +89,10 @@ class SparkFeed:
             table = arrow.prepare_keys(table, prepare)
         schema = rows.schema if easy is None else easy.schema
         return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), schema, late)
+
+    def _named(self, columns: tuple[str, ...]) -> DataFrame:
+        # The usual case is that these are all there are: then there is nothing to analyse.
+        return self._batch if sorted(columns) == sorted(self._batch.columns) else self._batch.select(*map(named, columns))
 
     def collect(self, rows: DataFrame) -> pa.Table | None:
         """The rows on the driver; None where they are too large for it, or Spark refuses because they are.

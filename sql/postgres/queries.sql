@@ -254,7 +254,34 @@ select pg_advisory_xact_lock_shared({schema}.reservation_lock());
 -- name: current_reservations
 -- Number of the table that takes new reservations.
 -- Read after `share_reservations` in a statement of its own: only then does it see a rotation it has waited for.
-select id from {schema}.reservation_generation where closed_at is null;
+select id, to_char(created_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') from {schema}.reservation_generation where closed_at is null;
+
+-- name: reservation_tables
+-- The tables of reservations that are there, the oldest first.
+-- One that a purge drops while it is read ends the reading, which is tried again later.
+select 'reservation_' || lpad(id::text, 6, '0') from {schema}.reservation_generation where purged_at is null order by id;
+
+-- name: reservations_about
+-- How many reservations there are, by the size of their tables: 52 bytes a row.
+-- An estimate, for how much memory a filter of them takes.
+select coalesce(sum(pg_relation_size(c.oid)), 0) / 52
+from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid where i.inhparent = %(table)s::regclass;
+
+-- name: table_now
+-- Which file a table is in, and how many pages it has.
+-- Another file afterwards: the table was rewritten, and its rows may have moved to pages that were read before.
+select pg_relation_filenode(%(table)s::regclass), pg_relation_size(%(table)s::regclass) / current_setting('block_size')::int;
+
+-- name: keys_of_pages
+-- The keys in some pages of one table of reservations, 16 bytes each.
+-- Rows do not move within a file: keys are inserted and deleted, never updated.
+select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from {child} where ctid >= %(first)s::tid and ctid < %(last)s::tid;
+
+-- name: held_keys
+-- The keys that letters hold, 16 bytes each.
+-- Read after the reservations: a key whose reservation a purge drops in between is held here, or free.
+select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from {schema}.dead_letter
+where key is not null and holds_key and status in ('OPEN', 'BLOCKED', 'DISCARDED');
 
 -- name: known_keys
 -- Which of these keys are reserved or held by a letter, as 16 bytes of key and 8 of payload hash each.

@@ -1,0 +1,165 @@
+"""A filter of known keys beside the consumer, so that the database is asked only about those that may be known.
+
+What it must hold, and why a key that it does not know need not be looked up:
+* every key of the closed tables of reservations, which take no new ones, and every key that a letter holds. It is read from them while one
+  and the same table is current, and counts only under that table (its number and its time: a restored database makes others).
+* A key reserved since then is in the current table, where the unique index judges the COPY. Most of those are in the filter, too, since
+  this process put them in; of one that is not, the COPY fails, keys are then reserved one by one, and the filter is read anew.
+A filter that holds too much only asks too much. Nothing of it is stored.
+
+It is read by a thread of its own, when the keys that were looked up without it have cost about as much as reading it will.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+
+from checkpoint.errors import StoreError
+from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.sqlfiles import Statements, quoted
+from dedup.postgres.arrays import Keys
+from dedup.postgres.bloom import BITS, Bloom
+
+log = logging.getLogger("dedup")
+
+FEW = 4_096
+"""Keys of a transaction up to which the database is asked for all of them: a filter would gain nothing."""
+
+_PAGES = 8_192
+"""Of a table that are read at once: about a million keys, 16 MB."""
+
+_ROOM = 1 << 20
+"""Keys that come after those that were read."""
+
+_CHEAPER = 4
+"""So much less a key costs to read than to look up, or more."""
+
+
+class Current(NamedTuple):
+    """The table that takes new reservations."""
+
+    id: int
+    since: str  # when it was made, to the microsecond
+
+
+class KnownFilter:
+    """What one store knows of reserved keys. Used by several threads.
+
+    Args:
+        fresh: gives a connection of its own.
+        memory: bytes at most; 0: no filter.
+    """
+
+    def __init__(self, fresh: Callable[[], AbstractContextManager[Connection]], sql: Statements, memory: int) -> None:
+        self._fresh, self._sql, self._memory = fresh, sql, memory
+        self._lock = threading.Lock()
+        self._whole: tuple[Current, Bloom] | None = None
+        self._growing: tuple[Current, Bloom] | None = None  # being read
+        self._reader: threading.Thread | None = None
+        self._asked = 0  # keys that were looked up without a filter
+        self._patience = 1
+        self._closed = threading.Event()
+
+    def may_know(self, current: Current, keys: Keys) -> npt.NDArray[np.bool_] | None:
+        """For each key whether it may be known; None where there is no filter for this table. To be asked under `share_reservations`."""
+        if len(keys) <= FEW or not self._memory:
+            return None
+        with self._lock:
+            if self._whole is not None and self._whole[0] == current and not self._whole[1].crowded:
+                return self._whole[1].may_have(keys)
+            self._asked += len(keys)
+        self._read_beside()
+        return None
+
+    def add(self, current: Current, keys: Keys) -> None:
+        """These are being reserved in the current table."""
+        with self._lock:
+            for found in (self._whole, self._growing):
+                if found is not None and found[0] == current:
+                    found[1].add(keys)
+
+    def surprised(self) -> None:
+        """A key was reserved that the filter did not know: others write, too. Look keys up again for a while, each time longer."""
+        with self._lock:
+            self._whole, self._asked = None, 0
+            self._patience *= 2
+
+    def close(self) -> None:
+        """Stop reading, soon."""
+        self._closed.set()
+
+    def _read_beside(self) -> None:
+        with self._lock:
+            if self._reader is None or not self._reader.is_alive():
+                self._closed.clear()
+                self._reader = threading.Thread(target=self._read_if_due, name="dedup known keys", daemon=True)
+                self._reader.start()
+
+    def _read_if_due(self) -> None:
+        try:
+            with self._fresh() as connection:
+                self._read(connection)
+        except (psycopg.Error, StoreError) as error:
+            log.debug("known keys were not read: %s", type(error).__name__)
+        finally:
+            self._growing = None
+
+    def _read(self, connection: Connection) -> None:
+        current = current_table(connection, self._sql)
+        keys = self._about(connection)
+        if self._asked * _CHEAPER < keys * self._patience or (keys + _ROOM) * BITS // 8 > self._memory:
+            return
+        bloom = Bloom(2 * keys + _ROOM)
+        with self._lock:
+            self._growing = (current, bloom)
+        for some in self._keys(connection):
+            with self._lock:
+                bloom.add(some)
+        with self._lock:
+            if not self._closed.is_set() and current_table(connection, self._sql) == current:
+                self._whole, self._asked = (current, bloom), 0
+
+    def _about(self, connection: Connection) -> int:
+        table = f"{quoted(self._sql.schema)}.reservation"
+        row = connection.execute(self._sql["reservations_about"], {"table": table}).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def _keys(self, connection: Connection) -> Iterator[Keys]:
+        """All reserved keys, then all that letters hold: what a purge drops in between is free, or a letter holds it."""
+        for row in connection.execute(self._sql["reservation_tables"], {}).fetchall():
+            yield from self._of_table(connection, f"{quoted(self._sql.schema)}.{quoted(row[0])}")
+        yield _binary(connection, self._sql["held_keys"], {})
+
+    def _of_table(self, connection: Connection, table: str) -> Iterator[Keys]:
+        """The keys of one table, which must not be rewritten meanwhile (VACUUM FULL would move rows to pages that were read)."""
+        node, pages = connection.execute(self._sql["table_now"], {"table": table}).fetchone() or (None, 0)
+        statement = self._sql["keys_of_pages"].replace(b"{child}", table.replace("%", "%%").encode())
+        for first in range(0, pages + 1, _PAGES):
+            last = first + _PAGES if first + _PAGES <= pages else 2**32 - 2
+            if self._closed.is_set():
+                return
+            yield _binary(connection, statement, {"first": f"({first},0)", "last": f"({last},0)"})
+        if (connection.execute(self._sql["table_now"], {"table": table}).fetchone() or (None,))[0] != node:
+            raise psycopg.OperationalError(f"{table} was rewritten while it was read")
+
+
+def current_table(connection: Connection, sql: Statements) -> Current:
+    """The table that takes new reservations now."""
+    row = connection.execute(sql["current_reservations"], {}).fetchone()
+    assert row is not None
+    return Current(row[0], row[1])
+
+
+def _binary(connection: Connection, statement: bytes, values: dict[str, str]) -> Keys:
+    with connection.cursor(binary=True) as cursor:
+        row = cursor.execute(statement, values).fetchone()
+    assert row is not None
+    return np.frombuffer(bytes(row[0]), dtype="V16")

@@ -1,0 +1,264 @@
+"""The filter of known keys: what it rules out is not looked up, and nothing that was decided is ever done again because of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from fix_postgres import run
+from pg_help import epoch, keys, letter, park
+
+from dedup.postgres import PostgresStore, arrays, known_filter
+from dedup.postgres.bloom import Bloom
+from dedup.postgres.known_filter import KnownFilter
+from dedup.steps import Commit
+
+LATER = dt.datetime(2999, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def store(postgres: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresStore]:
+    """One that uses its filter for every transaction, and reads it whenever it has none."""
+    monkeypatch.setattr(known_filter, "FEW", 0)
+    monkeypatch.setattr(known_filter, "_CHEAPER", 10**9)
+    made = PostgresStore(postgres)
+    yield made
+    made.close()
+
+
+def chunk(store: PostgresStore, first: int, last: int, consumer: str = "shop") -> int:
+    """Reserve the keys first..last, and commit; returns how many of them were known. What is being read is read before."""
+    read(store)
+    with store.begin_letters(consumer) as tx:
+        known = tx.reserve(keys(range(first, last + 1))).num_rows
+        tx.execute(Commit())
+    return known
+
+
+def read(store: PostgresStore) -> KnownFilter:
+    """Wait for the reader; returns the filter."""
+    if store.known_filter._reader is not None:
+        store.known_filter._reader.join(20)
+    return store.known_filter
+
+
+def has_read(store: PostgresStore) -> bool:
+    """Whether there is a filter."""
+    return read(store)._whole is not None
+
+
+def digests(count: int, name: str = "") -> arrays.Keys:
+    """Keys as they are."""
+    return np.frombuffer(b"".join(hashlib.sha256(f"{name}{i}".encode()).digest()[:16] for i in range(count)), dtype="V16")
+
+
+def looked_up(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many keys each later transaction asks the database for."""
+    counts: list[int] = []
+    found = arrays.uuid_array
+
+    def counted(asked: arrays.Keys) -> arrays.UuidArray:
+        counts.append(len(asked))
+        return found(asked)
+
+    monkeypatch.setattr(arrays, "uuid_array", counted)
+    return counts
+
+
+def test_no_key_that_is_in_seems_not_to_be() -> None:
+    """A key that the filter rules out is surely not known, and of the others few are looked up for nothing."""
+    bloom = Bloom(100_000)
+    known = digests(100_000)
+    for part in np.array_split(known, 7):
+        bloom.add(part)
+    assert bloom.may_have(known).all()
+    assert bloom.may_have(digests(100_000, "other")).mean() < 0.02
+    assert not bloom.crowded
+    bloom.add(digests(100_001, "more"))
+    assert bloom.crowded and bloom.may_have(known).all()
+
+
+def test_new_keys_are_not_looked_up_and_known_ones_are_found(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a filter the database is asked about keys that may be known, of the current table and of closed ones."""
+    epoch(store)
+    chunk(store, 0, 99)
+    store.rotate_reservations()
+    chunk(store, 100, 199)
+    assert has_read(store)
+    counts = looked_up(store, monkeypatch)
+    assert chunk(store, 1000, 1999) == 0
+    assert chunk(store, 50, 249) == 150
+    assert counts[0] < 50 and 150 <= counts[1] < 170
+
+
+def test_what_another_copy_reserved_since_is_found_all_the_same(store: PostgresStore, postgres: str) -> None:
+    """The unique index is the judge: a key that the filter does not know is not reserved twice, and the filter is given up."""
+    epoch(store)
+    chunk(store, 0, 9)
+    assert has_read(store)
+    other = PostgresStore(postgres, filter_memory=0)
+    epoch(other, "other")
+    chunk(other, 20, 29, "other")
+    assert chunk(store, 15, 34) == 10
+    assert store.known_filter._whole is None
+    assert run(postgres, "select count(*), count(distinct key) from dedup.reservation") == [(30, 30)]
+
+
+def test_a_rotation_by_another_copy_makes_the_filter_useless(store: PostgresStore, postgres: str) -> None:
+    """A closed table has keys that the filter never saw, and no index judges there: it is read anew before it is believed."""
+    epoch(store)
+    chunk(store, 0, 9)
+    assert has_read(store)
+    other = PostgresStore(postgres, filter_memory=0)
+    epoch(other, "other")
+    chunk(other, 20, 29, "other")
+    other.rotate_reservations()
+    assert chunk(store, 15, 34) == 10
+    assert run(postgres, "select count(*), count(distinct key) from dedup.reservation") == [(30, 30)]
+    assert has_read(store) and chunk(store, 0, 39) == 30
+
+
+def test_a_rotation_while_the_filter_is_read_makes_it_useless(store: PostgresStore, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read of a table that took new keys meanwhile is not all that is in it now that it is closed."""
+    epoch(store)
+    chunk(store, 0, 9)
+    read(store).surprised()
+    of_table = KnownFilter._of_table
+
+    def and_then(*given: object) -> Iterator[arrays.Keys]:
+        yield from of_table(*given)  # type: ignore[arg-type]
+        monkeypatch.setattr(KnownFilter, "_of_table", of_table)
+        other = PostgresStore(postgres, filter_memory=0)
+        epoch(other, "other")
+        chunk(other, 20, 29, "other")
+        other.rotate_reservations()
+
+    monkeypatch.setattr(KnownFilter, "_of_table", and_then)
+    chunk(store, 10, 12)
+    assert not has_read(store)
+    assert chunk(store, 15, 34) == 10
+
+
+def test_a_restored_database_is_another_one(store: PostgresStore, postgres: str) -> None:
+    """After a restore the same number may name another table: then the filter of the first one is not believed."""
+    epoch(store)
+    chunk(store, 0, 9)
+    assert has_read(store)
+    run(postgres, "update dedup.reservation_generation set created_at = created_at + interval '1 microsecond'")
+    with store.begin_letters("shop") as tx:
+        tx.ask(keys(range(5))["key"])
+        assert not tx._asked.filtered
+
+
+def test_keys_of_letters_are_known_where_their_table_was_purged(store: PostgresStore) -> None:
+    """What only a letter holds is in the filter as well: else an event would run whose copy waits to be reprocessed."""
+    epoch(store)
+    park(store, [letter(5), letter(6)])
+    read(store)
+    store.rotate_reservations()
+    assert store.purge_reservations(LATER) == 1
+    chunk(store, 100, 109)
+    assert has_read(store)
+    assert chunk(store, 0, 9) == 2
+
+
+def test_a_table_that_was_rewritten_while_it_was_read_was_not_read(
+    store: PostgresStore, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VACUUM FULL moves rows to pages that were read before: such a reading counts for nothing."""
+    epoch(store)
+    monkeypatch.setattr(known_filter, "_PAGES", 1)
+    chunk(store, 0, 999)
+    read(store).surprised()
+    binary = known_filter._binary
+
+    def and_then(*given: object) -> arrays.Keys:
+        monkeypatch.setattr(known_filter, "_binary", binary)
+        found = binary(*given)  # type: ignore[arg-type]
+        run(postgres, "vacuum full dedup.reservation_000001")
+        return found
+
+    monkeypatch.setattr(known_filter, "_binary", and_then)
+    chunk(store, 2000, 2009)
+    assert not has_read(store)
+    chunk(store, 2010, 2019)
+    assert has_read(store) and chunk(store, 0, 999) == 1000
+
+
+def test_a_table_of_many_pages_is_read_to_its_end(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are read some at a time, and none is left out at the seams or behind the last one that was there at first."""
+    epoch(store)
+    monkeypatch.setattr(known_filter, "_PAGES", 2)
+    chunk(store, 0, 2999)
+    read(store).surprised()
+    chunk(store, 3000, 3009)
+    assert has_read(store)
+    _, bloom = store.known_filter._whole or (None, Bloom(1))
+    assert bloom.may_have(arrays.keys_of(keys(range(3010))["key"])).all()
+
+
+def test_a_filter_that_would_be_too_large_is_not_made(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded by filter_memory=; without a filter every key is looked up."""
+    monkeypatch.setattr(known_filter, "FEW", 0)
+    store = PostgresStore(postgres, filter_memory=1024)
+    epoch(store)
+    chunk(store, 0, 9)
+    assert not has_read(store) and chunk(store, 5, 14) == 5
+    store.close()
+
+
+def test_small_batches_read_no_filter(postgres: str) -> None:
+    """What few keys cost is less than a filter does."""
+    store = PostgresStore(postgres)
+    epoch(store)
+    chunk(store, 0, known_filter.FEW - 1)
+    assert store.known_filter._reader is None
+
+
+def test_a_filter_waits_until_it_is_worth_reading(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large table is not read for a few batches, and less and less often where other copies write, too."""
+    monkeypatch.setattr(known_filter, "_CHEAPER", 1)
+    epoch(store)
+    chunk(store, 0, 999)
+    read(store).surprised()
+    chunk(store, 1000, 1009)
+    assert not has_read(store)
+    chunk(store, 2000, 9999)
+    assert has_read(store)
+
+
+_HAMMER = """
+import sys
+sys.path[:0] = [".", "tests"]
+from pg_help import *
+from test_postgres_known_filter import chunk
+from dedup.postgres import known_filter
+known_filter.FEW, known_filter._CHEAPER = 0, 10**9
+store, mine, seed = PostgresStore(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+import random
+draw, new = random.Random(seed), 0
+epoch(store, mine)
+for turn in range(60):
+    if draw.random() < 0.1:
+        store.rotate_reservations()
+    first = draw.randrange(0, 400)
+    new += 25 - chunk(store, first, first + 24, mine)
+print(new)
+"""
+
+
+def test_copies_that_write_the_same_keys_reserve_each_once(postgres: str) -> None:
+    """Four processes with filters of their own, rotating at random: every key is new for exactly one of them."""
+    PostgresStore(postgres).migrate()
+    children = [
+        subprocess.Popen([sys.executable, "-c", _HAMMER, postgres, f"shop-{i}", str(i)], stdout=subprocess.PIPE, text=True)
+        for i in range(4)
+    ]
+    new = [int(child.communicate()[0]) for child in children]
+    (found,) = run(postgres, "select count(*), count(distinct key) from dedup.reservation")
+    assert found == (sum(new), sum(new))
