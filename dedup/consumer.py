@@ -136,7 +136,8 @@ class Consumer(Registered):
         self._culprits: dict[tuple[int, int], set[int]] = {}  # (batch, chunk) -> rows that failed alone
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_live", "_trials", "_culprits")}
+        own = {name: value for name, value in self.__dict__.items() if name not in ("_live", "_trials", "_culprits")}
+        return {**own, "_dispatcher": None}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -169,6 +170,7 @@ class Consumer(Registered):
         self.policy()
         started, feed = time.monotonic(), open_feed(batch, self.scratch)
         report = self._through_outages(feed, int(batch_id))
+        self.send_messages()
         log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
         if report.dead_lettered:
             log.warning("%s batch %s: parked %d; `dedup dead-letters groups` says why", self.name, batch_id, report.dead_lettered)

@@ -144,6 +144,7 @@ class Member:
             done = retrying(lambda p=part: with_replanning(lambda: self._process(share, p, batch, culprits)))
             culprits.clear()
             report.add_report(done)
+        self.consumer.send_messages()
         if report.dead_lettered:
             log.warning("%s: parked %d; `dedup dead-letters groups` says why", what, report.dead_lettered)
         return report

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from checkpoint.errors import ConfigError
+import logging
+import threading
+
+from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, StoreError
 from dedup.foreach import EachEvent, EventHandler, Registers
+from dedup.outbox import Destination, Dispatcher
 from dedup.settings import refuse_handler
+from dedup.store import Store
 from dedup.tx import Handler, LogReader, Undo
+
+log = logging.getLogger("dedup")
+
+_SENDING = threading.Lock()
+"""A runner's partitions are threads of one process, and share what sends."""
 
 
 class Registered:
     """The part of `Consumer` that holds the user's functions."""
 
     name: str
+    store: Store
 
     def __init__(self) -> None:
         self._handler: Handler | None = None
         self.read_log: LogReader | None = None
         self.take_back: Undo | None = None
+        self.destination: Destination | None = None
+        self._dispatcher: Dispatcher | None = None
 
     def foreach_batch(self, handler: Handler) -> Handler:
         """Register the handler: called with a frame of new events only, and a `Tx`. Usable as a decorator."""
@@ -51,6 +64,25 @@ class Registered:
         """
         self.read_log = read
         return read
+
+    def dispatch_to(self, destination: Destination) -> None:
+        """Send what the handler publishes right after each batch has committed: `kafka.Topics("host:9092")`, or `Call(function)`.
+
+        A destination that is away fails no batch: the messages wait for the next one, or for `dedup outbox dispatch`.
+        """
+        self.destination = destination
+
+    def send_messages(self) -> None:
+        """Send what waits in the outbox, where `dispatch_to` has said where to. Raises no error of a destination or of the store."""
+        if self.destination is None:
+            return
+        try:
+            with _SENDING:
+                self._dispatcher = self._dispatcher or Dispatcher(self.store.outbox(self.name), self.destination)
+                self._dispatcher.once()
+        except (DestinationUnavailable, StoreError, Fenced) as error:
+            self._dispatcher = None
+            log.warning("%s: the messages of this batch wait: %s", self.name, error)
 
     def undo(self, take_back: Undo) -> Undo:
         """Register what takes back the effect of processed events before `replay` repeats them. Usable as a decorator.

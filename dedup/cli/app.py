@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import dedup
-from dedup.cli import budget, checkpoints, consumers, lag, letters, reading, running, upkeep
+from dedup.cli import budget, checkpoints, consumers, lag, letters, outbox, reading, running, upkeep
 from dedup.cli.stores import mask_secrets
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ lag.register(app)
 letters.register(app)
 running.register(app, letters.commands)
 budget.register(app)
+outbox.register(app)
 
 
 def _version(wanted: bool) -> None:

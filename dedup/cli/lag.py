@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import dedup
+from dedup.cli.outbox_destinations import settings_of
 from dedup.cli.show import AsJson, print_json, print_table
 from dedup.cli.stores import StoreUrl, check_consumer, open_store
 from dedup.lag import Ends, Lag, lags
@@ -70,7 +70,7 @@ def _broker(kafka: str, settings: str, eventhubs: str) -> Ends:
     if kafka:
         from dedup.kafka import Broker
 
-        return Broker(kafka, _settings(settings) if settings else {})
+        return Broker(kafka, settings_of(settings) if settings else {})
     if "=" in eventhubs:
         raise dedup.ConfigError("--eventhubs takes the name of a variable: a connection string among the arguments can be read by anybody.")
     if not (text := os.environ.get(eventhubs)):
@@ -78,16 +78,6 @@ def _broker(kafka: str, settings: str, eventhubs: str) -> Ends:
     from dedup.eventhub.ends import Hubs
 
     return Hubs(text)
-
-
-def _settings(file: str) -> dict[str, str]:
-    """The settings of a file, without comments."""
-    try:
-        lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
-        raise dedup.ConfigError(f"The settings cannot be read: {error}.") from error
-    pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _row(one: Lag) -> dict[str, Any]:

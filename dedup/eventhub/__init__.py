@@ -1,4 +1,5 @@
-"""Event Hubs over AMQP, by azure-eventhub: `format("eventhubs")` for Spark, the runner without Spark, reading again by position.
+"""Event Hubs over AMQP, by azure-eventhub: `format("eventhubs")` for Spark, the runner without Spark, reading again by position,
+sending the messages of an outbox.
 
 Needs azure-eventhub: `pip install 'dedup[eventhubs]'`. Importing this imports neither Spark nor a database; each name loads its module
 when it is used, because Spark imports this package anew in each of its Python processes.
@@ -17,6 +18,7 @@ except ModuleNotFoundError as missing:
 if TYPE_CHECKING:
     from dedup.eventhub.errors import ReceiverStolen
     from dedup.eventhub.namespace import Namespace
+    from dedup.eventhub.outbox import SendingHubs
     from dedup.eventhub.reading import LogReader, log_reader
     from dedup.eventhub.runner import run, run_async
     from dedup.eventhub.settings import Connection
@@ -29,6 +31,7 @@ __all__ = [
     "LogReader",
     "Namespace",
     "ReceiverStolen",
+    "SendingHubs",
     "log_reader",
     "register",
     "run",
@@ -42,6 +45,7 @@ _HOMES = {
     "LogReader": "reading",
     "Namespace": "namespace",
     "ReceiverStolen": "errors",
+    "SendingHubs": "outbox",
     "log_reader": "reading",
     "register": "source",
     "run": "runner",

@@ -1,4 +1,4 @@
-"""Kafka, and the Kafka endpoint of Event Hubs: who a broker is, where its topics end, and reading them again by position.
+"""Kafka, and the Kafka endpoint of Event Hubs: who a broker is, where its topics end, reading them again by position, and sending messages.
 
 The stream itself comes through Spark's own Kafka source. Needs confluent-kafka: `pip install 'dedup[kafka]'`.
 """
@@ -10,6 +10,7 @@ except ModuleNotFoundError as missing:
 
 from dedup.kafka.broker import Broker
 from dedup.kafka.eventhubs import EventHubs, Options, eventhubs_options
+from dedup.kafka.outbox import Topics
 from dedup.kafka.reading import LogReader, log_reader
 
-__all__ = ["Broker", "EventHubs", "LogReader", "Options", "eventhubs_options", "log_reader"]
+__all__ = ["Broker", "EventHubs", "LogReader", "Options", "Topics", "eventhubs_options", "log_reader"]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from orders import assert_proven, batch, consumer, event, flatten, orders
-from places import Place
+from places import DeltaPlace, Place
 
-from checkpoint.errors import DestinationUnavailable, HandlerError
+from checkpoint.errors import DestinationUnavailable, Fenced, HandlerError
 from dedup import Consumer
 from dedup.outbox import Call, Dispatcher, Message, Patience, State
-from dedup.outbox.store import Chosen
-from dedup.store import Store
+from dedup.outbox.store import Asked, Chosen, Marks
+from dedup.replaying import replay
+from dedup.reprocessing import reprocess
+from dedup.store import Selection, Store
 
 
 class Receiver:
@@ -321,3 +325,104 @@ def test_headers_and_empty_bodies_arrive_as_they_were(place: Place) -> None:
     dispatcher(place, receiver).once()
     got = sorted(((m.body, m.headers, m.key) for m in receiver.got), key=repr)
     assert got == sorted([(b"\0", (("a", b"\0\xff"), ("a", None)), b""), (b"", (), None), (None, (), b"\0")], key=repr)
+
+
+def test_two_turns_at_once_have_no_key_in_common(place: Place) -> None:
+    """PostgreSQL: what one dispatcher has in hand no other one gets, by key. Delta: whoever begins last goes on, the other one stops."""
+    publisher(place.store())(batch(*[event(n, f"o{n}", n % 100) for n in range(200)]), 0)
+    first, second = (place.store().outbox("shop") for _ in range(2))
+    if isinstance(place, DeltaPlace):
+        with first.turn(Asked()) as one:
+            with second.turn(Asked()) as two:
+                two.mark(Marks(sent=[m.number for m in two.messages]))
+            with pytest.raises(Fenced):
+                one.mark(Marks(sent=[m.number for m in one.messages]))
+        with pytest.raises(Fenced), first.turn(Asked()):
+            pass
+        return
+    with first.turn(Asked()) as one, second.turn(Asked()) as two:
+        mine, others = ({m.line for m in turn.messages} for turn in (one, two))
+        assert mine and others and not mine & others
+
+
+def test_messages_are_sent_right_after_their_batch_where_that_is_asked_for(place: Place) -> None:
+    """dispatch_to sends inline; a destination that is away fails no batch, and what waited goes with the next one."""
+    receiver, run = Receiver(), publisher(place.store())
+    run.dispatch_to(Call(receiver))
+    receiver.refused = {b"p0-0": ConnectionRefusedError("down"), b"p0-1": ConnectionRefusedError("down")}
+    assert run(batch(*orders(range(2))), 0).processed == 2
+    assert states(place) == {"WAITING": 2}
+    receiver.refused = {}
+    run(batch(*orders(range(2, 4))), 1)
+    assert sorted(receiver.bodies()) == [b"p0-0", b"p0-1", b"p0-2", b"p0-3"] and states(place) == {"SENT": 4}
+
+
+def test_a_replay_sends_nothing_twice_unless_that_is_accepted(place: Place) -> None:
+    """Messages cannot be taken back: a replay is refused; with accept_double they are new messages with ids of their own."""
+    events = orders(range(3))
+    run = publisher(place.store())
+    run._handler = None
+
+    @run.foreach_batch
+    def handle(rows: pa.Table, tx: Any) -> None:
+        tx.publish(outgoing(rows), "out", key="to", order="n")
+
+    run.log(lambda source, topic, partition, first, last: batch(*events[first : last + 1]))
+    run(batch(*events), 0)
+    before = {e.id for e in place.store().outbox("shop").entries(Chosen())}
+    with pytest.raises(HandlerError, match="taken back"):
+        replay(Selection("shop", topic="orders"), run)
+    assert states(place) == {"WAITING": 3}
+    assert replay(Selection("shop", topic="orders"), run, accept_double=True).replayed == 3
+    after = {e.id for e in place.store().outbox("shop").entries(Chosen())}
+    assert len(after) == 6 and before < after
+
+
+def test_a_letter_that_is_reprocessed_publishes_then(place: Place) -> None:
+    """A parked event has no message until it is reprocessed; its id is that of its key."""
+    bad = {"p0-1"}
+    run = consumer(place.store())
+    run._handler = None
+
+    @run.foreach(into="orders")
+    def handle(event: Any, tx: Any) -> None:
+        tx.publish({"body": event.data["id"]}, "out")
+        if event.data["id"] in bad:
+            raise ValueError("no")
+
+    run(batch(*orders(range(3))), 0)
+    assert states(place) == {"WAITING": 2}
+    bad.clear()
+    assert reprocess(Selection("shop"), run).reprocessed == 1
+    found = place.store().outbox("shop").entries(Chosen())
+    assert len(found) == 3 and all(e.id.endswith("-0") for e in found) and len({e.id for e in found}) == 3
+    assert_proven(place.store())
+
+
+def test_the_command_line_shows_and_decides(place: Place, dedup: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """list, show, lag, retry, discard, purge and dispatch say what they would do, and do it with --yes."""
+    publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(4)]), 0)
+    receiver = Receiver()
+    receiver.refused = {b"o1": ValueError("no"), b"o2": ValueError("neither")}
+    dispatcher(place, receiver).once()
+    shown = json.loads(dedup("outbox list shop --json", place)[1])
+    assert [(m["state"], m["key"]) for m in shown] == [("DEAD", "0"), ("BEHIND", "0"), ("BEHIND", "0")]
+    number = shown[0]["number"]
+    assert "ValueError: no" in dedup("outbox list shop --state dead", place)[1]
+    assert json.loads(dedup(f"outbox show shop {number} --json", place)[1])["body"] == "o1"
+    assert "o1" in dedup(f"outbox show shop {number}", place)[1]
+    found = json.loads(dedup("outbox lag shop --json", place)[1])[0]
+    assert (found["waiting"], found["dead"], found["behind"]) == (0, 1, 2) and found["seconds"] >= 0
+    assert "--yes" in dedup(f"outbox discard shop {number}", place)[1] and states(place)["DEAD"] == 1
+    assert "1 messages given up" in dedup(f"outbox discard shop {number} --yes", place)[1]
+    dispatcher(place, receiver).once()
+    number = json.loads(dedup("outbox list shop --state DEAD --json", place)[1])[0]["number"]
+    assert json.loads(dedup(f"outbox retry shop {number} --yes --json", place)[1])["changed"] == 1
+    (tmp_path / "mail_out.py").write_text("got = []\ndef send(messages):\n    got.extend(m.body for m in messages)\n")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = dedup("outbox dispatch shop --call mail_out:send --once", place)
+    assert (code, out.strip()) == (0, "sent 2"), err
+    assert "4 messages would be" in dedup("outbox purge shop --older-than 0", place)[1] and states(place)["SENT"] == 3
+    assert json.loads(dedup("outbox purge shop --older-than 0 --yes --json", place)[1]) == {"purged": 4, "dry_run": False}
+    assert states(place) == {}
+    assert dedup("outbox dispatch shop --once", place)[0] == 2

@@ -1,0 +1,88 @@
+"""An outbox that is dispatched to a real Kafka broker: ids, order, what the broker refuses, and what comes back to a consumer."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer as Client
+from confluent_kafka import TopicPartition
+from kafka_kit import PATIENCE, QUIET, Topic
+
+from checkpoint.errors import DestinationUnavailable
+from dedup.kafka import Topics, log_reader
+from dedup.outbox import Message
+
+
+def received(topic: Topic, partitions: int = 2, isolation: str = "read_committed") -> list[Any]:
+    """All messages, partition by partition."""
+    client = Client(
+        {"bootstrap.servers": topic.servers, "group.id": "tests", "isolation.level": isolation, "enable.partition.eof": True, **QUIET}
+    )
+    found, left = [], partitions
+    client.assign([TopicPartition(topic.name, p, 0) for p in range(partitions)])
+    while left:
+        message = client.poll(PATIENCE)
+        assert message is not None
+        if message.error() is not None:
+            left -= 1
+        else:
+            found.append(message)
+    client.close()
+    return found
+
+
+def messages(topic: Topic, *bodies: bytes, keys: int = 3) -> list[Message]:
+    return [Message(n, topic.name, b"k%d" % (n % keys), f"id-{n}", body) for n, body in enumerate(bodies)]
+
+
+def test_messages_carry_their_id_and_keep_the_order_of_their_key(topic: Topic) -> None:
+    """What arrives has the key, the body, the headers and the stored id, in the order of the outbox, on the partition of Java's clients."""
+    destination = Topics(topic.servers)
+    one = Message(99, topic.name, b"k0", "first", b"", (("message-id", b"of another"), ("a", None)))
+    outcome = destination.send([one, *messages(topic, *(b"%d" % n for n in range(300)))])
+    assert not outcome.failed and not outcome.unsent
+    got = received(topic)
+    assert len(got) == 301
+    for key in (b"k0", b"k1", b"k2"):
+        bodies = [int(m.value()) for m in got if m.key() == key and m.value()]
+        assert bodies == sorted(bodies) and len({m.partition() for m in got if m.key() == key}) == 1
+    first = next(m for m in got if m.value() in (b"", None))
+    assert first.headers() == [("message-id", b"first"), ("a", None)]
+    rows = log_reader(topic.servers)("", topic.name, got[0].partition(), 0, 0)
+    assert rows["headers"][0].as_py()[0]["key"] == "message-id"
+
+
+def test_a_message_that_is_too_large_for_the_topic_is_found_among_many(kafka: Any) -> None:
+    """The broker refuses whole batches; only the message that it meant has failed, and nothing behind it in its key was sent."""
+    topic = Topic(kafka.servers, f"small-{uuid.uuid4().hex[:8]}")
+    topic.create(partitions=1, max_message_bytes="2000")
+    bodies = [b"x" * (5000 if n == 7 else 10) for n in range(30)]
+    destination, todo = Topics(topic.servers, {"linger.ms": 100}), messages(topic, *bodies)
+    outcome = destination.send(todo)
+    assert list(outcome.failed) == [7] and outcome.failed[7].permanent
+    got = [m.headers()[0][1].decode() for m in received(topic, 1)]
+    behind = [m.id for m in todo if m.key == todo[7].key and m.number > 7]
+    assert not set(behind) & set(got)
+    left = [m for place, m in enumerate(todo) if place in outcome.unsent and m.id not in behind]
+    assert not destination.send(left).failed
+    got = [m.headers()[0][1].decode() for m in received(topic, 1)]
+    assert sorted(set(got)) == sorted(m.id for m in todo if m.number != 7 and m.id not in behind)
+    for key in (b"k0", b"k1", b"k2"):
+        mine = [m.id for m in todo if m.key == key]
+        first = list(dict.fromkeys(i for i in got if i in mine))
+        assert first == [i for i in mine if i in first]
+
+
+def test_a_message_that_the_client_itself_refuses_fails_alone(topic: Topic) -> None:
+    """Above message.max.bytes the message fails, those behind it in its key wait, the others are sent."""
+    outcome = Topics(topic.servers).send(messages(topic, b"a", b"x" * 2_000_000, b"c", b"d", b"e", b"f"))
+    assert list(outcome.failed) == [1] and outcome.unsent == {4}
+    assert sorted(m.value() for m in received(topic)) == [b"a", b"c", b"d", b"f"]
+
+
+def test_a_broker_that_is_away_is_nobodys_fault() -> None:
+    """No message is given up while nobody answers."""
+    with pytest.raises(DestinationUnavailable):
+        Topics("127.0.0.1:1", timeout=1.0).send([Message(0, "t", None, "id", b"")])
