@@ -18,16 +18,25 @@ _SET = 4
 """Bits that a key sets in its word."""
 
 
+def memory(capacity: int) -> int:
+    """Bytes of a filter for so many keys: a power of two, from two to four for each key."""
+    return 8 << _width(capacity)
+
+
+def _width(capacity: int) -> int:
+    return max((capacity * BITS // 64 - 1).bit_length(), 1)
+
+
 class Bloom:
     """Room for `capacity` keys; with more in it, more keys seem to be in that are not.
 
     Args:
-        capacity: keys; memory is a power of two of bytes, from two to four for each.
+        capacity: keys.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._shift = 64 - max((capacity * BITS // 64 - 1).bit_length(), 1)
-        self._words = np.zeros(1 << (64 - self._shift), dtype=np.uint64)
+        self._shift = 64 - _width(capacity)
+        self._words = np.zeros(1 << _width(capacity), dtype=np.uint64)
         self.capacity, self.size = capacity, 0
 
     @property

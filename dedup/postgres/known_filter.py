@@ -26,7 +26,7 @@ from checkpoint.errors import StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements, quoted
 from dedup.postgres.arrays import Keys
-from dedup.postgres.bloom import BITS, Bloom
+from dedup.postgres.bloom import Bloom, memory
 
 log = logging.getLogger("dedup")
 
@@ -115,9 +115,10 @@ class KnownFilter:
     def _read(self, connection: Connection) -> None:
         current = current_table(connection, self._sql)
         keys = self._about(connection)
-        if self._asked * _CHEAPER < keys * self._patience or (keys + _ROOM) * BITS // 8 > self._memory:
+        capacity = 2 * keys + _ROOM
+        if self._asked * _CHEAPER < keys * self._patience or memory(capacity) > self._memory:
             return
-        bloom = Bloom(2 * keys + _ROOM)
+        bloom = Bloom(capacity)
         with self._lock:
             self._growing = (current, bloom)
         for some in self._keys(connection):
