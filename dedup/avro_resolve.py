@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
-from dedup import arrow_avro
+from dedup import arrow_avro, avro_endless
 from dedup.arrow_rows import Read, Wrong
 
 log = logging.getLogger("dedup")
@@ -40,7 +40,9 @@ def reader(ident: str, written: str, wanted: str) -> Read:
         theirs = json.loads(written)
         if theirs is None:
             raise ValueError("it is not Avro's")
-        found = arrow_avro.read_by(fastavro.parse_schema(arrow_avro.plain(theirs)), resolved_to)
+        parsed = fastavro.parse_schema(arrow_avro.plain(theirs))
+        avro_endless.refuse(parsed)
+        found = arrow_avro.read_by(parsed, resolved_to)
         _refuse_other_units(theirs, ours)
     except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
         log.warning("events written with schema %s do not decode: it cannot be read as %r: %s", ident, ours.get("name"), error)

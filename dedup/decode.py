@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
-from dedup import avro_resolve, schemas
+from dedup import avro_endless, avro_resolve, schemas
 from dedup.registry import Azure, Confluent, Registry
 
 Schema: TypeAlias = schemas.Json | str | pa.Schema
@@ -68,11 +68,15 @@ def avro(schema: Schema) -> Decoder:
             record with the same fields in this order and nullable ones as the union of null and the type.
 
     Raises:
-        ConfigError: the schema has something that columns cannot hold; names its path.
+        ConfigError: the schema has something that columns cannot hold; names its path. Or an array of what takes no bytes.
     """
     found = _arrow(schema)
     given = None if isinstance(schema, pa.Schema) else schemas.loaded(schema)
     writer = given if given is not None and schemas.is_avro(given) else schemas.to_avro(found)
+    try:
+        avro_endless.refuse(writer)
+    except ValueError as error:
+        raise ConfigError(f"The schema has {error}.") from error
     return Decoder("avro", found, _json.dumps(writer))
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from azure.core.credentials import AccessToken
 from eventhubs.control import Double
@@ -19,11 +20,17 @@ from fix_eventhubs import MakeHub
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, SourceUnavailable
 from dedup.eventhub import Connection, Namespace, ReceiverStolen, log_reader, pool
 from dedup.eventhub.reader import PartitionReader, Receive
-from dedup.eventhub.rows import numbers
+from dedup.eventhub.rows import SCHEMA, numbers
 
 FAST = Receive(prefetch=100, timeout=20)
 IMPATIENT = Receive(prefetch=100, timeout=2)
 LOSSY = Receive(prefetch=100, timeout=20, fail_on_data_loss=False)
+
+
+def batch(*wanted: int) -> pa.RecordBatch:
+    """Events with these sequence numbers."""
+    row = {"source": "s", "topic": "t", "partition": 0, "body": b""}
+    return pa.RecordBatch.from_pylist([{**row, "sequence_number": number} for number in wanted], SCHEMA)
 
 
 @pytest.fixture
@@ -128,6 +135,64 @@ def test_a_new_hub_of_the_same_name_is_refused(eventhubs: Double, connection: Co
         read(connection, 40, 49, created=created)
     with pytest.raises(IncarnationChanged, match="the log ends before this position"):
         read(connection, 40, 49)
+
+
+def test_a_hub_that_is_created_anew_while_it_is_read_is_refused(eventhubs: Double, connection: Connection) -> None:
+    """Where the link breaks and opens again, as many events of the new hub as the old one had are not taken for the old ones."""
+    eventhubs.fill(connection.hub, 0, 600, size=300)
+    created = Namespace(connection).created()
+    eventhubs.order("slow", bytes_per_second=100_000)
+    reader = PartitionReader(connection, 0, FAST)
+    reading = reader.read(0, 599, created)
+    found = numbers(next(reading)).tolist()
+    with pytest.raises(IncarnationChanged, match="deleted and created again: it was created"):
+        eventhubs.order("replace", hub=connection.hub, filled=600)
+        while True:
+            found += numbers(next(reading)).tolist()
+    assert found == list(range(len(found))) and len(found) < 600
+    reader.close()
+
+
+def test_a_link_is_believed_only_once_its_hub_is_known(eventhubs: Double, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the service does not say which hub it is, nothing of a link counts; the range is read whole as soon as it does."""
+    eventhubs.fill(connection.hub, 0, 50)
+    created, asked = Namespace(connection).created(), list[str]()
+    check = Namespace.check
+
+    def away_at_first(self: Namespace, wanted: str) -> None:
+        asked.append(wanted)
+        if len(asked) < 3:
+            raise SourceUnavailable("away")
+        check(self, wanted)
+
+    monkeypatch.setattr(Namespace, "check", away_at_first)
+    assert read(connection, 0, 49, created=created) == list(range(50))
+    assert len(asked) == 3
+
+
+class Late:
+    """A receiver whose first event comes after those behind it."""
+
+    broken = False
+
+    def __init__(self, *_: Any) -> None:
+        self._said = [batch(1, 2, 3), None, batch(0), None, None]
+
+    def get(self, seconds: float) -> Any:
+        """What comes next."""
+        return self._said.pop(0)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize("options", [FAST, LOSSY])
+def test_an_event_that_comes_late_on_a_new_link_is_no_loss(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, options: Receive
+) -> None:
+    """Least of all where losses are left out: nobody would learn of it."""
+    monkeypatch.setattr("dedup.eventhub.reader.Receiver", Late)
+    assert read(connection, 0, 3, options) == [0, 1, 2, 3]
 
 
 def test_it_never_waits_for_ever(eventhubs: Double, connection: Connection) -> None:

@@ -25,11 +25,18 @@ from places import DeltaPlace, Place, PostgresPlace
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChanged, PositionGap
+from checkpoint.position import Partition
 from dedup import Consumer
-from dedup.eventhub import Connection, rows, run_async, runner_loop
+from dedup.eventhub import Connection, Namespace, rows, run_async, runner_client, runner_loop
 from dedup.eventhub.lease import Leases, owners_beside
 from dedup.eventhub.lease_folder import FolderOwnership
+from dedup.eventhub.namespace import Span
+from dedup.eventhub.runner_loop import Runner
+from dedup.eventhub.runner_partition import Bounds, Gathered
+from dedup.joined import Share
 from dedup.planning import accept_gap
+from dedup.store import Claim, Holder
+from dedup.trial import untried
 
 # The aio client leaves the sockets of connections that broke to the garbage collector.
 pytestmark = [pytest.mark.eventhubs, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
@@ -237,6 +244,22 @@ def test_a_gap_that_retention_left_is_an_error_until_a_person_accepts_it(place: 
     assert not [span for span in seen if span[0] <= known + 10 and span[1] > known]
 
 
+def test_an_accepted_gap_ends_where_the_log_begins(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies behind the border of the retention and did not come yet is no part of what a person accepted."""
+    consumer = runner_child.consumer(place.store())
+    place.store().take_epoch("shop", Holder("host", 1, "", "run"), takeover_after=1.0)
+    place.store().amend("shop", accept_gap, by="test", reason="lost")
+    connection = Connection.of(sent.double.connection_string, sent.hub)
+    runner = Runner(consumer, connection, owners_beside(consumer.store, "shop"), Bounds(10, 10, 1.0), "earliest", 10, {})
+    monkeypatch.setattr(runner._namespace, "span", lambda _: Span(10, 30, None))
+    part = Gathered(Share(Claim(Partition("s", sent.hub, 0), 1, "run"), untried()), Bounds(10, 10, 1.0), 5)
+    asyncio.run(runner._judge("0", part, 5, 19))
+    assert part.order is not None and part.order.next == 10
+    monkeypatch.setattr(runner._namespace, "span", lambda _: Span(30, 40, None))
+    asyncio.run(runner._judge("0", part, 10, 19))
+    assert part.order.next == 20
+
+
 def test_an_accepted_gap_is_closed_once_no_partition_has_one(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a person accepted counts for the gaps that there are, not for those to come."""
     monkeypatch.setattr(runner_loop, "LOOK_SECONDS", 0.2)
@@ -270,6 +293,30 @@ def test_a_hub_that_was_created_again_is_refused(place: Place, sent: Orders) -> 
     sent.double.fill(sent.hub, 0, 200)
     sent.double.fill(sent.hub, 1, 200)
     assert isinstance(Running(consumer, sent).ends_with(), IncarnationChanged)
+
+
+def test_a_hub_that_is_created_again_while_the_process_runs_is_refused(place: Place, sent: Orders) -> None:
+    """The client opens its link again by itself: events of the new hub do not pass for those that come next in the old one."""
+    sent.send(50)
+    one = Running(runner_child.consumer(place.store()), sent, retry_total=20)
+    sent.wait(place, one.alive)
+    before = checkpoints(place)
+    sent.double.order("replace", hub=sent.hub, filled=2_000)
+    assert isinstance(one.ends_with(), IncarnationChanged)
+    assert checkpoints(place) == before
+
+
+def test_what_the_client_hides_is_asked_for_with_every_batch(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the client's links cannot be counted, the hub is asked which one it is again and again, not once."""
+    asked: list[int] = []
+    created = Namespace.created
+    monkeypatch.setattr(runner_client.Client, "_create_consumer", runner_client.EventHubConsumerClient._create_consumer)
+    monkeypatch.setattr(Namespace, "created", lambda self: asked.append(1) or created(self))
+    with running(runner_child.consumer(place.store()), sent) as one:
+        for _ in range(4):
+            sent.send(20)
+            sent.wait(place, one.alive)
+    assert len(asked) >= sent.partitions + 4
 
 
 def test_partitions_that_are_added_are_read(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:

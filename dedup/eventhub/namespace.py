@@ -37,6 +37,17 @@ class Hub:
     spans: Mapping[int, Span]  # of every partition
 
 
+class Spans:
+    """What partitions of one hub hold, as `starting` asks for it."""
+
+    def __init__(self, spans: Mapping[int, Span]) -> None:
+        self._spans = spans
+
+    def spans(self, topics: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
+        """(hub, partition) -> (first, end)."""
+        return {(topics[0], number): (span.first, span.end) for number, span in self._spans.items()}
+
+
 class Namespace:
     """Asks about one hub. Picklable; the client is made where it is asked.
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from checkpoint.errors import IncarnationChanged, PositionsMissing, SourceUnavailable
 from dedup.eventhub.errors import ReceiverStolen
 from dedup.eventhub.namespace import Namespace, condition, explained
-from dedup.eventhub.order import PATIENCE, InOrder
+from dedup.eventhub.order import InOrder
 from dedup.eventhub.receiver import Broken, Receiver, backoff
 from dedup.eventhub.rows import NONE, numbers
 from dedup.eventhub.settings import Connection
@@ -51,6 +51,7 @@ class PartitionReader:
         self._receiver: Receiver | None = None
         self._order = InOrder(0)
         self._rest = NONE  # in order, beyond the range that was read
+        self._proven = False  # the hub behind this link is the one whose positions are read
         self._fresh = True  # nothing in order came since the link was opened
         self._kept = False  # the link is from a range before; while it was idle, others might take the partition
         self._attempt, self._trouble = 0, "the link is open and silent"
@@ -99,7 +100,7 @@ class PartitionReader:
 
     def _open(self, first: int) -> None:
         self.close()
-        self._order, self._fresh = InOrder(first), True
+        self._order, self._fresh, self._proven = InOrder(first), True, False
         self._receiver = Receiver(self.connection, self.partition, first, self.options.prefetch, self.options.level)
 
     def _more(self, last: int, created: str | None, progress: float) -> pa.RecordBatch:
@@ -107,6 +108,8 @@ class PartitionReader:
         assert self._receiver is not None
         try:
             events = self._receiver.get(POLL)
+            if events is not None:
+                self._prove(created)
         except Broken as broken:
             self._again(broken.error, created)
             events = None
@@ -114,12 +117,22 @@ class PartitionReader:
         if events is not None and len(ready := self._order.add(events, now)):
             self._fresh, self._attempt, self._trouble = False, 0, "the link is open and silent"
             return ready
-        behind = self._order.hole(now, 0.0 if self._fresh else PATIENCE)
+        behind = self._order.hole(now)
         if behind is not None:
             return self._gap(min(behind, last + 1))
         if now - progress > self.options.timeout:
             return self._silence(last, created)
         return NONE
+
+    def _prove(self, created: str | None) -> None:
+        """Asked once events of a link came, so that the answer is about them: another hub of the same name has numbers like these."""
+        if self._proven or created is None:
+            return
+        try:
+            self._namespace.check(created)
+        except SourceUnavailable as away:
+            raise Broken(away) from away  # what came is asked for again
+        self._proven = True
 
     def _again(self, error: Exception, created: str | None) -> None:
         """Open the link again where it broke, unless that cannot help."""
@@ -131,7 +144,7 @@ class PartitionReader:
             )
         if condition(error) == NO_SUCH_POSITION:
             self._ends_early(created)
-        known = explained(error, self.connection, f", partition {self.partition}")
+        known = error if isinstance(error, SourceUnavailable) else explained(error, self.connection, f", partition {self.partition}")
         if not isinstance(known, SourceUnavailable):
             raise known
         self._trouble = str(known)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -12,9 +10,10 @@ from dedup.eventhub import rows
 from dedup.eventhub.namespace import Namespace
 from dedup.eventhub.reader import PartitionReader, Receive
 from dedup.eventhub.settings import Connection
+from dedup.log_reader import LogReader as AnyLogReader
 
 
-class LogReader:
+class LogReader(AnyLogReader):
     """What `log_reader` returns: call it with source, topic, partition, first and last sequence number. Picklable."""
 
     def __init__(self, connection: Connection, receive: Receive) -> None:
@@ -22,17 +21,6 @@ class LogReader:
 
     def __repr__(self) -> str:
         return f"log_reader({self.connection!r})"
-
-    def __call__(self, source: str, topic: str, partition: int, first: int, last: int) -> Any:
-        """The events of these positions that the log still has, in order: a DataFrame where a Spark session is active, else an Arrow table.
-
-        Raises:
-            IncarnationChanged: the partition ends before `last`: this is not the hub that those positions were read from.
-            SourceUnavailable: the service does not answer.
-        """
-        found = self.read(topic, partition, first, last)
-        session = _session()
-        return found if session is None else session.createDataFrame(found)
 
     def read(self, topic: str, partition: int, first: int, last: int) -> pa.Table:
         """As a call gives it, and always an Arrow table."""
@@ -68,9 +56,3 @@ def log_reader(connection: Connection | str, hub: str | None = None, *, group: s
     """
     made = Connection.of(connection, hub, group) if isinstance(connection, str) else connection
     return LogReader(made, Receive(timeout=timeout, fail_on_data_loss=False))
-
-
-def _session() -> Any:
-    """The Spark session of this process, if it has one; asks without importing Spark."""
-    loaded = sys.modules.get("pyspark.sql")
-    return None if loaded is None else loaded.SparkSession.getActiveSession()

@@ -12,6 +12,7 @@ import datetime as dt
 import logging
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from dedup import outage, planning, starting
 from dedup.consumer import Consumer
 from dedup.eventhub import seldom
 from dedup.eventhub.lease import Leases
-from dedup.eventhub.namespace import Namespace, Span
+from dedup.eventhub.namespace import Namespace, Span, Spans
 from dedup.eventhub.runner_client import aio_client
 from dedup.eventhub.runner_partition import Bounds, Gathered
 from dedup.eventhub.settings import Connection, hidden
@@ -71,6 +72,7 @@ class Runner:
         self._owned: dict[str, Gathered] = {}
         self._ends: dict[str, int] = {}  # partition -> sequence number after its newest event, as the process began
         self._doubted: dict[str, int] = {}  # partition -> where a hole was seen when it was read the last time
+        self._links: Counter[str] = Counter()  # of the client: partition -> links so far
         self._worker = ThreadPoolExecutor(1, "dedup-batch")  # one transaction at a time
         self._failure: BaseException | None = None
         self._ended = asyncio.Event()
@@ -113,6 +115,7 @@ class Runner:
     async def _receive(self, partitions: set[int]) -> set[int]:
         """Receive until the run ends, or there are other partitions; returns those that there are."""
         client = aio_client(self._connection, **{**self._options, "checkpoint_store": self._leases})
+        self._links = client.links
         receiving = asyncio.create_task(
             client.receive_batch(
                 self._on_batch,
@@ -168,7 +171,7 @@ class Runner:
         if head.gap_accepted:
             with contextlib.suppress(PositionGap):
                 strict = planning.close_gap(head)
-                starting.positions(strict, self._source, _Spans(self._namespace.look().spans), [self._connection.hub])
+                starting.positions(strict, self._source, Spans(self._namespace.look().spans), [self._connection.hub])
                 self._consumer.store.amend(self._member.name, planning.close_gap, by="runner", reason="no partition has a gap any more")
 
     async def _on_claimed(self, context: Any) -> None:
@@ -194,13 +197,15 @@ class Runner:
     def _first(self, head: Head, number: int, span: Span) -> int | None:
         """Which event comes first; None where there is no checkpoint. Raises PositionGap, IncarnationChanged."""
         place = (self._connection.hub, number)
-        found = starting.positions(head, self._source, _Spans({number: span}), [place[0]])[place]
+        found = starting.positions(head, self._source, Spans({number: span}), [place[0]])[place]
         return found if isinstance(found, int) else None
 
     async def _on_batch(self, context: Any, events: list[Any]) -> None:
         part = self._owned.get(context.partition_id)
         if part is None:
             raise NotClaimed(f"partition {context.partition_id}")
+        if events and (part.link == 0 or part.link != self._links[context.partition_id]):
+            await self._ask_life(part, self._links[context.partition_id])
         now = time.monotonic()
         try:
             part.add(events, now)
@@ -214,6 +219,11 @@ class Runner:
         while part.due(time.monotonic()):
             await self._settle(context.partition_id, part)
             part.running = asyncio.get_running_loop().run_in_executor(self._worker, self._process, part, part.take())
+
+    async def _ask_life(self, part: Gathered, link: int) -> None:
+        """Behind a new link the hub may be another one, whose numbers began anew: asked after events came, so that the answer is theirs."""
+        told = await asyncio.to_thread(self._namespace.created)
+        part.share.told, part.link = {(self._source, self._connection.hub): told}, link
 
     async def _settle(self, partition: str, part: Gathered) -> None:
         """Wait for the batch that is in the store: the next one is gathered meanwhile, and no more. Raises what it ended with."""
@@ -240,8 +250,9 @@ class Runner:
         if span.first <= first and part.doubted != first:
             self._doubted[partition] = first
             raise NotClaimed(f"positions {first}-{last} of partition {partition} did not come: read again from the checkpoint")
-        log.warning("%s: positions %d-%d of partition %s are not in the log", self._member.name, first, last, partition)
-        part.skip_to(last + 1, time.monotonic())
+        behind = min(last + 1, span.first) if span.first > first else last + 1  # retention took nothing above its border
+        log.warning("%s: positions %d-%d of partition %s are not in the log", self._member.name, first, behind - 1, partition)
+        part.skip_to(behind, time.monotonic())
 
     def _process(self, part: Gathered, events: pa.Table) -> None:
         if self._ended.is_set():
@@ -283,14 +294,3 @@ class Runner:
 
     def _shown(self, error: Exception) -> str:
         return hidden(redact(f"{type(error).__name__}: {error}"), self._connection).split("\n")[0]
-
-
-class _Spans:
-    """What partitions hold, as `starting` asks for it."""
-
-    def __init__(self, spans: Any) -> None:
-        self._spans = spans
-
-    def spans(self, topics: Any) -> dict[tuple[str, int], tuple[int, int]]:
-        """(hub, partition) -> (first, end)."""
-        return {(topics[0], number): (span.first, span.end) for number, span in self._spans.items()}

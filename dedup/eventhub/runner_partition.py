@@ -40,6 +40,7 @@ class Gathered:
     count: int = 0  # of these events
     size: int = 0  # bytes of their bodies
     since: float = 0.0
+    link: int = 0  # of the client, behind which the hub was last asked which one it is
     running: asyncio.Future[None] | None = None  # the batch that is in the store
 
     def __post_init__(self) -> None:

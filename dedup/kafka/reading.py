@@ -6,7 +6,6 @@ that were never an event (transaction markers, aborted messages, what compaction
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from checkpoint.errors import IncarnationChanged
 from dedup.kafka.broker import Broker
+from dedup.log_reader import LogReader as AnyLogReader
 
 MANY = 5_000
 """Messages taken from the client at once."""
@@ -41,8 +41,11 @@ _TYPES = {1: 0, 2: 1}
 """librdkafka's kinds of timestamp -> those of Spark: when it was made, when it was appended."""
 
 
-class LogReader:
-    """What `log_reader` returns: call it with source, topic, partition, first and last position."""
+class LogReader(AnyLogReader):
+    """What `log_reader` returns: call it with source, topic, partition, first and last position.
+
+    Its rows have the columns of Spark's Kafka source.
+    """
 
     def __init__(self, broker: Broker, isolation: str, headers: bool) -> None:
         self.broker = broker
@@ -51,20 +54,8 @@ class LogReader:
     def __repr__(self) -> str:
         return f"log_reader({self.broker!r})"
 
-    def __call__(self, source: str, topic: str, partition: int, first: int, last: int) -> Any:
-        """The events of these positions that the log still has, in order: a DataFrame where a Spark session is active, else an Arrow
-        table; with the columns of Spark's Kafka source.
-
-        Raises:
-            IncarnationChanged: the partition ends before `last`: this is not the topic that those positions were read from.
-            SourceUnavailable: the broker does not answer.
-        """
-        rows = self.read(topic, partition, first, last)
-        session = _session()
-        return rows if session is None else session.createDataFrame(rows)
-
     def read(self, topic: str, partition: int, first: int, last: int) -> pa.Table:
-        """As a call gives it, and always an Arrow table."""
+        """As a call gives it, and always an Arrow table. Raises IncarnationChanged, SourceUnavailable."""
         with self._consumer() as consumer:
             kept, end = self._ends(consumer, topic, partition)
             if last >= end:
@@ -169,12 +160,3 @@ def _table(messages: list[Message], headers: bool) -> pa.Table:
 def _pairs(message: Message) -> list[dict[str, Any]] | None:
     headers: Any = message.headers()
     return [{"key": key, "value": value} for key, value in headers] if headers else None
-
-
-def _session() -> Any | None:
-    """The Spark session of this process, if it has one."""
-    if "pyspark" not in sys.modules:
-        return None
-    from dedup.spark.session import active_session
-
-    return active_session()

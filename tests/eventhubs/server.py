@@ -23,6 +23,17 @@ class Orders:
         self._service, self._end = service, end
         self._connections: set[Connection] = set()
 
+    def replace(self, hub: str, filled: int) -> int:
+        """Another hub of that name with so many events in each partition; readers see a broken connection. Gives its created-at (ms)."""
+        self.reset(hub)
+        partitions = len(self._partitions(hub, None))
+        for log in self._partitions(hub, None):
+            log.readers.clear()
+        created = self.create(hub, partitions)
+        for number in range(partitions):
+            self.fill(hub, number, filled)
+        return created
+
     def create(self, hub: str, partitions: int = 1, groups: list[str] | None = None) -> int:
         """A new, empty hub; one of that name goes, with its readers, as when it is deleted. Gives its created-at (ms)."""
         old = self._service.hubs.get(hub.lower())
