@@ -146,7 +146,7 @@ def test_a_hub_that_is_created_anew_while_it_is_read_is_refused(eventhubs: Doubl
     reading = reader.read(0, 599, created)
     found = numbers(next(reading)).tolist()
     with pytest.raises(IncarnationChanged, match="deleted and created again: it was created"):
-        eventhubs.order("replace", hub=connection.hub, filled=600)
+        eventhubs.order("replace", hub=connection.hub, more=0)
         while True:
             found += numbers(next(reading)).tolist()
     assert found == list(range(len(found))) and len(found) < 600

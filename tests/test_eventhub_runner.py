@@ -301,7 +301,7 @@ def test_a_hub_that_is_created_again_while_the_process_runs_is_refused(place: Pl
     one = Running(runner_child.consumer(place.store()), sent, retry_total=20)
     sent.wait(place, one.alive)
     before = checkpoints(place)
-    sent.double.order("replace", hub=sent.hub, filled=2_000)
+    sent.double.order("replace", hub=sent.hub, more=50)
     assert isinstance(one.ends_with(), IncarnationChanged)
     assert checkpoints(place) == before
 

@@ -38,5 +38,8 @@ def test_a_session_makes_it_a_dataframe(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_every_broker_is_read_by_it() -> None:
     """Kafka's reader and that of Event Hubs answer a call with the very same code."""
-    for reader in (kafka.log_reader("127.0.0.1:1"), eventhub.log_reader("Endpoint=sb://h/;SharedAccessKeyName=a;SharedAccessKey=YQ==", "h")):
+    for reader in (
+        kafka.log_reader("127.0.0.1:1"),
+        eventhub.log_reader("Endpoint=sb://h/;SharedAccessKeyName=a;SharedAccessKey=YQ==", "h"),
+    ):
         assert type(reader).__call__ is LogReader.__call__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
 import signal
 import sys
@@ -23,15 +24,19 @@ class Orders:
         self._service, self._end = service, end
         self._connections: set[Connection] = set()
 
-    def replace(self, hub: str, filled: int) -> int:
-        """Another hub of that name with so many events in each partition; readers see a broken connection. Gives its created-at (ms)."""
+    def replace(self, hub: str, more: int) -> int:
+        """Another hub of that name with events just like those of the old one, and more; readers see a broken connection, and no hint.
+
+        Gives its created-at (ms).
+        """
         self.reset(hub)
-        partitions = len(self._partitions(hub, None))
+        logs = [dataclasses.replace(log, readers=[]) for log in self._partitions(hub, None)]
         for log in self._partitions(hub, None):
-            log.readers.clear()
-        created = self.create(hub, partitions)
-        for number in range(partitions):
-            self.fill(hub, number, filled)
+            log.readers = []
+        created = self.create(hub, len(logs))
+        self._service.hub(hub).partitions[:] = logs
+        for number in range(len(logs)):
+            self.fill(hub, number, more)
         return created
 
     def create(self, hub: str, partitions: int = 1, groups: list[str] | None = None) -> int:
