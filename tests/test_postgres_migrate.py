@@ -154,12 +154,10 @@ def test_the_questions_of_the_manual_are_answered(postgres: str) -> None:
 
 
 def _grant(postgres: str, role: str) -> None:
-    """The grants of docs/postgres.md, read from there."""
-    from pathlib import Path
+    """What `dedup migrate --roles` prints, for this role."""
+    from checkpoint.postgres.migrate import roles_sql
 
-    text = (Path(__file__).parent.parent / "docs/postgres.md").read_text()
-    block = text.split("<!-- grants -->")[1].split("```")[1].removeprefix("sql\n")
-    run(postgres, block.replace("dedup_run", role))
+    run(postgres, roles_sql("dedup").replace("dedup_run", role))
 
 
 def test_without_auto_migrate_nothing_is_created(postgres: str) -> None:

@@ -5,6 +5,8 @@ Promises that each migration and the note that it was applied are one transactio
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 from checkpoint.errors import ConfigError, SchemaOutdated, StateTooNew, StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import translating
@@ -63,6 +65,15 @@ def migration_sql(schema: str) -> str:
         note = f"insert into {quoted(schema)}.schema_version (version, name, checksum) values {values};"
         parts += [f"-- {migration.version:04d}_{migration.name}", filled(migration, schema).decode(), note]
     return "\n\n".join([*parts, "commit;\n"])
+
+
+def roles_sql(schema: str) -> str:
+    """The roles that consumers and dashboards need, with their rights, as a script for psql."""
+    text = files("dedup.sql").joinpath("postgres/roles.sql").read_text(encoding="utf-8")
+    # inside a literal the quoted name needs its quotes doubled as well
+    return text.replace("'{schema}.checkpoint'", "'" + quoted(schema).replace("'", "''") + ".checkpoint'").replace(
+        "{schema}", quoted(schema)
+    )
 
 
 def ensure(connection: Connection, schema: str, *, auto: bool) -> None:

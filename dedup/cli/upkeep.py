@@ -44,6 +44,9 @@ def migrate(
     sql: Annotated[
         bool, typer.Option("--sql", help="Print the SQL of PostgreSQL's migrations, to be run by another role; needs no store.")
     ] = False,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="Print the SQL of PostgreSQL's roles and their rights, for a DBA; needs no store.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied.")] = False,
     store: StoreUrl = "",
 ) -> None:
@@ -51,8 +54,8 @@ def migrate(
 
     Crash: each migration is one transaction that also records it; the next run goes on after the last one applied.
     """
-    if sql:
-        typer.echo(_migration_sql(store))
+    if sql or roles:
+        typer.echo(_migration_sql(store, roles=roles))
         return
     if dry_run:
         _tell_migration(store)
@@ -73,13 +76,13 @@ def _tell_migration(store: str) -> None:
         typer.echo("The state is up to date.")
 
 
-def _migration_sql(store: str) -> str:
+def _migration_sql(store: str, *, roles: bool) -> str:
     if store and not is_postgres(store):
         raise dedup.ConfigError("A Delta store has no SQL: `dedup migrate` creates its tables.")
     _ = dedup.PostgresStore  # says which extra to install where its driver is missing
-    from checkpoint.postgres.migrate import migration_sql
+    from checkpoint.postgres.migrate import migration_sql, roles_sql
 
-    return migration_sql(postgres_schema())
+    return roles_sql(postgres_schema()) if roles else migration_sql(postgres_schema())
 
 
 def publish(

@@ -1,0 +1,45 @@
+-- Three roles, none of which can log in: grant them to those that do ("grant dedup_run to orders_app").
+-- Run by a superuser, or by who owns the database and may create roles: once before `dedup migrate`, and again after each one.
+-- Safe to repeat. Rename the roles by search and replace.
+
+do $roles$
+declare
+    wanted text;
+begin
+    foreach wanted in array array['dedup_owner', 'dedup_run', 'dedup_read'] loop
+        if not exists (select from pg_roles where rolname = wanted) then
+            execute format('create role %I nologin', wanted);
+        end if;
+    end loop;
+end
+$roles$;
+
+-- dedup_owner owns the schema and migrates it: `dedup migrate` with "options=-c role=dedup_owner" in its DSN.
+create schema if not exists {schema} authorization dedup_owner;
+revoke all on schema {schema} from public;
+revoke all on all tables in schema {schema} from public;
+grant usage on schema {schema} to dedup_run, dedup_read;
+
+-- dedup_run runs consumers, reprocess, and what people do to letters. It neither creates, alters nor drops anything, and reads no other schema.
+grant select on all tables in schema {schema} to dedup_run;
+grant insert, update on all tables in schema {schema} to dedup_run;
+grant usage on all sequences in schema {schema} to dedup_run;
+
+-- dedup_read is for dashboards: no bodies, no headers, no messages, no history of edits. What a migration gave it is taken back.
+revoke all on all tables in schema {schema} from dedup_read;
+
+do $rights$
+begin
+    if to_regclass('{schema}.checkpoint') is not null then
+        revoke insert, update on {schema}.schema_version, {schema}.reservation_generation, {schema}.letter_count,
+            {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter from dedup_run;
+        grant delete on {schema}.checkpoint, {schema}.reservation, {schema}.blocked_sequence, {schema}.member, {schema}.outbox to dedup_run;
+        revoke execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz) from public;
+        grant execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz) to dedup_run;
+        grant select on {schema}.consumer, {schema}.progress, {schema}.heartbeat, {schema}.member, {schema}.topic, {schema}.checkpoint,
+            {schema}.partition_claim, {schema}.batch, {schema}.reservation_generation, {schema}.blocked_sequence, {schema}.letter_count,
+            {schema}.consumer_action, {schema}.partition_owner, {schema}.processor_checkpoint, {schema}.schema_version,
+            {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter to dedup_read;
+    end if;
+end
+$rights$;
