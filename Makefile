@@ -24,11 +24,12 @@ slow: java $(VENV)/.jars ## Run the tests that take minutes each
 mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (about 7 minutes)
 	@$(BIN)/python tests/mutants.py $(MUTANTS)
 
-lint: $(VENV)/.ready ## Check style, types and the direction of imports
+lint: $(VENV)/.ready ## Check style, types, the direction of imports; look for secrets and known holes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/audit.py
 
 bench: java $(VENV)/.jars ## Measure side by side with the usual ways, write benchmarks/latest.json
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

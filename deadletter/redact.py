@@ -54,7 +54,7 @@ def redact(text: str) -> str:
 
 
 def _without_password(url: re.Match[str]) -> str:
-    """://user:password@host, where the password may hold anything but white space and quotes; so may a path with an @ behind a port."""
+    """://user:password@host; the password may hold anything but blanks and quotes, as may a path."""  # pragma: allowlist secret
     user, colon, rest = url[0][3:].partition(":")
     _, at, host = rest.rpartition("@")
     if not (colon and at) or any(c in user for c in "/?#@"):
