@@ -15,7 +15,8 @@
     │   │   └── RowsRefused      some rows break a rule of the sink: the fault of their events
     │   └── PublicationStuck     a decided batch that a sink refuses
     ├── SourceUnavailable        the broker does not answer             -> nothing was decided; run it again
-    │   └── RegistryUnavailable  the schema registry does not
+    │   ├── RegistryUnavailable  the schema registry does not
+    │   └── NotConfirmed         published events are stored, and the broker has not confirmed them
     ├── DestinationUnavailable   nobody's messages can be sent now      -> they wait in the outbox; try again
     ├── Fenced                   a newer copy of this consumer has taken over -> stop this copy
     │   └── PartitionLost        another runner process has claimed this partition -> leave it to that one
@@ -24,7 +25,8 @@
     │   ├── PositionGap          positions between checkpoint and batch are missing
     │   ├── StoreRestored        our state is older than what Spark remembers
     │   ├── IncarnationChanged   the topic was re-created
-    │   └── PositionsMissing     asked for positions that are neither kept nor in the log
+    │   ├── PositionsMissing     asked for positions that are neither kept nor in the log
+    │   └── ResendTooLate        stored events are older than consumers remember
     ├── BudgetExceeded           too many events fail: a bug or an outage, not bad events -> fix, or lift the budget
     ├── ReprocessStopped         too many letters failed again, or a replayed position did
     ├── HandlerError             the handler broke a rule of the transaction
@@ -107,6 +109,10 @@ class DestinationUnavailable(DedupError):
     """No message can be sent now. They wait in the outbox, and are sent again with the same ids."""
 
 
+class NotConfirmed(SourceUnavailable):
+    """Published events are stored, and the broker has not confirmed them. They are sent again, unchanged; repeat the call only with ids."""
+
+
 class Fenced(DedupError):
     """A newer copy of this consumer has taken over. Stop this copy."""
 
@@ -137,6 +143,10 @@ class IncarnationChanged(CheckpointError):
 
 class PositionsMissing(CheckpointError):
     """Some positions are neither kept nor in the log any more. Leave them out, or record them as LOST with --skip-missing."""
+
+
+class ResendTooLate(CheckpointError):
+    """Events wait to be sent again for longer than consumers remember ids. Look at them with `dedup publishers show`."""
 
 
 class BudgetExceeded(DedupError):

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import dedup
-from dedup.cli import budget, checkpoints, consumers, lag, letters, outbox, reading, running, upkeep
+from dedup.cli import budget, checkpoints, consumers, lag, letters, outbox, publishers, reading, running, upkeep
 from dedup.cli.stores import mask_secrets
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ letters.register(app)
 running.register(app, letters.commands)
 budget.register(app)
 outbox.register(app)
+publishers.register(app)
 
 
 def _version(wanted: bool) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dedup.eventhub.outbox import SendingHubs
     from dedup.eventhub.reading import LogReader, log_reader
     from dedup.eventhub.runner import run, run_async
+    from dedup.eventhub.sending import Sender
     from dedup.eventhub.settings import Connection
     from dedup.eventhub.source import EventHubsSource, register
     from dedup.eventhub.starting import starting_positions
@@ -31,6 +32,7 @@ __all__ = [
     "LogReader",
     "Namespace",
     "ReceiverStolen",
+    "Sender",
     "SendingHubs",
     "log_reader",
     "register",
@@ -45,6 +47,7 @@ _HOMES = {
     "LogReader": "reading",
     "Namespace": "namespace",
     "ReceiverStolen": "errors",
+    "Sender": "sending",
     "SendingHubs": "outbox",
     "log_reader": "reading",
     "register": "source",

@@ -996,3 +996,212 @@ where consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
 -- Nobody looks at these any more.
 delete from {schema}.outbox
 where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (1, 4) and changed_at < %(before)s;
+
+-- name: open_publisher
+-- Make a producer group if it is new, raise its owner level, and name the new owner.
+-- Waits for a writer of the older owner, which is one statement; whatever that one writes afterwards finds another level.
+with place as (
+    insert into {schema}.publish_destination (source, topic) values (%(source)s, %(topic)s)
+    on conflict (source, topic) do update set topic = excluded.topic returning id
+)
+insert into {schema}.publisher as p (destination_id, name, epoch, partitions, run_id, holder_host, holder_pid, holder_started, taken_at)
+select id, %(name)s, 1, %(partitions)s, %(run)s, %(host)s, %(pid)s, %(started)s, clock_timestamp() from place
+on conflict (destination_id, name) do update
+set epoch = p.epoch + 1, run_id = excluded.run_id, holder_host = excluded.holder_host, holder_pid = excluded.holder_pid,
+    holder_started = excluded.holder_started, taken_at = excluded.taken_at
+returning id, destination_id, epoch, partitions, current_setting('synchronous_commit') as synchronous_commit;
+
+-- name: close_publisher
+-- Nobody owns the group any more; a newer owner stays.
+update {schema}.publisher set holder_host = null, holder_pid = null, holder_started = null where id = %(id)s and epoch = %(epoch)s;
+
+-- name: publisher_epoch
+-- The owner level, and who has it.
+-- Asked before something is sent that was stored a while ago, and where a writer found another level.
+select epoch, taken_at, holder_host as host, holder_pid as pid, holder_started as started from {schema}.publisher where id = %(id)s;
+
+-- name: publisher_lanes
+-- Which sequence numbers are given and confirmed, and since when the oldest event that is not confirmed is stored.
+-- One snapshot.
+select l.partition, l.next_sequence, l.confirmed,
+    (select e.stored_at from {schema}.publisher_event e
+     where e.publisher_id = l.publisher_id and e.partition = l.partition order by e.sequence limit 1) as waiting_since
+from {schema}.publisher_lane l where l.publisher_id = %(id)s order by l.partition;
+
+-- name: known_ids
+-- Which of these ids are known at the destination, and whether the broker has confirmed them.
+-- Without a lock: two that find nothing and insert the same id meet at its primary key.
+select i.message_id, i.payload_hash, i.publisher_id, i.partition, i.sequence, i.sequence <= l.confirmed as confirmed
+from {schema}.published_id i
+join {schema}.publisher_lane l using (publisher_id, partition)
+where i.destination_id = %(destination)s and i.message_id = any(%(ids)s::text[]);
+
+-- name: store_events
+-- Store events before they are sent, with their sequence numbers, and the ids that callers gave: all of it or nothing.
+-- Locks the publisher's row and writes under its own owner level only, and only behind the numbers that it knows of.
+with mine as (
+    select id, destination_id from {schema}.publisher where id = %(id)s and epoch = %(epoch)s for no key update
+), given as (
+    select * from unnest(%(partitions)s::int4[], %(sequences)s::int8[], %(message_ids)s::text[], %(chosen)s::bool[], %(hashes)s::int8[],
+        %(keys)s::text[], %(content_types)s::text[], %(properties)s::text[], %(bodies)b::bytea[])
+        as g (partition, sequence, message_id, chosen, payload_hash, event_key, content_type, properties, body)
+), heads as (
+    select partition, min(sequence) as first, max(sequence) as last from given group by partition
+), ready as (
+    select m.* from mine m where not exists (select from heads h left join {schema}.publisher_lane l
+        on l.publisher_id = m.id and l.partition = h.partition where coalesce(l.next_sequence, 1) <> h.first)
+), lanes as (
+    insert into {schema}.publisher_lane (publisher_id, partition, next_sequence, confirmed)
+    select r.id, h.partition, h.last + 1, 0 from heads h, ready r order by h.partition
+    on conflict (publisher_id, partition) do update set next_sequence = excluded.next_sequence
+), ids as (
+    insert into {schema}.published_id (destination_id, message_id, payload_hash, publisher_id, partition, sequence)
+    select r.destination_id, message_id, payload_hash, r.id, partition, sequence from given, ready r where chosen order by message_id
+), events as (
+    insert into {schema}.publisher_event (publisher_id, partition, sequence, message_id, event_key, content_type, properties, body)
+    select r.id, partition, sequence, message_id, event_key, content_type, properties, body from given, ready r
+)
+select (select count(*) from mine) as owned, (select count(*) from ready) as fitted;
+
+-- name: waiting_events
+-- A page of events of one partition that are stored and not confirmed, oldest first: at most so many, and so many bytes of bodies.
+-- At least one, however large; one snapshot.
+select partition, sequence, message_id, event_key as key, content_type, properties, body
+from (
+    select e.*, sum(octet_length(e.body)) over (order by e.sequence) - octet_length(e.body) as before
+    from (
+        select * from {schema}.publisher_event
+        where publisher_id = %(id)s and partition = %(partition)s and sequence > %(after)s order by sequence limit %(most)s
+    ) e
+) e where before < %(bytes)s order by sequence;
+
+-- name: confirm_events
+-- The broker has everything of these partitions up to these numbers: the events are not sent again.
+-- Locks the publisher's row and writes under its own owner level only; a partition whose numbers are not given here does not move.
+with mine as (
+    select id from {schema}.publisher where id = %(id)s and epoch = %(epoch)s for no key update
+), given as (
+    select * from unnest(%(partitions)s::int4[], %(sequences)s::int8[]) as g (partition, sequence)
+), moved as (
+    update {schema}.publisher_lane l set confirmed = greatest(l.confirmed, g.sequence) from given g, mine m
+    where l.publisher_id = m.id and l.partition = g.partition and g.sequence < l.next_sequence
+    returning l.partition
+), gone as (
+    delete from {schema}.publisher_event e using given g, mine m
+    where e.publisher_id = m.id and e.partition = g.partition and e.sequence <= g.sequence
+)
+select (select count(*) from mine) as owned, (select count(*) from moved) as fitted;
+
+-- name: publisher_name
+-- The name of a producer group.
+-- For messages.
+select name from {schema}.publisher where id = %(id)s;
+
+-- name: publishers
+-- The producer groups of every destination: owner level, owner, spread, and what waits to be confirmed.
+-- One snapshot.
+select p.id, d.source, d.topic, p.name as "group", p.epoch as owner_level, p.partitions, p.holder_host as host, p.holder_pid as pid,
+    p.taken_at, p.set_by, p.set_reason, coalesce(w.waiting, 0) as waiting, w.waiting_since
+from {schema}.publisher p
+join {schema}.publish_destination d on d.id = p.destination_id
+left join lateral (
+    select count(*) as waiting, min(stored_at) as waiting_since from {schema}.publisher_event e where e.publisher_id = p.id
+) w on true
+order by d.source, d.topic, p.name;
+
+-- name: spread_publisher
+-- Say over how many partitions a group spreads its keys, unless events wait in a partition that is not among them.
+-- Raises the owner level: a publisher that runs is fenced.
+update {schema}.publisher p
+set partitions = %(partitions)s, epoch = epoch + 1, holder_host = null, set_by = %(by)s, set_reason = %(reason)s
+where id = %(id)s and not exists (
+    select from {schema}.publisher_event e where e.publisher_id = p.id and e.partition >= %(partitions)s
+)
+returning epoch;
+
+-- name: discard_events
+-- Give up events that wait to be confirmed; their ids are unknown again.
+-- Raises the owner level first: a publisher that runs is fenced, so that it does not send what is given up here.
+with mine as (
+    update {schema}.publisher set epoch = epoch + 1, holder_host = null, set_by = %(by)s, set_reason = %(reason)s where id = %(id)s
+    returning id, destination_id
+), gone as (
+    delete from {schema}.publisher_event e using mine m
+    where e.publisher_id = m.id and e.partition = coalesce(%(partition)s::int4, e.partition)
+        and e.sequence = coalesce(%(sequence)s::int8, e.sequence)
+    returning e.message_id
+), free as (
+    delete from {schema}.published_id i using gone g, mine m where (i.destination_id, i.message_id) = (m.destination_id, g.message_id)
+)
+select count(*) as discarded from gone;
+
+-- name: waiting_of_publisher
+-- Events that wait to be confirmed, oldest first, without their bodies.
+-- One snapshot.
+select partition, sequence, message_id, event_key as key, octet_length(body) as bytes, stored_at from {schema}.publisher_event
+where publisher_id = %(id)s and partition = coalesce(%(partition)s::int4, partition) and sequence = coalesce(%(sequence)s::int8, sequence)
+order by stored_at, partition, sequence limit %(most)s;
+
+-- name: purge_published_ids
+-- Forget ids that were published before a time and are confirmed; what is not confirmed is kept.
+-- An id that is published again in the meantime is known, or new: both are right.
+delete from {schema}.published_id i using {schema}.publisher_lane l
+where (l.publisher_id, l.partition) = (i.publisher_id, i.partition) and i.sequence <= l.confirmed and i.stored_at < %(before)s
+returning i.message_id;
+
+-- name: count_purgeable_ids
+-- How many ids `purge_published_ids` would forget.
+-- One snapshot.
+select count(*) as ids from {schema}.published_id i join {schema}.publisher_lane l using (publisher_id, partition)
+where i.sequence <= l.confirmed and i.stored_at < %(before)s;
+
+-- name: copy_publisher
+-- The state of a producer group as JSON: its lanes, its events that wait, the ids that it published.
+-- One snapshot.
+select 'lane' as kind, to_jsonb(l) - 'publisher_id' as row from {schema}.publisher_lane l where publisher_id = %(id)s
+union all
+select 'event', to_jsonb(e) - 'publisher_id' from {schema}.publisher_event e where publisher_id = %(id)s
+union all
+select 'id', to_jsonb(i) - 'publisher_id' - 'destination_id' from {schema}.published_id i where publisher_id = %(id)s;
+
+-- name: restore_publisher
+-- Make a producer group from a copy, or take an existing one over for it.
+-- Raises the owner level above both: whoever runs is fenced.
+with place as (
+    insert into {schema}.publish_destination (source, topic) values (%(source)s, %(topic)s)
+    on conflict (source, topic) do update set topic = excluded.topic returning id
+)
+insert into {schema}.publisher as p (destination_id, name, epoch, partitions, set_by, set_reason)
+select id, %(group)s, %(owner_level)s + 1, %(partitions)s, %(by)s, %(reason)s from place
+on conflict (destination_id, name) do update
+set epoch = greatest(p.epoch, %(owner_level)s) + 1, partitions = excluded.partitions, holder_host = null,
+    set_by = excluded.set_by, set_reason = excluded.set_reason
+returning id, destination_id;
+
+-- name: empty_publisher
+-- Take away what a copy replaces: events that wait, ids, lanes.
+-- In the transaction of `restore_publisher`, which locks the publisher's row.
+with events as (delete from {schema}.publisher_event where publisher_id = %(id)s),
+ids as (delete from {schema}.published_id where publisher_id = %(id)s)
+delete from {schema}.publisher_lane where publisher_id = %(id)s;
+
+-- name: restore_lanes
+-- The lanes of a copy.
+-- In the transaction of `restore_publisher`.
+insert into {schema}.publisher_lane select %(id)s, r.* from jsonb_to_recordset(%(rows)s::jsonb)
+    as r (partition int4, next_sequence int8, confirmed int8);
+
+-- name: restore_events
+-- The events of a copy that wait to be confirmed.
+-- In the transaction of `restore_publisher`.
+insert into {schema}.publisher_event select %(id)s, r.* from jsonb_to_recordset(%(rows)s::jsonb)
+    as r (partition int4, sequence int8, message_id text, event_key text, content_type text, properties text, body bytea,
+          stored_at timestamptz);
+
+-- name: restore_ids
+-- The ids of a copy; one that another group has published since stays that group's.
+-- In the transaction of `restore_publisher`.
+insert into {schema}.published_id (destination_id, message_id, payload_hash, publisher_id, partition, sequence, stored_at)
+select %(destination)s, r.message_id, r.payload_hash, %(id)s, r.partition, r.sequence, r.stored_at from jsonb_to_recordset(%(rows)s::jsonb)
+    as r (message_id text, payload_hash int8, partition int4, sequence int8, stored_at timestamptz)
+on conflict (destination_id, message_id) do nothing;

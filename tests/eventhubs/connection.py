@@ -248,11 +248,17 @@ class Connection:
         outcome = ACCEPTED
         if link.address.startswith("$"):
             self._request(link, raw)
+        elif self.service.faults.dropped_sends > 0:
+            self.service.faults.dropped_sends -= 1
+            return self.break_off()
         elif refusal := self.service.publish(link.address, raw, link.head[3] or 0):
             outcome = Described(ULong(0x25), [Described(ULong(0x1D), [Sym(refusal[0]), refusal[1], None])])
         elif self.service.faults.lost_answers > 0:
             self.service.faults.lost_answers -= 1
             return self.break_off()
+        elif self.service.faults.silent_sends > 0:
+            self.service.faults.silent_sends -= 1
+            return None
         if not link.head[4]:
             number = UInt(link.head[1])
             self.writer.write(frame(link.channel, codec.DISPOSITION, [True, number, number, True, outcome]))

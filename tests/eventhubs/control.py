@@ -71,6 +71,11 @@ class Double:
         encoded = [base64.b64encode(body).decode() for body in bodies]
         return int(self.order("put", hub=hub, partition=partition, bodies=encoded, properties=properties))
 
+    def kept(self, hub: str, partitions: int) -> list[list[dict[str, Any]]]:
+        """Of each partition what it holds: `id`, `key`, `body` (bytes) and `properties` of each event."""
+        found = [self.order("kept", hub=hub, partition=number) for number in range(partitions)]
+        return [[{**event, "body": base64.b64decode(event["body"])} for event in events] for events in found]
+
     def stats(self) -> dict[str, Any]:
         """Counts since the start."""
         return dict(self.order("stats"))

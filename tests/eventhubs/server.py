@@ -13,7 +13,7 @@ from typing import Any
 
 from eventhubs.connection import Connection
 from eventhubs.hub import Hub, Partition, now
-from eventhubs.messages import APPLICATION, DATA, PROPERTIES, section
+from eventhubs.messages import ANNOTATIONS, APPLICATION, DATA, PROPERTIES, read, section
 from eventhubs.service import Service
 
 
@@ -120,6 +120,18 @@ class Orders:
         """The next sends are kept, and the connection breaks before the client is told: it will send them again."""
         self._service.faults.lost_answers = count
 
+    def drop_sends(self, count: int) -> None:
+        """The next sends are not kept, and the connection breaks."""
+        self._service.faults.dropped_sends = count
+
+    def stay_silent(self, count: int) -> None:
+        """The next sends are kept, and the client is never told."""
+        self._service.faults.silent_sends = count
+
+    def kept(self, hub: str, partition: int) -> list[dict[str, Any]]:
+        """What the partition holds, in order: message id, key, body (base64) and properties of each event."""
+        return [_shown(raw) for raw in self._partition(hub, partition).events if raw is not None]
+
     def slow(self, bytes_per_second: float | None) -> None:
         """Every link carries so much. None: as fast as it can."""
         self._service.faults.slow = bytes_per_second
@@ -174,6 +186,17 @@ class Orders:
             await connection.run()
         finally:
             self._connections.discard(connection)
+
+
+def _shown(raw: bytes) -> dict[str, Any]:
+    found = read(raw, PROPERTIES, ANNOTATIONS, APPLICATION, DATA)
+    head, key = found.get(PROPERTIES) or [None], (found.get(ANNOTATIONS) or {}).get("x-opt-partition-key")
+    properties = {_text(name): _text(value) for name, value in (found.get(APPLICATION) or {}).items()}
+    return {"id": _text(head[0]), "key": _text(key), "body": base64.b64encode(found[DATA]).decode(), "properties": properties}
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 async def main() -> None:

@@ -34,6 +34,8 @@ class Faults:
 
     throttle: Counter[str] = field(default_factory=Counter)  # "send", "receive", "manage" -> how many are refused
     lost_answers: int = 0  # sends that are kept, and whose connection is then cut before the answer
+    silent_sends: int = 0  # sends that are kept and never answered
+    dropped_sends: int = 0  # sends that are not kept, and whose connection is cut
     resets: dict[int, int] = field(default_factory=dict)  # id of a partition -> deliveries until the connection breaks inside one
     again: dict[int, int] = field(default_factory=dict)  # id of a partition -> how many events the next reader is sent twice
     slow: float | None = None  # bytes a second of every link
