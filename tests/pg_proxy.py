@@ -19,6 +19,7 @@ class Proxy:
         self.port = self._listener.getsockname()[1]
         self.armed = False
         self.trigger = COMMIT_MESSAGE  # what it cuts at, once, when armed
+        self.skip = 0  # how many pieces with the trigger pass before that
         self.deliver = True  # whether the COMMIT itself still reaches the server
         self.hold = False  # whether the server goes on believing in the client, as behind a network that just went dark
         self._held: list[socket.socket] = []
@@ -47,8 +48,7 @@ class Proxy:
     def _pump(self, source: socket.socket, target: socket.socket, watch: bool) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(_PIECE):
-                if watch and self.armed and self.trigger in piece:
-                    self.armed = False
+                if watch and self._is_due(piece):
                     self._cut(source, target, piece)
                     if self.hold:
                         self._held.append(target)
@@ -59,6 +59,13 @@ class Proxy:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)  # close alone would wait for the thread that reads from it
             end.close()
+
+    def _is_due(self, piece: bytes) -> bool:
+        if not self.armed or self.trigger not in piece:
+            return False
+        self.skip -= 1
+        self.armed = self.skip >= 0
+        return not self.armed
 
     def _cut(self, client: socket.socket, server: socket.socket, piece: bytes) -> None:
         client.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,32 @@
+"""`python -m crash N`: so many more iterations on each store, then the report of all that the journal has."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from crash import report, run
+
+
+def main() -> None:
+    """Exit code 1 where anything was ever lost, doubled or contradictory."""
+    parser = argparse.ArgumentParser(prog="python -m crash", description=__doc__)
+    parser.add_argument("count", type=int, help="iterations more, of each store")
+    parser.add_argument("--store", choices=("postgres", "delta"), action="append", help="default: both, one after the other")
+    parser.add_argument("--journal", type=Path, default=Path(".crash/journal.jsonl"), help="goes on where it ends (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no iteration after so many, for each store")
+    asked = parser.parse_args()
+    for kind in asked.store or ("postgres", "delta"):
+        run.run(kind, asked.count, asked.journal, time.monotonic() + 60 * asked.minutes)
+    entries = run.read(asked.journal)
+    totals = report.totals(entries)
+    asked.journal.with_suffix(".json").write_text(json.dumps({"totals": totals, "faults": report.summary(entries)}, indent=1) + "\n")
+    print(report.markdown(entries))
+    print(json.dumps(totals, indent=1))
+    raise SystemExit(any(store["wrong_seeds"] for store in totals.values()))
+
+
+if __name__ == "__main__":
+    main()

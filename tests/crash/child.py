@@ -1,0 +1,73 @@
+"""The consumer in a process of its own, to be broken: run by the nursery of the contract suite (children.py)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from orders import consumer, flatten
+from places import DeltaPlace, Place, PostgresPlace
+
+from crash import log
+
+SINKS = ("orders", "audit")
+"""Appended to; `balances` is merged."""
+
+
+def place_of(kind: str, where: str) -> Place:
+    """A database by its DSN, or a folder."""
+    return DeltaPlace(Path(where)) if kind == "delta" else PostgresPlace(where)
+
+
+def create(place: Place) -> None:
+    """The sinks."""
+    for name in SINKS:
+        place.create_sink(name)
+    place.create_merge_sink("balances")
+
+
+def handle(rows: pa.Table, tx: Any, coin: float) -> None:
+    """Two sinks and a merge; negative amounts are rejected, and some at random: it answers differently each time."""
+    rest = tx.reject(rows, pc.less(pc.struct_field(rows["data"], "amount"), 0), "negative")
+    rest = tx.reject(rest, pa.array([random.random() < coin for _ in range(rest.num_rows)], pa.bool_()), "coin")
+    for name in SINKS:
+        tx.write(flatten(rest), name)
+    keys = pc.struct_field(rest["data"], "id").to_pylist()
+    places = zip(rest["partition"].to_pylist(), rest["sequence_number"].to_pylist(), keys, strict=True)
+    found = [log.Fact(partition, number // 2, key, junk=False) for partition, number, key in places]
+    merged = pa.table(
+        [pa.array([f.account for f in found], pa.string()), pa.array([log.mark(f) for f in found], pa.int64())], ["id", "amount"]
+    )
+    tx.merge(merged, "balances", ["id"], newer_by="amount")
+
+
+def main(task: dict[str, Any]) -> None:
+    """Run the batches up to `until` that are not finished, or die on the way; progress is a file, as a Spark checkpoint is."""
+    progress, left = Path(task["progress"]), {"n": task.get("nth", 1)}
+
+    def on_step(name: str) -> None:
+        if name == task.get("die_at"):
+            left["n"] -= 1
+            if left["n"] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    store = place_of(task["kind"], task["place"]).store(on_step=on_step)
+    run = consumer(
+        store, max_events_per_transaction=8, takeover_after=task.get("after", 1.0), max_outage=task.get("patience", 0.0), budget=None
+    )
+    run._handler = lambda rows, tx: handle(rows, tx, task.get("coin", 0.0))
+    done = int(progress.read_text()) if progress.exists() else 0
+    if "started" in task:
+        Path(task["started"]).touch()
+    while done < task["until"]:
+        run(log.planned(task["seed"], done), done)
+        done += 1
+        new = progress.with_suffix(f".{os.getpid()}")
+        new.write_text(str(done))
+        new.rename(progress)
+    store.close()

@@ -1,0 +1,214 @@
+"""The kinds of fault. Each breaks one thing once while processes work, repairs it, and leaves no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from children import Child
+from pg_proxy import COMMIT_MESSAGE, proxied
+
+from crash.lane import Lane
+from crash.places import Disk, Postgres
+
+Fault = Callable[[Lane, random.Random], str]
+"""Breaks something; returns what exactly."""
+
+
+def kill_at_step(lane: Lane, dice: random.Random) -> str:
+    """SIGKILL of the consumer's process right before a step."""
+    step, nth = dice.choice(lane.steps), dice.randrange(1, 4)
+    lane.wait(lane.start(die_at=step, nth=nth))
+    lane.missed = lane.ended == ["finished"]
+    return f"{step} {nth}"
+
+
+def kill_at_moment(lane: Lane, dice: random.Random) -> str:
+    """SIGKILL of the consumer's process at a random moment, wherever it is."""
+    process = _started(lane)
+    seconds = _sleep(lane, dice)
+    lane.missed = process.ended
+    _signal(process, signal.SIGKILL)
+    lane.wait(process)
+    return seconds
+
+
+def stop_and_take_over(lane: Lane, dice: random.Random) -> str:
+    """SIGSTOP for longer than every time-out; another copy takes over and finishes; SIGCONT."""
+    zombie = _started(lane, after=0.4)
+    seconds = _sleep(lane, dice)
+    lane.missed = zombie.ended
+    _signal(zombie, signal.SIGSTOP)
+    lane.wait(lane.start(after=0.4, patience=30.0))
+    _signal(zombie, signal.SIGCONT)
+    lane.wait(zombie)
+    return seconds
+
+
+def copies_at_once(lane: Lane, dice: random.Random) -> str:
+    """Three copies with one name over the same batches, one of them killed and one stopped for a while."""
+    copies = [lane.start(after=0.3) for _ in range(3)]
+    seconds = _sleep(lane, dice)
+    _signal(copies[0], signal.SIGKILL)
+    _signal(copies[1], signal.SIGSTOP)
+    time.sleep(dice.random())
+    _signal(copies[1], signal.SIGCONT)
+    for copy in copies:
+        lane.wait(copy)
+    return seconds
+
+
+def disk_full(lane: Lane, dice: random.Random, disk: Disk) -> str:
+    """No space left on the device that everything is on, while a process works; then there is space again."""
+    left = dice.choice([0, 1, 4, 16, 64, 256]) * 1024
+    disk.fill(left)
+    try:
+        lane.wait(lane.start(patience=dice.choice([0.0, 1.0])))
+        lane.missed = lane.ended == ["finished"]
+    finally:
+        disk.free()
+    return f"{left} bytes left"
+
+
+class ServerFaults:
+    """What can happen to a PostgreSQL server and to the way to it."""
+
+    def __init__(self, server: Postgres) -> None:
+        self.server = server
+
+    def all(self) -> dict[str, Fault]:
+        """By name."""
+        return {
+            "kill -9 of a backend": self.kill_backend,
+            "kill -9 of the postmaster": self.kill_postmaster,
+            "immediate shutdown of the server": self.crash_server,
+            "backend stopped and continued": self.stop_backend,
+            "server stopped and continued": self.stop_server,
+            "connection cut in COPY": self.cut_in_copy,
+            "connection cut before COMMIT": self.cut_before_commit,
+            "answer to COMMIT lost": self.lose_answer_to_commit,
+            "connection cut after some bytes": self.cut_anywhere,
+        }
+
+    def kill_backend(self, lane: Lane, dice: random.Random) -> str:
+        """The postmaster ends every other session then, and recovers."""
+        process = _started(lane, patience=_patience(dice))
+        seconds = _sleep(lane, dice)
+        backends = self.server.backends()
+        lane.missed = not backends
+        if backends:
+            _kill(dice.choice(backends), signal.SIGKILL)
+        lane.wait(process)
+        self.server.wait()
+        return f"{seconds}, {len(backends)} backends"
+
+    def kill_postmaster(self, lane: Lane, dice: random.Random) -> str:
+        """Its children end by themselves; the data is recovered at once, or after a second."""
+        return self._without_server(lane, dice, self.server.kill_postmaster)
+
+    def crash_server(self, lane: Lane, dice: random.Random) -> str:
+        """As if its machine had failed."""
+        return self._without_server(lane, dice, self.server.crash)
+
+    def _without_server(self, lane: Lane, dice: random.Random, end: Callable[[], None]) -> str:
+        process = _started(lane, patience=_patience(dice))
+        seconds = _sleep(lane, dice)
+        lane.missed = process.ended
+        end()
+        time.sleep(dice.choice([0.0, 0.0, 1.0]))
+        self.server.start()
+        lane.wait(process)
+        return seconds
+
+    def stop_backend(self, lane: Lane, dice: random.Random) -> str:
+        """A session that hangs; sometimes another copy comes meanwhile."""
+        return self._stopped(lane, dice, lambda: self.server.backends()[:1])
+
+    def stop_server(self, lane: Lane, dice: random.Random) -> str:
+        """All of it hangs, the postmaster too."""
+        return self._stopped(lane, dice, lambda: [*self.server.backends(), self.server.postmaster])
+
+    def _stopped(self, lane: Lane, dice: random.Random, pids: Callable[[], list[int]]) -> str:
+        process = _started(lane, patience=30.0, after=0.4)
+        seconds, found = _sleep(lane, dice), pids()
+        lane.missed = process.ended
+        for pid in found:
+            _kill(pid, signal.SIGSTOP)
+        other = lane.start(patience=30.0, after=0.4) if dice.random() < 0.5 else None
+        time.sleep(dice.choice([0.2, 1.0, 2.0]))
+        for pid in found:
+            _kill(pid, signal.SIGCONT)
+        for one in filter(None, (process, other)):
+            lane.wait(one)
+        return f"{seconds}, {len(found)} processes"
+
+    def cut_in_copy(self, lane: Lane, dice: random.Random) -> str:
+        """In the middle of the rows: the server has the first piece of them."""
+        return self._through_proxy(lane, dice, b"PGCOPY\n\xff\r\n\0", deliver=dice.random() < 0.5)
+
+    def cut_before_commit(self, lane: Lane, dice: random.Random) -> str:
+        """The server never gets it."""
+        return self._through_proxy(lane, dice, COMMIT_MESSAGE, deliver=False)
+
+    def lose_answer_to_commit(self, lane: Lane, dice: random.Random) -> str:
+        """The server commits, and the client never hears of it."""
+        return self._through_proxy(lane, dice, COMMIT_MESSAGE, deliver=True)
+
+    def cut_anywhere(self, lane: Lane, dice: random.Random) -> str:
+        """After so many pieces that the client sent, whatever is in them."""
+        return self._through_proxy(lane, dice, b"", deliver=dice.random() < 0.5)
+
+    def _through_proxy(self, lane: Lane, dice: random.Random, trigger: bytes, *, deliver: bool) -> str:
+        with proxied(self.server.port) as proxy:
+            skipped = dice.randrange(3 if trigger else 60)
+            proxy.trigger, proxy.deliver, proxy.skip = trigger, deliver, skipped
+            proxy.armed = True
+            url = lane.place.url.replace(f":{self.server.port}/", f":{proxy.port}/")
+            lane.wait(lane.start(place=url, patience=_patience(dice)))
+            lane.missed = not proxy.cut.is_set()
+            return f"{skipped} skipped, {'delivered' if deliver else 'not delivered'}"
+
+
+FAULTS: dict[str, Fault] = {
+    "kill -9 at a step": kill_at_step,
+    "kill -9 at a moment": kill_at_moment,
+    "copy stopped, taken over, continued": stop_and_take_over,
+    "three copies at once": copies_at_once,
+}
+"""Of every store."""
+
+
+def _patience(dice: random.Random) -> float:
+    """Half of the processes stop at the first error, half go on by themselves."""
+    return dice.choice([0.0, 30.0])
+
+
+def _started(lane: Lane, **task: object) -> Child:
+    """A process that has begun to work."""
+    mark = lane.folder / f"started{len(lane.ended)}-{time.monotonic_ns()}"
+    process = lane.start(started=str(mark), **task)
+    while not Path(mark).exists() and not process.ended:
+        time.sleep(0.002)
+    return process
+
+
+def _sleep(lane: Lane, dice: random.Random) -> str:
+    """Until a random moment in the life of a process."""
+    seconds = dice.random() * lane.life * 0.8
+    time.sleep(seconds)
+    return f"after {seconds:.3f} s"
+
+
+def _signal(process: Child, number: signal.Signals) -> None:
+    if not process.ended:
+        process.send(number)
+
+
+def _kill(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it was faster
+        os.kill(pid, number)

@@ -1,0 +1,131 @@
+"""Iterations, one after another, each written to the journal: what was broken, how processes ended, what was lost and doubled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from children import Nursery
+
+from crash import places
+from crash.faults import FAULTS, Fault, ServerFaults, disk_full
+from crash.lane import Lane
+
+LIVES = 25
+"""Iterations of one lane: its tables grow, and what is old has to stay true."""
+
+DISK_FULL = "disk full"
+
+Entry = dict[str, Any]
+"""One line of the journal: seed, store, fault, lane, missed, detail, ended, lost, doubled, contradictions, seconds; or skipped and why."""
+
+
+class Lanes:
+    """The lane that is in use, and the next one once it has lived."""
+
+    def __init__(self, kind: str, nursery: Nursery, where: Callable[[], str], drop: Callable[[Lane], None]) -> None:
+        self._kind, self._nursery, self._where, self._drop = kind, nursery, where, drop
+        self._lane: Lane | None = None
+        self._lived = 0
+
+    def take(self, seed: int) -> Lane:
+        """Longer by two batches than what is finished."""
+        if self._lane is None or self._lived == LIVES:
+            self.forget()
+            self._lane, self._lived = Lane.new(self._kind, self._where(), self._nursery, seed), 0
+        self._lived += 1
+        self._lane.batches += 2
+        self._lane.ended, self._lane.missed = [], False
+        return self._lane
+
+    def forget(self) -> None:
+        """A lane in which something is wrong tells nothing any more."""
+        if self._lane is not None:
+            self._drop(self._lane)
+            shutil.rmtree(self._lane.folder)
+        self._lane = None
+
+
+@contextlib.contextmanager
+def arena(kind: str, nursery: Nursery) -> Iterator[dict[str, tuple[Fault, Lanes] | str]]:
+    """Fault -> what does it and where; or why it cannot be done here."""
+    with ExitStack() as stack:
+        lanes, more = stack.enter_context(_lanes(kind, nursery, None))
+        found: dict[str, tuple[Fault, Lanes] | str] = {name: (fault, lanes) for name, fault in {**FAULTS, **more}.items()}
+        try:
+            disk = stack.enter_context(places.small_disk(places.MEGABYTES[kind]))
+            small, _ = stack.enter_context(_lanes(kind, nursery, disk))
+            found[DISK_FULL] = (partial(disk_full, disk=disk), small)
+        except places.NoDisk as reason:
+            found[DISK_FULL] = str(reason)
+        yield found
+
+
+@contextlib.contextmanager
+def _lanes(kind: str, nursery: Nursery, disk: places.Disk | None) -> Iterator[tuple[Lanes, dict[str, Fault]]]:
+    root = disk and disk.folder
+    if kind == "delta":
+        with places.folders(root) as folder:
+            names = (str(folder / f"lane{n}") for n in range(1_000_000))
+            yield Lanes(kind, nursery, lambda: next(names), lambda lane: shutil.rmtree(lane.place.folder)), {}  # type: ignore[attr-defined]
+    else:
+        with places.postgres(root) as server:
+            yield Lanes(kind, nursery, server.database, lambda lane: server.drop(lane.place.url)), ServerFaults(server).all()
+
+
+def iterate(seed: int, kind: str, faults: dict[str, tuple[Fault, Lanes] | str]) -> Entry:
+    """One fault, a restart to the end, and what is true then."""
+    dice, begun = random.Random(seed), time.monotonic()
+    name = dice.choice(sorted(faults))
+    entry: Entry = {"seed": seed, "store": kind, "fault": name}
+    chosen = faults[name]
+    if isinstance(chosen, str):
+        return {**entry, "skipped": chosen}
+    fault, lanes = chosen
+    lane = lanes.take(seed)
+    try:
+        detail = fault(lane, dice)
+        ended = list(lane.ended)
+        lane.finish()
+        lost, doubled, contradictions = lane.wrong()
+    except AssertionError as failed:
+        detail, ended, lost, doubled, contradictions = "", list(lane.ended), [], [], [f"the restart failed: {failed}"]
+    if lost or doubled or contradictions:
+        lanes.forget()
+    seconds = round(time.monotonic() - begun, 2)
+    found = {"lost": lost, "doubled": doubled, "contradictions": contradictions}
+    return {**entry, "lane": lane.seed, "missed": lane.missed, "detail": detail, "ended": ended, **found, "seconds": seconds}
+
+
+def run(kind: str, count: int, journal: Path, until: float = float("inf")) -> list[Entry]:
+    """So many iterations more, or until that time of `time.monotonic`; goes on after the last seed that the journal has."""
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    seeds = [e["seed"] for e in read(journal) if e["store"] == kind]
+    first, made = max(seeds, default=-1) + 1, []
+    with tempfile.TemporaryDirectory() as said, contextlib.closing(Nursery(Path(said))) as nursery, ExitStack() as stack:
+        faults, file = stack.enter_context(arena(kind, nursery)), stack.enter_context(journal.open("a"))
+        for seed in range(first, first + count):
+            if time.monotonic() > until:
+                break
+            made.append(iterate(seed, kind, faults))
+            file.write(json.dumps(made[-1]) + "\n")
+            file.flush()
+    return made
+
+
+def read(journal: Path) -> list[Entry]:
+    """What is in the journal; a line that a kill cut off does not count."""
+    found = []
+    for line in journal.read_text().splitlines() if journal.exists() else ():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
