@@ -1,9 +1,10 @@
 # Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow mutants lint bench clean python java
+.PHONY: help demo test slow mutants crash lint bench clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
+N ?= 100
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 NEW_ENOUGH := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,\
@@ -23,6 +24,9 @@ slow: java $(VENV)/.jars ## Run the tests that take minutes each
 
 mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (about 7 minutes)
 	@$(BIN)/python tests/mutants.py $(MUTANTS)
+
+crash: $(VENV)/.ready ## Break processes, servers, connections and disks N times a store (N=1000), go on where it ended (CRASH_ARGS="--store delta")
+	@PYTHONPATH=.:tests:tests/contract $(BIN)/python -m crash $(N) $(CRASH_ARGS)
 
 lint: $(VENV)/.ready ## Check style, types, the direction of imports; look for secrets and known holes
 	@$(BIN)/ruff check .

@@ -5,6 +5,10 @@ The batch has all kinds of outcome: rows of two sinks, a merge, letters of each 
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,7 +17,7 @@ from typing import get_args
 
 import psycopg
 import pytest
-from crash import child, lane, log
+from crash import child, file_calls, lane, log
 from orders import consumer
 from pg_calls import Calls, Way, counted
 from places import PostgresPlace
@@ -112,3 +116,38 @@ def test_each_call_to_postgres_may_fail(postgres: str, copies: Callable[[], str]
     print(way, patience, number - 1, "calls", dict(ended))
     assert number > 20, "the batch has fewer calls than it has statements"
     assert set(ended) <= {"passed", "StoreUnavailable", "CommitUnknown", "DiskFull"}, ended
+
+
+FEW = {"lost": 3, "killed after": 4, "error": 7, "full": 9}
+"""Way -> every so many operations of those that write, in CI."""
+
+
+def each_file_call(way: str, *options: str) -> None:
+    """In a process of its own, before whose libc the library stands."""
+    try:
+        environment = file_calls.environment()
+    except file_calls.NoCompiler as reason:
+        pytest.skip(str(reason))
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "crash.each_file_call", way, *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    print(told)
+    assert told["calls"] > 40 and told["wrong"] == [], told
+
+
+@pytest.mark.delta
+@pytest.mark.parametrize("way", FEW)
+def test_file_operations_of_a_delta_commit_may_fail(way: str) -> None:
+    """An operation below the tables' folder fails, or its answer is lost, or the process dies in it: run again, every row is there once."""
+    each_file_call(way, "--stride", str(FEW[way]))
+
+
+@pytest.mark.delta
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", [[], ["--reads"]], ids=["writing", "all"])
+@pytest.mark.parametrize("way", file_calls.WAYS[1:])
+def test_each_file_operation_of_a_delta_commit_may_fail(way: str, reads: list[str]) -> None:
+    """The first one, the second one, the third one ... of those that write, and of all."""
+    each_file_call(way, *reads)

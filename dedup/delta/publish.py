@@ -19,7 +19,7 @@ from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, Mark, SinkFiles
 from dedup.delta.sink import Sink, require_same, require_unrestored
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import Options, filesystem, join, remove
+from dedup.delta.storage import Options, filesystem, is_away, join, remove
 
 MERGE_ATTEMPTS = 20
 """The same for a merge, which gives way to any other commit."""
@@ -53,6 +53,7 @@ class Publisher:
 
         Raises:
             PublicationStuck: a sink refuses, was replaced or restored, or files are gone; names seq, sink and what to do.
+            StoreUnavailable: the storage of a sink is away; the decision stands.
 
         Crash: each (decision, sink) is done or not; whoever publishes next goes on there.
         """
@@ -91,6 +92,11 @@ class Publisher:
             except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS, StoreUnavailable) as error:
                 failure = error
                 self.state.sinks.forget(sink.uri)
+        if is_away(failure):
+            raise StoreUnavailable(
+                f"Decision {header.seq} ({entry.rows} rows) is made; the storage of sink {entry.name!r} at {entry.uri} does not take it "
+                f"now: {failure}. Whoever comes next publishes it."
+            ) from failure
         raise PublicationStuck(
             f"Decision {header.seq} ({entry.rows} rows) cannot be published to the sink {entry.name!r} at {entry.uri}: {failure}. "
             f"Repair the sink and run `dedup publish {self.state.ledger.consumer}`."

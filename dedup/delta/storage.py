@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake.fs import DeltaStorageHandler
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, StoreUnavailable
 
 log = logging.getLogger("dedup")
 
@@ -29,6 +29,9 @@ _ATOMIC = frozenset({"file", "az", "azure", "abfs", "abfss", "adl", "gs"})
 
 Source: https://delta-io.github.io/delta-rs/usage/writing/ and docs.rs/object_store (PutMode::Create), read 2025-06.
 """
+
+_AWAY = re.compile(r"Generic \w+ error|No space left on device")
+"""How delta-rs tells of it. Source: https://docs.rs/object_store/latest/object_store/enum.Error.html, read 2026-11."""
 
 _S3_GUARDS = frozenset({"aws_s3_locking_provider", "s3_locking_provider", "aws_conditional_put", "conditional_put"})
 
@@ -87,11 +90,22 @@ class _PlainBytes:
 
 
 def put(uri: str, options: Options, path: str, content: pa.Buffer) -> None:
-    """Write a whole file below a URI, making the folders it needs. Crash: half of it may be there on a local disk."""
-    if is_local(uri):
-        os.makedirs(os.path.dirname(join(uri, path)), exist_ok=True)
-    with filesystem(uri, options).open_output_stream(path) as stream:
-        stream.write(content)
+    """Write a whole file below a URI, making the folders it needs. Raises StoreUnavailable where the storage does not take it.
+
+    Crash: half of it may be there on a local disk.
+    """
+    try:
+        if is_local(uri):
+            os.makedirs(os.path.dirname(join(uri, path)), exist_ok=True)
+        with filesystem(uri, options).open_output_stream(path) as stream:
+            stream.write(content)
+    except OSError as error:
+        raise StoreUnavailable(f"The file {path} could not be written to {uri}; nothing names it: {error}") from error
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether this is about the storage that a table lies on, and not about the table: it may pass, and nobody has to repair anything."""
+    return isinstance(error, OSError | StoreUnavailable) or bool(_AWAY.search(str(error)))
 
 
 def remove(uri: str, options: Options, paths: Iterable[str]) -> None:

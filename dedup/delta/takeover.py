@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from checkpoint.errors import CommitConflict, StillHeld
+from checkpoint.errors import CommitConflict, StillHeld, StoreUnavailable
 from dedup.delta.decide import Decision, decide
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, filesystem, is_local, join, put
@@ -73,7 +73,7 @@ class Heartbeat:
         while True:
             try:
                 self.write(epoch)
-            except OSError as error:
+            except (OSError, StoreUnavailable) as error:
                 log.warning("heartbeat of %s cannot be written: %s", self.name, error)
             if done.wait(every):
                 return

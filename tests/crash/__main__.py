@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, default=Path(".crash/journal.jsonl"), help="goes on where it ends (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no iteration after so many, for each store")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers stopped, file systems unmounted
     for kind in asked.store or ("postgres", "delta"):
         run.run(kind, asked.count, asked.journal, time.monotonic() + 60 * asked.minutes)
     entries = run.read(asked.journal)

@@ -85,7 +85,7 @@ def _lanes(kind: str, nursery: Nursery, disk: places.Disk | None) -> Iterator[tu
 def iterate(seed: int, kind: str, faults: dict[str, tuple[Fault, Lanes] | str]) -> Entry:
     """One fault, a restart to the end, and what is true then."""
     dice, begun = random.Random(seed), time.monotonic()
-    name = dice.choice(sorted(faults))
+    name = sorted(faults)[seed % len(faults)]
     entry: Entry = {"seed": seed, "store": kind, "fault": name}
     chosen = faults[name]
     if isinstance(chosen, str):
@@ -111,6 +111,8 @@ def run(kind: str, count: int, journal: Path, until: float = float("inf")) -> li
     journal.parent.mkdir(parents=True, exist_ok=True)
     seeds = [e["seed"] for e in read(journal) if e["store"] == kind]
     first, made = max(seeds, default=-1) + 1, []
+    if journal.exists() and not journal.read_text().endswith("\n"):
+        journal.write_text(journal.read_text() + "\n")  # a kill cut the last line off
     with tempfile.TemporaryDirectory() as said, contextlib.closing(Nursery(Path(said))) as nursery, ExitStack() as stack:
         faults, file = stack.enter_context(arena(kind, nursery)), stack.enter_context(journal.open("a"))
         for seed in range(first, first + count):

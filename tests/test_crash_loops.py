@@ -1,0 +1,81 @@
+"""The crash loops of `make crash`, a few of each kind; and that they notice what is wrong."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from children import Nursery
+from crash import log, report, run
+from crash.lane import Lane
+from places import SINK, DeltaPlace
+
+pytestmark = pytest.mark.crash
+
+ONE_OF_EACH = {"postgres": 14, "delta": 5}
+"""Kinds of fault."""
+
+ROUNDS = {"postgres": 2, "delta": 3}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])
+def test_whatever_is_broken_nothing_is_lost_or_doubled(kind: str, tmp_path: Path) -> None:
+    """Each kind of fault in its turn; then a restart to the end: rows, letters and merged rows are as computed, and the tables prove it."""
+    journal = tmp_path / "journal.jsonl"
+    made = run.run(kind, ROUNDS[kind] * ONE_OF_EACH[kind], journal)
+    assert len({entry["fault"] for entry in made}) == ONE_OF_EACH[kind]
+    print(report.markdown(made))
+    skipped = {entry["skipped"] for entry in made if "skipped" in entry}
+    assert all("mount" in reason for reason in skipped), skipped
+    assert report.totals(made)[kind]["wrong_seeds"] == [], [e for e in made if e.get("lost") or e.get("doubled") or e.get("contradictions")]
+    assert run.read(journal) == made
+
+
+@pytest.mark.delta
+def test_the_loop_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
+    """After a run that was killed in the middle of a line, too; the report counts both runs."""
+    journal = tmp_path / "journal.jsonl"
+    run.run("delta", 1, journal)
+    with journal.open("a") as file:
+        file.write('{"seed": 7, "sto')
+    run.run("delta", 1, journal)
+    entries = run.read(journal)
+    assert [entry["seed"] for entry in entries] == [0, 1]
+    totals = report.totals(entries)["delta"]
+    assert (totals["iterations"] + totals["skipped"], totals["seeds"]) == (2, "0-1")
+    json.dumps(totals)
+
+
+@pytest.mark.delta
+def test_a_row_that_is_missing_and_a_row_that_is_there_twice_are_told(tmp_path: Path) -> None:
+    """The loops can fail: one row less is lost, one row more is doubled, a merged row with another value is both."""
+    from deltalake import DeltaTable, write_deltalake
+
+    with closing(Nursery(tmp_path)) as nursery:
+        lane = Lane.new("delta", str(tmp_path / "lane"), nursery, 0)
+        lane.batches = 2
+        lane.finish()
+        assert lane.wrong() == ([], [], [])
+    assert isinstance(lane.place, DeltaPlace)
+    orders = DeltaTable(lane.place.path("orders"))
+    first, second = lane.place.read("orders")[:2]
+    orders.delete(f"id = '{first['id']}'")
+    write_deltalake(lane.place.path("orders"), pa.Table.from_pylist([second], schema=SINK), mode="append")
+    lost, doubled, contradictions = lane.wrong()
+    assert (lost, doubled) == ([(first["id"], first["amount"])], [(second["id"], second["amount"])])
+    assert contradictions == ["the two sinks differ"]
+
+
+def test_the_independent_computation_counts_what_it_says() -> None:
+    """Each distinct key is one row or one letter, the first delivery of it decides, and a coin moves it from the one to the other."""
+    want = log.expected(6, 3, [])
+    every = [f for n in range(3) for f in log.facts(6, n)]
+    keys = {f.key for f in every if f.key is not None and not f.junk}
+    assert {key for key, _ in want.rows} | set(want.held) == keys
+    assert set(want.rows.values()) == {1} and not {key for key, _ in want.rows} & set(want.held)
+    one = next(iter(want.rows))[0]
+    lost, doubled = want.difference(log.expected(6, 3, [one]))
+    assert one in [x[0] for x in lost] and one in doubled
