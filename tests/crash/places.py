@@ -31,10 +31,14 @@ class Disk:
         self.folder, self._filler = folder, folder / "filler"
 
     def fill(self, left: int) -> None:
-        """Leave so many bytes."""
-        space = os.statvfs(self.folder)
+        """Leave so many bytes, or fewer: others write meanwhile."""
+        size = -1
         with self._filler.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - left))
+            while size:
+                space = os.statvfs(self.folder)
+                size = max(0, space.f_bavail * space.f_frsize - left)
+                with contextlib.suppress(OSError):
+                    return os.posix_fallocate(file.fileno(), 0, size) if size else None
 
     def free(self) -> None:
         """Give the space back."""
