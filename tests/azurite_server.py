@@ -35,7 +35,7 @@ HOME = Path(sys.prefix) / "azurite"
 def running_azurite() -> Iterator[str]:
     """The connection string of a server that keeps blobs in memory, for the length of the block."""
     node, main = _installed()
-    port, key = _free_port(), base64.b64encode(secrets.token_bytes(48)).decode()
+    port, key = _free_port(), new_key()
     with tempfile.TemporaryDirectory(prefix="azurite-") as folder, (Path(folder) / "log").open("wb") as log:
         options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
         process = subprocess.Popen(
@@ -48,10 +48,20 @@ def running_azurite() -> Iterator[str]:
         )
         try:
             _wait(process, port, Path(log.name))
-            yield f"DefaultEndpointsProtocol=http;AccountName=dedup;AccountKey={key};BlobEndpoint=http://127.0.0.1:{port}/dedup;"
+            yield connection_string(f"127.0.0.1:{port}", key)
         finally:
             process.kill()
             process.wait(START_SECONDS)
+
+
+def new_key() -> str:
+    """Of an account."""
+    return base64.b64encode(secrets.token_bytes(48)).decode()
+
+
+def connection_string(address: str, key: str) -> str:
+    """Of the account `dedup` at host:port."""
+    return f"DefaultEndpointsProtocol=http;AccountName=dedup;AccountKey={key};BlobEndpoint=http://{address}/dedup;"
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -1,6 +1,6 @@
 """Real Blob storage for tests: `azurite` once per run, `blobs` a container of the test's own.
 
-DEDUP_TEST_BLOB holds the connection string of an account to use in place of Azurite.
+In this order: DEDUP_TEST_BLOB (the connection string of an account), a container engine that answers (engine.py), npm (azurite_server.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import azurite_server
+import engine
 import pytest
 
 if TYPE_CHECKING:
@@ -25,10 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def azurite() -> Iterator[str]:
+def azurite(request: pytest.FixtureRequest) -> Iterator[str]:
     """The connection string of a storage account."""
     if given := os.environ.get("DEDUP_TEST_BLOB"):
         yield given
+        return
+    if engine.answers():
+        os.environ["DEDUP_TEST_AZURITE_KEY"] = key = azurite_server.new_key()
+        yield azurite_server.connection_string(engine.address(request, "azurite", 10_000), key)
         return
     with azurite_server.running_azurite() as started:
         yield started

@@ -1,6 +1,7 @@
 """Event Hubs for tests: `eventhubs`, the double in a process of its own, and `hub`, a fresh hub in it.
 
-The double is ours (tests/eventhubs). With DEDUP_TEST_EVENTHUBS (a connection string), `any_hub` is the hub it names.
+The double is ours (tests/eventhubs). With DEDUP_TEST_EVENTHUBS (a connection string), `any_hub` is the hub it names, too; and a hub of
+Microsoft's emulator where a container engine answers and ACCEPT_EULA=Y agrees to its licence (engine.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import engine
 import pytest
 from eventhubs import clients
 from eventhubs.control import Double, running_double
@@ -63,15 +65,26 @@ class AnyHub:
         clients.send(self.connection, self.name, bodies, str(partition))
 
 
-@pytest.fixture(params=["double", "service"])
+def emulator(request: pytest.FixtureRequest) -> str:
+    """The connection string of a hub in Microsoft's emulator. Skips where it must not, or cannot, be started."""
+    if not engine.emulates():
+        pytest.skip("Microsoft's emulator needs a container engine, and ACCEPT_EULA=Y from whoever runs the tests")
+    there = engine.address(request, "eventhubs", 5672)
+    login = f"SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey={engine.EMULATOR_KEY}"
+    return f"Endpoint=sb://{there};{login};UseDevelopmentEmulator=true;EntityPath=dedup"
+
+
+@pytest.fixture(params=["double", "emulator", "service"])
 def any_hub(request: pytest.FixtureRequest) -> AnyHub:
-    """Both, one after the other; the service where DEDUP_TEST_EVENTHUBS holds the connection string of a hub."""
+    """One after the other: the emulator where it may run, the service where DEDUP_TEST_EVENTHUBS holds the connection string of a hub."""
     from dedup.eventhub import Connection, Namespace
 
     if request.param == "double":
         connection = (
             f"{request.getfixturevalue('eventhubs').connection_string};EntityPath={request.getfixturevalue('new_hub')(partitions=2)}"
         )
+    elif request.param == "emulator":
+        connection = emulator(request)
     else:
         connection = os.environ.get("DEDUP_TEST_EVENTHUBS") or pytest.skip("DEDUP_TEST_EVENTHUBS names no real hub")
     hub = Connection.of(connection)

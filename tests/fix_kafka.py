@@ -1,6 +1,7 @@
 """A real Kafka broker for tests: `kafka` once per run, `topic` a fresh topic per test.
 
-Its jars come from Maven Central once (maven.py); no container engine is asked: tests kill the broker and start it on the same data.
+In a container where an engine answers (engine.py), else from jars that come from Maven Central once (maven.py). Tests kill it and start it
+again on the same data.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 
+import engine
 import kafka_server
 import pytest
 from kafka_kit import Topic
@@ -21,8 +23,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[kafka_server.Broker]:
+def kafka(request: pytest.FixtureRequest) -> Iterator[kafka_server.Broker]:
     """The broker. Whoever kills it starts it again."""
+    if engine.runs_kafka():
+        broker = engine.ContainerBroker.made(request.getfixturevalue("docker_services")._docker_compose)
+        yield broker
+        broker.remove()
+        return
     with kafka_server.running_broker() as broker:
         yield broker
 

@@ -6,19 +6,16 @@ In this order: DEDUP_TEST_POSTGRES (a DSN whose role may create databases), a co
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import engine
 import pg_server
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-
-ENGINE_SECONDS = 5
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,14 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.postgres)
 
 
-def _engine_answers() -> bool:
-    docker = shutil.which("docker")
-    if docker is None:
-        return False
-    try:
-        return subprocess.run([docker, "info"], capture_output=True, timeout=ENGINE_SECONDS, check=False).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
+@pytest.fixture(scope="session")
+def docker_setup() -> list[str]:
+    """For pytest-docker: services are started one by one, when they are asked for."""
+    return []
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +36,8 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
     """DSN of a server where databases can be created."""
     if dsn := os.environ.get("DEDUP_TEST_POSTGRES"):
         yield dsn
-    elif _engine_answers():
-        services = request.getfixturevalue("docker_services")
+    elif engine.answers():
+        services = engine.started(request, "postgres")
         dsn = f"postgresql://postgres@{request.getfixturevalue('docker_ip')}:{services.port_for('postgres', 5432)}/postgres"
         services.wait_until_responsive(timeout=120.0, pause=0.2, check=lambda: _answers(dsn))
         yield dsn

@@ -82,16 +82,25 @@ class Broker:
 
     def start(self) -> None:
         """Start on the same data and ports, wait until it answers. Raises RuntimeError with the log's end if it does not."""
-        with (self.home / "log").open("ab") as log:
-            command = _java("-Xmx512m", "-Xms128m", "kafka.Kafka", str(self.home / "server.properties"))
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.home, preexec_fn=_die_with_parent)
+        self.launch()
         until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until and self.process.poll() is None:
+        while time.monotonic() < until and not self.gone():
             if self._answers():
                 return
             time.sleep(0.1)
         self.kill()
-        raise RuntimeError("Kafka did not start:\n" + (self.home / "log").read_text()[-3000:])
+        log = self.home / "log"
+        raise RuntimeError("Kafka did not start:\n" + (log.read_text()[-3000:] if log.exists() else ""))
+
+    def launch(self) -> None:
+        """Begin to run it, from jars."""
+        with (self.home / "log").open("ab") as log:
+            command = _java("-Xmx512m", "-Xms128m", "kafka.Kafka", str(self.home / "server.properties"))
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.home, preexec_fn=_die_with_parent)
+
+    def gone(self) -> bool:
+        """Whether it ended by itself."""
+        return self.process is None or self.process.poll() is not None
 
     def _answers(self) -> bool:
         from confluent_kafka import KafkaException
@@ -147,19 +156,28 @@ def start_broker() -> Broker:
     return _start_broker()
 
 
-def _start_broker() -> Broker:
+def prepared() -> tuple[Path, int, int, int, int]:
+    """A folder with the properties of a broker, and its ports."""
     home = Path(tempfile.mkdtemp(prefix="kafka-"))
     ports = _free_ports(5)
     user, password = "$ConnectionString", connection_string(ports[1])
     users = f'username="{user}" password="{password}" user_{user}="{password}"'
     names = dict(zip(("port", "login", "behind", "proxy", "controller"), ports, strict=True))
     (home / "server.properties").write_text(PROPERTIES.format(**names, data=home / "data", users=users))
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    format_ = _java("-Xmx128m", "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(home / "server.properties"))
+    return home, ports[0], ports[1], ports[2], ports[3]
+
+
+def cluster_id() -> str:
+    """A new one."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def _start_broker() -> Broker:
+    broker = Broker(*prepared())
+    format_ = _java("-Xmx128m", "kafka.tools.StorageTool", "format", "-t", cluster_id(), "-c", str(broker.home / "server.properties"))
     done = subprocess.run(format_, capture_output=True, text=True, timeout=START_SECONDS)
     if done.returncode:
         raise RuntimeError("Kafka's folder could not be formatted:\n" + (done.stdout + done.stderr)[-3000:])
-    broker = Broker(home, *ports[:4])
     broker.start()
     return broker
 
