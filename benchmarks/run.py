@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from benchmarks import checkpoint_stores, delta, empty, eventhubs, failures, letters, postgres, runner
+from benchmarks import checkpoint_stores, delta, empty, eventhubs, failures, letters, outbox, postgres, runner
 from benchmarks.report import Measure
 from benchmarks.stream import Seconds, Sizes
 from dedup.postgres import PostgresStore
@@ -96,4 +96,6 @@ PARTS: dict[str, Part] = {
     "eventhubs": lambda spark, folder, dsn, sizes: eventhubs.compare(spark, folder, sizes),
     "checkpoints": _on_postgres(checkpoint_stores.compare),
     "runner": _on_postgres(runner.compare),
+    "outbox_commit": _on_postgres(outbox.compare_commits),
+    "outbox_dispatch": _on_postgres(outbox.compare_dispatch),
 }

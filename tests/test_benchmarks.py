@@ -40,6 +40,8 @@ NAMES = {
     "eventhubs/runner_vs_blob",
     "eventhubs/runner_vs_blob_receive",
     "eventhubs/checkpoint_calls",
+    "outbox/commit_path",
+    "outbox/dispatch_vs_producer",
 }
 
 

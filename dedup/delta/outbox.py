@@ -10,7 +10,7 @@ import datetime as dt
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -80,6 +80,8 @@ class DeltaTurn:
 
 class DeltaOutbox:
     """The messages of one consumer. One dispatcher at a time: the one that began last."""
+
+    parallel: ClassVar[bool] = False
 
     def __init__(self, consumer: str, states: States, publish: Any, options: Options) -> None:
         self.consumer, self._states, self._publish, self._options = consumer, states, publish, options

@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from checkpoint.errors import DestinationUnavailable, StoreUnavailable
@@ -50,6 +51,11 @@ class Dispatched:
         """Count a turn."""
         self.sent, self.dead, self.tried = self.sent + len(marks.sent), self.dead + len(marks.dead), self.tried + len(marks.tried)
 
+    def merged(self, other: Dispatched) -> Dispatched:
+        """With what another worker has done."""
+        self.sent, self.dead, self.tried = self.sent + other.sent, self.dead + other.dead, self.tried + other.tried
+        return self
+
 
 def judge(messages: Sequence[Message], outcome: Outcome, attempts: int) -> Marks:
     """What to note of a turn. Pure."""
@@ -73,13 +79,16 @@ class _Resting:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._until: dict[Line | int, float] = {}
+        self._lock = threading.Lock()
 
     def rest(self, message: Message, seconds: float) -> None:
-        self._until[message.line or message.number] = self._clock() + seconds
+        with self._lock:
+            self._until[message.line or message.number] = self._clock() + seconds
 
     def now(self) -> set[Line | int]:
-        self._until = {who: until for who, until in self._until.items() if until > self._clock()}
-        return set(self._until)
+        with self._lock:
+            self._until = {who: until for who, until in self._until.items() if until > self._clock()}
+            return set(self._until)
 
     def next(self) -> float | None:
         """Seconds until the first of them is due."""
@@ -93,6 +102,7 @@ class Dispatcher:
         topics: only messages to these topics; empty: all.
         blocking: a dead message holds back the later ones of its key until a person decides. False: they overtake it.
         limit: messages of one turn; bounds memory.
+        workers: turns at once, where the store has locks: while one sends, the others take and mark. One sends at a time.
         on_step: called with each name of STEPS right before it acts.
     """
 
@@ -105,12 +115,14 @@ class Dispatcher:
         patience: Patience | None = None,
         blocking: bool = True,
         limit: int = 10_000,
+        workers: int = 2,
         on_step: Callable[[str], None] = lambda name: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.outbox, self.destination, self.patience, self._on_step = outbox, destination, patience or Patience(), on_step
         self._asked = Asked(tuple(topics), limit, blocking=blocking)
-        self._resting = _Resting(clock)
+        self._workers = workers if outbox.parallel else 1
+        self._resting, self._sending = _Resting(clock), threading.Lock()
 
     def once(self) -> Dispatched:
         """Send until nothing is left that can be sent now. What failed and waits for its next attempt is left.
@@ -120,6 +132,18 @@ class Dispatcher:
 
         Crash: what was sent and not marked is sent again, with the same ids.
         """
+        done = Dispatched()
+        if (marks := self._turn()) is None:
+            return done
+        done.add(marks)
+        if self._workers == 1:
+            return done.merged(self._until_empty())
+        with ThreadPoolExecutor(self._workers) as pool:
+            for ended in [pool.submit(self._until_empty) for _ in range(self._workers)]:
+                done.merged(ended.result())
+        return done
+
+    def _until_empty(self) -> Dispatched:
         done = Dispatched()
         while (marks := self._turn()) is not None:
             done.add(marks)
@@ -152,8 +176,9 @@ class Dispatcher:
         with self.outbox.turn(replace(self._asked, resting=lines, resting_numbers=numbers)) as turn:
             if not turn.messages:
                 return None
-            self._on_step("send")
-            outcome = self.destination.send(turn.messages)
+            with self._sending:
+                self._on_step("send")
+                outcome = self.destination.send(turn.messages)
             _refuse_outage(turn.messages, outcome)
             marks = judge(turn.messages, outcome, self.patience.attempts)
             self._on_step("sent")

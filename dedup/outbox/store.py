@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from dedup.outbox.message import Entry, Lag, Message, State
 
@@ -54,6 +54,8 @@ class Turn(Protocol):
 
 class Outbox(Protocol):
     """The messages of one consumer."""
+
+    parallel: ClassVar[bool]  # whether several turns can be open at once
 
     def turn(self, asked: Asked) -> AbstractContextManager[Turn]:
         """Take messages to send: of each key the first ones that wait, and of no key that another dispatcher has in hand."""

@@ -10,9 +10,8 @@ import datetime as dt
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import StoreError
@@ -21,7 +20,7 @@ from checkpoint.postgres.errors import translating
 from checkpoint.postgres.sqlfiles import Statements, quoted
 from dedup.outbox.message import LANES, Entry, Lag, Message, Messages, State
 from dedup.outbox.store import Asked, Chosen, Failed, Marks
-from dedup.postgres import arrays, encode
+from dedup.postgres import encode
 from dedup.postgres.letters import property_arrays
 
 LANES_PER_TURN = 16
@@ -54,8 +53,9 @@ def publish(connection: Connection, sql: Statements, consumer_id: int, messages:
 class PgTurn:
     """Messages in hand, in an open transaction."""
 
-    def __init__(self, connection: Connection, sql: Statements, messages: Sequence[Message]) -> None:
-        self.messages = messages
+    def __init__(self, connection: Connection, sql: Statements, taken: Sequence[tuple[Message, str]]) -> None:
+        self.messages: Sequence[Message] = [message for message, _ in taken]
+        self._places = {message.number: place for message, place in taken}
         self._connection, self._sql = connection, sql
 
     def mark(self, marks: Marks) -> None:
@@ -64,8 +64,9 @@ class PgTurn:
         Crash: all of it is noted, or nothing.
         """
         if marks.sent:
-            numbers = arrays.int8_array(np.asarray(marks.sent, dtype=np.int64))
-            self._connection.execute(self._sql["outbox_sent"], {"numbers": numbers})
+            # Where the rows lie is known, and under the locks of their lanes nobody moves them.
+            places = "{" + ",".join(f'"{self._places[number]}"' for number in marks.sent) + "}"
+            self._connection.execute(self._sql["outbox_sent"], {"places": places})
         for state, failed in ((State.DEAD, marks.dead), (State.WAITING, marks.tried)):
             if failed:
                 self._connection.execute(self._sql["outbox_failed"], {"state": int(state), **_columns(failed)})
@@ -88,6 +89,8 @@ def _clean(text: str) -> str:
 class PgOutbox:
     """The messages of one consumer."""
 
+    parallel: ClassVar[bool] = True
+
     def __init__(self, consumer: str, sql: Statements, connect: Open) -> None:
         self.consumer, self._sql, self._connect = consumer, sql, connect
 
@@ -100,7 +103,7 @@ class PgOutbox:
         with self._transaction("Taking messages to send") as connection:
             yield PgTurn(connection, self._sql, self._first(connection, asked))
 
-    def _first(self, connection: Connection, asked: Asked) -> list[Message]:
+    def _first(self, connection: Connection, asked: Asked) -> list[tuple[Message, str]]:
         """Messages of the first lanes that have any and that nobody else has in hand; those lanes stay locked."""
         where = {"lanes": list(range(LANES)), "topics": list(asked.topics), "aside": not asked.blocking}
         lanes = [row[0] for row in self._all(connection, "outbox_lanes", **where)]
@@ -128,7 +131,7 @@ class PgOutbox:
                 if not connection.closed and connection.info.transaction_status:
                     connection.execute("rollback")
 
-    def _take(self, connection: Connection, asked: Asked, lanes: list[int]) -> list[Message]:
+    def _take(self, connection: Connection, asked: Asked, lanes: list[int]) -> list[tuple[Message, str]]:
         connection.execute(self._sql["outbox_hold" if asked.blocking else "outbox_overtake"], {"consumer": self.consumer, "lanes": lanes})
         topics, keys = zip(*asked.resting, strict=True) if asked.resting else ((), ())
         found = self._all(
@@ -141,7 +144,7 @@ class PgOutbox:
             resting_keys=list(keys),
             resting_numbers=sorted(asked.resting_numbers),
         )
-        return [Message(n, t, k, i, b, _headers(names, values), a) for n, t, k, i, b, names, values, a in found]
+        return [(Message(n, t, k, i, b, _headers(names, values), a), place) for n, t, k, i, b, names, values, a, place in found]
 
     def _all(self, connection: Connection, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
         space = f"dedup outbox {self._sql.schema} {self.consumer}"

@@ -2,7 +2,7 @@
 -- Forward only. The identity must not cache: a later transaction has to get higher numbers, or order per key is lost.
 
 create table {schema}.outbox (
-    number bigint generated always as identity primary key,
+    number bigint generated always as identity,
     consumer_id int not null references {schema}.consumer (id),
     topic text not null,
     key bytea,
@@ -24,6 +24,8 @@ comment on table {schema}.outbox is
 comment on column {schema}.outbox.id is 'What the receiver knows the message by: minted once, the same however often it is sent.';
 comment on column {schema}.outbox.lane is 'Bucket of the destination key: what a dispatcher locks, so that one key is never in two hands.';
 comment on column {schema}.outbox.flight is 'The Kafka transaction that it was handed to, where messages are sent exactly once.';
+-- A tree of all numbers would cost each message twice, when it comes and when it is marked.
+create index outbox_number on {schema}.outbox using brin (number) with (pages_per_range = 32, autosummarize = on);
 create index outbox_waiting on {schema}.outbox (consumer_id, lane, number) where state = 0;
 create index outbox_stopped on {schema}.outbox (consumer_id, lane, number) where state in (2, 3, 5);
 

@@ -901,10 +901,10 @@ where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)
 -- name: outbox_take
 -- The first waiting messages of each of these lanes, without those whose key rests.
 -- Under the locks of the lanes, in a statement of its own, so that it sees the marks of who had them before.
-select o.number, o.topic, o.key, o.id, o.body, o.header_names, o.header_values, o.attempts
+select o.number, o.topic, o.key, o.id, o.body, o.header_names, o.header_values, o.attempts, o.place::text
 from unnest(%(lanes)s::int4[]) l (lane)
 cross join lateral (
-    select * from {schema}.outbox w
+    select w.*, w.ctid as place from {schema}.outbox w
     where w.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and w.lane = l.lane and w.state = 0
         and (cardinality(%(topics)s::text[]) = 0 or w.topic = any(%(topics)s::text[]))
         and not exists (
@@ -918,7 +918,7 @@ order by o.number;
 -- name: outbox_sent
 -- Mark messages as sent.
 -- Under the locks of their lanes; a message that somebody has discarded meanwhile was waiting for the same locks.
-update {schema}.outbox set state = 1, changed_at = clock_timestamp() where number = any(%(numbers)s);
+update {schema}.outbox set state = 1, changed_at = clock_timestamp() where ctid = any(%(places)s::tid[]);
 
 -- name: outbox_failed
 -- Note a failed attempt: of messages that are given up, or tried again.
