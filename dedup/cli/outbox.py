@@ -13,10 +13,10 @@ import typer
 
 import dedup
 from dedup.cli.consumers import Name, Yes
-from dedup.cli.outbox_destinations import Call, EventHubs, Kafka, KafkaSettings, destination_of
+from dedup.cli.outbox_destinations import Call, EventHubs, Kafka, KafkaSettings, destination_of, transactions_of
 from dedup.cli.show import AsJson, print_json, print_table
 from dedup.cli.stores import StoreUrl, check_consumer, open_store
-from dedup.outbox import Dispatched, Dispatcher, Patience, State
+from dedup.outbox import Dispatched, Dispatcher, ExactlyOnce, Patience, State
 from dedup.outbox.message import Entry
 from dedup.outbox.store import Chosen, Outbox
 
@@ -66,6 +66,9 @@ def dispatch(
     once: Annotated[bool, typer.Option("--once", help="Send what waits now, and end.")] = False,
     overtake: Annotated[bool, typer.Option("--overtake", help="Let messages overtake one of their key that cannot be sent.")] = False,
     attempts: Annotated[int, typer.Option(min=1, help="Attempts at a message before it is dead, while others pass.")] = 5,
+    exactly_once: Annotated[
+        bool, typer.Option("--exactly-once", help="In Kafka transactions: readers of committed messages see each of them once.")
+    ] = False,
     every: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks while nothing waits.")] = 1.0,
     store: StoreUrl = "",
     as_json: AsJson = False,
@@ -77,8 +80,13 @@ def dispatch(
     Crash: what was sent and not marked is sent again, with the same ids.
     """
     outbox = _outbox(store, name)
-    destination = destination_of(kafka, kafka_settings, eventhubs, call)
-    dispatcher = Dispatcher(outbox, destination, topics=topic or (), patience=Patience(attempts=attempts), blocking=not overtake)
+    destination: Any
+    if exactly_once:
+        destination = transactions_of(kafka, kafka_settings, name, outbox)
+        dispatcher: Dispatcher = ExactlyOnce(outbox, destination, topics=topic or (), blocking=not overtake)  # type: ignore[arg-type]
+    else:
+        destination = destination_of(kafka, kafka_settings, eventhubs, call)
+        dispatcher = Dispatcher(outbox, destination, topics=topic or (), patience=Patience(attempts=attempts), blocking=not overtake)
     try:
         if once:
             _tell(dispatcher.once(), as_json)

@@ -14,6 +14,7 @@ import typer
 import dedup
 from dedup.outbox import Call as Calling
 from dedup.outbox import Destination
+from dedup.outbox.store import Outbox
 
 Kafka = Annotated[str, typer.Option("--kafka", help="To this Kafka broker: host:9092.", show_default=False)]
 KafkaSettings = Annotated[
@@ -48,6 +49,17 @@ def destination_of(kafka: str, kafka_settings: str, eventhubs: str, call: str) -
 
         return Topics(kafka, settings_of(kafka_settings) if kafka_settings else {})
     return _hubs(eventhubs) if eventhubs else Calling(_function(call))
+
+
+def transactions_of(kafka: str, kafka_settings: str, name: str, outbox: Outbox) -> Any:
+    """Kafka in transactions. Raises ConfigError for another destination, or an outbox that notes no flights."""
+    if not kafka:
+        raise dedup.ConfigError("Only Kafka has transactions: --exactly-once needs --kafka host:9092.")
+    if not hasattr(outbox, "fly"):
+        raise dedup.ConfigError("--exactly-once needs a store in PostgreSQL. On Delta messages are sent at least once, with stable ids.")
+    from dedup.kafka import TransactionalTopics
+
+    return TransactionalTopics(kafka, name, settings_of(kafka_settings) if kafka_settings else {})
 
 
 def _hubs(variable: str) -> Destination:

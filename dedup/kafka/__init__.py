@@ -11,6 +11,7 @@ except ModuleNotFoundError as missing:
 from dedup.kafka.broker import Broker
 from dedup.kafka.eventhubs import EventHubs, Options, eventhubs_options
 from dedup.kafka.outbox import Topics
+from dedup.kafka.outbox_transactions import TransactionalTopics
 from dedup.kafka.reading import LogReader, log_reader
 
-__all__ = ["Broker", "EventHubs", "LogReader", "Options", "Topics", "eventhubs_options", "log_reader"]
+__all__ = ["Broker", "EventHubs", "LogReader", "Options", "Topics", "TransactionalTopics", "eventhubs_options", "log_reader"]

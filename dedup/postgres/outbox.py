@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from checkpoint.errors import StoreError
+from checkpoint.errors import ConfigError, StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import translating
 from checkpoint.postgres.sqlfiles import Statements, quoted
+from dedup.outbox.exactly_once import Flight
 from dedup.outbox.message import LANES, Entry, Lag, Message, Messages, State
 from dedup.outbox.store import Asked, Chosen, Failed, Marks
 from dedup.postgres import encode
@@ -101,18 +102,60 @@ class PgOutbox:
         Crash: the locks end with the session, and what was not marked is taken again.
         """
         with self._transaction("Taking messages to send") as connection:
+            if self._all(connection, "outbox_flying"):
+                raise ConfigError(
+                    f"Messages of {self.consumer!r} were handed to a Kafka transaction whose outcome is not noted: run "
+                    f"`dedup outbox dispatch {self.consumer} --exactly-once --once` first, and do not send both ways at once."
+                )
             yield PgTurn(connection, self._sql, self._first(connection, asked))
 
-    def _first(self, connection: Connection, asked: Asked) -> list[tuple[Message, str]]:
+    def fly(self, asked: Asked) -> Flight | None:
+        """The flight that is not settled, or else a new one, noted; None where nothing waits.
+
+        Crash: it is noted or not.
+        """
+        with self._transaction("Noting messages to send") as connection:
+            number = int(self._all(connection, "outbox_flight")[0][0])
+            flying = self._messages(self._all(connection, "outbox_flying"))
+            if flying:
+                connection.execute("commit")
+                return Flight(number, [message for message, _ in flying], fresh=False)
+            taken = self._first(connection, asked, whole=True)[: asked.limit]
+            if taken:
+                places = "{" + ",".join(f'"{place}"' for _, place in taken) + "}"
+                self._all(connection, "outbox_fly", places=places, flight=number + 1)
+            connection.execute("commit")
+        return Flight(number + 1, [message for message, _ in taken], fresh=True) if taken else None
+
+    def land(self, flight: Flight) -> None:
+        """Its messages are sent.
+
+        Crash: all of them are marked, or none; whoever comes next asks the broker.
+        """
+        with self._connect(f"Marking messages of {self.consumer!r}") as connection:
+            self._all(connection, "outbox_land", flight=flight.number)
+
+    def ground(self, flight: Flight, dead: Failed | None) -> None:
+        """Its messages wait again, but for one that is dead.
+
+        Crash: all of it, or nothing.
+        """
+        with self._transaction("Taking messages back") as connection:
+            self._all(connection, "outbox_ground", flight=flight.number)
+            if dead is not None:
+                connection.execute(self._sql["outbox_failed"], {"state": int(State.DEAD), **_columns([dead])})
+            connection.execute("commit")
+
+    def _first(self, connection: Connection, asked: Asked, *, whole: bool = False) -> list[tuple[Message, str]]:
         """Messages of the first lanes that have any and that nobody else has in hand; those lanes stay locked."""
         where = {"lanes": list(range(LANES)), "topics": list(asked.topics), "aside": not asked.blocking}
         lanes = [row[0] for row in self._all(connection, "outbox_lanes", **where)]
         random.shuffle(lanes)  # dispatchers that begin at once do not all try the same ones
         while lanes:
-            locked = [row[0] for row in self._all(connection, "outbox_lock", lanes=lanes, most=LANES_PER_TURN)]
+            locked = [row[0] for row in self._all(connection, "outbox_lock", lanes=lanes, most=LANES if whole else LANES_PER_TURN)]
             if not locked:
                 break
-            if found := self._take(connection, asked, locked):
+            if (found := self._take(connection, asked, locked)) or whole:
                 return found
             connection.execute("commit and chain")  # what was put aside stays aside
             lanes = [lane for lane in lanes if lane not in locked]
@@ -144,6 +187,10 @@ class PgOutbox:
             resting_keys=list(keys),
             resting_numbers=sorted(asked.resting_numbers),
         )
+        return self._messages(found)
+
+    @staticmethod
+    def _messages(found: list[tuple[Any, ...]]) -> list[tuple[Message, str]]:
         return [(Message(n, t, k, i, b, _headers(names, values), a), place) for n, t, k, i, b, names, values, a, place in found]
 
     def _all(self, connection: Connection, name: str, **parameters: Any) -> list[tuple[Any, ...]]:

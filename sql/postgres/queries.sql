@@ -1205,3 +1205,44 @@ insert into {schema}.published_id (destination_id, message_id, payload_hash, pub
 select %(destination)s, r.message_id, r.payload_hash, %(id)s, r.partition, r.sequence, r.stored_at from jsonb_to_recordset(%(rows)s::jsonb)
     as r (message_id text, payload_hash int8, partition int4, sequence int8, stored_at timestamptz)
 on conflict (destination_id, message_id) do nothing;
+
+-- name: outbox_flight
+-- The number of the last Kafka transaction of messages, locked.
+-- Of two dispatchers the second one sees what the first has noted.
+insert into {schema}.outbox_flight as f (consumer_id, flight)
+select id, 0 from {schema}.consumer where name = %(consumer)s
+on conflict (consumer_id) do update set flight = f.flight
+returning flight;
+
+-- name: outbox_flying
+-- The messages of the Kafka transaction that is not settled.
+-- There is one at a time.
+select number, topic, key, id, body, header_names, header_values, attempts, ctid::text from {schema}.outbox
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state = 5
+order by number;
+
+-- name: outbox_fly
+-- Note messages as handed to a Kafka transaction, and its number.
+-- Under the locks of their lanes and of the number.
+with noted as (
+    update {schema}.outbox set state = 5, flight = %(flight)s, changed_at = clock_timestamp() where ctid = any(%(places)s::tid[])
+)
+update {schema}.outbox_flight set flight = %(flight)s
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+returning flight;
+
+-- name: outbox_land
+-- Mark the messages of a Kafka transaction that was committed as sent.
+-- Who comes second changes nothing.
+update {schema}.outbox set state = 1, changed_at = clock_timestamp()
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state = 5
+    and flight = %(flight)s
+returning number;
+
+-- name: outbox_ground
+-- Let the messages of a Kafka transaction that was aborted wait again.
+-- Who comes second changes nothing.
+update {schema}.outbox set state = 0, flight = null
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state = 5
+    and flight = %(flight)s
+returning number;

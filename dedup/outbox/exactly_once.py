@@ -1,0 +1,106 @@
+"""Dispatch in flights: messages are handed to one transaction of the broker that also says that they were.
+
+A flight is noted in the store before it is sent, and there is one at a time. Who finds one asks the broker whether it was committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from dedup.outbox.destination import Outcome
+from dedup.outbox.dispatch import Dispatcher
+from dedup.outbox.message import Message
+from dedup.outbox.store import Asked, Failed, Marks, Outbox
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Messages that go together, or not at all."""
+
+    number: int  # ascending; a number is never used for other messages
+    messages: Sequence[Message]
+    fresh: bool  # noted by this very call: nobody can have sent it
+
+
+class Transactions(Protocol):
+    """A broker that takes messages in transactions."""
+
+    def connect(self) -> None:
+        """Become the one that sends; nobody before us can commit any more."""
+
+    def has(self, flight: Flight) -> bool:
+        """Whether this flight was committed."""
+
+    def send(self, flight: Flight) -> Outcome:
+        """Send and commit; where one message cannot be sent, none is."""
+
+
+class Flights(Outbox, Protocol):
+    """An outbox that notes flights."""
+
+    def fly(self, asked: Asked) -> Flight | None:
+        """The flight that is not settled, or else a new one, noted; None where nothing waits."""
+
+    def land(self, flight: Flight) -> None:
+        """It was committed: its messages are sent."""
+
+    def ground(self, flight: Flight, dead: Failed | None) -> None:
+        """It was not committed and will not be: its messages wait again, but for one that is dead."""
+
+
+class ExactlyOnce(Dispatcher):
+    """Sends the messages of one outbox in transactions of the broker: readers of committed messages see each of them once.
+
+    Args:
+        as `Dispatcher`; there is no `patience`: a message that the broker refuses is dead at once.
+    """
+
+    def __init__(
+        self,
+        outbox: Flights,
+        broker: Transactions,
+        *,
+        topics: Sequence[str] = (),
+        blocking: bool = True,
+        limit: int = 10_000,
+        on_step: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        super().__init__(outbox, _Nowhere(), topics=topics, blocking=blocking, limit=limit, workers=1, on_step=on_step)
+        self._flights, self._broker, self._limit = outbox, broker, limit
+
+    def _turn(self) -> Marks | None:
+        self._broker.connect()  # before a flight is noted: whoever connects after us, and not before, may send it instead of us
+        flight = self._flights.fly(replace(self._asked, limit=self._limit))
+        if flight is None:
+            return None
+        outcome = Outcome()
+        if flight.fresh or not self._broker.has(flight):
+            self._on_step("send")
+            outcome = self._broker.send(flight)
+        self._on_step("sent")
+        if outcome.failed:
+            return self._grounded(flight, outcome)
+        self._flights.land(flight)
+        self._limit = min(self._asked.limit, 2 * self._limit)
+        self._on_step("marked")
+        return Marks(sent=[m.number for m in flight.messages])
+
+    def _grounded(self, flight: Flight, outcome: Outcome) -> Marks:
+        """A broker refuses batches: unless it is plain which message it meant, the next flights are smaller."""
+        dead = None
+        if len(outcome.failed) == 1:
+            place, failure = next(iter(outcome.failed.items()))
+            dead = Failed(flight.messages[place].number, failure.error_type, failure.error_message)
+        self._flights.ground(flight, dead)
+        self._limit = max(1, len(flight.messages) // 2) if dead is None else self._limit
+        return Marks(dead=[dead] if dead else [])
+
+
+class _Nowhere:
+    def send(self, messages: Sequence[Message]) -> Outcome:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing to let go of."""
