@@ -52,7 +52,7 @@ def _opened(store: str) -> Iterator[Publishers]:
 def list_(store: StoreUrl = "", as_json: AsJson = False) -> None:
     """All producer groups: who owns them, and what waits to be confirmed by the broker."""
     with _opened(store) as publishers:
-        rows = [{name: value for name, value in row.items() if name != "id"} for row in publishers.list()]
+        rows = [{name: value for name, value in row.items() if name != "id"} for row in publishers.everything()]
     if as_json:
         print_json(rows)
         return
@@ -116,7 +116,7 @@ def restore(
         else:
             lines.seek(0)
             counts = dict(publishers.restore(lines, who(by), reason))
-        now = [row for row in publishers.list() if all(row[name] == head[name] for name in ("source", "topic", "group"))]
+        now = [row for row in publishers.everything() if all(row[name] == head[name] for name in ("source", "topic", "group"))]
     document = {**head, **{f"{kind}s": count for kind, count in counts.items()}, "waiting_now": now[0]["waiting"] if now else 0}
     _tell(document, as_json, yes and not dry_run)
 

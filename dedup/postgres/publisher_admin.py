@@ -44,17 +44,19 @@ class Publishers:
         """Let go of the connection."""
         self._connection.close()
 
-    def list(self) -> list[Row]:
+    def everything(self) -> list[Row]:
         """All groups: source, topic, group, owner_level, partitions, host, pid, taken_at, set_by, set_reason, waiting, waiting_since."""
         return self._rows("publishers")
 
     def one(self, group: str, topic: str = "", source: str = "") -> Row:
         """The group of this name. Raises ConfigError where there is none, or one at several destinations."""
-        named = [row for row in self.list() if row["group"] == group]
+        named = [row for row in self.everything() if row["group"] == group]
         found = [row for row in named if topic in ("", row["topic"]) and source in ("", row["source"])]
         places = ", ".join(f"--source {row['source']} --topic {row['topic']}" for row in named)
         if len(found) != 1:
-            raise ConfigError(f"There is not one producer group {group!r} of that place, but {len(found)}. It is at: {places or 'no place'}.")
+            raise ConfigError(
+                f"There is not one producer group {group!r} of that place, but {len(found)}. It is at: {places or 'no place'}."
+            )
         return found[0]
 
     def lanes(self, group: Row) -> list[Row]:

@@ -80,7 +80,7 @@ begin
         execute format('grant %s on publish_destination, publisher, publisher_lane, publisher_event, published_id to %s',
             permission.what, permission.who);
         if permission.what = 'INSERT' then
-            execute format('grant delete on publisher_event, published_id to %s', permission.who);
+            execute format('grant delete on publisher_lane, publisher_event, published_id to %s', permission.who);
         end if;
     end loop;
 end

@@ -1012,7 +1012,8 @@ set epoch = p.epoch + 1, run_id = excluded.run_id, holder_host = excluded.holder
 returning id, destination_id, epoch, partitions, current_setting('synchronous_commit') as synchronous_commit;
 
 -- name: close_publisher
--- Nobody owns the group any more; a newer owner stays.
+-- Nobody owns the group any more.
+-- A newer owner stays.
 update {schema}.publisher set holder_host = null, holder_pid = null, holder_started = null where id = %(id)s and epoch = %(epoch)s;
 
 -- name: publisher_epoch
