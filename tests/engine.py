@@ -82,6 +82,7 @@ class ContainerBroker(kafka_server.Broker):
         broker.home.chmod(0o777)
         (broker.home / "data").mkdir(mode=0o777)
         os.environ["DEDUP_TEST_KAFKA_HOME"] = str(broker.home)
+        os.environ["DEDUP_TEST_KAFKA_OPTS"] = f"-D{kafka_server.ALLOWED}={kafka_server.keys_url(broker.home)}"
         os.environ["DEDUP_TEST_KAFKA_USER"] = f"{os.getuid()}:{os.getgid()}"
         properties: Path = broker.home / "server.properties"
         compose.execute(f"run --rm kafka /opt/kafka/bin/kafka-storage.sh format -t {kafka_server.cluster_id()} -c {properties}")

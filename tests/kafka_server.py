@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import maven
+import token_server
 
 START_SECONDS = 90.0
 ATTEMPTS = 3
@@ -29,16 +30,25 @@ ATTEMPTS = 3
 KEY = "c2VjcmV0IGtleQ=="
 """The shared access key of `Broker.connection_string`."""
 
+OAUTH, ALLOWED = "org.apache.kafka.common.security.oauthbearer", "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+"""Classes of the login by token, and the setting of a JVM without which it asks nobody."""
+
 PROPERTIES = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login},BEHIND://127.0.0.1:{behind},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login},BEHIND://127.0.0.1:{proxy}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,BEHIND:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login},BEHIND://127.0.0.1:{behind},TOKEN://127.0.0.1:{token},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login},BEHIND://127.0.0.1:{proxy},TOKEN://127.0.0.1:{token}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT,BEHIND:PLAINTEXT,TOKEN:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
 listener.name.login.sasl.enabled.mechanisms=PLAIN
 listener.name.login.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required {users};
+listener.name.token.sasl.enabled.mechanisms=OAUTHBEARER
+listener.name.token.oauthbearer.sasl.jaas.config={oauth}.OAuthBearerLoginModule required;
+listener.name.token.oauthbearer.sasl.server.callback.handler.class={oauth}.OAuthBearerValidatorCallbackHandler
+sasl.oauthbearer.jwks.endpoint.url={keys}
+sasl.oauthbearer.expected.issuer={issuer}
+sasl.oauthbearer.expected.audience={audience}
 log.dirs={data}
 auto.create.topics.enable=false
 offsets.topic.replication.factor=1
@@ -61,13 +71,17 @@ log.retention.check.interval.ms=500
 
 @dataclass
 class Broker:
-    """One broker. Its second port asks for a login, as the Kafka endpoint of Event Hubs does; clients of the third are sent to a proxy."""
+    """One broker. Its second port asks for a login, as the Kafka endpoint of Event Hubs does; clients of the third are sent to a proxy.
+
+    The last one asks for a token that token_server.py has signed.
+    """
 
     home: Path
     port: int
     login_port: int
     behind_port: int
     proxy_port: int  # where kafka_proxy.py listens
+    token_port: int
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -95,7 +109,9 @@ class Broker:
     def launch(self) -> None:
         """Begin to run it, from jars."""
         with (self.home / "log").open("ab") as log:
-            command = _java("-Xmx512m", "-Xms128m", "kafka.Kafka", str(self.home / "server.properties"))
+            command = _java(
+                "-Xmx512m", "-Xms128m", f"-D{ALLOWED}={keys_url(self.home)}", "kafka.Kafka", str(self.home / "server.properties")
+            )
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.home, preexec_fn=_die_with_parent)
 
     def gone(self) -> bool:
@@ -139,8 +155,8 @@ def _die_with_parent() -> None:
 
 def _java(*arguments: str) -> list[str]:
     path = os.pathsep.join(map(str, maven.jars("kafka", maven.BROKER, transitive=True)))
-    options = [a for a in arguments if a.startswith("-X")]
-    return [maven.java(), *options, "-Dlog4j2.level=ERROR", "-cp", path, *[a for a in arguments if not a.startswith("-X")]]
+    options = [a for a in arguments if a.startswith(("-X", "-D"))]
+    return [maven.java(), *options, "-Dlog4j2.level=ERROR", "-cp", path, *[a for a in arguments if a not in options]]
 
 
 def connection_string(port: int) -> str:
@@ -156,15 +172,22 @@ def start_broker() -> Broker:
     return _start_broker()
 
 
-def prepared() -> tuple[Path, int, int, int, int]:
+def prepared() -> tuple[Path, int, int, int, int, int]:
     """A folder with the properties of a broker, and its ports."""
     home = Path(tempfile.mkdtemp(prefix="kafka-"))
-    ports = _free_ports(5)
+    ports = _free_ports(6)
+    token_server.new_key(home)
     user, password = "$ConnectionString", connection_string(ports[1])
     users = f'username="{user}" password="{password}" user_{user}="{password}"'
-    names = dict(zip(("port", "login", "behind", "proxy", "controller"), ports, strict=True))
-    (home / "server.properties").write_text(PROPERTIES.format(**names, data=home / "data", users=users))
-    return home, ports[0], ports[1], ports[2], ports[3]
+    names = dict(zip(("port", "login", "behind", "proxy", "token", "controller"), ports, strict=True))
+    told = {"oauth": OAUTH, "keys": keys_url(home), "issuer": token_server.ISSUER, "audience": token_server.AUDIENCE}
+    (home / "server.properties").write_text(PROPERTIES.format(**names, **told, data=home / "data", users=users))
+    return home, ports[0], ports[1], ports[2], ports[3], ports[4]
+
+
+def keys_url(home: Path) -> str:
+    """Where the broker finds the keys of tokens."""
+    return f"file:{home / token_server.KEYS}"
 
 
 def cluster_id() -> str:

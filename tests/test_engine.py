@@ -96,7 +96,7 @@ class _Local:
 
 def test_the_broker_comes_from_a_container_where_an_engine_answers(docker: Docker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Formatted first, started, killed and started again on the same folder; where no engine answers, it comes from jars."""
-    for name in ("DEDUP_TEST_KAFKA_HOME", "DEDUP_TEST_KAFKA_USER"):
+    for name in ("DEDUP_TEST_KAFKA_HOME", "DEDUP_TEST_KAFKA_OPTS", "DEDUP_TEST_KAFKA_USER"):
         monkeypatch.setenv(name, "")
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")

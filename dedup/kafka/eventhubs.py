@@ -12,6 +12,8 @@ from dedup.kafka.broker import Broker
 
 PORT, EMULATOR_PORT = 9093, 9092
 
+AUTHORITY = "https://login.microsoftonline.com"
+
 SECRET = re.compile(r"jaas|password|secret", re.IGNORECASE)
 """Options whose values are not shown."""
 
@@ -67,13 +69,14 @@ class EventHubs:
         return cls(host[1].lower(), parts.get("EntityPath"), _spark=Options(spark), _client=Options(client))
 
     @classmethod
-    def entra(cls, host: str, tenant: str, client_id: str, client_secret: str) -> EventHubs:
+    def entra(cls, host: str, tenant: str, client_id: str, client_secret: str, *, authority: str = AUTHORITY) -> EventHubs:
         """With an app registration of Microsoft Entra ID that may receive (role "Azure Event Hubs Data Receiver"): OAUTHBEARER.
 
         Args:
             host: NAMESPACE.servicebus.windows.net
+            authority: that gives the tokens; national clouds have others.
         """
-        token, scope = f"https://login.microsoftonline.com/{tenant}/oauth2/v2.0/token", f"https://{host}/.default"
+        token, scope = f"{authority}/{tenant}/oauth2/v2.0/token", f"https://{host}/.default"
         login = f"clientId={_quoted(client_id)} clientSecret={_quoted(client_secret)} scope={_quoted(scope)}"
         spark = {
             "kafka.sasl.mechanism": "OAUTHBEARER",
