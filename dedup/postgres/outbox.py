@@ -67,7 +67,9 @@ class PgTurn:
         if marks.sent:
             # Where the rows lie is known, and under the locks of their lanes nobody moves them.
             places = "{" + ",".join(f'"{self._places[number]}"' for number in marks.sent) + "}"
-            self._connection.execute(self._sql["outbox_sent"], {"places": places})
+            marked = self._connection.execute(self._sql["outbox_sent"], {"places": places}).rowcount
+            if marked != len(marks.sent):
+                raise StoreError(f"{len(marks.sent) - marked} of {len(marks.sent)} messages were moved or deleted while they were sent.")
         for state, failed in ((State.DEAD, marks.dead), (State.WAITING, marks.tried)):
             if failed:
                 self._connection.execute(self._sql["outbox_failed"], {"state": int(state), **_columns(failed)})
@@ -141,8 +143,8 @@ class PgOutbox:
         Crash: all of it, or nothing.
         """
         with self._transaction("Taking messages back") as connection:
-            self._all(connection, "outbox_ground", flight=flight.number)
-            if dead is not None:
+            grounded = {row[0] for row in self._all(connection, "outbox_ground", flight=flight.number)}
+            if dead is not None and dead.number in grounded:  # else another dispatcher has settled it, and somebody decided since
                 connection.execute(self._sql["outbox_failed"], {"state": int(State.DEAD), **_columns([dead])})
             connection.execute("commit")
 
