@@ -13,8 +13,7 @@ from checkpoint.errors import ConfigError
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.selection import Selection
 from dedup.store import Head, Store
-
-LAST = 2**63 - 1
+from dedup.wanted import LAST, Wanted
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def coverage(store: Store, head: Head, partition: Partition, selection: Selectio
     Positions above the checkpoint are the stream's, and not part of it.
     """
     life = head.incarnations.get((partition.source, partition.topic), 0)
-    mine = [b for b in store.batches(head.consumer).to_pylist() if _is_of(b, partition, life, head)]
+    mine = [b for b in store.batches(head.consumer, _window(partition, selection)).to_pylist() if _is_of(b, partition, life, head)]
     seen = _union(mine, "seen")
     lowest = seen.items[0].first if seen.items else head.passed.get(partition, -1) + 1
     first = lowest if selection.first is None else selection.first
@@ -67,6 +66,13 @@ def coverage(store: Store, head: Head, partition: Partition, selection: Selectio
     lettered = _lettered(store, head, partition, life, first, last) & asked
     processed = (seen & asked) - duplicates - skipped - lettered
     return Coverage(partition, asked, processed, lettered, duplicates, skipped, asked - seen)
+
+
+def _window(partition: Partition, selection: Selection) -> Wanted:
+    """The records that the answer depends on: where no first position is named, the lowest one that was seen counts."""
+    if selection.first is None:
+        return Wanted(partition=partition)
+    return Wanted(partition=partition, first=selection.first, last=LAST if selection.last is None else selection.last)
 
 
 def _is_of(batch: dict[str, Any], partition: Partition, life: int, head: Head) -> bool:

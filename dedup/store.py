@@ -19,6 +19,7 @@ from checkpoint.position import Partition, Ranges
 from deadletter.selection import Selection as Selection
 from dedup.claims import Claim as Claim
 from dedup.claims import Sharing
+from dedup.wanted import ALL, Wanted
 
 if TYPE_CHECKING:
     from dedup.outbox.message import Messages
@@ -274,7 +275,7 @@ class Store(Sharing, Protocol):
     def consumers(self) -> list[str]:
         """Names, sorted."""
 
-    def batches(self, consumer: str) -> pa.Table:
+    def batches(self, consumer: str, wanted: Wanted = ALL) -> pa.Table:
         """Batch records (BATCHES + generation int32, epoch int64, seq int64, committed_at timestamp), in seq order."""
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:

@@ -5,14 +5,18 @@ It reads batch records, checkpoints and letters; it cannot see whether a handler
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+
+import pyarrow.compute as pc
 
 from checkpoint.position import Partition, Ranges
+from dedup import advice
+from dedup.books import Books, LetterBooks
 from dedup.index import KEY_ONLY
+from dedup.proof import Proof, digest
+from dedup.spans import Spans
 from dedup.store import Head, Selection, Store
+from dedup.wanted import Wanted
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class VerifyReport:
     notes: list[str] = field(default_factory=list)
     partitions: list[PartitionProof] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)  # rows: delivered, redelivered, processed, duplicate, skipped, dead_lettered
+    since: int = 0  # decisions up to this one were proven before
+    proof: Proof | None = None  # what is proven now, for the next time; None where something contradicts
 
     @property
     def ok(self) -> bool:
@@ -42,126 +48,114 @@ class VerifyReport:
         return not self.contradictions
 
 
-COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
+PAGE = 5_000
+"""Decisions whose records are read at once."""
 
-Life = tuple[Partition, int]
-"""(partition, incarnation): positions mean something only within one."""
+LETTER_PAGE = 100_000
+"""Letters that are read at once, without their contents."""
+
+LOOKS = 5
+"""How often a consumer that goes on deciding is looked at again, so that records and letters are of one moment."""
+
+_LETTER_COLUMNS = ["id", "generation", "source", "topic", "incarnation", "partition", "sequence_number"]
 
 
-def verify(store: Store, consumer: str) -> VerifyReport:
-    """Check one consumer. Reads only; does not need the stream to stop, but a running one may show as unpublished."""
+def verify(store: Store, consumer: str, since: Proof | None = None) -> VerifyReport:
+    """Check one consumer. Reads only; does not need the stream to stop, but a running one may show as unpublished.
+
+    Args:
+        since: what was proven before: only decisions after it are read, and reservations and the order of letters are left alone.
+            Where it does not hold any more, everything is checked.
+    """
     head = store.head(consumer)
-    batches = [b for b in store.batches(consumer).to_pylist() if b["generation"] >= head.keyspace]
-    letters = store.letters(Selection(consumer=consumer, limit=None)).select(_LETTER_COLUMNS).to_pylist()
-    letters = [row for row in letters if row["generation"] >= head.keyspace]
-    report = VerifyReport(consumer, counts={c: sum(b[c] for b in batches) for c in COUNTS})
-    report.contradictions.extend(_check_records(batches))
-    report.contradictions.extend(_check_letters(batches, letters))
-    report.contradictions.extend(store.problems(consumer))
-    _check_coverage(report, head, batches)
-    if any(_partition(b) == KEY_ONLY and b["delivered"] for b in batches):
+    known = since if since is not None and since.holds(store, head) else None
+    books = Books.going_on(known) if known else Books(consumer)
+    letters, head, still = _read(store, books, head, known.seq if known else 0)
+    report = VerifyReport(consumer, books.contradictions, counts=dict(books.counts), since=known.seq if known else 0)
+    if still:
+        report.contradictions.extend(letters.contradictions(books.lettered))
+    else:
+        report.notes.append("the consumer goes on deciding: letters were not counted")
+    if known is None:
+        report.contradictions.extend(store.problems(consumer))
+    else:
+        report.notes.append(
+            f"decisions up to {known.seq} were proven before; reservations and the order of letters were not looked at again"
+        )
+    _check_coverage(report, head, books)
+    if books.key_only:
         report.notes.append("key-only batches: coverage of positions is not provable")
-    return report
+    if since is not None and known is None:
+        report.notes.append("the proof of before is of another state: everything was checked")
+    if not report.ok:
+        return report
+    return replace(report, proof=books.proof(head.keyspace, head.seq, digest(store, consumer, books.last)))
 
 
-_LETTER_COLUMNS = ["generation", "source", "topic", "incarnation", "partition", "sequence_number", "part", "kind", "status"]
+def _read(store: Store, books: Books, head: Head, after: int) -> tuple[LetterBooks, Head, bool]:
+    """Take in all records and letters; the letters, the head that they are of, and whether they are of one moment."""
+    for _ in range(LOOKS):
+        for start in range(after, head.seq, PAGE):
+            page = store.batches(head.consumer, Wanted(start, min(start + PAGE, head.seq)))
+            books.add(page.filter(pc.greater_equal(page["generation"], head.keyspace)))
+        letters = _letters(store, books, head)
+        after, now = head.seq, store.head(head.consumer)
+        if now.seq == after or now.keyspace != head.keyspace:
+            return letters, head, now.seq == after
+        head = now
+    return letters, head, False
 
 
-def _partition(row: dict[str, Any]) -> Partition:
-    return Partition(row["source"], row["topic"], row["partition"])
+def _letters(store: Store, books: Books, head: Head) -> LetterBooks:
+    found, last = LetterBooks(), None
+    while True:
+        page = store.letters(Selection(consumer=head.consumer, limit=LETTER_PAGE, after=last), _LETTER_COLUMNS)
+        found = found.add(page.filter(pc.greater_equal(page["generation"], head.keyspace)), books.seen)
+        if page.num_rows < LETTER_PAGE:
+            return found
+        last = page["id"][-1].as_py()
 
 
-def _life(row: dict[str, Any]) -> Life:
-    return _partition(row), row["incarnation"]
-
-
-def _ranges(items: Iterable[dict[str, int]]) -> Ranges:
-    return Ranges.of((r["first"], r["last"]) for r in items)
-
-
-def _name(batch: dict[str, Any]) -> str:
-    return f"batch {batch['batch_id']} chunk {batch['chunk']} of query {batch['query_id']}, {_partition(batch)}"
-
-
-def _check_records(batches: list[dict[str, Any]]) -> list[str]:
-    """Within a record the counts add up and outcomes lie in what was seen; between records no position is seen twice."""
-    found: list[str] = []
-    seen: dict[Life, Ranges] = defaultdict(Ranges)
-    for batch in batches:
-        mine = _ranges(batch["seen"])
-        total = batch["redelivered"] + batch["processed"] + batch["duplicate"] + batch["skipped_rows"] + batch["dead_lettered"]
-        if total != batch["delivered"]:
-            found.append(f"{_name(batch)}: {batch['delivered']} rows delivered, {total} accounted for")
-        for outcome in ("duplicates", "skipped", "late"):
-            outside = _ranges(batch[outcome]) - mine
-            if outside:
-                found.append(f"{_name(batch)}: {outcome} {outside} were not seen")
-        twice = seen[_life(batch)] & mine
-        if twice:
-            found.append(f"{_name(batch)}: {twice} were seen by an earlier batch as well")
-        seen[_life(batch)] |= mine
-    return found
-
-
-def _check_letters(batches: list[dict[str, Any]], letters: list[dict[str, Any]]) -> list[str]:
-    """Every letter lies at a position that was seen, and there are as many as the records say."""
-    seen: dict[Life, Ranges] = defaultdict(Ranges)
-    for batch in batches:
-        seen[_life(batch)] |= _ranges(batch["seen"])
-    at: dict[Life, list[tuple[int, int]]] = defaultdict(list)
-    for letter in letters:
-        at[_life(letter)].append((letter["sequence_number"],) * 2)
-    found = []
-    for life, numbers in at.items():
-        outside = Ranges() if life[0] == KEY_ONLY else Ranges.of(numbers) - seen[life]
-        if outside:
-            found.append(f"{life[0]}: dead letters at {outside}, which no batch has seen")
-    # Without positions a replayed batch parks the same letters again, so the records may tell of more.
-    recorded = sum(b["dead_lettered"] for b in batches if _partition(b) != KEY_ONLY)
-    kept = sum(_partition(letter) != KEY_ONLY for letter in letters)
-    if recorded != kept:
-        found.append(f"batch records tell of {recorded} dead letters, there are {kept}")
-    return found
-
-
-def _check_coverage(report: VerifyReport, head: Head, batches: list[dict[str, Any]]) -> None:
+def _check_coverage(report: VerifyReport, head: Head, books: Books) -> None:
     """The checkpoint is the highest position seen, or where a person went on; what lies between, never delivered, is absent, and said."""
-    seen: dict[Partition, Ranges] = defaultdict(Ranges)
-    for batch in batches:
-        partition = _partition(batch)
-        if partition != KEY_ONLY and batch["incarnation"] == head.incarnations.get((partition.source, partition.topic), 0):
-            seen[partition] |= _ranges(batch["seen"])
-    for partition in sorted({*seen, *head.checkpoints}):
-        ranges, point = seen[partition], head.checkpoints.get(partition)
-        behind = _passed(head.passed.get(partition), ranges)
+    lives = {p: life for (p, life) in books.seen if life == head.incarnations.get((p.source, p.topic), 0) and p != KEY_ONLY}
+    for partition in sorted({*(p for p, life in lives.items() if len(books.seen[p, life])), *head.checkpoints}):
+        life = head.incarnations.get((partition.source, partition.topic), 0)
+        spans, point = books.seen.get((partition, life), Spans()), head.checkpoints.get(partition)
+        number = point.sequence_number if point else None
+        behind = _passed(head.passed.get(partition), spans)
         if behind is None:
-            report.contradictions.extend(_check_checkpoint(partition, ranges, point.sequence_number if point else None))
+            report.contradictions.extend(_check_checkpoint(report.consumer, partition, spans, number))
         else:
-            report.contradictions.extend(_check_passed(partition, behind, point.sequence_number if point else None))
+            report.contradictions.extend(_check_passed(partition, behind, number))
             report.notes.append(f"{partition}: a person went on behind {behind}; positions up to it that no batch has seen are absent")
-        if ranges or behind is not None:
-            absent = Ranges.of([(ranges.items[0].first, max(ranges.items[-1].last, behind or 0))]) - ranges if ranges else ranges
-            life = head.incarnations.get((partition.source, partition.topic), 0)
-            report.partitions.append(PartitionProof(partition, life, point.sequence_number if point else None, ranges, absent))
+        if len(spans) or behind is not None:
+            absent = spans.gaps(max(_last(spans), behind or 0)).ranges() if len(spans) else Ranges()
+            report.partitions.append(PartitionProof(partition, life, number, spans.ranges(), absent))
 
 
-def _passed(passed: int | None, seen: Ranges) -> int | None:
+def _last(spans: Spans) -> int:
+    return int(spans.lasts[-1])
+
+
+def _passed(passed: int | None, seen: Spans) -> int | None:
     """Where a person went on, if no batch has seen anything at or behind it since."""
-    return None if passed is None or (seen and seen.items[-1].last >= passed) else passed
+    return None if passed is None or (len(seen) and _last(seen) >= passed) else passed
 
 
 def _check_passed(partition: Partition, passed: int, checkpoint: int | None) -> list[str]:
     return [] if checkpoint == passed else [f"{partition}: a person went on behind {passed}, but the checkpoint is {checkpoint}"]
 
 
-def _check_checkpoint(partition: Partition, seen: Ranges, checkpoint: int | None) -> list[str]:
-    if not seen:
-        return [f"{partition}: checkpoint {checkpoint}, but no batch has seen anything"]
-    last = seen.items[-1].last
+def _check_checkpoint(consumer: str, partition: Partition, seen: Spans, checkpoint: int | None) -> list[str]:
+    if not len(seen):
+        return [f"{partition}: checkpoint {checkpoint}, but no batch has seen anything. {advice.CHANGED}"]
+    last = _last(seen)
     if checkpoint is None:
-        return [f"{partition}: batches have seen up to {last}, but there is no checkpoint"]
+        return [f"{partition}: batches have seen up to {last}, but there is no checkpoint. {advice.ABOVE}"]
     if checkpoint > last:
-        return [f"{partition}: positions {last + 1}-{checkpoint} lie below the checkpoint and no batch has seen them"]
+        todo = advice.unseen(consumer, partition, Ranges.of([(last + 1, checkpoint)]))
+        return [f"{partition}: positions {last + 1}-{checkpoint} lie below the checkpoint and no batch has seen them. {todo}"]
     if checkpoint < last:
-        return [f"{partition}: positions {checkpoint + 1}-{last} were seen above the checkpoint"]
+        return [f"{partition}: positions {checkpoint + 1}-{last} were seen above the checkpoint. {advice.ABOVE}"]
     return []

@@ -30,6 +30,7 @@ from dedup.pages import ReprocessOptions
 from dedup.reprocessing import reprocess
 from dedup.steps import Advance, Change, Commit, Free, Note, Park, Record
 from dedup.store import BATCHES, KEYS, SEQUENCES, Head, Holder, Rows, Selection
+from dedup.wanted import ALL, Wanted
 
 NAME = "simulated"
 TOPIC = ("broker", "topic")
@@ -297,12 +298,13 @@ class SimStore:
         """The one."""
         return [NAME]
 
-    def batches(self, consumer: str) -> pa.Table:
+    def batches(self, consumer: str, wanted: Wanted = ALL) -> pa.Table:
         """Batch records."""
         schema = BATCHES
         for name in ("generation", "epoch", "seq"):
             schema = schema.append(pa.field(name, pa.int64()))
-        return pa.Table.from_pylist(self.shared.batches, schema=schema)
+        found = pa.Table.from_pylist(self.shared.batches, schema=schema)
+        return found.filter(wanted.decided(found["seq"]))
 
     def letters(self, selection: Selection, columns: Any = None) -> pa.Table:
         """Those that are asked for, in position order."""

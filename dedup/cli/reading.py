@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
 
 from checkpoint.position import Partition, Ranges
+from dedup import proof as proofs
 from dedup import verify as proof
 from dedup.cli.consumers import Name
 from dedup.cli.show import AsJson, cell, print_json, print_table
@@ -57,15 +59,23 @@ def batches(
 
 def verify(
     names: Annotated[list[str] | None, typer.Argument(help="Consumers; all of them where none is named.", show_default=False)] = None,
+    kept: Annotated[
+        str, typer.Option("--proof", show_default=False, help="A file that keeps what is proven: only what was decided since is read.")
+    ] = "",
+    full: Annotated[bool, typer.Option("--full", help="With --proof: check everything, and keep that.")] = False,
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """Prove from the tables that every position up to the checkpoints is accounted for once.
 
-    Exits with 1 where something contradicts, and names the ranges. It cannot see whether a handler forgot to write a row.
+    Exits with 1 where something contradicts, and names the ranges and what to do about each. It cannot see whether a handler forgot to
+    write a row.
     """
     opened = open_store(store)
-    reports = [proof.verify(opened, name) for name in _names(opened, names or [])]
+    known = proofs.load(Path(kept)) if kept else {}
+    reports = [proof.verify(opened, name, None if full else known.get(name)) for name in _names(opened, names or [])]
+    if kept:
+        proofs.save(Path(kept), {**known, **{r.consumer: r.proof for r in reports if r.proof}})
     if as_json:
         print_json([_report_json(report) for report in reports])
     else:
@@ -90,6 +100,7 @@ def _report_json(report: VerifyReport) -> dict[str, Any]:
         "contradictions": report.contradictions,
         "notes": report.notes,
         "counts": report.counts,
+        "since": report.since,
         "partitions": [_proof_json(proof) for proof in report.partitions],
     }
 

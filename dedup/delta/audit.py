@@ -20,6 +20,7 @@ from dedup.delta.publish import Publisher
 from dedup.delta.records import batch_table
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import filesystem
+from dedup.wanted import ALL, Wanted
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,23 @@ class Log:
         docs = self.rows.filter(pc.equal(self.rows["kind"], HEADER))["doc"].to_pylist()
         return sorted(map(Header.from_json, docs), key=lambda h: h.seq)
 
-    def batches(self) -> pa.Table:
+    def batches(self, wanted: Wanted = ALL) -> pa.Table:
         """ALL_BATCHES."""
-        headers = {h.seq: h for h in self.headers()}
-        rows = self.rows.filter(pc.equal(self.rows["kind"], BATCH)).to_pylist()
-        return batch_table((r for r in rows if r["seq"] in headers), headers)
+        decided = self.rows.filter(wanted.decided(self.rows["seq"]))
+        records = wanted.placed(decided.filter(pc.equal(decided["kind"], BATCH)))
+        chosen = decided.filter(pc.is_in(decided["seq"], value_set=records["seq"].combine_chunks()))
+        headers = {h.seq: h for h in Log(self.files, chosen).headers()}
+        return batch_table((r for r in records.to_pylist() if r["seq"] in headers), headers)
 
 
-def read_log(ledger: Ledger) -> Log:
-    """All of the log; empty where there is no ledger."""
+def read_log(ledger: Ledger, after: int = 0) -> Log:
+    """The log of the decisions after this one; empty where there is no ledger."""
     table = ledger.open()
     files = ledger.files(table) if table is not None else []
-    return Log(files, ledger.read([f for f in files if f.section == LOG], ["kind", "source", "topic", "partition", "doc"], 0))
+    return Log(
+        files,
+        ledger.read([f for f in files if f.section == LOG and f.last > after], ["kind", "source", "topic", "partition", "doc"], after),
+    )
 
 
 def letters(state: ConsumerState, publisher: Publisher) -> Letters:

@@ -32,6 +32,7 @@ from dedup.delta.takeover import Takeover, take_epoch
 from dedup.delta.transaction import DeltaTransaction
 from dedup.delta.writing import Context
 from dedup.store import Claim, Head, Holder, Selection
+from dedup.wanted import ALL, Wanted
 
 
 def _noop(_name: str) -> None:
@@ -241,10 +242,10 @@ class DeltaStore(Joins):
         """Names, sorted."""
         return self._states.names()
 
-    def batches(self, consumer: str) -> pa.Table:
+    def batches(self, consumer: str, wanted: Wanted = ALL) -> pa.Table:
         """Batch records (BATCHES + generation, epoch, seq, committed_at), in seq order."""
         with self._states.caught_up(consumer) as state:
-            return audit.read_log(state.ledger).batches()
+            return audit.read_log(state.ledger, wanted.after).batches(wanted)
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them.

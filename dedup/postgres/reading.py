@@ -7,9 +7,11 @@ from typing import Any
 import pyarrow as pa
 from psycopg.rows import dict_row
 
+from checkpoint.position import Partition
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.store import BATCHES
+from dedup.wanted import Wanted
 
 BATCHES_KEPT = pa.schema(
     [
@@ -30,9 +32,11 @@ def _rows(connection: Connection, statement: bytes, parameters: dict[str, Any]) 
         return list(cursor.execute(statement, parameters).fetchall())
 
 
-def batches(connection: Connection, sql: Statements, consumer: str) -> pa.Table:
+def batches(connection: Connection, sql: Statements, consumer: str, wanted: Wanted) -> pa.Table:
     """BATCHES_KEPT in seq order."""
-    rows = _rows(connection, sql["batches"], {"consumer": consumer})
+    place = wanted.partition._asdict() if wanted.partition else dict.fromkeys(Partition._fields)
+    asked = {"after": wanted.after, "until": wanted.until, "first": wanted.first, "last": wanted.last}
+    rows = _rows(connection, sql["batches"], {"consumer": consumer, **place, **asked})
     for row in rows:
         for name in _RANGES:
             bounds = zip(row.pop(f"{name}_first"), row.pop(f"{name}_last"), strict=True)

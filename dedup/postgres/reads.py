@@ -12,6 +12,7 @@ from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import reading, select, state
 from dedup.postgres.outbox import PgOutbox
 from dedup.store import Selection
+from dedup.wanted import ALL, Wanted
 
 
 class Reads:
@@ -32,10 +33,10 @@ class Reads:
         with self._connection("Reading the consumers") as connection:
             return [row[0] for row in connection.execute(self._sql["consumers"], {})]
 
-    def batches(self, consumer: str) -> pa.Table:
+    def batches(self, consumer: str, wanted: Wanted = ALL) -> pa.Table:
         """Batch records in seq order."""
         with self._connection(f"Reading the batch records of {consumer!r}") as connection:
-            return reading.batches(connection, self._sql, consumer)
+            return reading.batches(connection, self._sql, consumer, wanted)
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters in position order. Leave out `body` and `extras` where they are not needed: they may be large.

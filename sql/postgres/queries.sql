@@ -585,7 +585,7 @@ insert into {schema}.consumer_action (consumer_id, by, reason, before, after) va
 select name from {schema}.consumer order by name collate "C";
 
 -- name: batches
--- The batch records of a consumer with their ranges as two arrays of bounds each.
+-- Batch records of a consumer, all or those of some decisions and positions, with their ranges as two arrays of bounds each.
 -- One snapshot.
 select t.source, t.topic, b.incarnation, b.partition, b.query_id, b.batch_id, b.chunk,
     array(select lower(r) from unnest(b.seen) r) as seen_first, array(select upper(r) - 1 from unnest(b.seen) r) as seen_last,
@@ -597,7 +597,9 @@ select t.source, t.topic, b.incarnation, b.partition, b.query_id, b.batch_id, b.
 from {schema}.batch b
 join {schema}.topic t on t.id = b.topic_id
 join {schema}.consumer c on c.id = b.consumer_id
-where c.name = %(consumer)s
+where c.name = %(consumer)s and b.seq > %(after)s and b.seq <= %(until)s
+    and (%(topic)s::text is null or (t.source = %(source)s and t.topic = %(topic)s and b.partition = %(partition)s
+        and b.last_seen >= %(first)s and b.first_seen <= %(last)s))
 order by b.seq, t.source, t.topic, b.partition;
 
 -- name: letter_place

@@ -1,0 +1,23 @@
+"""What to do about a range of positions that `verify` names. Pure text."""
+
+from __future__ import annotations
+
+from checkpoint.position import Partition, Ranges
+
+CHANGED = "Somebody changed the record, or this is a defect: keep the tables as they are and report it."
+LETTERS = "Letters were deleted, changed or imported by hand: put them back, or note why they differ."
+ABOVE = "Nothing is lost: what comes again is dropped as a redelivery. If it stays so, somebody set the checkpoint back."
+
+
+def _where(partition: Partition, ranges: Ranges) -> str:
+    return f"--topic {partition.topic!r} --partition {partition.partition} --from {ranges.items[0].first} --to {ranges.items[-1].last}"
+
+
+def seen_twice(consumer: str, partition: Partition, ranges: Ranges) -> str:
+    """For positions that two batches decided."""
+    return f"Compare the sink at these positions; `dedup replay MODULE:{consumer} {_where(partition, ranges)}` replaces their effect."
+
+
+def unseen(consumer: str, partition: Partition, ranges: Ranges) -> str:
+    """For positions that nobody decided."""
+    return f"`dedup dead-letters reprocess MODULE:{consumer} --from-log {_where(partition, ranges)}` runs those that the log still has."
