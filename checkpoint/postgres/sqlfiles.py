@@ -92,4 +92,6 @@ def fill(statement: bytes, **parts: str) -> bytes:
 
 def filled(migration: Migration, schema: str) -> bytes:
     """A migration for one schema, to be run without parameters."""
-    return migration.text.replace("{schema}", quoted(schema)).encode()
+    told = " ".join(quoted(schema).split())  # a comment ends with its line
+    text = re.sub("^--.*$", lambda comment: comment[0].replace("{schema}", told), migration.text, flags=re.MULTILINE)
+    return text.replace("{schema}", quoted(schema)).encode()

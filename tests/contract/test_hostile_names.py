@@ -140,6 +140,7 @@ def tables_of(dsn: str) -> set[tuple[str, str]]:
 
 
 @PATIENT
+@example(schema="line\nbreak\ttab\r\v\x85")
 @given(schema=NAMES)
 def test_any_schema_name_is_a_name(postgres: str, schema: str) -> None:
     """State in a schema of any name works, purge and rotation included, and touches no other schema."""
