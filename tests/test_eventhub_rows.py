@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import gc
 import json
+import threading
+import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,6 +83,28 @@ def test_cycles_are_searched_for_seldom_only_while_events_come_in(python_s_own: 
             assert gc.get_threshold() == (seldom.YOUNG, 10, 10)
         assert gc.get_threshold() == (seldom.YOUNG, 10, 10)
     assert gc.get_threshold() == python_s_own
+
+
+class Node:
+    """Can be in a cycle."""
+
+    me: Node
+
+
+def test_what_waits_in_a_cycle_does_not_wait_long(python_s_own: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quiet process closes what only the search for cycles closes, connections above all; afterwards no thread of ours is left."""
+    monkeypatch.setattr(seldom, "SECONDS", 0.05)
+    with seldom.searched():
+        node = Node()
+        node.me = node
+        gone, until = weakref.ref(node), time.monotonic() + 30
+        del node
+        while gone() is not None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert gone() is None
+        (searching,) = (thread for thread in threading.enumerate() if thread.name == "eventhub-cycles")
+    searching.join(30)
+    assert not searching.is_alive()
 
 
 @pytest.mark.parametrize("chosen", [0, 2 * seldom.YOUNG])
