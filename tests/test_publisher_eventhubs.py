@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+from fix_eventhubs import AnyHub
 from publish_kit import assert_ordered, consumed, copied, events, kept, publisher, restored, sender, waiting
 
 from checkpoint.errors import ConfigError, NotConfirmed, StoreUnavailable
+from dedup import Consumer, PostgresStore
+from dedup.eventhub import Sender, log_reader
 from dedup.publish import Event, Published, Publisher
 from dedup.publish.events import spread
 
@@ -142,3 +146,19 @@ def test_settings_that_cannot_work_are_refused(postgres: str, eventhubs: Any, hu
     with pytest.raises(StoreUnavailable):
         publisher("host=127.0.0.1 port=1 password=s3cret", eventhubs, hub, max_outage=0.1).resend()
     assert "s3cret" not in repr(publisher("host=127.0.0.1 password=s3cret", eventhubs, hub))
+
+
+def test_lost_ids_and_repeats_on_any_hub(postgres: str, any_hub: AnyHub) -> None:
+    """On the double and, where DEDUP_TEST_EVENTHUBS names a hub, on the service: two publishers without common state, one event."""
+    id = f"test-{time.time_ns()}"
+    for schema in ("dedup", "elsewhere"):
+        store = PostgresStore(postgres, schema=schema)
+        with Publisher("shop", store, Sender(any_hub.connection)) as one:
+            assert one.publish([Event(id.encode(), partition=0, id=id), Event(id.encode(), partition=0, id=id)]) == Published(1, 1)
+    read = log_reader(any_hub.connection).read(any_hub.name, 0, any_hub.begin[0], any_hub.begin[0] + 1)
+    assert [dict(found)["message-id"] for found in read["properties"].to_pylist()] == [id.encode()] * 2
+    consumer = Consumer("reader", PostgresStore(postgres), query="q")
+    seen = list[int]()
+    consumer.foreach_batch(lambda rows, tx: seen.append(rows.num_rows))
+    consumer(read, 0)
+    assert seen == [1]

@@ -148,6 +148,7 @@ class Lanes:
         sent = 0
         while page := self.patiently(partial(self.state.waiting, owner, partition, confirmed, self.limits.max_bytes)):
             self.limits.on_step("resend")
+            self._looked = 0.0  # what was stored a while ago is sent only by who owns the group now
             self.send({partition: page})
             confirmed, sent = page[-1].sequence, sent + len(page)
         return sent
