@@ -156,7 +156,7 @@ def test_lost_ids_and_repeats_on_any_hub(postgres: str, any_hub: AnyHub) -> None
         with Publisher("shop", store, Sender(any_hub.connection)) as one:
             assert one.publish([Event(id.encode(), partition=0, id=id), Event(id.encode(), partition=0, id=id)]) == Published(1, 1)
     read = log_reader(any_hub.connection).read(any_hub.name, 0, any_hub.begin[0], any_hub.begin[0] + 1)
-    assert [dict(found)["message-id"] for found in read["properties"].to_pylist()] == [id.encode()] * 2
+    assert [[p["value"] for p in found if p["key"] == "message-id"] for found in read["properties"].to_pylist()] == [[id.encode()]] * 2
     consumer = Consumer("reader", PostgresStore(postgres), query="q")
     seen = list[int]()
     consumer.foreach_batch(lambda rows, tx: seen.append(rows.num_rows))
