@@ -210,3 +210,18 @@ def test_the_committed_numbers_are_those_of_the_table() -> None:
     text = (ROOT / "benchmarks" / "README.md").read_text().split("## The last run")[1]
     for m in json.loads((ROOT / "benchmarks" / "latest.json").read_text()):
         assert m["measure"].split("/")[1] in text and f"{m['ratio']:.2f}" in text, m
+
+
+@pytest.mark.kafka
+def test_the_outbox_and_what_it_is_compared_with_send_everything(spark: SparkSession, postgres: str, tmp_path: Path) -> None:
+    """Batches with and without messages write the same rows and as many messages as orders; dispatcher and producer send all of them."""
+    from benchmarks import outbox as ways
+    from benchmarks.run import database
+    from benchmarks.stream import Sizes
+
+    sizes = Sizes(events=200, batches=2, warm=1, rounds=2)
+    with database(postgres) as dsn:
+        measures, seconds = ways.compare_commits(spark, dsn, tmp_path, sizes)
+    more, others = ways.compare_dispatch(spark, postgres, tmp_path, sizes)
+    assert [m.measure for m in (*measures, *more)] == ["outbox/commit_path", "outbox/dispatch_vs_producer"]
+    assert [len(taken) for taken in (*seconds.values(), *others.values())] == [1] * 4

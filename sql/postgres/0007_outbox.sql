@@ -3,7 +3,7 @@
 
 create table {schema}.outbox (
     number bigint generated always as identity,
-    consumer_id int not null references {schema}.consumer (id),
+    consumer_id int not null, -- without a foreign key: it would be checked for each message
     topic text not null,
     key bytea,
     id text not null,
