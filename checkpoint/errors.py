@@ -8,6 +8,7 @@
     │   ├── SchemaOutdated       state is missing or older than this library
     │   ├── StateTooNew          state was written by a newer library
     │   ├── StoreUnavailable     no connection, or it was lost before the commit
+    │   ├── BatchTooLarge        memory was not enough for the batch     -> smaller batches
     │   ├── CommitConflict       another writer committed first; plan again
     │   ├── CommitUnknown        the answer to the commit was lost and cannot be read back yet
     │   ├── SinkMismatch         rows do not fit the sink table
@@ -71,6 +72,10 @@ class StateTooNew(StoreError):
 
 class StoreUnavailable(StoreError):
     """The store cannot be reached, or was lost before the commit. Nothing of the batch was committed; run it again."""
+
+
+class BatchTooLarge(StoreError, MemoryError):
+    """Memory was not enough for the batch. Nothing of it was committed; let the source bring smaller ones, or give the driver more."""
 
 
 class CommitConflict(StoreError):

@@ -160,7 +160,8 @@ class Consumer(Registered):
             ConfigError: the frame cannot be mapped; nothing was written.
             Fenced: a newer copy runs; stop this one.
             CheckpointError: a person has to decide; the message names the command.
-            StoreError: the store failed for longer than `max_outage`; nothing of the running chunk was committed.
+            StoreError: the store failed for longer than `max_outage`, or memory was not enough (BatchTooLarge names the settings);
+                nothing of the running chunk was committed.
             BudgetExceeded: so many events failed, for that long, that none of the running chunk was parked.
             Anything the handler raised that is not the fault of single events, or with bisect=False.
 
@@ -209,7 +210,8 @@ class Consumer(Registered):
         """Try the batch again, with backoff, while what is wrong is everybody's fault."""
         self._culprits = {}
         what = f"{self.name} batch {batch_id}"
-        return outage.retrying(what, self.max_outage, self.care)(self._with_replanning, feed, batch_id)
+        with outage.naming_limits(what):
+            return outage.retrying(what, self.max_outage, self.care)(self._with_replanning, feed, batch_id)
 
     def _with_replanning(self, feed: Feed, batch_id: int) -> Report:
         for _ in range(CONFLICT_ATTEMPTS - 1):

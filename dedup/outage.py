@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import tenacity
 
-from checkpoint.errors import BudgetExceeded, CommitConflict, CommitUnknown, DedupError, SourceUnavailable, StoreUnavailable
+from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict, CommitUnknown, DedupError, SourceUnavailable, StoreUnavailable
 from deadletter.classify import ErrorClass, classify
 from deadletter.failure import describe
 from dedup.care import Care
@@ -34,6 +36,22 @@ def retrying(what: str, patience: float, care: Care) -> tenacity.Retrying:
         sleep=care.sleep,
         reraise=True,
     )
+
+
+@contextmanager
+def naming_limits(what: str) -> Iterator[None]:
+    """Tell whoever runs out of memory inside which setting to change. Raises BatchTooLarge in place of a MemoryError."""
+    try:
+        yield
+    except BatchTooLarge:
+        raise
+    except MemoryError as error:
+        raise BatchTooLarge(
+            f"{what}: memory was not enough ({describe(error, dt.datetime.now(dt.UTC)).message}); nothing of the running transaction is "
+            f"committed. Let the source bring smaller batches (maxOffsetsPerTrigger of Kafka, maxEventsPerTrigger of Event Hubs), "
+            f"lower max_events_per_transaction, or give the driver more memory. On Spark, batches above spark.driver.maxResultSize go "
+            f"through files in scratch=: lower that."
+        ) from error
 
 
 def may_pass(error: BaseException, care: Care) -> bool:
