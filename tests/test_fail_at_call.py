@@ -107,7 +107,7 @@ def test_each_call_to_postgres_may_fail(postgres: str, copies: Callable[[], str]
             ended[how := fails_once(calls, dsn, patience=patience)] += 1
             if not calls.failed:
                 break
-            if patience:
+            if patience and not calls.failed.startswith("d"):  # rows of a COPY: a client can only have it cancelled, which ends the query
                 assert how == "passed", f"call {number} ({calls.failed!r}) ended with {how}"
             place = PostgresPlace(dsn)
             run_batches(place, range(BATCHES - 1, BATCHES))
@@ -115,7 +115,7 @@ def test_each_call_to_postgres_may_fail(postgres: str, copies: Callable[[], str]
             assert wrong == ([], [], []), f"call {number} ({calls.failed!r}), {way}, ended with {how}: {wrong}"
     print(way, patience, number - 1, "calls", dict(ended))
     assert number > 20, "the batch has fewer calls than it has statements"
-    assert set(ended) <= {"passed", "StoreUnavailable", "CommitUnknown", "DiskFull"}, ended
+    assert set(ended) <= {"passed", "StoreUnavailable", "CommitUnknown", "StoreError"}, ended
 
 
 FEW = {"lost": 3, "killed after": 4, "error": 7, "full": 9}

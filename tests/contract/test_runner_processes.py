@@ -79,6 +79,25 @@ def test_two_processes_share_a_hub_and_one_takes_over_when_the_other_is_killed(p
     sent.check(place)
 
 
+def test_three_processes_that_are_killed_while_they_balance(place: Place, start: Start, sent: Orders) -> None:
+    """Each in its turn is killed, or stopped until another one has its partition: each event has its effect once."""
+    running = [start() for _ in range(3)]
+    for turn in range(6):
+        sent.send(150)
+        one = running.pop(0)
+        one.send(signal.SIGSTOP if turn % 3 == 2 else signal.SIGKILL)
+        running.append(start())
+        until(lambda: owned(running[-1]), running[-1].require_running, 150)
+        if turn % 3 == 2:
+            one.send(signal.SIGCONT)  # its ownership lasted for three seconds, and another process has its partition
+            stop(one)
+        else:
+            one.wait()
+    sent.wait(place, running[0].require_running)
+    stop(*running)
+    sent.check(place)
+
+
 def test_a_process_that_was_stopped_for_longer_than_its_ownership_commits_nothing(
     place: Place, start: Start, sent: Orders, tmp_path: Path
 ) -> None:

@@ -26,8 +26,8 @@ def main() -> None:
     entries = run.read(asked.journal)
     totals = report.totals(entries)
     asked.journal.with_suffix(".json").write_text(json.dumps({"totals": totals, "faults": report.summary(entries)}, indent=1) + "\n")
-    print(report.markdown(entries))
-    print(json.dumps(totals, indent=1))
+    asked.journal.with_suffix(".md").write_text(report.page(entries))
+    print(report.page(entries))
     raise SystemExit(any(store["wrong_seeds"] for store in totals.values()))
 
 

@@ -54,7 +54,7 @@ def main(task: dict[str, Any]) -> None:
         if name == task.get("die_at"):
             left["n"] -= 1
             if left["n"] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), task.get("signal", signal.SIGKILL))
 
     store = place_of(task["kind"], task["place"]).store(on_step=on_step)
     run = consumer(

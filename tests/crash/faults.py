@@ -40,14 +40,18 @@ def kill_at_moment(lane: Lane, dice: random.Random) -> str:
 
 def stop_and_take_over(lane: Lane, dice: random.Random) -> str:
     """SIGSTOP for longer than every time-out; another copy takes over and finishes; SIGCONT."""
-    zombie = _started(lane, after=0.4)
-    seconds = _sleep(lane, dice)
+    step, nth = dice.choice([*lane.steps, None]), dice.randrange(1, 4)
+    zombie = _started(lane, after=0.4, **({"die_at": step, "nth": nth, "signal": signal.SIGSTOP} if step else {}))
+    where = f"{step} {nth}" if step else _sleep(lane, dice)
+    if step is None:
+        _signal(zombie, signal.SIGSTOP)
+    while not zombie.ended and not _stopped(zombie):
+        time.sleep(0.005)
     lane.missed = zombie.ended
-    _signal(zombie, signal.SIGSTOP)
     lane.wait(lane.start(after=0.4, patience=30.0))
     _signal(zombie, signal.SIGCONT)
     lane.wait(zombie)
-    return seconds
+    return where
 
 
 def copies_at_once(lane: Lane, dice: random.Random) -> str:
@@ -202,6 +206,10 @@ def _sleep(lane: Lane, dice: random.Random) -> str:
     seconds = dice.random() * lane.life * 0.8
     time.sleep(seconds)
     return f"after {seconds:.3f} s"
+
+
+def _stopped(process: Child) -> bool:
+    return Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
 
 def _signal(process: Child, number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ class Lane:
     seed: int
     batches: int = 0  # that the log has so far
     coin: float = 0.0
-    life: float = 0.3  # seconds that the last process without a fault took
+    life: float = 0.3  # seconds that a process takes from its start to the end of the log
     ended: list[str] = field(default_factory=list)  # how the processes of this iteration ended
     missed: bool = False  # whether the process was done before the fault came
 
@@ -54,14 +55,14 @@ class Lane:
     def wait(self, process: Child) -> None:
         """Note how it ended."""
         code, said = process.wait()
-        lines = [line for line in said.splitlines() if line and not line.startswith((" ", "\t"))]
+        lines = [line for line in said.splitlines() if re.match(r"[\w.]+(:|$)", line)]
         self.ended.append("finished" if code == 0 else f"signal {-code}" if code < 0 else lines[-1].split(":")[0] if lines else str(code))
 
     def finish(self) -> None:
         """A restart without any fault has to come to the end of the log."""
         begun, last = time.monotonic(), self.start(patience=30.0)
         last.finish()
-        self.life = time.monotonic() - begun
+        self.life = max(0.9 * self.life, time.monotonic() - begun)  # mostly there is little left to do
 
     def wrong(self) -> tuple[list[Any], list[Any], list[str]]:
         """What is lost, what is doubled, and what contradicts itself."""

@@ -42,7 +42,7 @@ def totals(entries: list[Entry]) -> dict[str, Any]:
         mine = [e for e in entries if e["store"] == store]
         row = _row((store, ""), mine)
         errors = Counter(how for e in mine for how in e.get("ended", ()) if how != "finished" and not how.startswith("signal"))
-        seeds = [e["seed"] for e in mine]
+        seeds = sorted(e["seed"] for e in mine)
         found[store] = {
             **{name: row[name] for name in ("iterations", "too late", "skipped", "lost", "doubled", "contradictions")},
             "seeds": f"{min(seeds)}-{max(seeds)}",
@@ -57,3 +57,23 @@ def markdown(entries: list[Entry]) -> str:
     """The table of `summary`."""
     rows = [[str(row[c]) for c in COLUMNS] for row in summary(entries)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [list(COLUMNS), ["---"] * len(COLUMNS), *rows])
+
+
+def page(entries: list[Entry]) -> str:
+    """Everything as a page."""
+    lines = [
+        "# What the crash loops found",
+        "",
+        "Written by `make crash`; [crash.md](crash.md) says what is done and what the words mean.",
+        "",
+    ]
+    for store, told in totals(entries).items():
+        wrong = f"{told['lost']} lost, {told['doubled']} doubled, {told['contradictions']} contradictions"
+        ran = f"{told['iterations']} iterations, seeds {told['seeds']}, {told['hours']} hours"
+        late = f"{told['too late']} faults came too late, {told['skipped']} were skipped"
+        lines += [f"* **{store}**: {ran}: **{wrong}**; {late}. Processes that ended with an error: {_counts(told['errors'])}."]
+    return "\n".join([*lines, "", markdown(entries), ""])
+
+
+def _counts(errors: dict[str, int]) -> str:
+    return ", ".join(f"{name.rsplit('.', 1)[-1]} {count}" for name, count in errors.items()) or "nothing"
