@@ -18,7 +18,7 @@ pytestmark = pytest.mark.crash
 ONE_OF_EACH = {"postgres": 14, "delta": 5}
 """Kinds of fault."""
 
-ROUNDS = {"postgres": 2, "delta": 3}
+ROUNDS = {"postgres": 1, "delta": 2}
 
 
 @pytest.mark.parametrize("kind", [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])

@@ -67,8 +67,12 @@ def copies_at_once(lane: Lane, dice: random.Random) -> str:
     return seconds
 
 
-def disk_full(lane: Lane, dice: random.Random, disk: Disk) -> str:
-    """No space left on the device that everything is on, while a process works; then there is space again."""
+def disk_full(lane: Lane, dice: random.Random, disk: Disk, repair: Callable[[], object]) -> str:
+    """No space left on the device that everything is on, while a process works; then there is space again.
+
+    Args:
+        repair: starts a server that gave up when its log could not be written.
+    """
     left = dice.choice([0, 1, 4, 16, 64, 256]) * 1024
     disk.fill(left)
     try:
@@ -76,6 +80,7 @@ def disk_full(lane: Lane, dice: random.Random, disk: Disk) -> str:
         lane.missed = lane.ended == ["finished"]
     finally:
         disk.free()
+        repair()
     return f"{left} bytes left"
 
 

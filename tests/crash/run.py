@@ -59,27 +59,27 @@ class Lanes:
 def arena(kind: str, nursery: Nursery) -> Iterator[dict[str, tuple[Fault, Lanes] | str]]:
     """Fault -> what does it and where; or why it cannot be done here."""
     with ExitStack() as stack:
-        lanes, more = stack.enter_context(_lanes(kind, nursery, None))
+        lanes, more, _ = stack.enter_context(_lanes(kind, nursery, None))
         found: dict[str, tuple[Fault, Lanes] | str] = {name: (fault, lanes) for name, fault in {**FAULTS, **more}.items()}
         try:
             disk = stack.enter_context(places.small_disk(places.MEGABYTES[kind]))
-            small, _ = stack.enter_context(_lanes(kind, nursery, disk))
-            found[DISK_FULL] = (partial(disk_full, disk=disk), small)
+            small, _, repair = stack.enter_context(_lanes(kind, nursery, disk))
+            found[DISK_FULL] = (partial(disk_full, disk=disk, repair=repair), small)
         except places.NoDisk as reason:
             found[DISK_FULL] = str(reason)
         yield found
 
 
 @contextlib.contextmanager
-def _lanes(kind: str, nursery: Nursery, disk: places.Disk | None) -> Iterator[tuple[Lanes, dict[str, Fault]]]:
+def _lanes(kind: str, nursery: Nursery, disk: places.Disk | None) -> Iterator[tuple[Lanes, dict[str, Fault], Callable[[], None]]]:
     root = disk and disk.folder
     if kind == "delta":
         with places.folders(root) as folder:
             names = (str(folder / f"lane{n}") for n in range(1_000_000))
-            yield Lanes(kind, nursery, lambda: next(names), lambda lane: shutil.rmtree(lane.place.folder)), {}  # type: ignore[attr-defined]
+            yield Lanes(kind, nursery, lambda: next(names), lambda lane: shutil.rmtree(lane.place.folder)), {}, bool  # type: ignore[attr-defined]
     else:
         with places.postgres(root) as server:
-            yield Lanes(kind, nursery, server.database, lambda lane: server.drop(lane.place.url)), ServerFaults(server).all()
+            yield Lanes(kind, nursery, server.database, lambda lane: server.drop(lane.place.url)), ServerFaults(server).all(), server.wait
 
 
 def iterate(seed: int, kind: str, faults: dict[str, tuple[Fault, Lanes] | str]) -> Entry:
