@@ -76,4 +76,10 @@ def page(entries: list[Entry]) -> str:
 
 
 def _counts(errors: dict[str, int]) -> str:
-    return ", ".join(f"{name.rsplit('.', 1)[-1]} {count}" for name, count in errors.items()) or "nothing"
+    return (
+        ", ".join(
+            f"{name.rsplit('.', 1)[-1].strip() if name.replace('.', '').isidentifier() else 'another'} {count}"
+            for name, count in errors.items()
+        )
+        or "none"
+    )
