@@ -27,6 +27,9 @@ from dedup.postgres.letters import property_arrays
 LANES_PER_TURN = 16
 """A quarter of them: so many dispatchers can share the work evenly."""
 
+_BY_INDEX = "set local enable_seqscan = off"
+"""Messages are looked for by place, lane or number: what was sent long ago must not be read for that, whatever the statistics say."""
+
 Open = Callable[[str], AbstractContextManager[Connection]]
 """What is being done -> a connection outside any transaction."""
 
@@ -160,6 +163,7 @@ class PgOutbox:
             if (found := self._take(connection, asked, locked)) or whole:
                 return found
             connection.execute("commit and chain")  # what was put aside stays aside
+            connection.execute(_BY_INDEX)
             lanes = [lane for lane in lanes if lane not in locked]
         return []
 
@@ -169,6 +173,7 @@ class PgOutbox:
         with self._connect(doing) as connection:
             # Each statement has to see what the holder of the lock before us has committed, whatever the role's default is.
             connection.execute("begin isolation level read committed, read write")
+            connection.execute(_BY_INDEX)
             try:
                 with translating(doing):
                     yield connection
