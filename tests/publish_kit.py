@@ -26,7 +26,8 @@ Copy = dict[str, bytes]
 class Broker:
     """A broker of one hub in this process, in place of the double: the same faults, no network."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 7) -> None:
+        self.most = most  # events of one send
         self.logs: dict[str, list[list[Stored]]] = {}
         self.turn = 0
         self.order("calm")
@@ -57,15 +58,15 @@ class Broker:
             self.faults["drop_sends"] -= 1
             raise SourceUnavailable("not kept")
         self.turn += partition == GATEWAY
-        self.logs[hub][partition if partition != GATEWAY else self.turn % len(self.logs[hub])] += events[:7]
+        self.logs[hub][partition if partition != GATEWAY else self.turn % len(self.logs[hub])] += events[: self.most]
         if self.faults["lose_answers"]:
             self.faults["lose_answers"] -= 1
             raise SourceUnavailable("kept")
-        return min(7, len(events))
+        return min(self.most, len(events))
 
 
 class BrokerSender:
-    """What sends to it: seven events at a time."""
+    """What sends to it."""
 
     source = "broker"
 

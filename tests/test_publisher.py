@@ -112,6 +112,26 @@ def test_one_lane_that_fails_does_not_undo_the_others(postgres: str, eventhubs: 
     assert kept(eventhubs, hub) == [b"a", b"b"]
 
 
+def test_a_partition_that_fails_half_way_keeps_what_was_not_sent(postgres: str, eventhubs: Any, hub: str) -> None:
+    """Confirmed is what the broker has, up to there and no further; the rest waits, and goes out in order."""
+    one = publisher(postgres, eventhubs, hub, max_outage=0.0)
+    one.resend()
+    sends = iter(range(100))
+
+    def fail_third(name: str) -> None:
+        if name == "send" and next(sends) == 2:
+            eventhubs.order("drop_sends", count=1_000)
+
+    object.__setattr__(one._limits, "on_step", fail_third)
+    with pytest.raises(NotConfirmed):
+        one.publish([Event(b"%d" % n, partition=0) for n in range(20)])
+    assert (len(kept(eventhubs, hub)), waiting(postgres)) == (14, 6)
+    eventhubs.order("calm")
+    one.close()
+    with publisher(postgres, eventhubs, hub):
+        assert [int(body) for body in kept(eventhubs, hub)] == list(range(20))
+
+
 def test_the_database_away_after_the_send_means_sent_again(postgres: str, eventhubs: Any, hub: str) -> None:
     """Sent, and the confirmation cannot be kept: the call raises, the event goes out once more, and the consumer has it once."""
     one = publisher(postgres, eventhubs, hub, max_outage=0.3)
