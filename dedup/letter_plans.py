@@ -116,7 +116,7 @@ class Edit:
     key: tuple[str, ...] | None = None
 
 
-def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes], known: Iterable[bytes], who: Who) -> Plan:
+def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes], known: Sequence[bytes], who: Who) -> Plan:
     """Change the body or the key; what was there before is kept in the history, and the old key stays reserved.
 
     Args:
@@ -139,6 +139,7 @@ def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes]
         key = letter_keys.given_key(head, letter, edit.key)
         if key not in own:
             _refuse_decided(edit.key, known)
+        if key not in known:  # also an own one of earlier, whose reservation a purge has dropped: nothing but a letter's key is kept
             reserve = letter_keys.reservations([key], [letter_keys.payload_hash(head, letter, edit.body)])
         changes |= {"key": pa.array([key], pa.binary(16)), "holds_key": [True], "idempotence_key": [letter_keys.shown(edit.key)]}
         entry["reserved"] = reserve.num_rows

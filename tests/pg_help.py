@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import shutil
+import subprocess
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pg_server
 import pyarrow as pa
 
 from checkpoint.position import Partition
@@ -165,3 +168,19 @@ def changing(ids: list[str], *, history: Iterable[dict[str, Any]] = (), **column
 def sequence_of(name: str) -> bytes:
     """The hash of a sequence key, as `letter` makes it."""
     return hashlib.sha256(name.encode()).digest()[:16]
+
+
+def keep_copy(server: pg_server.Server) -> Callable[[], None]:
+    """Copy the database as it is now; returns what fails over to that copy."""
+    older = server.data.with_name("older")
+    server.stop()
+    shutil.rmtree(older, ignore_errors=True)
+    subprocess.run(["cp", "-a", str(server.data), str(older)], check=True)
+    server.start()
+
+    def fail_over() -> None:
+        server.kill()
+        server.data = older
+        server.start()
+
+    return fail_over

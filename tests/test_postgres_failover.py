@@ -6,14 +6,13 @@ not received the last transactions.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pg_server
 import pytest
 from orders import assert_proven, batch, consumer, ids, letters, orders
+from pg_help import keep_copy
 from places import PostgresPlace
 
 from checkpoint.errors import PartitionLost, StoreRestored
@@ -42,22 +41,6 @@ def place(server: pg_server.Server) -> PostgresPlace:
     made = PostgresPlace(server.dsn)
     made.create_sink()
     return made
-
-
-def keep_copy(server: pg_server.Server) -> Callable[[], None]:
-    """Copy the database as it is now; returns what fails over to that copy."""
-    older = server.data.with_name("older")
-    server.stop()
-    shutil.rmtree(older, ignore_errors=True)
-    subprocess.run(["cp", "-a", str(server.data), str(older)], check=True)
-    server.start()
-
-    def fail_over() -> None:
-        server.kill()
-        server.data = older
-        server.start()
-
-    return fail_over
 
 
 def numbered(n: int) -> Any:

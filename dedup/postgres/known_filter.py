@@ -2,7 +2,8 @@
 
 What it must hold, and why a key that it does not know need not be looked up:
 * every key of the closed tables of reservations, which take no new ones, and every key that a letter holds. It is read from them while one
-  and the same table is current, and counts only under that table (its number and its time: a restored database makes others).
+  and the same table is current, and counts only under that table, and in that database: an older copy of it, which is put in its place,
+  may know what was purged or freed since.
 * A key reserved since then is in the current table, where the unique index judges the COPY. Most of those are in the filter, too, since
   this process put them in; of one that is not, the COPY fails, keys are then reserved one by one, and the filter is read anew.
 A filter that holds too much only asks too much. Nothing of it is stored.
@@ -13,6 +14,7 @@ It is read by a thread of its own, when the keys that were looked up without it 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -47,7 +49,7 @@ class Current(NamedTuple):
     """The table that takes new reservations."""
 
     id: int
-    since: str  # when it was made, to the microsecond
+    made: str  # when, by which transaction, and when the server was started: an older copy of the database has another
 
 
 class KnownFilter:
@@ -60,11 +62,15 @@ class KnownFilter:
 
     def __init__(self, fresh: Callable[[], AbstractContextManager[Connection]], sql: Statements, memory: int) -> None:
         self._fresh, self._sql, self._memory = fresh, sql, memory
-        self._lock = threading.Lock()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self._whole: tuple[Current, Bloom] | None = None
         self._growing: tuple[Current, Bloom] | None = None  # being read
         self._reader: threading.Thread | None = None
         self._asked = 0  # keys that were looked up without a filter
+        self._due = 0  # as many as have to be for the next look at whether to read
         self._patience = 1
         self._closed = threading.Event()
 
@@ -72,38 +78,45 @@ class KnownFilter:
         """For each key whether it may be known; None where there is no filter for this table. To be asked under `share_reservations`."""
         if len(keys) <= FEW or not self._memory:
             return None
-        with self._lock:
+        with self._mine():
             if self._whole is not None and self._whole[0] == current and not self._whole[1].crowded:
                 return self._whole[1].may_have(keys)
             self._asked += len(keys)
-        self._read_beside()
+            if self._asked >= self._due:
+                self._read_beside()
         return None
 
     def add(self, current: Current, keys: Keys) -> None:
         """These are being reserved in the current table."""
-        with self._lock:
+        with self._mine():
             for found in (self._whole, self._growing):
                 if found is not None and found[0] == current:
                     found[1].add(keys)
 
     def surprised(self) -> None:
         """A key was reserved that the filter did not know: others write, too. Look keys up again for a while, each time longer."""
-        with self._lock:
-            self._whole, self._asked = None, 0
+        with self._mine():
+            self._whole, self._asked, self._due = None, 0, 0
             self._patience *= 2
 
     def close(self) -> None:
         """Stop reading, soon."""
         self._closed.set()
 
+    def _mine(self) -> threading.Lock:
+        """The lock. A forked child begins anew: in its parent somebody may have held it, and who reads is there."""
+        if self._pid != os.getpid():
+            self._begin_anew()
+        return self._lock
+
     def _read_beside(self) -> None:
-        with self._lock:
-            if self._reader is None or not self._reader.is_alive():
-                self._closed.clear()
-                self._reader = threading.Thread(target=self._read_if_due, name="dedup known keys", daemon=True)
-                self._reader.start()
+        if self._reader is None or not self._reader.is_alive():
+            self._closed.clear()
+            self._reader = threading.Thread(target=self._read_if_due, name="dedup known keys", daemon=True)
+            self._reader.start()
 
     def _read_if_due(self) -> None:
+        self._due = 2 * self._asked  # a reading that fails, or is too large, is not tried again with each batch
         try:
             with self._fresh() as connection:
                 self._read(connection)
@@ -116,7 +129,9 @@ class KnownFilter:
         current = current_table(connection, self._sql)
         keys = self._about(connection)
         capacity = 2 * keys + _ROOM
-        if self._asked * _CHEAPER < keys * self._patience or memory(capacity) > self._memory:
+        worth = keys * self._patience // _CHEAPER
+        if self._asked < worth or memory(capacity) > self._memory:
+            self._due = max(self._due, worth)
             return
         bloom = Bloom(capacity)
         with self._lock:
@@ -124,9 +139,10 @@ class KnownFilter:
         for some in self._keys(connection):
             with self._lock:
                 bloom.add(some)
-        with self._lock:
-            if not self._closed.is_set() and current_table(connection, self._sql) == current:
-                self._whole, self._asked = (current, bloom), 0
+        # Asked without the lock: a statement may have to wait for a batch, and the batch would wait for the lock.
+        if not self._closed.is_set() and current_table(connection, self._sql) == current:
+            with self._lock:
+                self._whole, self._asked, self._due = (current, bloom), 0, 0
 
     def _about(self, connection: Connection) -> int:
         table = f"{quoted(self._sql.schema)}.reservation"

@@ -5,7 +5,7 @@ Promises that of all transactions that want one key at the same time, the first 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -83,11 +83,9 @@ def reserve(connection: Connection, sql: Statements, asked: Asked, keys: pa.Tabl
             meanwhile(answer)
         asked.known_filter.add(asked.current, wanted[new])
         raced = taken.result()
-    if not len(raced):
-        return answer
-    if asked.filtered:
+    if len(raced) and asked.filtered:
         asked.known_filter.surprised()
-    return pa.concat_tables([answer, arrays.known_table(_probe(connection, sql, raced))])
+    return pa.concat_tables([answer, *_raced(connection, sql, _child(sql, asked.current), raced, hashes[arrays.among(wanted, raced)])])
 
 
 def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
@@ -98,6 +96,17 @@ def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
     connection.execute(sql["share_reservations"], {})
     child = _child(sql, current_table(connection, sql)).replace("%", "%%").encode()
     connection.execute(sql["keep_keys"].replace(b"{child}", child), {"ids": list(ids)})
+
+
+def _raced(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> Iterator[pa.Table]:
+    """Those that others have (KEYS). One that was freed since it was found taken is reserved after all."""
+    while len(keys):
+        found = arrays.known_table(_probe(connection, sql, keys))
+        yield found
+        free = ~arrays.among(keys, arrays.keys_of(found["key"]))
+        keys, hashes = keys[free], hashes[free]
+        raced = _take_free(connection, sql, child, keys, hashes) if len(keys) else keys
+        keys, hashes = raced, hashes[arrays.among(keys, raced)]
 
 
 def _child(sql: Statements, current: Current) -> str:

@@ -252,14 +252,17 @@ cross join lateral unnest(b.seen * int8multirange(int8range(w.first, w.last, '[]
 select pg_advisory_xact_lock_shared({schema}.reservation_lock());
 
 -- name: current_reservations
--- Number of the table that takes new reservations.
+-- Number of the table that takes new reservations, and what tells it from the one of that number in another copy of the database.
 -- Read after `share_reservations` in a statement of its own: only then does it see a rotation it has waited for.
-select id, to_char(created_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') from {schema}.reservation_generation where closed_at is null;
+select id, concat_ws(' ', extract(epoch from created_at), xmin, extract(epoch from pg_postmaster_start_time()))
+from {schema}.reservation_generation where closed_at is null;
 
 -- name: reservation_tables
--- The tables of reservations that are there, the oldest first.
+-- The tables of reservations that are there, the oldest first, and their parent, in case that somebody has put keys there by hand.
 -- One that a purge drops while it is read ends the reading, which is tried again later.
-select 'reservation_' || lpad(id::text, 6, '0') from {schema}.reservation_generation where purged_at is null order by id;
+select 'reservation'
+union all
+(select 'reservation_' || lpad(id::text, 6, '0') from {schema}.reservation_generation where purged_at is null order by id);
 
 -- name: reservations_about
 -- How many reservations there are, by the size of their tables: 52 bytes a row.
@@ -275,7 +278,7 @@ select pg_relation_filenode(%(table)s::regclass), pg_relation_size(%(table)s::re
 -- name: keys_of_pages
 -- The keys in some pages of one table of reservations, 16 bytes each.
 -- Rows do not move within a file: keys are inserted and deleted, never updated.
-select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from {child} where ctid >= %(first)s::tid and ctid < %(last)s::tid;
+select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from only {child} where ctid >= %(first)s::tid and ctid < %(last)s::tid;
 
 -- name: held_keys
 -- The keys that letters hold, 16 bytes each.
