@@ -398,6 +398,21 @@ def test_a_table_that_was_rewritten_while_it_was_read_was_not_read(
     assert has_read(store) and chunk(store, 0, 999) == 1000
 
 
+def test_a_table_that_is_dropped_while_it_is_asked_about_ends_the_reading(store: PostgresStore, postgres: str) -> None:
+    """A purge that commits while the reader waits for its lock makes the reading void, like any error of the database."""
+    epoch(store)
+    chunk(store, 0, 9)
+    store.rotate_reservations()
+    read(store)
+    with psycopg.connect(postgres) as purging, store.fresh() as connection, ThreadPoolExecutor(1) as beside:
+        purging.execute("select dedup.purge_reservations('2999-01-01')")
+        reading = beside.submit(list, store.known_filter._of_table(connection, "dedup.reservation_000001"))
+        waits_for_lock(postgres, 1)
+        purging.commit()
+        with pytest.raises(psycopg.Error):
+            reading.result(20)
+
+
 def test_a_table_of_many_pages_is_read_to_its_end(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are read some at a time, and none is left out at the seams or behind the last one that was there at first."""
     epoch(store)

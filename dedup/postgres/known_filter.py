@@ -157,15 +157,22 @@ class KnownFilter:
 
     def _of_table(self, connection: Connection, table: str) -> Iterator[Keys]:
         """The keys of one table, which must not be rewritten meanwhile (VACUUM FULL would move rows to pages that were read)."""
-        node, pages = connection.execute(self._sql["table_now"], {"table": table}).fetchone() or (None, 0)
+        node, pages = self._now(connection, table)
         statement = self._sql["keys_of_pages"].replace(b"{child}", table.replace("%", "%%").encode())
         for first in range(0, pages + 1, _PAGES):
             last = first + _PAGES if first + _PAGES <= pages else 2**32 - 2
             if self._closed.is_set():
                 return
             yield _binary(connection, statement, {"first": f"({first},0)", "last": f"({last},0)"})
-        if (connection.execute(self._sql["table_now"], {"table": table}).fetchone() or (None,))[0] != node:
+        if self._now(connection, table)[0] != node:
             raise psycopg.OperationalError(f"{table} was rewritten while it was read")
+
+    def _now(self, connection: Connection, table: str) -> tuple[int, int]:
+        """File and pages. Raises psycopg.Error where the table is gone, also while this is asked."""
+        node, pages = connection.execute(self._sql["table_now"], {"table": table}).fetchone() or (None, None)
+        if node is None or pages is None:
+            raise psycopg.OperationalError(f"{table} was dropped")
+        return node, pages
 
 
 def current_table(connection: Connection, sql: Statements) -> Current:
