@@ -29,7 +29,10 @@ def test_events_carry_the_stored_id_and_keep_the_order_of_their_key(eventhubs: D
     for key in ("k0", "k1", "k2"):
         bodies = [int(e.body_as_str()) for e in got if e.partition_key == key.encode()]
         assert bodies == sorted(bodies) and len(bodies) == 10
-    assert table(got[:1], "hub", "out", 0)["properties"][0].as_py() == [("message-id", b"id-0"), ("a", b"1")]
+    assert table(got[:1], "hub", "out", 0)["properties"][0].as_py() == [
+        {"key": "message-id", "value": b"id-0"},
+        {"key": "a", "value": b"1"},
+    ]
 
 
 def test_a_lost_acknowledgement_doubles_the_event_and_not_its_id(eventhubs: Double, new_hub: MakeHub) -> None:
