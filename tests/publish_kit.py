@@ -41,9 +41,9 @@ class Broker:
         self.logs[hub] = [[] for _ in range(partitions)]
         return hub
 
-    def order(self, do: str, count: int = 0, **_: Any) -> None:
+    def order(self, do: str, count: int = 0, after: int = 0, **_: Any) -> None:
         """`calm`, or so many of the next sends are not kept (`drop_sends`) or not answered (`lose_answers`)."""
-        self.faults = Counter({do: count})
+        self.faults, self.after = Counter({do: count}), after  # sends that go well before
 
     def kept(self, hub: str, partitions: int) -> list[list[dict[str, Any]]]:
         """As the double tells it."""
@@ -54,12 +54,13 @@ class Broker:
 
     def take(self, hub: str, partition: int, events: Sequence[Stored]) -> int:
         """What a sender does with it."""
-        if self.faults["drop_sends"]:
+        self.after -= 1
+        if self.faults["drop_sends"] and self.after < 0:
             self.faults["drop_sends"] -= 1
             raise SourceUnavailable("not kept")
         self.turn += partition == GATEWAY
         self.logs[hub][partition if partition != GATEWAY else self.turn % len(self.logs[hub])] += events[: self.most]
-        if self.faults["lose_answers"]:
+        if self.faults["lose_answers"] and self.after < 0:
             self.faults["lose_answers"] -= 1
             raise SourceUnavailable("kept")
         return min(self.most, len(events))
