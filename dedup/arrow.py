@@ -7,6 +7,7 @@ Spark's alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,12 +36,20 @@ def prepare(table: pa.Table, spec: Prepare) -> pa.Table:
     return complete(prepare_keys(table, spec), spec)
 
 
-def prepare_keys(table: pa.Table, spec: Prepare) -> pa.Table:
-    """What `prepare` returns but for `_key_text` and `_payload_hash`, which can wait. Raises ConfigError."""
+def prepare_keys(table: pa.Table, spec: Prepare, *, beside: bool = False) -> pa.Table:
+    """What `prepare` returns but for `_key_text` and `_payload_hash`, which can wait.
+
+    Args:
+        beside: compute `_payload_hash` of bodies by a thread while they are decoded, which is mostly not Python's work; then it is there.
+
+    Raises:
+        ConfigError: as `prepare`.
+    """
     plan = layout(table.column_names, spec)
     columns: Frame = {name: _one(table, origin, name) for name, origin in plan.envelope.items()}
     columns |= {name: _whole(table[name]) for name in plan.extras}
     undecodable = pa.repeat(pa.scalar(False), table.num_rows)
+    hashing = _hash_bodies(columns["body"], spec) if beside else None
     if isinstance(spec.decoder, Decoder):
         columns["data"], undecodable = _decoded(columns, spec.decoder)
     elif spec.decoder is not None:
@@ -48,7 +57,16 @@ def prepare_keys(table: pa.Table, spec: Prepare) -> pa.Table:
     columns |= {_KEY: _keys(columns, spec), _UNDECODABLE: undecodable}
     if spec.keys.sequence:
         columns |= dict(zip(keys.SEQUENCE, _sequence(columns, spec), strict=True))
-    return pa.table(columns)
+    return pa.table(columns if hashing is None else columns | {_PAYLOAD_HASH: hashing.result()})
+
+
+def _hash_bodies(bodies: pa.Array, spec: Prepare) -> Future[pa.Array] | None:
+    if spec.keys.payload or not isinstance(spec.decoder, Decoder):
+        return None
+    thread = ThreadPoolExecutor(1, "dedup payloads")
+    hashing = thread.submit(payload_hashes, pa.table({"body": bodies}), spec)
+    thread.shutdown(wait=False)
+    return hashing
 
 
 def _decoded(columns: Frame, decoder: Decoder) -> tuple[pa.Array, pa.Array]:

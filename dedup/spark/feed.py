@@ -34,6 +34,8 @@ log = logging.getLogger("dedup")
 
 ROW = "_row"
 
+PAYLOAD_HASH = "_payload_hash"
+
 MANY = 5_000
 """Rows from which on the tasks are quicker than a local relation."""
 
@@ -86,7 +88,7 @@ class SparkFeed:
             return None
         late = None if easy is None else prepare
         if easy is not None:
-            table = arrow.prepare_keys(table, prepare)
+            table = arrow.prepare_keys(table, prepare, beside=table.num_rows >= MANY)
         schema = rows.schema if easy is None else easy.schema
         return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), schema, late)
 
@@ -155,6 +157,8 @@ class MemoryMaterial:
     def __init__(self, session: SparkSession, table: pa.Table, schema: StructType, late: Prepare | None = None) -> None:
         self._session, self._table = session, table
         self._late = late  # how to compute the columns that are not there yet
+        if late is not None and PAYLOAD_HASH in table.column_names:
+            self._table, self._hashes = table.drop_columns([PAYLOAD_HASH]), np.asarray(table[PAYLOAD_HASH])
         self._schema = StructType([f for f in schema.fields if f.name not in HIDDEN])
         self._frames = SparkFrames(session, in_tasks=False)
         self._expected: tuple[Ints, DataFrame, pa.Table] | None = None
