@@ -168,7 +168,7 @@ def test_two_publishers_at_once_merge_once(place: Path, monkeypatch: pytest.Monk
         raise OSError("not now")
 
     monkeypatch.setattr(tables, "merge", stuck)
-    with pytest.raises(Exception, match="cannot be published"):
+    with pytest.raises(Exception, match="does not take it now"):
         decide(store, number, [(Merge(("id x",)), [(1, 2, "new", False), (2, 2, "new", False)])], 1)
     both = threading.Barrier(2, timeout=20)
 
