@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import hashlib
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -485,3 +487,15 @@ def test_copies_that_write_the_same_keys_reserve_each_once(postgres: str) -> Non
     new = [int(child.communicate()[0]) for child in children]
     (found,) = run(postgres, "select count(*), count(distinct key) from dedup.reservation")
     assert found == (sum(new), sum(new))
+
+
+def test_a_store_that_nobody_has_any_more_is_gone_at_once() -> None:
+    """Its sessions end without a search for cycles: the filter does not hold on to the store that has it."""
+    gc.disable()
+    try:
+        store = PostgresStore("host=nowhere")
+        gone = weakref.ref(store)
+        del store
+        assert gone() is None
+    finally:
+        gc.enable()

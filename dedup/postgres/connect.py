@@ -80,6 +80,15 @@ class Pool:
         except psycopg.Error as error:
             raise translate(error, "Connecting to PostgreSQL") from error
 
+    @contextmanager
+    def fresh(self) -> Iterator[Connection]:
+        """A connection that is not the pool's, closed at the end. Raises StoreUnavailable."""
+        connection = self.open()
+        try:
+            yield connection
+        finally:
+            connection.close()
+
     def drop_idle(self) -> None:
         """Close what is idle: after one connection turned out to be dead, the others probably are, too."""
         while connection := self._take():

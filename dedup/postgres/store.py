@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -87,7 +87,7 @@ class PostgresStore(Reads, Joins):
     def _begin_anew(self) -> None:
         self._sql = Statements(self.schema)
         self._pool = Pool(self.dsn)
-        self.known_filter = KnownFilter(self.fresh, self._sql, self.filter_memory)
+        self.known_filter = KnownFilter(self._pool.fresh, self._sql, self.filter_memory)
         self._ready = False
         self._registered: dict[Any, int] = {}  # (consumer, epoch, run of a claim) -> session on record
 
@@ -198,14 +198,9 @@ class PostgresStore(Reads, Joins):
                 _leave(connection)
                 _take_back(connection, lease)
 
-    @contextmanager
-    def fresh(self) -> Iterator[Connection]:
+    def fresh(self) -> AbstractContextManager[Connection]:
         """A new connection of its own, for use beside a transaction whose connection broke. Raises StoreUnavailable, psycopg.Error."""
-        connection = self._pool.open()
-        try:
-            yield connection
-        finally:
-            connection.close()
+        return self._pool.fresh()
 
     def epoch_now(self, consumer: str) -> Mapping[str, Any] | None:
         """The epoch and its holder as a new connection sees them; None where that cannot be known."""
