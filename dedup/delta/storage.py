@@ -105,6 +105,8 @@ def put(uri: str, options: Options, path: str, content: pa.Buffer) -> None:
 
 def is_away(error: BaseException | None) -> bool:
     """Whether this is about the storage that a table lies on, and not about the table: it may pass, and nobody has to repair anything."""
+    if isinstance(error, StoreUnavailable) and error.__cause__ is not None:
+        return is_away(error.__cause__)  # Spark's refusal of rows is passed on as this, too
     return isinstance(error, OSError | StoreUnavailable) or bool(_AWAY.search(str(error)))
 
 
