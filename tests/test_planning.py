@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import NAME, TOPIC, Event, Shared, SimStore, prepared
+from simulation.log import TOPIC, Event, Log, prepared
+from simulation.shared import NAME, Shared
+from simulation.store import SimStore
 
 from checkpoint.errors import IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Ranges
@@ -63,8 +64,8 @@ def test_any_delivery_has_the_effect_of_the_deduplicated_log(
     batches: list[list[Event]], max_events: int, reject: int | None, ledger: bool
 ) -> None:
     """Any interleaving of batches, replays, redeliveries and duplicates: each key once, each keyless event one letter, proven."""
-    shared = Shared()
-    store = SimStore(shared, lambda _: None, random.Random(0), ledger=ledger)
+    shared = Shared(Log(()))
+    store = SimStore(shared, lambda _: None, ledger=ledger)
     for number, events in enumerate(batches):
         deliver(store, events, number, max_events, reject)
     delivered = {(e.partition, e.number): e for b in batches for e in b}
@@ -98,6 +99,8 @@ PARTITION = Partition(*TOPIC, 0)
         (Head(NAME), Run("q", 7, durable=True), 5, None),
         (Head(NAME, query_id="q", batch_id=6, checkpoints={PARTITION: POINT}), Run("q", 7, durable=True), 10, None),
         (Head(NAME, query_id="q", batch_id=5), Run("q", 7, durable=True), 10, StoreRestored),
+        (Head(NAME, query_id="q", batch_id=6, batch_ended=False), Run("q", 7, durable=True), 10, StoreRestored),
+        (Head(NAME, query_id="q", batch_id=6, batch_ended=False), Run("q", 6, durable=True), 10, None),
         (Head(NAME, query_id="q", batch_id=5), Run("q", 7, durable=False), 10, None),
         (Head(NAME, query_id="other", batch_id=5), Run("q", 7, durable=True), 10, None),
         (Head(NAME, checkpoints={PARTITION: POINT}), Run("q", 0), 10, None),
@@ -161,8 +164,8 @@ def test_a_key_that_was_let_go_explains_its_copies() -> None:
 @pytest.mark.parametrize("younger", [False, True])
 def test_below_a_purge_time_tells_a_recreated_topic(younger: bool) -> None:
     """Where no key is left to compare, redeliveries younger than the checkpoint are another topic's events: refused, not dropped."""
-    shared, point = Shared(), dt.datetime(2026, 1, 10, tzinfo=dt.UTC)
-    store = SimStore(shared, lambda _: None, random.Random(0), ledger=False)
+    shared, point = Shared(Log(())), dt.datetime(2026, 1, 10, tzinfo=dt.UTC)
+    store = SimStore(shared, lambda _: None, ledger=False)
     deliver(store, [Event(0, n, n, False) for n in range(5)], 0, 100, None)
     old = {PARTITION: replace(shared.head.checkpoints[PARTITION], enqueued_time=point)}
     shared.head = replace(shared.head, checkpoints=old, floors={PARTITION: 4})

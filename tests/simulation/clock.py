@@ -1,0 +1,68 @@
+"""Time and other things outside that the real code asks for, while a world runs: set by the world, put back afterwards."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dedup.attempts
+import dedup.deadletters
+import dedup.epoch
+import dedup.flow
+import dedup.joined
+import dedup.letter_work
+import dedup.pages
+import dedup.reprocessing
+from dedup.process import Process
+from simulation.log import LetterFeed, feed
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+DAYS = {n: dt.timedelta(days=n) for n in (1, 5, 10)}
+BEGIN = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
+
+_now = [BEGIN]
+
+
+class _DateTime(dt.datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        """A microsecond later each time, but for jumps."""
+        _now[0] += dt.timedelta(microseconds=1)
+        return _now[0]
+
+
+class _Dt:
+    """The module `datetime`, with another clock."""
+
+    UTC, timedelta, datetime = dt.UTC, dt.timedelta, _DateTime
+
+
+_THERE = ((dedup.flow, "dt"), (dedup.attempts, "dt"), (dedup.deadletters, "dt"), (dedup.pages, "dt"), (dedup.reprocessing, "dt"))
+
+
+def jump(number: int) -> None:
+    """By a day or ten, backwards or forwards."""
+    _now[0] += DAYS[1 if number % 4 < 2 else 10] * (1 if number % 2 else -1)
+
+
+@contextmanager
+def simulated(world: World) -> Iterator[None]:
+    """Within, time is simulated, nobody sleeps, and letters are events of this world's log. Cheaper than mock.patch."""
+    here = Process("here", 1, "")
+    changes: list[tuple[Any, str, Any]] = [(module, name, _Dt) for module, name in _THERE]
+    changes += [(dedup.reprocessing, "open_feed", lambda table, _: LetterFeed(table, world.log)), (dedup.letter_work, "PAUSE_SECONDS", 0)]
+    changes += [(dedup.joined, "ArrowFeed", feed)]
+    changes += [(module, "this_process", lambda: here) for module in (dedup.epoch, dedup.joined)]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changes]
+    _now[0] = BEGIN
+    for change in changes:
+        setattr(*change)
+    try:
+        yield
+    finally:
+        for change in before:
+            setattr(*change)

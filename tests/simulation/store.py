@@ -1,0 +1,143 @@
+"""A model of one store: two protocols, one of them chosen by `ledger`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from checkpoint.errors import Fenced
+from deadletter.letter import HISTORY, LETTERS
+from dedup.store import BATCHES, Head, Holder, Selection
+from dedup.wanted import ALL, Wanted
+from simulation.invariants import place
+from simulation.shared import NAME, Shared
+from simulation.transaction import SimTransaction
+
+_RECORDS = pa.schema([*BATCHES, *(pa.field(name, pa.int64()) for name in ("generation", "epoch", "seq"))])
+_LISTED = LETTERS.append(pa.field("duplicates", pa.int64()))
+
+
+class SimStore:
+    """Opened by one process; what it says to `pause` is where that process can be stopped."""
+
+    steps: ClassVar[Mapping[str, str]] = {}
+    default_max_events: ClassVar[int] = 1000
+
+    def __init__(self, shared: Shared, pause: Callable[[str], None], *, ledger: bool) -> None:
+        self.shared, self.on_step, self.ledger = shared, pause, ledger
+
+    def take_epoch(self, consumer: str, holder: Holder, **_: Any) -> Head:
+        """A new epoch, at any time, as if the clocks had allowed it; in the transactional model older backends are ended."""
+        self.on_step("epoch")
+        shared = self.shared
+        shared.next(replace(shared.head, epoch=shared.head.epoch + 1), [])
+        if not self.ledger:
+            for transaction in shared.open:
+                transaction.ended |= not transaction.letters_only
+        return shared.head
+
+    def head(self, consumer: str) -> Head:
+        """The state now."""
+        return self.shared.head
+
+    @contextmanager
+    def begin(self, consumer: str, epoch: int, claim: Any = None) -> Iterator[SimTransaction]:
+        """Fence and open."""
+        self.on_step("fence")
+        self.publish(consumer)
+        if self.shared.head.epoch != epoch:
+            raise Fenced
+        with self._opened(SimTransaction(self, self.shared.head)) as transaction:
+            yield transaction
+
+    @contextmanager
+    def begin_letters(self, consumer: str, *, positions: bool = False) -> Iterator[SimTransaction]:
+        """Under the epoch that there is; a takeover does not concern it."""
+        self.on_step("fence")
+        self.publish(consumer)
+        with self._opened(SimTransaction(self, self.shared.head, letters_only=True)) as transaction:
+            yield transaction
+
+    @contextmanager
+    def _opened(self, transaction: SimTransaction) -> Iterator[SimTransaction]:
+        self.shared.open.append(transaction)
+        try:
+            yield transaction
+        finally:
+            self.shared.open.remove(transaction)
+
+    @contextmanager
+    def heartbeat(self, consumer: str, epoch: int, every: float) -> Iterator[None]:
+        """Nobody looks at it: a takeover may come at any time."""
+        yield
+
+    def trial(self, consumer: str, scope: str = "") -> str | None:
+        """The marker."""
+        return self.shared.trials.get(scope)
+
+    def set_trial(self, consumer: str, trial: str | None, scope: str = "") -> None:
+        """Kept at once, outside any transaction."""
+        self.on_step("trial")
+        self.shared.trials[scope] = trial
+
+    def amend(self, consumer: str, change: Callable[[Head], Head], **_: Any) -> Head:
+        """A person's decision."""
+        self.shared.next(change(self.shared.head), [])
+        return self.shared.head
+
+    def publish(self, consumer: str) -> int:
+        """Bring decided rows to the sink, each seq once: the mark and the rows are one commit of the sink."""
+        shared, done = self.shared, 0
+        while self.ledger and shared.published < shared.head.seq:
+            seq = shared.published + 1
+            if shared.decided[seq - 1]:  # a decision without rows leaves nothing to be interrupted at
+                self.on_step("publish")
+            if shared.published + 1 != seq or seq > shared.head.seq:
+                continue  # another copy was faster, and the sink's txn id is past; or the tables were restored meanwhile
+            shared.sink.extend(shared.decided[seq - 1])
+            shared.published, done = seq, done + 1
+        return done
+
+    def consumers(self) -> list[str]:
+        """The one."""
+        return [NAME]
+
+    def batches(self, consumer: str, wanted: Wanted = ALL) -> pa.Table:
+        """Batch records."""
+        found = pa.Table.from_pylist(self.shared.batches, schema=_RECORDS)
+        return found.filter(wanted.decided(found["seq"]))
+
+    def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+        """Those that are asked for, in position order."""
+        asked, rows = selection, sorted(self.shared.letters.values(), key=place)
+        if asked.after is not None:
+            rows = [x for x in rows if place(x) > place(self.shared.letters[asked.after])]
+        for name, chosen in (("id", asked.ids), ("status", asked.statuses), ("sequence", asked.sequences)):
+            rows = [x for x in rows if chosen is None or x[name] in chosen]
+        rows = [x for x in rows if asked.partition in (None, x["partition"])][: asked.limit]
+        fields = [_LISTED.field(name) for name in columns] if columns else list(_LISTED)
+        return pa.table([pa.array([x.get(f.name, 0) for x in rows], f.type) for f in fields], schema=pa.schema(fields))
+
+    def history(self, *letter_ids: str) -> pa.Table:
+        """Of these letters."""
+        return pa.Table.from_pylist([x for x in self.shared.history if x["letter_id"] in letter_ids], schema=HISTORY)
+
+    def reserved(self, consumer: str) -> int:
+        """How many, but for what reprocesses reserved and people freed."""
+        return len(self.shared.reserved) - sum(x["reserved"] for x in self.shared.history)
+
+    def outbox(self, consumer: str) -> SimStore:
+        """Nothing is sent here: no letter is UNSENT."""
+        return self
+
+    def entries(self, chosen: Any) -> list[Any]:
+        """Of the outbox."""
+        return []
+
+    def problems(self, consumer: str) -> list[str]:
+        """None of its own."""
+        return []

@@ -1,0 +1,271 @@
+"""One schedule at work: Spark queries, people, and what the moves do to them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoint.errors import PositionGap, StoreRestored, StoreUnavailable
+from checkpoint.position import Partition
+from dedup import DeadLetters, planning
+from dedup.consumer import Consumer
+from dedup.pages import ReprocessOptions
+from dedup.reprocessing import reprocess
+from dedup.store import Selection
+from simulation import clock
+from simulation.copies import Boom, Copy, Crash
+from simulation.log import TOPIC, Log, SimFeed
+from simulation.schedule import Move, Schedule
+from simulation.shared import NAME, Shared
+from simulation.spark import Places, SparkCheckpoint
+from simulation.store import SimStore
+
+COPIES = 5
+"""At once, at most."""
+
+
+class World:
+    """A log, a store, a number of copies, and faults."""
+
+    def __init__(self, schedule: Schedule, tell: Callable[[str], None] | None = None) -> None:
+        self.schedule, self.tell = schedule, tell
+        self.log = Log(schedule.events)
+        self.shared = Shared(self.log, backups=[] if any(m.deed == "restore" for m in schedule.moves) else None)
+        self.copies: list[Copy] = []
+        self.current: Copy | None = None
+        self.tick, self.starts, self.crashes, self.calm = 0, 0, 0, False
+        self.checkpoints = [SparkCheckpoint("q0", self.log, tuple(0 for _ in self.log.partitions))]
+
+    # What happens is decided by the schedule's number and by what it is about: it stays when other things are left out of the schedule.
+
+    def coin(self, *about: object) -> float:
+        """Between 0 and 1."""
+        return zlib.crc32(repr((self.schedule.seed, *about)).encode()) / 2**32
+
+    def store(self, pause: Callable[[str], None]) -> SimStore:
+        """As one process opens it."""
+        return SimStore(self.shared, pause, ledger=self.schedule.ledger)
+
+    def consumer(self, copy: Copy, *, repaired: bool = False, stream: bool = True) -> Consumer:
+        """The real Consumer over the model store, with a handler that never answers the same twice."""
+        asked = self.schedule
+        options: dict[str, Any] = {"max_events_per_transaction": asked.chunk, "bisect": asked.bisect, "budget": None}
+        options["max_outage"] = 1e9 if asked.patient else 0.0
+        consumer = Consumer(NAME, self.store(copy.pause), idempotence_key="k", sequence_key="s", **options)  # type: ignore[arg-type]
+        consumer.care = replace(consumer.care, sleep=lambda _: copy.pause("wait for the store"))
+        runs = iter(range(10**9))
+
+        @consumer.foreach_batch
+        def handle(rows: pa.Table, tx: Any) -> None:
+            run, places = next(runs), [*zip(rows["partition"].to_pylist(), rows["sequence_number"].to_pylist(), strict=True)]
+            coins = [not repaired and self.coin(copy.number, run, at) < 0.15 for at in places]
+            rest = tx.reject(rows, pa.array(coins), "coin") if any(coins) else rows
+            written = [at for at, rejected in zip(places, coins, strict=True) if not rejected]
+            tx.write(self._sink_rows(rest, written), "sink")
+            bad = stream and asked.bisect and any(self.log.at(at).key in asked.bad for at in places)
+            if bad or (not self.calm and self.coin(copy.number, run) < 0.07):
+                raise Boom
+
+        return consumer
+
+    def _sink_rows(self, rows: pa.Table, places: Places) -> pa.Table:
+        sequences = pa.array([self.log.at(at).sequence for at in places], pa.binary())
+        return rows.select(["body", "partition", "sequence_number"]).append_column("sequence", sequences)
+
+    # Queries
+
+    def query(self, checkpoint: SparkCheckpoint, run_key: str) -> Callable[[Copy], None]:
+        """A Structured Streaming query: plan a batch, call back, mark it finished; replay what was planned but not finished."""
+
+        def body(copy: Copy) -> None:
+            consumer, batch = self.consumer(copy), checkpoint.finished
+            while True:
+                copy.pause("plan")
+                if batch >= len(checkpoint.planned) and not checkpoint.plan(batch, self.coin):
+                    return
+                places = checkpoint.batch(batch)
+                feed = SimFeed(self.log.rows(self._delivered(places, batch, copy)), run_key, checkpoint.query_id)
+                try:
+                    consumer._through_outages(feed, batch)
+                except PositionGap:  # queries took turns, and positions are missing between them: a person looks, and accepts
+                    if self._missing(places):
+                        raise
+                    self.store(lambda _: None).amend(NAME, planning.accept_gap)
+                    continue
+                except StoreRestored:
+                    if self.calm or self.coin("accept", copy.number) < 0.5:
+                        self.accept_restore()
+                    raise
+                copy.pause("finish")
+                checkpoint.finished = max(checkpoint.finished, batch + 1)
+                batch += 1
+                if self.shared.restored:
+                    self._note_ahead()
+
+        return body
+
+    def _delivered(self, places: Places, batch: int, copy: Copy) -> Places:
+        if not self.schedule.shuffled:
+            return places
+        twice = [at for at in places if self.coin("twice", at, batch, copy.number) < 0.3]
+        return sorted([*places, *twice], key=lambda at: self.coin("order", at, batch, copy.number))
+
+    def _missing(self, places: Places) -> bool:
+        """Whether a batch would leave events out, and not only positions that no event has."""
+        points = self.shared.head.checkpoints
+        for p, part in enumerate(self.log.partitions):
+            point = points.get(Partition(*TOPIC, p))
+            first = min((n for q, n in places if q == p), default=None)
+            if any(point and first is not None and point.sequence_number < e.number < first and not e.held for e in part):
+                return True
+        return False
+
+    def accept_restore(self) -> None:
+        """As documented: accept, and start a query at the checkpoint."""
+        self.store(lambda _: None).amend(NAME, planning.accept_restore)
+        self.shared.ahead, self.shared.restored = {}, False
+        self.new_checkpoint(at_ours=True)
+
+    def new_checkpoint(self, *, at_ours: bool) -> None:
+        """Spark's directory is thrown away; what comes late would be missed by a query that does not begin at the earliest position."""
+        points, begin = self.shared.head.checkpoints, [0 for _ in self.log.partitions]
+        for p, point in points.items() if at_ours and not any(e.held for e in self.log.events) else ():
+            begin[p.partition] = sum(e.number <= point.sequence_number for e in self.log.partitions[p.partition])
+        self.checkpoints.append(SparkCheckpoint(f"q{len(self.checkpoints)}", self.log, tuple(begin)))
+
+    # People
+
+    def person(self, copy: Copy) -> None:
+        """Somebody reprocesses everything, or gives a few letters up, with their keys or without."""
+        if self.calm or self.coin("person", copy.number) < 0.7:
+            asked = ReprocessOptions(by="somebody", stop_after=10**6, sleep=lambda _: copy.pause("between letters"))
+            consumer = self.consumer(copy, repaired=self.calm, stream=False)
+            consumer.reprocess_within = None if self.calm else clock.DAYS[5]
+            reprocess(Selection(limit=None), consumer, options=asked)
+            return
+        chosen = sorted(self.shared.letters, key=lambda i: self.coin("chosen", i))[:2]
+        letters = DeadLetters(self.store(copy.pause))  # type: ignore[arg-type]
+        letters.discard(chosen, release_key=self.coin("release", copy.number) < 0.5, by="somebody", reason="given up")
+
+    # The scheduler
+
+    def start(self) -> None:
+        """One more copy of the newest query."""
+        self._go("query", self.query(self.checkpoints[-1], f"run{self.starts}"))
+
+    def _go(self, what: str, body: Callable[[Copy], None]) -> None:
+        self.starts += 1
+        self.current = Copy(self.starts, what, body)
+        self.copies.append(self.current)
+
+    def run(self) -> None:
+        """Chaos for as long as there are moves, then peace until the log is done."""
+        with clock.simulated(self):
+            try:
+                for move in self.schedule.moves:
+                    while self.tick < move.tick and (self.copies or not self.checkpoints[-1].at_the_end):
+                        self._turn(self._awake())
+                    self._do(move)
+                self._rest()
+            finally:
+                for copy in self.copies:
+                    copy.abandon()
+
+    def _rest(self) -> None:
+        self.calm = True
+        self._exhaust()
+        for body in (self.start, self._go_on, lambda: self._go("person", self.person)):
+            body()
+            self._exhaust()
+        self.store(lambda _: None).publish(NAME)
+
+    def _go_on(self) -> None:
+        """Start again, as after an error that a person has looked at; whoever restored the tables knows it without an error, too."""
+        if any(at not in self.shared.seen for lost in self.shared.ahead.values() for at in lost):
+            self.accept_restore()
+        self.start()
+
+    def _exhaust(self) -> None:
+        while self.copies:  # in turns: who waits for a row lock gives up after a while
+            for copy in [*self.copies]:
+                copy.asleep = 0
+                for _ in range(20):
+                    if not copy.done:
+                        self._turn(copy)
+
+    def _awake(self) -> Copy | None:
+        if self.current is not None and not self.current.done and self.current.asleep <= self.tick:
+            return self.current
+        awake = [c for c in self.copies if c.asleep <= self.tick]
+        if not awake and len(self.copies) < COPIES:
+            self.start()
+            return self.current
+        self.current = awake[0] if awake else None
+        return self.current
+
+    def _do(self, move: Move) -> None:
+        copy = self._awake()
+        if self.tell is not None:
+            self.tell(f"turn {self.tick}: {move.deed} {move.number}" + (f" at {copy}, before {copy.at}" if copy else ""))
+        getattr(self, f"_{move.deed}")(copy, move.number)
+
+    def _switch(self, _copy: Copy | None, number: int) -> None:
+        if self.copies:
+            self.current = self.copies[number % len(self.copies)]
+            self.current.asleep = 0
+
+    def _start(self, _copy: Copy | None, _number: int) -> None:
+        if len(self.copies) < COPIES:
+            self.start()
+
+    def _crash(self, copy: Copy | None, _number: int) -> None:
+        self.crashes += 1
+        self._turn(copy, Crash())
+
+    def _fail(self, copy: Copy | None, _number: int) -> None:
+        if copy is not None and copy.at not in ("start", "plan", "finish", "receive"):  # those do not ask the store
+            self._turn(copy, StoreUnavailable())
+
+    def _sleep(self, copy: Copy | None, number: int) -> None:
+        if copy is not None:
+            copy.asleep = self.tick + number
+
+    def _person(self, _copy: Copy | None, _number: int) -> None:
+        if self.shared.letters and len(self.copies) < COPIES:
+            self._go("person", self.person)
+
+    def _reset(self, _copy: Copy | None, number: int) -> None:
+        self.new_checkpoint(at_ours=number % 2 == 0)
+        self.start()
+
+    def _clock(self, _copy: Copy | None, number: int) -> None:
+        clock.jump(number)
+
+    def _restore(self, _copy: Copy | None, number: int) -> None:
+        shared = self.shared
+        if shared.backups:
+            del shared.backups[max(1, len(shared.backups) - number % 4) :]
+            shared.restore(shared.backups[-1])
+            self._note_ahead()
+
+    def _note_ahead(self) -> None:
+        """What queries have finished, and the restored tables do not know."""
+        for checkpoint in self.checkpoints:
+            finished = {at: batch for batch in range(checkpoint.finished) for at in checkpoint.batch(batch)}
+            self.shared.ahead[checkpoint.query_id] = {at: batch for at, batch in finished.items() if at not in self.shared.seen}
+
+    def _turn(self, copy: Copy | None, fault: BaseException | None = None) -> None:
+        self.tick += 1
+        if copy is None:
+            return
+        before = copy.at
+        copy.step(fault)
+        if copy.done:
+            self.copies.remove(copy)
+        if self.tell is not None:
+            died = "" if fault is None else f", meets {type(fault).__name__}"
+            self.tell(f"turn {self.tick}: {copy} does {before}{died}{f'; it ends: {copy.ended}' if copy.done else ''}")
