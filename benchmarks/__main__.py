@@ -11,20 +11,26 @@ from benchmarks import report
 from benchmarks.run import PARTS, run
 from benchmarks.stream import Sizes
 
+LATEST = Path(__file__).with_name("latest.json")
+
 
 def main() -> None:
     """Run what was asked for; latest.json is written where that was everything."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; default: all; only then latest.json is written")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; default: all, and latest.json is written")
     parser.add_argument("--warm", type=int, default=Sizes.warm, help="how many of them come first and do not count (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=Sizes.batches, help="batches of each contest (default: %(default)s)")
+    parser.add_argument("--copies", type=float, default=Sizes.copies, help="share of events that are copies (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="put what single parts measure into latest.json, beside what is there")
     asked = parser.parse_args()
     if unknown := set(asked.parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
-    measures, seconds = run(Sizes(batches=asked.batches, warm=asked.warm), asked.parts or list(PARTS))
+    measures, seconds = run(Sizes(batches=asked.batches, warm=asked.warm, copies=asked.copies), asked.parts or list(PARTS))
     report.show(measures, seconds, Console())
     if not asked.parts:
-        report.save(measures, Path(__file__).with_name("latest.json"))
+        report.save(measures, LATEST)
+    elif asked.keep:
+        report.merge(measures, LATEST)
 
 
 if __name__ == "__main__":

@@ -8,21 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from benchmarks.events import ORDER, Facts, Topic, decoded, land
 from benchmarks.ours import SINK, consumer, fill
 from benchmarks.report import Measure, throughput
+from benchmarks.reserved import reserve
 from benchmarks.stream import Seconds, Sizes, Way, contest
 from dedup.delta import DeltaStore
 
 FILLING = 100_000
 """Keys in each of the files that a large table begins with."""
 
+MADE = 1_000_000
+"""The same, for the largest ones."""
+
 
 def compare_appends(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """Ours, append and append with transaction ids, all beginning empty. Verified; and the seconds of every batch."""
-    topic = Topic()
+    topic = Topic(copies=sizes.copies)
     land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
     paths = create_tables(folder, "append", "append_txn")
     ways = {"append": _append(paths["append"], txn=False), "append_txn": _append(paths["append_txn"], txn=True)}
@@ -34,24 +39,71 @@ def compare_appends(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measur
     return measures, {f"delta/{name}": seconds for name, seconds in taken.items()}
 
 
+def compare_large(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
+    """Ours and a plain append, ten times as many events a batch, a third of the batches. Verified, as above."""
+    topic = Topic()
+    land((topic.batch(sizes.large) for _ in range(max(sizes.batches // 3, 2))), folder / "topic")
+    path = create_tables(folder, "append")["append"]
+    taken = _contest(spark, folder, {"append": _append(path, txn=False)}, max(sizes.warm // 3, 1))
+    verify(folder / SINK, topic.facts, once=True)
+    verify(path, topic.facts, once=False)
+    measure = throughput("delta/append_500k", taken["ours"], taken["append"], sizes.large)
+    return [measure], {f"delta/append_500k, {name}": seconds for name, seconds in taken.items()}
+
+
 def compare_merge(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """Ours and MERGE, both beginning with a table of 1 M orders, ours with as many reservations. Verified, as above."""
     topic = Topic()
     paths = create_tables(folder, "merge")
     _fill(folder, paths["merge"], topic, sizes.keys)
     land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
-    taken = _contest(spark, folder, {"merge": _merge(paths["merge"])}, sizes.warm)
+    taken = _contest(spark, folder, {"merge": merge(paths["merge"])}, sizes.warm)
     verify(folder / SINK, topic.facts, once=True)
     verify(paths["merge"], topic.facts, once=True)
     measure = throughput("delta/merge_1m", taken["ours"], taken["merge"], sizes.events)
     return [measure], {f"delta/merge_1m, {name}": seconds for name, seconds in taken.items()}
 
 
+def compare_merge_many(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
+    """Ours and MERGE with 10 M keys on both sides, a third of the batches. Verified, as above."""
+    topic = Topic()
+    land((topic.batch(sizes.events) for _ in range(max(sizes.batches // 3, 2))), folder / "topic")
+    path = create_tables(folder, "merge")["merge"]
+    there = make_orders(spark, [path, folder / SINK], sizes.many)
+    with closing(store(folder)) as ours:
+        reserve(ours, sizes.many)
+        taken = contest(spark, folder / "topic", {"ours": consumer(ours), "merge": merge(path)}, max(sizes.warm // 3, 1))
+    for table in (path, folder / SINK):
+        verify(table, topic.facts + there, once=True)
+    measure = throughput("delta/merge_10m", taken["ours"], taken["merge"], sizes.events)
+    return [measure], {f"delta/merge_10m, {name}": seconds for name, seconds in taken.items()}
+
+
+def make_orders(spark: Any, tables: list[Path], count: int) -> Facts:
+    """Put so many orders that no event has into each of these tables, by tasks; returns what they are."""
+    made = spark.range(0, count, 1, -(-count // MADE)).selectExpr(
+        "md5(cast(id as string)) AS order_id",
+        "id % 1000000 AS customer",
+        "id / 100D AS amount",
+        "timestampadd(SECOND, id % 2000000, timestamp'2026-01-01 00:00:00') AS placed_at",
+        "repeat(md5(cast(-id as string)), 2) AS note",
+    )
+    for path in tables:
+        made.write.format("delta").mode("append").save(str(path))
+    return made_facts(count)
+
+
+def made_facts(count: int) -> Facts:
+    """What is true of so many orders that were made: their customers are numbers below a million, one after another."""
+    whole, rest = divmod(count, 1_000_000)
+    return Facts(count, count, whole * 499_999_500_000 + rest * (rest - 1) // 2)
+
+
 def verify(path: Path, expected: Facts, *, once: bool) -> None:
     """Raise AssertionError unless the table holds exactly the input, each order once or as often as it was delivered."""
     found = DeltaTable(str(path)).to_pyarrow_table(columns=["order_id", "customer"])
     orders = found.group_by("order_id").aggregate([("customer", "max")])
-    facts = Facts(found.num_rows, orders.num_rows, sum(orders["customer_max"].to_pylist()))
+    facts = Facts(found.num_rows, orders.num_rows, pc.sum(orders["customer_max"]).as_py())
     wanted = Facts(expected.orders if once else expected.rows, expected.orders, expected.customers)
     assert facts == wanted, f"{path.name}: {facts}, expected {wanted}"
 
@@ -90,12 +142,14 @@ def _append(path: Path, *, txn: bool) -> Callable[[Any, int], None]:
     return append
 
 
-def _merge(path: Path) -> Callable[[Any, int], None]:
-    def merge(batch: Any, batch_id: int) -> None:
+def merge(path: Path) -> Callable[[Any, int], None]:
+    """MERGE by key, as one writes it."""
+
+    def insert_new(batch: Any, batch_id: int) -> None:
         from delta.tables import DeltaTable as SparkDeltaTable
 
         new = decoded(batch).dropDuplicates(["order_id"])
         table = SparkDeltaTable.forPath(batch.sparkSession, str(path))
         table.alias("t").merge(new.alias("n"), "t.order_id = n.order_id").whenNotMatchedInsertAll().execute()
 
-    return merge
+    return insert_new

@@ -57,6 +57,9 @@ class Facts:
     orders: int = 0
     customers: int = 0
 
+    def __add__(self, more: Facts) -> Facts:
+        return Facts(self.rows + more.rows, self.orders + more.orders, self.customers + more.customers)
+
 
 @dataclass
 class Topic:

@@ -26,14 +26,20 @@ def consumer(store: Any, handler: Handler = load, **options: Any) -> Consumer:
     return made
 
 
-def fill(store: Any, batches: Iterable[pa.Table]) -> None:
-    """Let the same consumer process these batches as Arrow tables."""
+def arrow_consumer(store: Any) -> Consumer:
+    """The same consumer for batches that are Arrow tables."""
     made = _consumer(store)
 
     @made.foreach_batch
     def copy(orders: pa.Table, tx: Any) -> None:
         tx.write(pa.Table.from_struct_array(orders["data"]), SINK)
 
+    return made
+
+
+def fill(store: Any, batches: Iterable[pa.Table]) -> None:
+    """Let the same consumer process these batches as Arrow tables."""
+    made = arrow_consumer(store)
     for number, batch in enumerate(batches):
         made(batch, number)
 

@@ -1,14 +1,15 @@
-"""PostgreSQL: ours beside Spark's JDBC append, INSERT ... ON CONFLICT by hand, and COPY without any key."""
+"""PostgreSQL: ours beside Spark's JDBC append, INSERT ... ON CONFLICT by hand, row by row and staged, and COPY without any key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pgpq
 import psycopg
+import pyarrow as pa
 
 from benchmarks.events import Facts, Topic, decoded, land
 from benchmarks.ours import SINK, consumer
@@ -18,29 +19,43 @@ from dedup.postgres import PostgresStore
 
 COLUMNS = "order_id text{key}, customer bigint, amount double precision, placed_at timestamptz, note text"
 
+KEYED = ("on_conflict", "staged_on_conflict")
+"""Tables with a unique key."""
+
 INSERT = "INSERT INTO on_conflict (order_id, customer, amount, placed_at, note) VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
 
 
+STAGED = "CREATE TEMP TABLE staged (LIKE {table}) ON COMMIT DROP"
+
+INSERT_STAGED = "INSERT INTO {table} SELECT * FROM staged ON CONFLICT DO NOTHING"
+
+
 def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
-    """The three measures of throughput, verified; and the seconds of every batch."""
-    topic = Topic()
+    """The four measures of throughput, verified; and the seconds of every batch."""
+    topic = Topic(copies=sizes.copies)
     land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
     create_sinks(dsn)
-    others = {"jdbc_append": _jdbc(dsn), "on_conflict": _on_conflict(dsn), "copy_floor": _copy_into("copy_floor")(dsn)}
+    others = {
+        "jdbc_append": _jdbc(dsn),
+        "on_conflict": _on_conflict(dsn),
+        "staged_on_conflict": staged(dsn),
+        "copy_floor": copied(dsn),
+    }
     with closing(PostgresStore(dsn)) as store:
         taken = contest(spark, folder / "topic", {"ours": consumer(store), **others}, sizes.warm)
     for name in (SINK, *others):
-        verify(dsn, name, topic.facts, once=name in (SINK, "on_conflict"))
+        verify(dsn, name, topic.facts, once=name in (SINK, *KEYED))
     measures = [throughput(f"postgres/{name}", taken["ours"], taken[name], sizes.events) for name in others]
     return measures, {f"postgres/{name}": seconds for name, seconds in taken.items()}
 
 
 def create_sinks(dsn: str) -> None:
-    """One table for each way; only ON CONFLICT needs a key on it."""
+    """One table for each way; only ON CONFLICT needs a key on it, in both forms."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for name in (SINK, "jdbc_append", "copy_floor"):
             connection.execute(f"CREATE TABLE {name} ({COLUMNS.format(key='')})".encode())
-        connection.execute(f"CREATE TABLE on_conflict ({COLUMNS.format(key=' PRIMARY KEY')})".encode())
+        for name in KEYED:
+            connection.execute(f"CREATE TABLE {name} ({COLUMNS.format(key=' PRIMARY KEY')})".encode())
 
 
 def verify(dsn: str, table: str, expected: Facts, *, once: bool) -> None:
@@ -82,19 +97,36 @@ def _on_conflict(dsn: str) -> Way:
     return lambda batch, batch_id: decoded(batch).foreachPartition(insert)
 
 
-def _copy_into(table: str) -> Callable[[str], Way]:
-    statement = f"COPY {table} FROM STDIN (FORMAT binary)".encode()
+def staged(dsn: str, table: str = "staged_on_conflict") -> Way:
+    """The quickest way by hand: COPY into a temporary table, then one INSERT ... ON CONFLICT."""
+    stage, insert = STAGED.format(table=table).encode(), INSERT_STAGED.format(table=table).encode()
 
-    def way(dsn: str) -> Way:
-        def copy(batch: Any, batch_id: int) -> None:
-            rows = decoded(batch).toArrow()
-            encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
-            with psycopg.connect(dsn) as connection, connection.cursor().copy(statement) as out:
-                out.write(encoder.write_header())
-                for part in rows.to_batches():
-                    out.write(encoder.write_batch(part))
-                out.write(encoder.finish())
+    def way(batch: Any, batch_id: int) -> None:
+        rows = decoded(batch).toArrow()
+        with psycopg.connect(dsn) as connection:
+            connection.execute(stage)
+            copy_rows(connection, "staged", rows)
+            connection.execute(insert)
 
-        return copy
+    return way
+
+
+def copy_rows(connection: psycopg.Connection[Any], table: str, rows: pa.Table) -> None:
+    """One COPY of these rows."""
+    encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
+    with connection.cursor().copy(f"COPY {table} FROM STDIN (FORMAT binary)".encode()) as out:
+        out.write(encoder.write_header())
+        for part in rows.to_batches(max_chunksize=16_384):
+            out.write(encoder.write_batch(part))
+        out.write(encoder.finish())
+
+
+def copied(dsn: str, table: str = "copy_floor") -> Way:
+    """One COPY without a key: at least once."""
+
+    def way(batch: Any, batch_id: int) -> None:
+        rows = decoded(batch).toArrow()
+        with psycopg.connect(dsn) as connection:
+            copy_rows(connection, table, rows)
 
     return way

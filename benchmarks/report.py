@@ -50,6 +50,17 @@ def slowness(measure: str, ours: list[float], other: list[float]) -> Measure:
     return Measure(measure, round(mine, 3), round(theirs, 3), "s", round(mine / theirs, 2), "lower")
 
 
+def size(measure: str, ours: float, other: float) -> Measure:
+    """Bytes of one row."""
+    return Measure(measure, round(ours, 1), round(other, 1), "bytes", round(ours / other, 2), "lower")
+
+
+def memory(measure: str, ours: list[float], other: list[float]) -> Measure:
+    """Megabytes held at most, medians."""
+    mine, theirs = middle(ours), max(middle(other), 0.1)
+    return Measure(measure, round(mine, 1), round(theirs, 1), "MB", round(mine / theirs, 2), "lower")
+
+
 def show(measures: Sequence[Measure], spread: Seconds, console: Console) -> None:
     """The table, and the machine below it.
 
@@ -62,7 +73,7 @@ def show(measures: Sequence[Measure], spread: Seconds, console: Console) -> None
         table.add_column(name, justify="right")
     table.add_column("unit")
     for m in measures:
-        digits = {"s": 2, "ms": 1}.get(m.unit, 0)
+        digits = {"s": 2, "ms": 1, "bytes": 1, "MB": 1}.get(m.unit, 0)
         table.add_row(m.measure, f"{m.ours:,.{digits}f}", f"{m.other:,.{digits}f}", f"{m.ratio:.2f}", f"{m.unit}, {m.better} is better")
     console.print(table)
     seconds = Table(caption="Seconds a batch: median, quickest and slowest")
@@ -79,6 +90,14 @@ def save(measures: Sequence[Measure], path: Path) -> None:
     text = json.dumps([asdict(m) for m in measures], indent=1)
     path.with_suffix(".new").write_text(text + "\n", encoding="utf-8")
     path.with_suffix(".new").replace(path)
+
+
+def merge(measures: Sequence[Measure], path: Path) -> None:
+    """Put these into latest.json, in place of those of their names; the others stay. Crash: as `save`."""
+    old = [Measure(**line) for line in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+    new = {m.measure: m for m in measures}
+    kept = [new.pop(m.measure, m) for m in old]
+    save([*kept, *new.values()], path)
 
 
 def machine() -> str:

@@ -6,15 +6,30 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from benchmarks import checkpoint_stores, delta, empty, eventhubs, failures, letters, outbox, postgres, runner
+from benchmarks import (
+    checkpoint_stores,
+    commit_path,
+    copies,
+    delta,
+    empty,
+    eventhubs,
+    failures,
+    foreach,
+    letters,
+    memory,
+    outbox,
+    postgres,
+    runner,
+    storage,
+)
 from benchmarks.report import Measure
 from benchmarks.stream import Seconds, Sizes
 from dedup.postgres import PostgresStore
@@ -40,24 +55,29 @@ def run(sizes: Sizes, parts: list[str]) -> tuple[list[Measure], Seconds]:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """DSN of a PostgreSQL server: the one that DEDUP_TEST_POSTGRES names, or one that is started and removed again."""
+def server(settings: Mapping[str, str] | None = None) -> Iterator[str]:
+    """DSN of a PostgreSQL server: the one that DEDUP_TEST_POSTGRES names, or one that is started with these settings and removed again."""
     if dsn := os.environ.get("DEDUP_TEST_POSTGRES"):
         yield dsn
         return
     sys.path.append(str(Path(__file__).parent.parent / "tests"))
     from pg_server import running_server
 
-    with running_server() as started:
+    with running_server(settings=settings) as started:
         yield started.dsn
 
 
 @contextmanager
-def database(dsn: str) -> Iterator[str]:
-    """DSN of a new database on that server, dropped afterwards."""
+def database(dsn: str, like: str | None = None) -> Iterator[str]:
+    """DSN of a new database on that server, dropped afterwards.
+
+    Args:
+        like: DSN of one that nobody is connected to; it is copied.
+    """
     name = f"dedup_bench_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
+        template = "" if like is None else f" TEMPLATE {conninfo_to_dict(like)['dbname']} STRATEGY file_copy"
+        connection.execute(f"CREATE DATABASE {name}{template}".encode())
         try:
             yield make_conninfo(dsn, dbname=name)
         finally:
@@ -87,7 +107,13 @@ def _on_postgres(part: Callable[[Any, str, Path, Sizes], tuple[list[Measure], Se
 PARTS: dict[str, Part] = {
     "postgres": _on_postgres(postgres.compare),
     "delta": lambda spark, folder, dsn, sizes: delta.compare_appends(spark, folder, sizes),
+    "delta_large": lambda spark, folder, dsn, sizes: delta.compare_large(spark, folder, sizes),
     "merge": lambda spark, folder, dsn, sizes: delta.compare_merge(spark, folder, sizes),
+    "merge_many": lambda spark, folder, dsn, sizes: delta.compare_merge_many(spark, folder, sizes),
+    "copies": copies.compare,
+    "commit_path": _on_postgres(commit_path.compare),
+    "storage": _on_postgres(storage.compare),
+    "memory": lambda spark, folder, dsn, sizes: memory.compare(spark, dsn, folder, sizes),
     "postgres_empty": _postgres_empty,
     "delta_empty": _delta_empty,
     "one_bad": _on_postgres(failures.one_bad),
@@ -97,5 +123,6 @@ PARTS: dict[str, Part] = {
     "checkpoints": _on_postgres(checkpoint_stores.compare),
     "runner": _on_postgres(runner.compare),
     "outbox_commit": _on_postgres(outbox.compare_commits),
+    "foreach": _on_postgres(foreach.compare),
     "outbox_dispatch": _on_postgres(outbox.compare_dispatch),
 }

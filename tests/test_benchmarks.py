@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -36,6 +37,7 @@ NAMES = {
     "postgres/all_rejected",
     "postgres/list_1m_letters",
     "postgres/group_1m_letters",
+    "postgres/bytes_per_reservation",
     "eventhubs/source_vs_client",
     "eventhubs/runner_vs_blob",
     "eventhubs/runner_vs_blob_receive",
@@ -72,14 +74,18 @@ def test_every_part_on_delta_runs_and_is_verified(spark: SparkSession, tmp_path:
 def test_postgres_by_hand_and_by_copy_are_verified(
     spark: SparkSession, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ours, ON CONFLICT and COPY against a real server. JDBC needs a driver that only `make bench` has."""
+    """Ours, ON CONFLICT in both forms and COPY against a real server. JDBC needs a driver that only `make bench` has."""
     from benchmarks import postgres as ways
     from benchmarks.stream import Sizes
 
-    monkeypatch.setattr(ways, "_jdbc", ways._copy_into("jdbc_append"))
-    measures, seconds = ways.compare(spark, postgres, tmp_path, Sizes(events=40, batches=2, warm=1))
-    assert {m.measure for m in measures} == {"postgres/jdbc_append", "postgres/on_conflict", "postgres/copy_floor"}
-    assert set(seconds) == {"postgres/ours", "postgres/jdbc_append", "postgres/on_conflict", "postgres/copy_floor"}
+    monkeypatch.setattr(ways, "_jdbc", lambda dsn: ways.copied(dsn, "jdbc_append"))
+    measures, seconds = ways.compare(spark, postgres, tmp_path, Sizes(events=40, batches=2, warm=1, copies=0.5))
+    names = {f"postgres/{name}" for name in ("jdbc_append", "on_conflict", "staged_on_conflict", "copy_floor")}
+    assert {m.measure for m in measures} == names
+    assert set(seconds) == {"postgres/ours", *names}
+    with psycopg.connect(postgres) as connection:
+        counts = "select (select count(*) from orders), (select count(*) from staged_on_conflict), (select count(*) from copy_floor)"
+        assert connection.execute(counts).fetchone() == (40, 40, 80)
 
 
 def test_failing_batches_are_verified(spark: SparkSession, postgres: str, tmp_path: Path) -> None:
@@ -99,10 +105,18 @@ def test_failing_batches_are_verified(spark: SparkSession, postgres: str, tmp_pa
                 failures.verify_letters(dsn, Facts())
 
 
+def test_handlers_of_events_in_one_and_two_partitions_are_verified(spark: SparkSession, postgres: str, tmp_path: Path) -> None:
+    """Both ways write every order once, and the CPU that they took is told."""
+    from benchmarks import foreach
+    from benchmarks.stream import Sizes
+
+    (measure,), seconds = foreach.compare(spark, postgres, tmp_path, Sizes(events=40, batches=2, warm=1))
+    assert (measure.measure, measure.better) == ("foreach/scaling", "higher")
+    assert [len(taken) for taken in seconds.values()] == [1] * 4 and all(taken[0] > 0 for taken in seconds.values())
+
+
 def test_letters_are_listed_and_grouped_as_they_are(postgres: str, tmp_path: Path) -> None:
     """What is timed answers rightly; a group that lacks letters does not pass."""
-    import psycopg
-
     from benchmarks import letters
     from benchmarks.stream import Sizes
 

@@ -1,0 +1,49 @@
+"""Many reservations without their events: keys as random as real ones, written by the store's own transaction, a million at a time.
+
+Called by the measures that begin with a large table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dedup.epoch import take_epoch
+from dedup.steps import Commit
+from dedup.store import KEYS
+
+NAME = "benchmark"
+"""The consumer that has them."""
+
+STEP = 1_000_000
+"""Keys of one transaction."""
+
+
+def keys(count: int, seed: int) -> pa.Table:
+    """KEYS that no event has."""
+    draw = np.random.default_rng(seed)
+    found = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, pa.py_buffer(draw.bytes(16 * count))])
+    return pa.table([found, pa.array(draw.integers(-(2**63), 2**63, count))], schema=KEYS)
+
+
+def reserve(store: Any, count: int, *, step: int = STEP, rotate_every: int | None = None, seed: int = 1) -> None:
+    """Reserve so many keys, in transactions of `step`.
+
+    Args:
+        rotate_every: begin a new table of reservations after as many keys (PostgreSQL).
+    """
+    epoch = take_epoch(store, NAME, "filling", 1.0, force=True).epoch
+    for done in range(0, count, step):
+        if rotate_every is not None and done and done % rotate_every == 0:
+            store.rotate_reservations()
+        _reserve(store, epoch, keys(min(step, count - done), seed + done))
+
+
+def _reserve(store: Any, epoch: int, wanted: pa.Table) -> None:
+    with store.begin(NAME, epoch) as transaction:
+        transaction.ask(wanted["key"])
+        known = transaction.reserve(wanted)
+        assert not known.num_rows, f"{known.num_rows} keys are known already"
+        transaction.execute(Commit())
