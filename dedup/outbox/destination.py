@@ -35,7 +35,10 @@ class Outcome:
 
 
 class Destination(Protocol):
-    """Sends messages. Of a key no message may arrive for the first time before an earlier one has."""
+    """Sends messages. Of a key no message may arrive for the first time before an earlier one has.
+
+    One that has an attribute `parallel` that is true is called by several threads at once, for turns that have no key in common.
+    """
 
     def send(self, messages: Sequence[Message]) -> Outcome:
         """Send these and wait until each is safe with the receiver, or is known not to be.

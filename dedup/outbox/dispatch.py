@@ -11,10 +11,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from checkpoint.errors import DestinationUnavailable, StoreUnavailable
+from dedup import seldom
 from dedup.outbox.destination import Destination, Outcome
 from dedup.outbox.message import Message
 from dedup.outbox.store import Asked, Failed, Line, Marks, Outbox
@@ -59,6 +62,8 @@ class Dispatched:
 
 def judge(messages: Sequence[Message], outcome: Outcome, attempts: int) -> Marks:
     """What to note of a turn. Pure."""
+    if not outcome.failed and not outcome.unsent:
+        return Marks(sent=[message.number for message in messages])
     failed = {place: _failed(messages[place], outcome, place) for place in outcome.failed}
     over = {p for p, f in outcome.failed.items() if f.permanent or messages[p].attempts + 1 >= attempts}
     return Marks(
@@ -102,7 +107,8 @@ class Dispatcher:
         topics: only messages to these topics; empty: all.
         blocking: a dead message holds back the later ones of its key until a person decides. False: they overtake it.
         limit: messages of one turn; bounds memory.
-        workers: turns at once, where the store has locks: while one sends, the others take and mark. One sends at a time.
+        workers: turns at once, where the store has locks: while one sends, the others take and mark. Unless the destination is `parallel`,
+            one sends at a time.
         on_step: called with each name of STEPS right before it acts.
     """
 
@@ -122,7 +128,8 @@ class Dispatcher:
         self.outbox, self.destination, self.patience, self._on_step = outbox, destination, patience or Patience(), on_step
         self._asked = Asked(tuple(topics), limit, blocking=blocking)
         self._workers = workers if outbox.parallel else 1
-        self._resting, self._sending = _Resting(clock), threading.Lock()
+        self._resting = _Resting(clock)
+        self._sending: AbstractContextManager[Any] = nullcontext() if getattr(destination, "parallel", False) else threading.Lock()
 
     def once(self) -> Dispatched:
         """Send until nothing is left that can be sent now. What failed and waits for its next attempt is left.
@@ -132,21 +139,23 @@ class Dispatcher:
 
         Crash: what was sent and not marked is sent again, with the same ids.
         """
-        done = Dispatched()
-        if (marks := self._turn()) is None:
-            return done
-        done.add(marks)
-        if self._workers == 1:
-            return done.merged(self._until_empty())
-        with ThreadPoolExecutor(self._workers) as pool:
-            for ended in [pool.submit(self._until_empty) for _ in range(self._workers)]:
-                done.merged(ended.result())
+        others: list[Future[Dispatched]] = []
+        with seldom.searched(), ThreadPoolExecutor(self._workers) as pool:
+
+            def found() -> None:
+                if not others:
+                    others.extend(pool.submit(self._until_empty) for _ in range(self._workers - 1))
+
+            done = self._until_empty(found)  # the others begin once a turn is half full, else after the first one
+            for other in others:
+                done.merged(other.result())
         return done
 
-    def _until_empty(self) -> Dispatched:
+    def _until_empty(self, found: Callable[[], None] = lambda: None) -> Dispatched:
         done = Dispatched()
-        while (marks := self._turn()) is not None:
+        while (marks := self._turn(found)) is not None:
             done.add(marks)
+            found()
         return done
 
     def run(self, stop: threading.Event, *, every: float = 1.0, tell: Callable[[Dispatched], None] = lambda done: None) -> None:
@@ -170,12 +179,14 @@ class Dispatcher:
             due = self._resting.next()
             stop.wait(every if due is None else min(every, due + 0.01))
 
-    def _turn(self) -> Marks | None:
+    def _turn(self, found: Callable[[], None] = lambda: None) -> Marks | None:
         resting = self._resting.now()
         lines, numbers = frozenset(r for r in resting if isinstance(r, tuple)), frozenset(r for r in resting if isinstance(r, int))
         with self.outbox.turn(replace(self._asked, resting=lines, resting_numbers=numbers)) as turn:
             if not turn.messages:
                 return None
+            if 2 * len(turn.messages) >= self._asked.limit:  # there will be more
+                found()
             with self._sending:
                 self._on_step("send")
                 outcome = self.destination.send(turn.messages)

@@ -70,7 +70,7 @@ class ExactlyOnce(Dispatcher):
         super().__init__(outbox, _Nowhere(), topics=topics, blocking=blocking, limit=limit, workers=1, on_step=on_step)
         self._flights, self._broker, self._limit = outbox, broker, limit
 
-    def _turn(self) -> Marks | None:
+    def _turn(self, found: Callable[[], None] = lambda: None) -> Marks | None:
         self._broker.connect()  # before a flight is noted: whoever connects after us, and not before, may send it instead of us
         flight = self._flights.fly(replace(self._asked, limit=self._limit))
         if flight is None:

@@ -109,6 +109,79 @@ on conflict (consumer_id, run_id) do update
 set epoch = excluded.epoch, beats = m.beats + 1, backend_pid = excluded.backend_pid, backend_start = excluded.backend_start
 returning epoch;
 
+-- name: enter_task
+-- Record a process that runs tasks of the driver that holds the epoch, and the database session of its slices; nothing where that epoch is over.
+-- Share-locks the consumer: a takeover comes before or after it, and drops those of older epochs.
+insert into {schema}.member as m (consumer_id, run_id, epoch, host, pid, started, backend_pid, backend_start)
+select f.id, %(run_id)s, f.epoch, %(host)s, %(pid)s, %(started)s, pg_backend_pid(),
+    (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid())
+from (select id, epoch from {schema}.consumer where name = %(consumer)s and epoch = %(epoch)s and not joint for share) f
+on conflict (consumer_id, run_id) do update
+set epoch = excluded.epoch, beats = m.beats + 1, backend_pid = excluded.backend_pid, backend_start = excluded.backend_start;
+
+-- name: forget_tasks
+-- Forget processes of tasks whose database sessions have ended.
+-- Rows of their own; what fences a slice is the epoch, whoever is on record.
+delete from {schema}.member m using {schema}.consumer c
+where c.id = m.consumer_id and c.name = %(consumer)s and c.epoch = %(epoch)s and not c.joint and not exists (
+    select from pg_stat_activity a where a.pid = m.backend_pid and coalesce(a.backend_start, m.backend_start) = m.backend_start
+);
+
+-- name: lock_slice
+-- Take the turn of one partition's slice, if nobody has it.
+-- To the end of the transaction, also for a partition that has no checkpoint yet: two tasks of one slice come one after the other.
+select pg_try_advisory_xact_lock(
+    hashint8({schema}.reservation_lock() + %(id)s) & 2147483647,
+    hashtext(%(source)s::text || '/' || %(topic)s::text || '/' || %(partition)s::text) & 2147483647
+);
+
+-- name: slice_holder
+-- Who has the turn of a slice, and for how many seconds that session has waited for its client inside the transaction.
+-- Reads only; a session of another role hides what it does.
+select a.pid as backend_pid, a.backend_start, m.host, m.pid, m.started,
+    case when a.state like 'idle in transaction%%' then extract(epoch from clock_timestamp() - a.state_change)::float8 end as idle
+from pg_locks l
+join pg_stat_activity a on a.pid = l.pid
+left join {schema}.member m on m.consumer_id = %(id)s and m.backend_pid = a.pid and m.backend_start = a.backend_start
+where l.locktype = 'advisory' and l.granted and l.objsubid = 2
+    and l.database = (select oid from pg_database where datname = current_database())
+    and l.classid::bigint = hashint8({schema}.reservation_lock() + %(id)s) & 2147483647
+    and l.objid::bigint = hashtext(%(source)s::text || '/' || %(topic)s::text || '/' || %(partition)s::text) & 2147483647
+limit 1;
+
+-- name: slice_end
+-- Whether a chunk of this query, batch and partition ended here.
+-- Inside the slice's turn: another task that committed chunks of it did so before.
+select exists (
+    select from {schema}.batch
+    where consumer_id = %(id)s and topic_id = %(topic_id)s and incarnation = %(incarnation)s and partition = %(partition)s
+        and last_seen = %(last)s and query_id = %(query_id)s and batch_id = %(batch_id)s
+);
+
+-- name: room
+-- How many connections this role may have for the tasks of a consumer: what server, database and role allow, less what others use.
+-- One snapshot; sessions of this consumer's own tasks count as room.
+with used as (
+    select a.datname, a.usename from pg_stat_activity a
+    where a.backend_type = 'client backend' and not exists (
+        select from {schema}.member m join {schema}.consumer c on c.id = m.consumer_id
+        where c.name = %(consumer)s and not c.joint and m.backend_pid = a.pid
+    )
+)
+select greatest(0, least(
+    current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+        - coalesce(nullif(current_setting('reserved_connections', true), ''), '0')::int - (select count(*) from used),
+    (select case when rolconnlimit < 0 then 1000000 else rolconnlimit - (select count(*) from used where usename = session_user) end
+     from pg_roles where rolname = session_user),
+    (select case when datconnlimit < 0 then 1000000 else datconnlimit - (select count(*) from used where datname = current_database()) end
+     from pg_database where datname = current_database())
+));
+
+-- name: budget_now
+-- The budget's state as the commits before this one left it.
+-- After `bump`, which locks this row: nobody else changes it before our commit.
+select decided, failures, lifted from {schema}.progress where consumer_id = %(id)s;
+
 -- name: drop_members
 -- Forget runner processes of older epochs.
 -- In the transaction that raises the epoch: whoever is dropped is fenced.
@@ -204,7 +277,8 @@ select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, pa
 -- name: head
 -- The state of a consumer apart from its topics and checkpoints.
 -- Inside a batch it is read after the locks were granted, never in the same statement.
-select c.id, c.generation, c.keyspace, c.epoch, p.seq, p.settings, p.query_id, p.batch_id, p.gap_accepted, p.decided, p.failures, p.lifted
+select c.id, c.generation, c.keyspace, c.epoch, p.seq, p.settings, p.query_id, p.batch_id, p.batch_ended, p.gap_accepted, p.decided, p.failures,
+    p.lifted
 from {schema}.consumer c join {schema}.progress p on p.consumer_id = c.id
 where c.name = %(consumer)s;
 
@@ -504,7 +578,8 @@ with tried as (
     update {schema}.trial set trial = null where consumer_id = %(id)s and scope = %(scope)s and trial is not null
 )
 update {schema}.progress p
-set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = p.gap_accepted and %(joined)s,
+set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, batch_ended = %(batch_ended)s,
+    gap_accepted = p.gap_accepted and %(joined)s,
     decided = p.decided + %(decided)s,
     failures = array(
         select f from unnest(p.failures) f where f > %(forget)s
@@ -798,7 +873,7 @@ order by length(partition_id), partition_id;
 
 -- name: claim_partitions
 -- Claim each partition whose row has the etag that the claimant saw, or that has no row where it saw none; those that were won come back.
--- Never waits for a row that somebody else claims, or whose owner a transaction keeps: that one is lost. A claim that is repeated finds its own etag.
+-- Never waits for a row that somebody else claims, or whose owner a transaction keeps: that one is lost. A repeated claim finds its etag once the first is through.
 with claim as (
     select %(namespace)s::text as namespace, %(hub)s::text as hub, %(group)s::text as consumer_group, c.*
     from unnest(%(partitions)s::text[], %(owners)s::text[], %(seen)s::text[], %(etags)s::text[]) as c (partition_id, owner_id, seen, etag)
@@ -865,6 +940,10 @@ returning partition_id;
 -- Only advice: who has locked a lane looks again.
 select l.lane::int4 from unnest(%(lanes)s::int4[]) l (lane)
 where exists (
+    select from {schema}.outbox_page p
+    where p.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and p.lane = l.lane and p.sent_at is null
+        and (cardinality(%(topics)s::text[]) = 0 or p.topic = any(%(topics)s::text[]))
+) or exists (
     select from {schema}.outbox o
     where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = l.lane and o.state = 0
         and (cardinality(%(topics)s::text[]) = 0 or o.topic = any(%(topics)s::text[]))
@@ -872,6 +951,67 @@ where exists (
     select from {schema}.outbox o
     where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = l.lane and o.state = 3
 ));
+
+-- name: outbox_odd_lanes
+-- Those of these lanes whose messages have to be looked at one by one: rows wait or block there, or a page is larger than a turn.
+-- Under the locks of the lanes, in a statement of its own, so that it sees what who had them before has committed.
+select l.lane::int4 from unnest(%(lanes)s::int4[]) l (lane)
+where exists (
+    select from {schema}.outbox o
+    where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = l.lane and o.state = 0
+) or exists (
+    select from {schema}.outbox o
+    where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = l.lane
+        and (o.state = 3 or o.state = 2 and o.key is not null)
+) or exists (
+    select from {schema}.outbox_page p
+    where p.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and p.lane = l.lane and p.sent_at is null
+        and p.messages > %(most)s
+);
+
+-- name: outbox_pages
+-- The first waiting pages of these lanes, up to so many messages and about so many bytes.
+-- Under the locks of the lanes, in a statement of its own, so that it sees the marks of who had them before.
+select page, topic, keys, ids, bodies, header_ends, header_names, header_values
+from (
+    select p.*, sum(messages) over w as messages_to_here, sum(size) over w - size as size_before
+    from (
+        select * from {schema}.outbox_page
+        where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and lane = any(%(lanes)s::int4[])
+            and sent_at is null and (cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[]))
+        order by page limit %(most)s
+    ) p
+    window w as (order by page)
+) p
+where messages_to_here <= %(most)s and size_before < %(bytes)s
+order by page;
+
+-- name: outbox_pages_sent
+-- Mark all messages of these pages as sent.
+-- Under the locks of their lanes; whoever unpacks a page waits for the same locks.
+update {schema}.outbox_page set sent_at = clock_timestamp() where page = any(%(pages)s::int8[]) and sent_at is null;
+
+-- name: outbox_first_pages
+-- The first waiting pages of these lanes with so many messages, but one page at least.
+-- Under the locks of the lanes.
+select page from (
+    select page, sum(messages) over (order by page) - messages as before
+    from {schema}.outbox_page
+    where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and lane = any(%(lanes)s::int4[])
+        and sent_at is null and (cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[]))
+) p where before < %(most)s;
+
+-- name: outbox_unpack
+-- Turn waiting pages into rows, one a message, that wait.
+-- Under the locks of their lanes: nobody has them in hand.
+with unpacked as (
+    insert into {schema}.outbox (number, consumer_id, topic, key, id, body, header_names, header_values, lane, created_at)
+    overriding system value
+    select number, consumer_id, topic, key, id, body, header_names, header_values, lane, created_at
+    from {schema}.outbox_message where page = any(%(pages)s::int8[]) and state = 0
+    order by number
+)
+delete from {schema}.outbox_page where page = any(%(pages)s::int8[]) and sent_at is null;
 
 -- name: outbox_lock
 -- Lock so many of these lanes as nobody else has, to the end of the transaction.
@@ -884,9 +1024,19 @@ where pg_try_advisory_xact_lock(hashtext(%(space)s), lane) limit %(most)s;
 -- In the order of the lanes, as everybody who waits does.
 select l.lane::int4, pg_advisory_xact_lock(hashtext(%(space)s), l.lane) is null
 from (
-    select distinct lane from {schema}.outbox
-    where number = any(%(numbers)s::int8[]) and consumer_id = (select id from {schema}.consumer where name = %(consumer)s) order by lane
+    select lane from {schema}.outbox
+    where number = any(%(numbers)s::int8[]) and consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+    union
+    select lane from {schema}.outbox_page
+    where page = any(%(pages)s::int8[]) and consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+    order by lane
 ) l;
+
+-- name: outbox_own_pages
+-- Those of these pages that are this consumer's and wait.
+-- Under the locks of their lanes.
+select page from {schema}.outbox_page
+where page = any(%(pages)s::int8[]) and sent_at is null and consumer_id = (select id from {schema}.consumer where name = %(consumer)s);
 
 -- name: outbox_hold
 -- Put messages aside that wait behind a dead one.
@@ -904,7 +1054,7 @@ update {schema}.outbox o set state = 0
 where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = any(%(lanes)s::int4[]) and o.state = 3;
 
 -- name: outbox_take
--- The first waiting messages of each of these lanes, without those whose key rests.
+-- The first waiting messages of each of these lanes, without those whose key rests, and those behind a page that is not unpacked.
 -- Under the locks of the lanes, in a statement of its own, so that it sees the marks of who had them before.
 select o.number, o.topic, o.key, o.id, o.body, o.header_names, o.header_values, o.attempts, o.place::text
 from unnest(%(lanes)s::int4[]) l (lane)
@@ -916,6 +1066,11 @@ cross join lateral (
             select from unnest(%(resting_topics)s::text[], %(resting_keys)s::bytea[]) r (topic, key) where r.topic = w.topic and r.key = w.key
         )
         and w.number <> all(%(resting_numbers)s::int8[])
+        and not exists (
+            select from {schema}.outbox_page p
+            where p.consumer_id = w.consumer_id and p.lane = w.lane and p.sent_at is null and p.topic = w.topic
+                and 1000 * p.page < w.number
+        )
     order by w.number limit %(each)s
 ) o
 order by o.number;
@@ -924,6 +1079,11 @@ order by o.number;
 -- Mark messages as sent.
 -- Under the locks of their lanes; a message that somebody has discarded meanwhile was waiting for the same locks.
 update {schema}.outbox set state = 1, changed_at = clock_timestamp() where ctid = any(%(places)s::tid[]);
+
+-- name: outbox_sent_numbers
+-- Mark messages as sent whose pages have just been unpacked.
+-- Under the locks of their lanes.
+update {schema}.outbox set state = 1, changed_at = clock_timestamp() where number = any(%(numbers)s::int8[]) and state = 0;
 
 -- name: outbox_failed
 -- Note a failed attempt: of messages that are given up, or tried again.
@@ -937,9 +1097,21 @@ where o.number = f.number;
 -- Messages without their bodies, ascending.
 -- One snapshot, no locks.
 select number, topic, key, id, state, attempts, length(body), created_at, changed_at, error_type, error_message
-from {schema}.outbox
-where consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
-    and (cardinality(%(states)s::int4[]) = 0 or state = any(%(states)s::int4[]))
+from (
+    select * from {schema}.outbox_message
+    where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and page is null
+    union all
+    select * from {schema}.outbox_message
+    where page in (
+        select page from {schema}.outbox_page
+        where consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+            and (cardinality(%(states)s::int4[]) = 0 or case when sent_at is null then 0 else 1 end = any(%(states)s::int4[]))
+            and (%(topic)s::text is null or topic = %(topic)s::text)
+            and (cardinality(%(numbers)s::int8[]) = 0 or page = any(%(pages)s::int8[]))
+        order by page limit %(most)s
+    )
+) m
+where (cardinality(%(states)s::int4[]) = 0 or state = any(%(states)s::int4[]))
     and (%(topic)s::text is null or topic = %(topic)s::text)
     and (cardinality(%(numbers)s::int8[]) = 0 or number = any(%(numbers)s::int8[]))
 order by number limit %(most)s;
@@ -948,17 +1120,23 @@ order by number limit %(most)s;
 -- One message with its body.
 -- One snapshot, no locks.
 select number, topic, key, id, body, header_names, header_values, attempts
-from {schema}.outbox where number = %(number)s and consumer_id = (select id from {schema}.consumer where name = %(consumer)s);
+from {schema}.outbox_message
+where number = %(number)s and (page is null or page = %(number)s / 1000)
+    and consumer_id = (select id from {schema}.consumer where name = %(consumer)s);
 
 -- name: outbox_lag
 -- How many messages wait, since when, how many are dead, and how many wait behind those.
 -- One snapshot, no locks; reads only what is not sent.
-select count(*) filter (where state in (0, 5)), min(created_at), count(*) filter (where state = 2), count(*) filter (where state = 3)
+select coalesce(sum(messages) filter (where state in (0, 5)), 0)::int8, min(created_at),
+    count(*) filter (where state = 2), count(*) filter (where state = 3)
 from (
-    select state, created_at, topic from {schema}.outbox
+    select 0 as state, messages, created_at, topic from {schema}.outbox_page
+    where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and sent_at is null
+    union all
+    select state, 1, created_at, topic from {schema}.outbox
     where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state = 0
     union all
-    select state, created_at, topic from {schema}.outbox
+    select state, 1, created_at, topic from {schema}.outbox
     where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (2, 3, 5)
 ) o
 where cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[]);
@@ -993,14 +1171,27 @@ returning o.number;
 -- name: outbox_old
 -- How many messages a purge would delete.
 -- One snapshot, no locks.
-select count(*) from {schema}.outbox
-where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (1, 4) and changed_at < %(before)s;
+select (
+    select count(*) from {schema}.outbox
+    where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (1, 4) and changed_at < %(before)s
+) + (
+    select coalesce(sum(messages), 0)::int8 from {schema}.outbox_page
+    where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and sent_at < %(before)s
+);
 
 -- name: outbox_purge
--- Delete messages that were sent or discarded before a time.
+-- Delete messages that were sent or discarded before a time; how many.
 -- Nobody looks at these any more.
-delete from {schema}.outbox
-where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (1, 4) and changed_at < %(before)s;
+with rows as (
+    delete from {schema}.outbox
+    where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (1, 4) and changed_at < %(before)s
+    returning number
+), pages as (
+    delete from {schema}.outbox_page
+    where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and sent_at < %(before)s
+    returning messages
+)
+select (select count(*) from rows) + (select coalesce(sum(messages), 0)::int8 from pages);
 
 -- name: open_publisher
 -- Make a producer group if it is new, raise its owner level, and name the new owner.

@@ -1,0 +1,86 @@
+"""A message that cannot be sent is a dead letter of its own kind, in the same commands as those of events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from orders import batch, event
+from places import Place
+from test_outbox import Receiver, dispatcher, publisher, states
+
+from checkpoint.errors import ConfigError
+from deadletter.letter import Kind
+from dedup.deadletters import DeadLetters
+from dedup.reprocessing import reprocess
+from dedup.store import Selection
+
+UNSENT = Selection(kind=Kind.UNSENT, limit=None)
+
+
+@pytest.fixture
+def receiver(place: Place) -> Receiver:
+    """Two keys with four messages each; the second of key 0 and the third of key 1 cannot be sent. One event is a letter itself."""
+    run, one = publisher(place.store()), Receiver()
+    run(batch(*[event(n, f"o{n}", n % 2) for n in range(8)], event(8, "o8", -1)), 0)
+    one.refused = {b"o2": ValueError("no 1 of 'a'"), b"o5": ValueError("no 2 of 'b'")}
+    dispatcher(place, one).once()
+    return one
+
+
+def test_it_is_listed_and_shown_beside_letters_of_events(place: Place, receiver: Receiver) -> None:
+    """List has both, events first; show has error, body and ids; the same error is one group; what was sent is no letter."""
+    letters = DeadLetters(place.store())
+    found = letters.select(Selection()).to_pylist()
+    assert [(r["kind"], r["status"], r["idempotence_key"] and r["body"]) for r in found[1:]] == [
+        ("UNSENT", "OPEN", b"o2"),
+        ("UNSENT", "OPEN", b"o5"),
+    ]
+    assert found[0]["kind"] == "REJECTED" and found[1]["topic"] == "out" and found[1]["event_key"] == b"0"
+    assert letters.select(Selection(kind="REJECTED"))["id"].to_pylist() == [found[0]["id"]]
+    assert letters.select(Selection(limit=2))["id"].to_pylist() == [r["id"] for r in found[:2]]
+    for page in (0, 1):
+        assert letters.select(Selection(after=found[page]["id"]), ["id"])["id"].to_pylist() == [r["id"] for r in found[page + 1 :]]
+    shown = letters.show(found[1]["id"][:10])
+    assert (shown.row["error_type"], shown.row["error_message"], shown.text) == ("ValueError", "no 1 of 'a'", "o2")
+    assert [e["action"] for e in shown.history.to_pylist()] == ["FAILED"]
+    assert {(g["kind"], g["letters"]) for g in letters.groups().to_pylist()} == {("UNSENT", 2), ("REJECTED", 1)}
+
+
+def test_reprocessing_it_sends_it_and_then_those_behind_it(place: Place, receiver: Receiver) -> None:
+    """A dry run counts; reprocess lets the message wait again, no handler runs, and dispatch keeps the order of its key."""
+    run = publisher(place.store())
+    run._handler = None
+    run.foreach_batch(lambda rows, tx: pytest.fail("no handler"))
+    assert reprocess(UNSENT, run, dry_run=True).selected == 2 and len(DeadLetters(place.store()).select(UNSENT)) == 2
+    receiver.refused = {}
+    done = reprocess(Selection(kind=Kind.UNSENT, text="NO 1"), run)
+    assert (done.selected, done.reprocessed, done.by_kind) == (1, 1, {"UNSENT": 1})
+    assert dispatcher(place, receiver).once().sent == 3
+    assert receiver.bodies(b"0") == [b"o0", b"o2", b"o4", b"o6"] and receiver.bodies(b"1") == [b"o1", b"o3"]
+    assert DeadLetters(place.store()).select(UNSENT)["body"].to_pylist() == [b"o5"]
+
+
+def test_discarding_it_gives_it_up_and_lets_the_others_go(place: Place, receiver: Receiver) -> None:
+    """By id or by kind; without the kind a selection means letters of events only, and the two are not mixed by id."""
+    letters = DeadLetters(place.store())
+    event_id, first, second = letters.select(Selection(), ["id"])["id"].to_pylist()
+    with pytest.raises(ConfigError, match="separately"):
+        letters.discard([event_id, first], reason="x", by="me")
+    assert letters.discard(Selection(consumer="shop"), reason="x", by="me").by_kind == {"REJECTED": 1}
+    assert states(place)["DEAD"] == 2
+    assert letters.discard([first], reason="x", by="me", dry_run=True).changed == 1 and states(place)["DEAD"] == 2
+    assert letters.discard([first], reason="x", by="me").by_kind == {"UNSENT": 1}
+    assert dispatcher(place, receiver).once().sent == 2 and receiver.bodies(b"0") == [b"o0", b"o4", b"o6"]
+    assert {r["id"]: r["status"] for r in letters.select(UNSENT).to_pylist()} == {first: "DISCARDED", second: "OPEN"}
+
+
+def test_the_command_line_has_it(place: Place, receiver: Receiver, dedup: Any) -> None:
+    """`dedup dead-letters list --kind UNSENT`, show, groups and discard know the kind."""
+    rows = json.loads(dedup("dead-letters list --kind UNSENT --json", place)[1])
+    assert [r["kind"] for r in rows] == ["UNSENT"] * 2
+    assert "ValueError" in dedup(f"dead-letters show {rows[0]['id']}", place)[1]
+    assert "UNSENT" in dedup("dead-letters groups --consumer shop", place)[1]
+    assert json.loads(dedup("dead-letters discard --kind UNSENT --reason no --yes --json", place)[1])["changed"] == 2
+    assert states(place)["DISCARDED"] == 2
