@@ -71,7 +71,7 @@ class StateTooNew(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, or was lost before the commit. Nothing of the batch was committed; run it again."""
+    """The store cannot be reached, was lost before the commit, or timed out. Nothing of the batch was committed; run it again."""
 
 
 class BatchTooLarge(StoreError, MemoryError):

@@ -24,6 +24,7 @@ class Kind(StrEnum):
     KEY_CONFLICT = "KEY_CONFLICT"  # known key, another payload
     TOO_LARGE = "TOO_LARGE"  # body above max_body: digest and first bytes only
     CRASHED = "CRASHED"  # it killed the process
+    UNSENT = "UNSENT"  # no event, but a message of the outbox that cannot be sent
 
 
 class Status(StrEnum):

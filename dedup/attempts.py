@@ -186,7 +186,7 @@ class Attempts:
 
     def _run(self, rows: Ints) -> None:
         """One run of the handler: all of it counts, or nothing."""
-        tx = Tx(self.material.frames, self.settled.index, rows, self.transaction)
+        tx = Tx(self.material.frames, self.settled.index, rows, self.transaction, self.order.lanes(rows))
         if self.trials.careful or len(rows) == len(self._new):
             self.trials.mark(rows)
         self.on_step("handler")

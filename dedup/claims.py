@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from checkpoint.position import Partition
 
@@ -26,6 +26,24 @@ class Claim:
         return str(self.partition)
 
 
+@dataclass(frozen=True)
+class Slice(Claim):
+    """The events of one partition in one batch, as a task of the driver that holds the epoch works on them.
+
+    What fences it is the epoch, and not its number; two tasks of one slice take turns, and the second one finds its positions seen.
+    """
+
+    query_id: str
+    batch_id: int
+    expected: int | None  # where the checkpoint has to stand, unless at a chunk end that this query and batch recorded
+    attempt: str  # of the driver at this batch: where one slice is over the budget, no other one begins a transaction
+    patience: float  # seconds after which a run of the handler has ended itself; infinite without a limit
+
+
+OVER_BUDGET = "over budget"
+"""The scope under which a slice notes the attempt in which it was over the budget."""
+
+
 class Sharing(Protocol):
     """Entering an epoch beside others, leaving it, and making partitions one's own."""
 
@@ -45,3 +63,14 @@ class Sharing(Protocol):
 
     def claim(self, consumer: str, epoch: int, run_id: str, partition: Partition, *, takeover_after: float) -> Claim:
         """Make one partition this process's own: whoever had it cannot commit any more. Raises Fenced, StillHeld."""
+
+
+@runtime_checkable
+class Slicing(Protocol):
+    """What a store offers whose slices Spark's tasks can commit by themselves: `begin` takes their `Slice`."""
+
+    def in_tasks(self) -> Any:
+        """The same store for a process of tasks."""
+
+    def room(self, consumer: str) -> int:
+        """How many connections this role could have for tasks, those of this consumer's tasks included."""

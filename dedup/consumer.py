@@ -17,11 +17,12 @@ from checkpoint.errors import CommitConflict, ConfigError
 from checkpoint.position import Partition
 from deadletter.classify import Rule
 from deadletter.policy import Budget, Retry
-from dedup import flow, incarnation, outage, planning, starting
+from dedup import executors, flow, incarnation, on_driver, outage, planning, starting
 from dedup.care import Care
 from dedup.envelope import Columns, Prepare
 from dedup.epoch import Live, take_epoch
-from dedup.feed import Feed, open_feed
+from dedup.executors import Tasks
+from dedup.feed import Feed, frame_of, open_feed
 from dedup.incarnation import Witness
 from dedup.keys import KeySettings
 from dedup.planning import OnKeyConflict
@@ -186,7 +187,10 @@ class Consumer(Registered):
         """
         self.policy()
         head = self.known_head()
-        open_feed(frame, self.scratch).check(self.prepare(head))
+        feed = open_feed(frame, self.scratch)
+        feed.check(self.prepare(head))
+        if (tasks := executors.tasks_of(self, feed)) is not None:
+            executors.check(self, tasks, head)
         incarnation.refuse_others(head, self.told(head.checkpoints))
 
     def run(self, writer: Any) -> None:
@@ -198,7 +202,7 @@ class Consumer(Registered):
         Raises:
             What `check` raises, and what ended the query.
         """
-        self.check(writer._df)
+        self.check(frame_of(writer))
         query = writer.foreachBatch(self).start()
         try:
             query.awaitTermination()
@@ -222,32 +226,29 @@ class Consumer(Registered):
         return self._process(feed, batch_id)
 
     def _process(self, feed: Feed, batch_id: int) -> Report:
+        tasks, held = executors.tasks_of(self, feed), self._live
+        head = self._hold(feed, tasks)
+        query = self.query or feed.query_id
+        run = Run(query or feed.run_key, batch_id, durable=query is not None)
+        with self.store.heartbeat(self.name, head.epoch, every=max(self.takeover_after / 6, 0.1)):
+            if tasks is None:
+                report, reached = on_driver.process(self, feed, head, run, self._culprits)
+            else:
+                report, reached = executors.process(self, tasks, head, run, first=self._live is not held)
+        self._live = Live(feed.run_key, replace(reached, epoch=head.epoch))
+        return report
+
+    def _hold(self, feed: Feed, tasks: Tasks | None) -> Head:
+        """The head under the epoch of this query run, which is taken at its first batch."""
         head = self.store.head(self.name)
         if self._live is None or self._live.run_key != feed.run_key:
             feed.check(self.prepare(head))
+            if tasks is not None:
+                executors.check(self, tasks, head)
             self._live = Live(feed.run_key, take_epoch(self.store, self.name, feed.run_key, self.takeover_after, force=self.takeover))
             head = self.store.head(self.name)
         planning.refuse_older(head, self._live.head)
-        epoch = self._live.head.epoch
-        query = self.query or feed.query_id
-        run = Run(query or feed.run_key, batch_id, durable=query is not None)
-        report = Report()
-        with (
-            self.store.heartbeat(self.name, epoch, every=max(self.takeover_after / 6, 0.1)),
-            feed.materialise(self.prepare(head)) as material,
-        ):
-            index = flow.index_of(material)
-            told = self.told(index.spans)
-            firsts = starting.without_absent(head, run, {p: first for p, (first, _) in index.spans.items()}, self.read_log)
-            planning.guard(head, run, self.settings, firsts)
-            for number, rows in enumerate(planning.chunks(index, self.max_events)):
-                culprits = self._culprits.setdefault((batch_id, number), set())
-                chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, culprits, incarnation_ids=told)
-                state = flow.commit_chunk(chunk, self.store, epoch, self.policy())
-                head = flow.reached(chunk, state)
-                report.add(state)
-        self._live = replace(self._live, head=replace(head, epoch=epoch))
-        return report
+        return replace(head, epoch=self._live.head.epoch)
 
     def prepare(self, head: Head) -> Prepare:
         """What turns an input into this consumer's events with keys, under this head."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
-from deadletter.letter import HISTORY, Action
+from deadletter.letter import HISTORY, Action, Kind
 from deadletter.selection import Selection
-from dedup import letter_files, letter_keys, letter_plans
+from dedup import letter_files, letter_keys, letter_plans, unsent
 from dedup.letter_files import Format, Imported
 from dedup.letter_plans import BUSY, NOT_THERE, Edit, Plan, Who
 from dedup.letter_work import Access, Changed, Progress, Which, change, no_progress
@@ -71,12 +71,23 @@ class DeadLetters:
         self.store = store
 
     def select(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
-        """Letters in position order, as LETTERS and how many later `duplicates` of its key each has stopped; or only these columns."""
-        return self.store.letters(selection, columns)
+        """Letters in position order, those of messages (UNSENT) last: LETTERS and how many later `duplicates` of its key each has stopped.
+
+        Args:
+            columns: only these.
+        """
+        if unsent.is_meant(selection) or (selection.after and unsent.ids_among(self.store, [selection.after])):
+            return unsent.letters(self.store, selection, columns)
+        events = self.store.letters(selection, columns)
+        left = None if selection.limit is None else selection.limit - events.num_rows
+        if left == 0:
+            return events
+        return unsent.joined(events, unsent.letters(self.store, replace(selection, limit=left, after=None), columns))
 
     def groups(self, selection: Selection | None = None) -> pa.Table:
         """Letters by fingerprint and kind, the largest group first, with first and last failure and an example (GROUPS)."""
-        return self.store.groups(selection or Selection())
+        asked = selection or Selection()
+        return unsent.largest(self.store.groups(asked), unsent.groups(self.store, asked), asked.limit)
 
     def show(self, id: str) -> Letter:
         """One letter with its history.
@@ -87,7 +98,7 @@ class DeadLetters:
         Raises:
             ConfigError: no letter begins like that, or more than one.
         """
-        letter = self.store.letters(Selection(ids=(self.find(id),)))
+        letter = self.select(Selection(ids=(self.find(id),)))
         (row,) = letter.drop_columns(["body", "extras"]).to_pylist()
         past = self.store.history(row["id"])
         if row["attempts"] == 1 and not pc.any(pc.equal(past["action"], Action.FAILED.value)).as_py():
@@ -96,7 +107,7 @@ class DeadLetters:
 
     def find(self, id: str) -> str:
         """The whole id of the one letter whose id begins like that. Raises ConfigError where there is none, or more than one."""
-        found = self.store.letters(Selection(id=id, limit=2), ["id"])["id"].to_pylist()
+        found = self.select(Selection(id=id, limit=2), ["id"])["id"].to_pylist()
         if len(found) != 1:
             many = "more than one dead letter begins" if found else "no dead letter begins"
             raise ConfigError(f"{many} with {id!r}. `dedup dead-letters list` shows ids.")
@@ -108,6 +119,7 @@ class DeadLetters:
         """Give letters up: they are never run again, and those that wait behind them in their sequence can be.
 
         Args:
+            which: letters of messages (kind UNSENT) are meant by that kind, or by their ids, alone.
             release_key: forget the key as well, so that a later copy of the message counts as new. Without it the letter goes on to hold
                 its key, and later copies are duplicates.
             dry_run: say what would be done.
@@ -115,6 +127,12 @@ class DeadLetters:
 
         Crash: each portion is done or not; a second call goes on with the others.
         """
+        if isinstance(which, Selection) and unsent.is_meant(which):
+            return unsent.discard(self.store, which, dry_run=dry_run)
+        if not isinstance(which, Selection) and (messages := unsent.ids_among(self.store, which)):
+            if set(which) - set(messages):
+                raise ConfigError("Some of these letters are of messages (UNSENT) and some of events: discard them separately.")
+            return unsent.discard(self.store, Selection(kind=Kind.UNSENT, ids=tuple(messages), limit=None), dry_run=dry_run)
         who = _who(by, reason)
 
         def plan(access: Access) -> Plan:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from dedup.envelope import SEQUENCE, Prepare
 from dedup.index import INDEX_COLUMNS, Ints
 from dedup.keys import HIDDEN
 from dedup.tx import Frames
+
+if TYPE_CHECKING:
+    from dedup.executors import Tasks
 
 
 class Material(Protocol):
@@ -53,6 +56,7 @@ class Feed(Protocol):
 
     run_key: str  # the query run it belongs to: an epoch is taken once for each
     query_id: str | None  # an id that outlives the process, where there is one
+    tasks: Tasks | None  # where its rows can be handled without coming here; None: nowhere
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what can be seen without evaluating anything."""
@@ -83,6 +87,15 @@ def open_feed(batch: Any, scratch: str | None) -> Feed:
     raise ConfigError(f"A batch is a Spark DataFrame or a pyarrow Table, not {type(batch).__name__}.")
 
 
+def frame_of(writer: Any) -> Any:
+    """The streaming DataFrame that a DataStreamWriter of Spark was made of."""
+    if hasattr(writer, "_df"):
+        return writer._df
+    from dedup.spark.feed import connect_frame
+
+    return connect_frame(writer)
+
+
 class ArrowFeed:
     """A pyarrow Table as a batch."""
 
@@ -90,6 +103,7 @@ class ArrowFeed:
         self._table = table
         self.run_key = process_run()
         self.query_id: str | None = None
+        self.tasks: Tasks | None = None
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for missing columns."""

@@ -153,7 +153,8 @@ def _nothing_to_record(chunk: Chunk, sifted: Sifted, head: Head) -> bool:
     """Whether this is a replay of what was recorded under this very query and batch: nothing would change."""
     if not chunk.stream:
         return bool((sifted.state == planning.REDELIVERED).all())
-    replay = head.query_id == chunk.run.query_id and head.batch_id is not None and chunk.run.batch_id <= head.batch_id
+    run, ended = chunk.run, -1 if head.batch_id is None else head.batch_id - (chunk.run.ends and not head.batch_ended)
+    replay = head.query_id == run.query_id and run.batch_id <= ended
     known_query = all(p in head.checkpoints and head.checkpoints[p].query_id == chunk.run.query_id for p in chunk.index.spans)
     return replay and known_query and bool((sifted.state == planning.REDELIVERED).all())
 
@@ -234,7 +235,7 @@ def _decide(chunk: Chunk, settled: Settled, why: Why, spent: Spent, head: Head, 
         parked = Park(letters, make_history(settled, letters, why))
     decided, failures = spent
     batches = decision.batch_record(settled, head, chunk.run)
-    record = Record(batches, chunk.run, policy.settings, decided, failures, chunk.stream)
+    record = Record(batches, chunk.run, policy.settings, decided, failures, chunk.stream, policy.care.budget)
     marks = _marks(chunk, settled) if chunk.stream else {}
     return decision.decide(settled, parked, record, head, chunk.run, marks, incarnation.news(head, chunk.incarnation_ids))
 

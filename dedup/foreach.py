@@ -1,20 +1,22 @@
 """Handlers of single events: one event at a time, in order; what they return is written together, what they raise parks one event.
 
-Called by `Consumer.foreach`, which registers it as the handler of whole batches.
+And of Arrow tables, one for each slice. Called by `Consumer.foreach` and `foreach_arrow`, which register them as handlers of whole batches.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from checkpoint.errors import HandlerError
+from dedup.arrow_frames import ArrowFrames
 from dedup.attempts import EventsFailed, is_ours
 from dedup.envelope import ENVELOPE, POSITION
+from dedup.executors import Where
 from dedup.rows import EventRows
 from dedup.tx import Tx
 
@@ -39,8 +41,11 @@ class Event:
     others: Mapping[str, Any] | None = None  # the input's other columns
 
 
-EventHandler = Callable[[Event, Tx], Row | Sequence[Row] | None]
-"""(event, tx) -> a row, several rows, or None for an event that needs nothing."""
+EventHandler = Callable[[Event, Tx], Any]
+"""(event, tx) -> a row, several rows, or None for an event that needs nothing; or a coroutine that returns that."""
+
+SliceHandler = Callable[[pa.Table, Tx], pa.Table | None]
+"""(new events of one partition, tx) -> rows for the sink, or None."""
 
 
 Registers = Callable[[EventHandler], EventHandler]
@@ -53,6 +58,7 @@ class EachEvent:
 
     handler: EventHandler
     into: str | None
+    where: Where = field(default_factory=Where)
 
     def __call__(self, frame: Any, tx: Tx) -> None:
         """Handle every row of the frame.
@@ -63,30 +69,23 @@ class EachEvent:
             Whatever an event raised, where the handler has used `tx.connection`: the event is searched for as in a batch.
         """
         table = frame if isinstance(frame, pa.Table) else frame.toArrow()
-        rows: list[Row] = []
-        skipped: list[int] = []
-        failed: dict[int, BaseException] = {}
-        for number, event in enumerate(_events(table)):
-            tx.at_event({name: getattr(event, name) for name in POSITION})
+        found = Found()
+        for number, event in enumerate(events_of(table)):
+            tx.at_event(position_of(event))
             try:
                 made = self.handler(event, tx)
-                rows += self._rows(made)
+                rows = self.rows(made)
             except Exception as error:
                 # After a failed statement every other one fails, too: then only a search can tell whose fault it was.
                 if tx.lent or is_ours(error):
                     raise
-                failed[number] = error
+                found.failed[number] = error
             else:
-                if made is None and not tx.published:
-                    skipped.append(number)
-        if failed:
-            raise EventsFailed(_positions(table, list(failed)), list(failed.values()))
-        if skipped:
-            tx.skip_positions(_positions(table, skipped))
-        if rows and self.into:
-            tx.write(EventRows(dict(row) for row in rows), self.into)
+                found.add(number, rows, skipped=made is None and not tx.published)
+        found.hand_over(table, tx, self.into)
 
-    def _rows(self, made: Any) -> Sequence[Row]:
+    def rows(self, made: Any) -> Sequence[Row]:
+        """What a handler returned, as rows. Raises HandlerError for anything else."""
         rows = () if made is None else (made,) if isinstance(made, Mapping) else made
         if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
             raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
@@ -95,7 +94,58 @@ class EachEvent:
         return rows
 
 
-def _events(table: pa.Table) -> Any:
+@dataclass
+class Found:
+    """What became of the events of one run of the handler."""
+
+    written: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)  # rows of the run
+    failed: dict[int, BaseException] = field(default_factory=dict)  # row -> what it raised
+
+    def add(self, number: int, rows: Sequence[Row], *, skipped: bool) -> None:
+        """The event passed."""
+        self.written += map(dict, rows)
+        if skipped:
+            self.skipped.append(number)
+
+    def hand_over(self, table: pa.Table, tx: Tx, into: str | None) -> None:
+        """Record it. Raises EventsFailed where events did; then nothing of the run counts."""
+        if self.failed:
+            raise EventsFailed(_positions(table, list(self.failed)), list(self.failed.values()))
+        if self.skipped:
+            tx.skip_positions(_positions(table, self.skipped))
+        if self.written and into:
+            tx.write(EventRows(self.written), into)
+
+
+@dataclass(frozen=True)
+class EachSlice:
+    """A handler of Arrow tables, whatever the batch came as. Picklable where that is."""
+
+    handler: SliceHandler
+    into: str | None
+    where: Where = field(default_factory=Where)
+
+    def __call__(self, frame: Any, tx: Tx) -> None:
+        """Handle all rows at once. Raises HandlerError where something else than a table is returned, or nobody said where to."""
+        tx.take(ArrowFrames())
+        made = self.handler(frame if isinstance(frame, pa.Table) else frame.toArrow(), tx)
+        if made is None:
+            return
+        if not isinstance(made, pa.Table):
+            raise HandlerError(f"A handler of Arrow tables returns a pyarrow.Table or None, not {type(made).__name__}.")
+        if not self.into:
+            raise HandlerError("The handler returned rows, and the consumer does not know where to: foreach_arrow(into='table').")
+        tx.write(made, self.into)
+
+
+def position_of(event: Event) -> dict[str, Any]:
+    """Its columns of POSITION."""
+    return {name: getattr(event, name) for name in POSITION}
+
+
+def events_of(table: pa.Table) -> Iterator[Event]:
+    """The rows as events, made as they are asked for."""
     known = [name for name in (*ENVELOPE.names, "data") if name in table.column_names]
     others = [name for name in table.column_names if name not in known]
     for batch in table.to_batches(max_chunksize=1_000):

@@ -41,6 +41,10 @@ class Order:
         """Whether there is any order to keep."""
         return len(self.known) > 0
 
+    def lanes(self, rows: Ints) -> Ints:
+        """The number of each row's sequence; -1 where it has none."""
+        return self._codes[rows]
+
     def asked(self, rows: Ints) -> pa.Array:
         """The distinct sequences of these rows, sorted."""
         codes = np.unique(self._codes[rows])

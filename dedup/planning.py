@@ -51,7 +51,7 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
     if head.settings is not None and dict(head.settings) != dict(settings):
         raise SettingsChanged(_settings_message(head, settings))
     ours = head.batch_id if head.query_id == run.query_id and run.durable else None
-    if ours is not None and run.batch_id > ours + 1:
+    if ours is not None and run.batch_id > ours + head.batch_ended:  # Spark goes on when all of a batch is decided
         raise StoreRestored(
             f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, our state at batch {ours}: "
             f"the state was restored to an older time. Find out what is missing, then run `dedup consumer accept-restore {head.consumer}`."
@@ -259,8 +259,12 @@ def accept_incarnation(head: Head, source: str, topic: str) -> Head:
 
 
 def accept_restore(head: Head) -> Head:
-    """Go on from the restored state: a new generation that remembers no Spark query."""
-    return replace(head, generation=head.generation + 1, query_id=None, batch_id=None)
+    """Go on from the restored state: a new generation that remembers no Spark query.
+
+    Nor do its checkpoints: the query from before, restarted by itself, goes on behind what was lost, and that is a gap of positions now.
+    """
+    points = {p: replace(point, query_id="") for p, point in head.checkpoints.items()}
+    return replace(head, generation=head.generation + 1, query_id=None, batch_id=None, checkpoints=points)
 
 
 def reset(head: Head) -> Head:

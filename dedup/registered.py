@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, StoreError
-from dedup.foreach import EachEvent, EventHandler, Registers
+from dedup.executors import On, Where
+from dedup.foreach import EachSlice, EventHandler, Registers, SliceHandler
+from dedup.foreach_async import each_event
 from dedup.outbox import Destination, Dispatcher
 from dedup.settings import refuse_handler
 from dedup.store import Store
@@ -39,18 +42,44 @@ class Registered:
         self._handler = handler
         return handler
 
-    def foreach(self, into: str | None = None) -> Registers:
+    def foreach(
+        self, into: str | None = None, *, on: On | None = None, connections: int | None = None, concurrency: int | None = None
+    ) -> Registers:
         """Register a handler of single events: called with an `Event` and a `Tx`, in the order of their positions.
 
         It returns a row (a dict), several, or None: nothing is to be done for this event (skipped). If it raises, that event is parked.
+        It may be an `async def`: then several events are in hand at once; those of one sequence key still come one after the other.
 
         Args:
             into: the sink of the rows it returns.
+            on: "executors" or "driver". Default: in Spark's tasks with PostgresStore, else here. See docs/foreach.md.
+            connections: how many the tasks of the whole cluster may have at once, two for each task. Default: two a core, at most 64.
+            concurrency: events that an async handler has in hand at once, in each slice. Default 16.
         """
+        where = Where(on, connections)
 
         def register(handler: EventHandler) -> EventHandler:
             refuse_handler(handler, "(event, tx)")
-            self.foreach_batch(EachEvent(handler, into))
+            self.foreach_batch(each_event(handler, into, where, concurrency))
+            return handler
+
+        return register
+
+    def foreach_arrow(
+        self, into: str | None = None, *, on: On | None = None, connections: int | None = None
+    ) -> Callable[[SliceHandler], SliceHandler]:
+        """Register a handler of Arrow tables: called with the new events of one slice, in the order of their positions, and a `Tx`.
+
+        It returns a table of rows for `into`, or None. If it raises, the slice is searched for the guilty events as a batch is.
+
+        Args:
+            into, on, connections: as for `foreach`. Where it runs on the driver, a table may hold events of several partitions.
+        """
+        where = Where(on, connections)
+
+        def register(handler: SliceHandler) -> SliceHandler:
+            refuse_handler(handler, "(table, tx)")
+            self.foreach_batch(EachSlice(handler, into, where))
             return handler
 
         return register

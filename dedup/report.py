@@ -23,8 +23,11 @@ class Report:
 
     def add(self, state: npt.NDArray[np.int8]) -> None:
         """Count the rows of one committed chunk."""
-        counts = np.bincount(state, minlength=planning.STATES)
-        self.delivered += len(state)
+        self.count(np.bincount(state, minlength=planning.STATES))
+
+    def count(self, counts: npt.NDArray[np.int64]) -> None:
+        """Count rows by their states."""
+        self.delivered += int(counts.sum())
         self.redelivered += int(counts[planning.REDELIVERED])
         self.processed += int(counts[planning.NEW])
         self.duplicates += int(counts[planning.DUPLICATE])

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import PositionsMissing, ReprocessStopped
 from deadletter.selection import Selection
-from dedup import flow, letter_plans, resolved
+from dedup import flow, letter_plans, resolved, unsent
 from dedup.absent import fill
 from dedup.consumer import Consumer
 from dedup.coverage import coverage, matching
@@ -60,6 +60,8 @@ def reprocess(
 ) -> Reprocessed:
     """Run the selected letters that are open or blocked through the consumer's handler.
 
+    Letters of messages (kind UNSENT) are selected by that kind alone; no handler runs, and the messages wait to be sent again.
+
     A letter that passes is REPROCESSED, and the letters that waited behind it are run, too, oldest first. One that fails again stays as it
     is, with one more attempt.
 
@@ -75,6 +77,8 @@ def reprocess(
 
     Crash: each page is done or not; a second call goes on.
     """
+    if unsent.is_meant(selection):
+        return unsent.reprocess(consumer.store, replace(selection, consumer=consumer.name), dry_run=dry_run)
     head = consumer.known_head()
     chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or ReprocessOptions()
     report = Reprocessed(dry_run=dry_run)

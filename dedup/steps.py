@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from checkpoint.position import Partition
 from deadletter.letter import HISTORY
+from deadletter.policy import Budget
 from dedup.store import Checkpoint, Run, Topic
 
 
@@ -71,6 +72,7 @@ class Record:
     decided: int = 0
     failures: tuple[int, ...] = ()
     stream: bool = True  # False: positions that a person ran from the log
+    budget: Budget | None = None  # judged once more where others commit side by side
 
 
 @dataclass(frozen=True)

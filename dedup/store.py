@@ -19,6 +19,7 @@ from checkpoint.position import Partition, Ranges
 from deadletter.selection import Selection as Selection
 from dedup.claims import Claim as Claim
 from dedup.claims import Sharing
+from dedup.claims import Slice as Slice
 from dedup.wanted import ALL, Wanted
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Head:
     settings: Mapping[str, str] | None = None  # canonical key settings the state was written with
     query_id: str | None = None  # last query and batch that committed anything
     batch_id: int | None = None
+    batch_ended: bool = True  # its last chunk is decided, too
     gap_accepted: bool = False  # set by a person, cleared by the next batch
     decided: int = 0  # events that handlers have decided so far: the budget's clock
     failures: tuple[int, ...] = ()  # which of the last ones failed, as values of that clock, ascending
@@ -121,6 +123,7 @@ class Run:
     query_id: str
     batch_id: int
     chunk: int = 0
+    ends: bool = True  # no chunk of the batch comes after this one
     durable: bool = False  # the query id outlives the process (Spark's own, or query=): the restore guard is on
     joined: bool = False  # one of several processes under one epoch: it speaks for its own partition only
 
@@ -242,7 +245,7 @@ class Store(Sharing, Protocol):
         """Open the transaction of one chunk.
 
         Args:
-            claim: the partition of the chunk, where the epoch is shared.
+            claim: the partition of the chunk, where the epoch is shared; in a task its `Slice`.
 
         Raises Fenced when a newer epoch was taken, PartitionLost when another process claimed the partition.
         """

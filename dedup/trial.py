@@ -96,4 +96,12 @@ class Trials:
 
 def untried() -> Trials:
     """For what no marker is kept of: letters that are reprocessed."""
-    return Trials(lambda: None, lambda _: None)
+    return Trials(_nothing, _forget)
+
+
+def _nothing() -> None:
+    """No marker."""
+
+
+def _forget(text: str | None) -> None:
+    """Keep none."""

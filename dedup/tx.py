@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ import pyarrow as pa
 from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
 from dedup.envelope import POSITION
 from dedup.index import Index, Ints
+from dedup.outbox.ahead import Ahead
+from dedup.outbox.message import Messages
 from dedup.outbox.recording import Names, messages_of, of_event, rows_of
 from dedup.reduce import last_per_key
 from dedup.rows import ArrowRows, EventRows
@@ -53,8 +56,9 @@ class Tx:
     Only `connection` acts at once; what `write` recorded is not visible to it.
     """
 
-    def __init__(self, frames: Frames, index: Index, given: Ints, transaction: Transaction) -> None:
+    def __init__(self, frames: Frames, index: Index, given: Ints, transaction: Transaction, lanes: Ints | None = None) -> None:
         self._frames, self._index, self._transaction = frames, index, transaction
+        self.lanes = np.full(len(given), -1) if lanes is None else lanes  # of each given row the number of its sequence; -1: none
         self._given = np.zeros(len(index), dtype=bool)
         self._given[given] = True
         self._closed = False
@@ -193,6 +197,10 @@ class Tx:
         """The handler has returned: from now on its tx refuses everything."""
         self._closed = True
 
+    def take(self, frames: Frames) -> None:
+        """The handler's frames are of this kind, whatever the batch's are."""
+        self._frames = frames
+
     def at_event(self, position: Mapping[str, Any]) -> None:
         """From now on `publish` is about the event at this position (columns of POSITION)."""
         self._event = (position, 0)
@@ -219,30 +227,36 @@ class Tx:
     def perform_writes(self) -> None:
         """Evaluate and hand over what was recorded, each once, in the order of the calls."""
         parked = np.array(sorted(self.rejected), dtype=np.int64)
-        for table, given, merge in self._writes:
-            rows = _Checked(self._frames.rows(given), self._index, parked, table)
-            if merge is not None and merge.newer_by is None and rows.in_tasks and not set(POSITION) <= set(rows.schema.names):
-                raise HandlerError(
-                    "In a batch as large as this Spark keeps no order of rows: let the rows of tx.merge carry their position columns, "
-                    "or name a column with newer_by=."
-                )
-            try:
-                self._perform(table, rows, merge)
-            except RowsMisfit as misfit:
-                if isinstance(given, EventRows):
-                    raise RowsRefused(str(misfit)) from misfit
-                raise
+        with Ahead() as ahead:
+            made = [ahead.begin(rows.num_rows, job) for rows, job in self._outgoing(parked)]
+            for table, given, merge in self._writes:
+                self._write(table, given, merge, parked)
+            for messages in made:
+                self._transaction.publish(messages())
 
+    def _write(self, table: str, given: Any, merge: Merge | None, parked: Ints) -> None:
+        rows = _Checked(self._frames.rows(given), self._index, parked, table)
+        if merge is not None and merge.newer_by is None and rows.in_tasks and not set(POSITION) <= set(rows.schema.names):
+            raise HandlerError(
+                "In a batch as large as this Spark keeps no order of rows: let the rows of tx.merge carry their position columns, "
+                "or name a column with newer_by=."
+            )
+        try:
+            if merge is None:
+                self._transaction.write(table, rows)
+            else:
+                self._transaction.merge(table, ArrowRows(last_per_key(rows.arrow(), merge)), merge)
+        except RowsMisfit as misfit:
+            if isinstance(given, EventRows):
+                raise RowsRefused(str(misfit)) from misfit
+            raise
+
+    def _outgoing(self, parked: Ints) -> Iterator[tuple[pa.Table, Callable[[], Messages]]]:
+        """The rows that were published, and what makes messages of them."""
         for topic, given, names in self._messages:
             rows = rows_of(given) if self._event is not None else _Checked(self._frames.rows(given), self._index, parked, topic).arrow()
             if rows.num_rows:
-                self._transaction.publish(messages_of(topic, rows, names, self._index, np.flatnonzero(self._given)))
-
-    def _perform(self, table: str, rows: Rows, merge: Merge | None) -> None:
-        if merge is None:
-            self._transaction.write(table, rows)
-        else:
-            self._transaction.merge(table, ArrowRows(last_per_key(rows.arrow(), merge)), merge)
+                yield rows, partial(messages_of, topic, rows, names, self._index, np.flatnonzero(self._given))
 
 
 class _Checked:

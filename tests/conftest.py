@@ -5,6 +5,7 @@ Tests that need Spark run last, so that the rest is told first and the JVM start
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -38,6 +39,11 @@ def spark() -> Iterator[SparkSession]:
 
     from dedup.spark.session import local_session
 
+    if os.environ.get("DEDUP_TEST_SPARK") == "connect":
+        import spark_connect
+
+        yield from spark_connect.session()
+        return
     session = local_session("dedup tests", **{"spark.jars": maven.spark_kafka()})
     yield session
     session.stop()

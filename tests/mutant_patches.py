@@ -21,7 +21,7 @@ _LEDGER, _SINKS, _PLAN = "tests/test_delta_ledger.py::", "tests/test_delta_sinks
 _DELIVERY, _GUARDS, _FAILURES = "tests/contract/test_delivery.py::", "tests/contract/test_guards.py::", "tests/contract/test_failures.py::"
 _TRIES, _JOIN, _EDITS = "tests/test_attempts.py::", "tests/contract/test_join.py::", "tests/contract/test_letter_edits.py::"
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
-_SIMULATION = "tests/test_simulation.py::test_no_schedule_of_crashes_copies_and_replays_loses_or_doubles"
+_SIMULATION = "tests/test_simulation.py::test_no_schedule_of_crashes_copies_and_replays_breaks_an_invariant"
 
 MUTANTS = (
     # planning and decision: both stores
@@ -60,7 +60,23 @@ MUTANTS = (
         "conflict = copies & (index.payload[rows] != index.payload[rows])",
         _DELIVERY + "test_a_key_with_another_body_is_a_conflict",
     ),
-    Mutant("a restored store is not noticed", "dedup/planning.py", "run.batch_id > ours + 1", "run.batch_id > ours + 2", _GUARD),
+    Mutant(
+        "a restored store is not noticed", "dedup/planning.py", "run.batch_id > ours + head.batch_ended", "run.batch_id > ours + 2", _GUARD
+    ),
+    Mutant(
+        "half a batch passes for a batch",
+        "dedup/planning.py",
+        "run.batch_id > ours + head.batch_ended",
+        "run.batch_id > ours + 1",
+        _GUARDS + "test_a_store_restored_to_the_middle_of_a_batch_is_noticed",
+    ),
+    Mutant(
+        "after an accepted restore the old query goes on where it was",
+        "dedup/planning.py",
+        'replace(point, query_id="") for p, point',
+        "point for p, point",
+        _GUARDS + "test_the_old_query_cannot_leave_out_what_a_restore_lost",
+    ),
     Mutant(
         "a gap of one position is let through",
         "dedup/planning.py",
@@ -252,9 +268,9 @@ MUTANTS = (
     # Delta
     Mutant(
         "a decision is tried against a snapshot that nobody read",
-        "dedup/delta/decide.py",
+        "dedup/delta/ledger.py",
         "tables.commit(table, adds, transactions, exact=True)",
-        "tables.commit(state.ledger.open() or table, adds, transactions, exact=False)",
+        "tables.commit(self.open() or table, adds, transactions, exact=False)",
         _LEDGER + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
     ),
     Mutant(

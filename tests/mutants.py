@@ -47,7 +47,7 @@ def copy_to(folder: Path) -> None:
 
 def run(tests: list[str], folder: Path, dsn: str) -> tuple[int, str]:
     """pytest's exit code and output for these tests in this copy; -1 where they hang."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "DEDUP_TEST_POSTGRES": dsn, "DEDUP_SCHEDULES": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(folder), "DEDUP_TEST_POSTGRES": dsn, "DEDUP_SCHEDULES": "600"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={LIMIT}", *tests]
     try:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT * (1 + len(tests) // 8))

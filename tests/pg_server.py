@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,11 +100,13 @@ class Server:
     data: Path
     port: int
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    settings: Mapping[str, str] = field(default_factory=dict)  # beside those that all have; they win
 
     def start(self) -> None:
         """Start on the same data and port, wait until it answers. Raises RuntimeError with the log's end if it does not."""
         options = ["-D", str(self.data), "-p", str(self.port), "-k", str(self.data.parent), "-c", "listen_addresses=127.0.0.1"]
         options += ["-c", "max_connections=60", "-c", "shared_buffers=128MB", "-c", "max_wal_size=2GB"]
+        options += [word for name, value in self.settings.items() for word in ("-c", f"{name}={value}")]
         with (self.data.parent / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [_usable_binaries() / "postgres", *options],
@@ -146,7 +148,7 @@ class Server:
         shutil.rmtree(self.data.parent, ignore_errors=True)
 
 
-def start_server(folder: Path | None = None) -> Server:
+def start_server(folder: Path | None = None, settings: Mapping[str, str] | None = None) -> Server:
     """Create a cluster below `folder` and start it. As root, a folder that `nobody` cannot enter is replaced by a temporary one."""
     home = _home(folder)
     data = home / "data"
@@ -155,7 +157,7 @@ def start_server(folder: Path | None = None) -> Server:
     if made.returncode:
         raise RuntimeError("initdb failed:\n" + made.stderr[-2000:])
     port = _free_port()
-    server = Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", data, port)
+    server = Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", data, port, settings=dict(settings or {}))
     server.start()
     return server
 
@@ -178,9 +180,9 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path | None = None) -> Iterator[Server]:
+def running_server(folder: Path | None = None, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server for the length of the block, then removed with its data."""
-    server = start_server(folder)
+    server = start_server(folder, settings)
     try:
         yield server
     finally:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from children import Nursery
-from crash import log, report, run
+from crash import disks, log, report, run
 from crash.lane import Lane
 from places import SINK, DeltaPlace
 
@@ -67,6 +74,25 @@ def test_a_row_that_is_missing_and_a_row_that_is_there_twice_are_told(tmp_path: 
     lost, doubled, contradictions = lane.wrong()
     assert (lost, doubled) == ([(first["id"], first["amount"])], [(second["id"], second["amount"])])
     assert contradictions == ["the two sinks differ"]
+
+
+ANEW = "import sys; sys.path.insert(0, sys.argv[1]); import disks; disks.again([sys.executable, '-c', sys.argv[2]])"
+SAID = "import os; d = os.environ['DEDUP_CRASH_DISKS']; print(os.geteuid(), *(os.statvfs(d + k).f_blocks for k in ('/postgres', '/delta')))"
+
+
+def test_an_ordinary_user_gets_small_disks_where_namespaces_are_allowed() -> None:
+    """Without root the loops start themselves anew in namespaces: a small file system for each store, and the user is who it was."""
+    user: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable  # ours may lie where nobody may look
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(Path(__file__).parent / "crash/disks.py", folder)
+        Path(folder).chmod(0o755)
+        done = subprocess.run([python, "-c", ANEW, folder, SAID], cwd="/", capture_output=True, text=True, check=False, **user)
+    if not done.stdout:
+        pytest.skip(f"no namespaces for users here: {done.stderr[-200:]}")
+    uid, *blocks = map(int, done.stdout.split())
+    assert uid == (pwd.getpwnam("nobody").pw_uid if user else os.geteuid())
+    assert [b * 4096 // 2**20 for b in blocks] == list(disks.MEGABYTES.values())
 
 
 def test_the_independent_computation_counts_what_it_says() -> None:

@@ -123,5 +123,5 @@ def test_a_generation_is_never_used_twice(place: Path, change: Any) -> None:
     ledger(place).restore(before)
     head = open_store(place).amend(kit.NAME, change, by="me", reason="backup")
     assert head.generation == 2 and head.keyspace == (2 if change is planning.reset else 0)
-    consumer(open_store(place))(batch([100]), 9)
+    consumer(open_store(place))(batch([1, 100]), 9)
     assert 100 in kit.ids(str(place / "orders"))

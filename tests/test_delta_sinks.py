@@ -16,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from checkpoint.errors import CommitConflict, ConfigError, PublicationStuck, SinkMismatch
 from dedup import planning
 from dedup.delta import DeltaStore, sink
+from dedup.delta.engine import DeltaRs
 from dedup.delta.publish import Publisher
 from dedup.delta.storage import require_put_if_absent
 from dedup.rows import ArrowRows
@@ -358,7 +359,7 @@ def test_only_tables_known_to_be_safe_get_files(
 
     schema = Schema([Field("id", PrimitiveType("long"), metadata=schema_metadata)])
     DeltaTable.create(str(place / "late"), schema, configuration=settings)
-    found = sink.Sinks(None).open("late", str(place / "late"))
+    found = sink.Sinks(DeltaRs(None)).open("late", str(place / "late"))
     assert (found.mode == "files") == (reason is None)
     assert reason is None or any(reason in told for told in found.special)
 
@@ -374,7 +375,7 @@ def test_a_check_constraint_or_an_unknown_feature_sends_rows_through_spark(place
     for name in ("orders", "audit"):
         with store.begin(kit.NAME, number) as tx, pytest.raises(ConfigError, match="only be written by Spark"):
             tx.write(name, ArrowRows(pa.table({"id": [-1], "text": ["x"]})))
-    assert sink.Sinks(None).open("audit", str(place / "audit")).special == ("table feature domainMetadata",)
+    assert sink.Sinks(DeltaRs(None)).open("audit", str(place / "audit")).special == ("table feature domainMetadata",)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import PublicationStuck, RowsRefused, SinkMismatch
 from dedup.delta import DeltaStore
+from dedup.delta.engine import DeltaRs
 from dedup.delta.sink import Sinks
 from dedup.rows import ArrowRows
 from dedup.steps import Commit, Merge
@@ -125,7 +126,7 @@ def test_a_sink_partitioned_by_a_timestamp_takes_the_row_path(spark: SparkSessio
     spark.sql(f"CREATE TABLE delta.`{uri}` (id BIGINT, at TIMESTAMP) USING delta PARTITIONED BY (at)")
     at = dt.datetime(2024, 1, 1, 12, tzinfo=UTC)
     write(DeltaStore(str(tmp_path / "state")), uri, [pa.table({"id": [1], "at": pa.array([at], pa.timestamp("us", "UTC"))})])
-    assert Sinks(None).open("t", uri).mode == "rows"
+    assert Sinks(DeltaRs(None)).open("t", uri).mode == "rows"
     assert spark.read.format("delta").load(uri).selectExpr("id", "unix_micros(at)").collect() == [(1, int(at.timestamp() * 1e6))]
 
 

@@ -24,9 +24,9 @@ def test_the_tests_that_the_page_names_are_there() -> None:
     text = PAGE.read_text()
     files = set(re.findall(r"`(tests/[\w/]+\.py)`", text))
     assert len(files) > 5 and not [name for name in files if not (ROOT / name).is_file()]
-    targets = set(re.findall(r"make (crash|test|slow)\b", text))
+    targets = set(re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE))
     makefile = (ROOT / "Makefile").read_text()
-    assert targets == {"crash", "test", "slow"} and not [name for name in targets if f"\n{name}:" not in makefile]
+    assert targets >= {"crash", "simulate"} and not [name for name in targets if f"\n{name}:" not in makefile]
 
 
 def test_the_committed_report_has_every_kind_of_fault_and_nothing_lost() -> None:

@@ -69,4 +69,5 @@ def test_through_the_outbox_each_message_once_and_in_order(
         assert run(postgres, f"select count(*), count(distinct n), min(n), max(n) from {table}") == [(events, events, 0, events - 1)]
     wrong = "select count(*) from (select n < lag(n) over (partition by k order by at) as back from last) x where back"
     assert run(postgres, wrong) == [(0,)]
-    assert run(postgres, "select count(*) filter (where state = 1), count(*), count(distinct id) from dedup.outbox") == [(events,) * 3]
+    sent = "select count(*) filter (where state = 1), count(*), count(distinct id) from dedup.outbox_message"
+    assert run(postgres, sent) == [(events,) * 3]

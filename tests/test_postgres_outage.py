@@ -85,3 +85,24 @@ def test_patience_with_a_database_that_stays_away_ends_with_one_error(server: pg
     assert letters(place.store()) == []
     assert len(place.read()) == 2 * EVENTS
     assert_proven(place.store())
+
+
+def test_a_statement_that_is_cancelled_is_tried_again(server: pg_server.Server) -> None:
+    """A statement time-out, or somebody's pg_cancel_backend, in the COPY into the sink: the batch is tried again and written once."""
+    place = PostgresPlace(server.dsn)
+    place.create_sink()
+    place.execute("""
+        create sequence tries;
+        create function cancel_twice() returns trigger language plpgsql as $$
+        begin
+            if nextval('tries') <= 2 then
+                perform pg_cancel_backend(pg_backend_pid()), pg_sleep(5);
+            end if;
+            return null;
+        end $$;
+        create trigger cancelling before insert on orders for each statement execute function cancel_twice();
+    """)
+    assert consumer(place.store(), max_outage=60.0)(batch(*orders(range(EVENTS))), 0).processed == EVENTS
+    assert place.execute("select last_value from tries")[0][0] == 3
+    assert sorted(ids(place.read())) == sorted(f"p0-{n}" for n in range(EVENTS))
+    assert letters(place.store()) == []

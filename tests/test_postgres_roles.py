@@ -228,3 +228,14 @@ def test_the_snippet_of_the_manual_verifies_the_server(tls_server: tuple[str, Pa
     for wrong in ({"sslmode": "verify-full", "sslrootcert": str(other)}, {"sslmode": "disable"}):
         with pytest.raises(StoreError, match=r"certificate verify failed|pg_hba\.conf|no encryption"):
             PostgresStore(make_conninfo(dsn, **wrong)).consumers()
+
+
+def test_row_level_security_refuses_what_a_batch_is_written_with(postgres: str) -> None:
+    """Why consumers are kept apart by schemas: COPY into a table with row level security is refused to whom its policies hold for."""
+    run(postgres, "drop role if exists he_tenant")
+    run(postgres, "create role he_tenant login")
+    run(postgres, "create table kept (key int); grant all on kept to he_tenant; alter table kept enable row level security")
+    with psycopg.connect(make_conninfo(postgres, user="he_tenant")) as connection, pytest.raises(psycopg.errors.FeatureNotSupported):
+        connection.execute("copy kept from stdin")
+    run(postgres, "drop table kept")
+    run(postgres, "drop role he_tenant")

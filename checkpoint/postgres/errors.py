@@ -18,6 +18,9 @@ _LOST = ("08", "57P", "25P03", "53")
 _PLAN_AGAIN = ("40",)
 """Serialization failure and deadlock. Source: PostgreSQL 16 manual, appendix A, read 2025-06."""
 
+_WAIT = ("25P04", "55006", "55P03", "57014", "72")
+"""Time-outs, cancelled statements, locks that were not given, snapshots that were too old: the next try may pass. Source: the same."""
+
 
 def is_lost(error: psycopg.Error) -> bool:
     """Whether the connection, and with it the transaction, is gone or cannot go on."""
@@ -39,7 +42,7 @@ def text_of(error: psycopg.Error) -> str:
 def translate(error: psycopg.Error, doing: str) -> StoreError:
     """The error to raise in place of the driver's, for our own statements."""
     text = f"{doing}: {text_of(error)}"
-    if is_lost(error):
+    if is_lost(error) or (error.sqlstate or "").startswith(_WAIT):
         return StoreUnavailable(f"{text.rstrip('?')}. Nothing of it was committed; try again.")
     if ends_transaction(error):
         return CommitConflict(f"{text}. Nothing of this attempt was committed; plan it again.")

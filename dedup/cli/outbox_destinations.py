@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import operator
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import dedup
+from dedup.cli.targets import find
 from dedup.outbox import Call as Calling
 from dedup.outbox import Destination
 from dedup.outbox.store import Outbox
@@ -74,15 +72,7 @@ def _hubs(variable: str) -> Destination:
 
 
 def _function(target: str) -> Any:
-    """What `module:attribute` names; modules are also looked for in the working directory."""
-    module, _, attribute = target.partition(":")
-    if not module or not attribute:
-        raise dedup.ConfigError(f"{target!r} does not say where the function is. Give module:attribute, as in `shop.mail:send`.")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = operator.attrgetter(attribute)(importlib.import_module(module))
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise dedup.ConfigError(f"{target!r} cannot be found: {error}. Start the command in the folder that the module is in.") from error
+    found = find(target, "function", "shop.mail:send")
     if not callable(found):
         raise dedup.ConfigError(f"{target} is a {type(found).__name__}, not a function.")
     return found

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import operator
-import os
-import sys
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -18,6 +14,7 @@ from dedup.cli.consumers import By, Reason, Yes, who
 from dedup.cli.filters import OPTIONS, POSITIONS, selecting
 from dedup.cli.progress import progress
 from dedup.cli.show import AsJson, print_json, print_table
+from dedup.cli.targets import find
 from dedup.consumer import Consumer
 from dedup.pages import Reprocessed, ReprocessOptions
 from dedup.replaying import Replayed, replay
@@ -127,19 +124,7 @@ def replay_(
 
 
 def _consumer(target: str) -> Consumer:
-    """The Consumer that `module:attribute` names; modules are also looked for in the working directory."""
-    module, _, attribute = target.partition(":")
-    if not module or not attribute:
-        raise dedup.ConfigError(f"{target!r} does not say where the consumer is. Give module:attribute, as in `shop.stream:consumer`.")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = operator.attrgetter(attribute)(importlib.import_module(module))
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise dedup.ConfigError(f"Module {module!r} imports {error.name!r}, which is not there: install it here.") from error
-        raise dedup.ConfigError(f"There is no module {module!r}. Start the command in the folder that it is in.") from error
-    except AttributeError as error:
-        raise dedup.ConfigError(f"Module {module!r} has no {attribute!r}: {error}.") from error
+    found = find(target, "consumer", "shop.stream:consumer")
     if not isinstance(found, Consumer):
         raise dedup.ConfigError(f"{target} is a {type(found).__name__}, not a Consumer.")
     return found

@@ -12,6 +12,9 @@ import typer
 import dedup
 from dedup.store import Store
 
+SPARK = "spark:"
+"""Before the folder or URL of a Delta store whose commits Spark makes."""
+
 StoreUrl = Annotated[
     str,
     typer.Option(
@@ -19,7 +22,7 @@ StoreUrl = Annotated[
         envvar="DEDUP_STORE",
         show_envvar=True,
         show_default=False,
-        help="postgresql://... or the folder or URL of a Delta store.",
+        help="postgresql://..., or the folder or URL of a Delta store; spark:FOLDER where Spark makes the commits.",
     ),
 ]
 """The option every command has that needs a store."""
@@ -47,9 +50,10 @@ def open_store(url: str, *, new: bool = False) -> Store:
     if is_postgres(url):
         # who only looks creates no tables in a database that was mistyped
         return dedup.PostgresStore(url, schema=postgres_schema(), auto_migrate=False)
-    if not new and "://" not in url and not Path(url).exists():
-        raise dedup.ConfigError(f"There is no folder {url}. Check --store, or let `dedup migrate` begin a new store there.")
-    return dedup.DeltaStore(url)
+    path = url.removeprefix(SPARK)
+    if not new and "://" not in path and not Path(path).exists():
+        raise dedup.ConfigError(f"There is no folder {path}. Check --store, or let `dedup migrate` begin a new store there.")
+    return dedup.DeltaStore(path, engine="spark" if url.startswith(SPARK) else "delta-rs")
 
 
 def check_consumer(store: Store, name: str) -> None:

@@ -8,7 +8,7 @@ import typer
 
 import dedup
 from checkpoint.errors import SchemaOutdated
-from dedup.cli.consumers import By, Reason, Yes, who
+from dedup.cli.consumers import By, Reason, who
 from dedup.cli.show import AsJson
 from dedup.cli.stores import StoreUrl, check_consumer, is_postgres, open_store, postgres_schema
 from dedup.store import Store
@@ -90,7 +90,7 @@ def publish(
     accept_sink: Annotated[str, typer.Option("--accept-sink", help=ACCEPT_HELP, show_default=False)] = "",
     lost: Annotated[bool, typer.Option("--lost", help="With --accept-sink: give up decided rows whose files are gone.")] = False,
     store: StoreUrl = "",
-    yes: Yes = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --accept-sink: do it. Without this, only show what it would change.")] = False,
     by: By = "",
     reason: Reason = "",
 ) -> None:

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as pafs
 
 from checkpoint.position import Partition
 from dedup.delta.events import EVENTS, LETTERS_SINK
-from dedup.delta.header import Header
+from dedup.delta.header import Header, SinkFiles
 from dedup.delta.ledger import BATCH, HEADER, LOG, Ledger, LedgerFile
 from dedup.delta.letters import Letters
 from dedup.delta.publish import Publisher
 from dedup.delta.records import batch_table
+from dedup.delta.rows import Rows, Several
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import filesystem
 from dedup.wanted import ALL, Wanted
@@ -59,17 +61,24 @@ def letters(state: ConsumerState, publisher: Publisher) -> Letters:
     return Letters(_events(state, publisher), functools.partial(_decided, state.ledger, state.header, not state.damage))
 
 
-def _events(state: ConsumerState, publisher: Publisher) -> ds.Dataset:
+def _events(state: ConsumerState, publisher: Publisher) -> Rows:
     uri = state.letters_uri
     table, system = state.sinks.table(uri), filesystem(uri, publisher.options)
-    parts: list[ds.Dataset] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
+    parts: list[Rows] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
     for seq in sorted(state.pending):
         header = state.decided[seq]
         done = table.transaction_version(publisher.app(header, LETTERS_SINK)) if table is not None else None
         if done is None or done < seq:
-            paths = [add.path for entry in header.sinks if entry.name == LETTERS_SINK for add in entry.adds]
-            parts.append(ds.dataset(paths, EVENTS, format="parquet", filesystem=system))
-    return ds.dataset(parts) if parts else ds.dataset(EVENTS.empty_table())
+            parts += [_unpublished(entry, publisher, system) for entry in header.sinks if entry.name == LETTERS_SINK]
+    if all(isinstance(part, ds.Dataset) for part in parts):
+        whole: Rows = ds.dataset(parts) if parts else ds.dataset(EVENTS.empty_table())
+        return whole
+    return Several(EVENTS, tuple(parts))
+
+
+def _unpublished(entry: SinkFiles, publisher: Publisher, system: pafs.FileSystem) -> ds.Dataset:
+    place = filesystem(publisher.root, publisher.options) if entry.staged else system
+    return ds.dataset([add.path for add in entry.adds], EVENTS, format="parquet", filesystem=place)
 
 
 def _decided(ledger: Ledger, header: Header, sound: bool, events: pa.Table) -> pa.Table:

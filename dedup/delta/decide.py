@@ -73,6 +73,8 @@ def _decide(state: ConsumerState, decision: Decision, on_step: Callable[[str], N
         if state.header.seq != last:
             return _judge(state, header)
         state.require_sound_for(header)
+        if failure is None and state.sinks.engine.skips:
+            raise state.skipped(header.seq)
         if failure is None:
             raise CommitUnknown(f"The ledger {state.ledger.uri} took decision {header.seq} and does not show it.")
         if not isinstance(failure, tables.COMMIT_REFUSED):
@@ -90,8 +92,8 @@ def _try(state: ConsumerState, table: DeltaTable, adds: list[Add], header: Heade
         old = state.ledger.app(table, state.header.head.generation)
         transactions[old] = max(table.transaction_version(old) or 0, state.header.seq) + 1
     try:
-        tables.commit(table, adds, transactions, exact=True)
-    except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS) as error:
+        state.ledger.commit(table, adds, transactions)
+    except tables.FAILED as error:
         return error
     return None
 

@@ -15,13 +15,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, Schema
 
-from checkpoint.errors import StoreUnavailable
+from checkpoint.errors import SinkMismatch, StoreUnavailable
 from deadletter.letter import HISTORY, LETTERS
 from dedup.delta import tables
 from dedup.delta.sink import Sink, Sinks
-from dedup.delta.storage import Options
 from dedup.store import Head
 
 PARKED, CHANGED, EDITED, DUPLICATE, HISTORIC = "parked", "changed", "edited", "duplicate", "history"
@@ -62,21 +60,18 @@ EVENTS = pa.schema(
 _PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": str(3 + len(_FIRST))}
 
 
-def letters_sink(sinks: Sinks, uri: str, consumer: str, options: Options) -> Sink:
+def letters_sink(sinks: Sinks, uri: str, consumer: str) -> Sink:
     """The table of a consumer's events, created if need be, with all columns of EVENTS.
 
     Crash: it is there or not, and has the columns of an older version, or all of them.
     """
-    if sinks.table(uri) is None:
-        DeltaTable.create(
-            uri,
-            EVENTS,
-            mode="ignore",
-            name=f"dedup dead letters of {consumer}"[:250],
-            configuration=_PROPERTIES,
-            storage_options=dict(options) if options else None,
-        )
-    sink = sinks.open(LETTERS_SINK, uri)
+    try:
+        sink = sinks.open(LETTERS_SINK, uri)
+    except SinkMismatch:
+        if sinks.table(uri) is not None:
+            raise
+        sinks.engine.create(uri, EVENTS, f"dedup dead letters of {consumer}", _PROPERTIES)
+        sink = sinks.open(LETTERS_SINK, uri)
     if not set(EVENTS.names) <= set(sink.schema.names):
         _add_columns(sinks, sink)
         sink = sinks.open(LETTERS_SINK, uri)
@@ -87,8 +82,8 @@ def _add_columns(sinks: Sinks, sink: Sink) -> None:
     """Bring a table of an older version to this one. Crash: it has the new columns, or none of them."""
     missing = pa.schema([f.with_nullable(True) for f in EVENTS if f.name not in sink.schema.names])
     try:
-        sink.table.alter.add_columns(list(Schema.from_arrow(missing).fields))
-    except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS) as error:
+        sinks.engine.add_columns(sink.table, missing)
+    except tables.FAILED as error:
         sinks.forget(sink.uri)
         if not set(missing.names) <= set(sinks.open(sink.name, sink.uri).schema.names):  # another process did the same
             raise StoreUnavailable(f"The dead letters {sink.uri} could not be given the columns {missing.names}: {error}") from error

@@ -176,6 +176,7 @@ def _decode_sink(value: dict[str, Any]) -> SinkFiles:
 def _encode_head(head: Head) -> dict[str, Any]:
     return {
         **{name: getattr(head, name) for name in (*_PLAIN, *_BUDGET)},
+        "batch_ended": head.batch_ended,
         "failures": head.failures,
         "settings": None if head.settings is None else dict(head.settings),
         "floors": [[*p, floor] for p, floor in head.floors.items()],
@@ -190,6 +191,7 @@ def _decode_head(value: dict[str, Any]) -> Head:
     return Head(
         **{name: value[name] for name in _PLAIN},
         **{name: value.get(name, 0) for name in _BUDGET},
+        batch_ended=value.get("batch_ended", True),
         failures=tuple(value.get("failures", ())),
         settings=value["settings"],
         floors={Partition(s, t, p): floor for s, t, p, floor in value["floors"]},

@@ -8,7 +8,7 @@ Called by the consumer state.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -19,8 +19,9 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import ConfigError, StoreUnavailable
 from dedup.delta import tables
+from dedup.delta.engine import MINE, Engine
 from dedup.delta.files import Add, FileWriter
-from dedup.delta.storage import Options, filesystem
+from dedup.delta.storage import DELTA_RS, Options, filesystem
 
 LOG, KEYS, HELD, ORDER = "log", "keys", "held", "order"
 HEADER, BATCH, SUMMARY, RESERVATION, FREED = "header", "batch", "summary", "reservation", "freed"
@@ -72,10 +73,10 @@ class LedgerFile(NamedTuple):
 class Ledger:
     """The table, and nothing about what its rows mean."""
 
-    def __init__(self, uri: str, options: Options, consumer: str) -> None:
+    def __init__(self, uri: str, options: Options, consumer: str, engine: Engine) -> None:
         self.uri, self.consumer = uri, consumer
-        self._options = options
-        self._handle = tables.Handle(uri, options)
+        self._options, self._engine = options, engine
+        self._handle = engine.handle(uri)
         self._written: dict[str, pa.Table] = {}  # reservation files of the running decision, which need no reading
 
     def open(self) -> DeltaTable | None:
@@ -100,15 +101,8 @@ class Ledger:
         Crash: the table exists and is empty, or does not exist.
         """
         try:
-            DeltaTable.create(
-                self.uri,
-                SCHEMA,
-                partition_by=["section", "day"],
-                name=f"dedup ledger of {self.consumer}"[:250],
-                configuration=PROPERTIES,
-                storage_options=dict(self._options) if self._options else None,
-            )
-        except tables.DELTA_ERRORS as error:
+            self._engine.create(self.uri, SCHEMA, f"dedup ledger of {self.consumer}", self._properties(), ("section", "day"))
+        except tables.FAILED as error:
             if (table := self.open()) is None:
                 raise StoreUnavailable(f"The ledger {self.uri} cannot be created: {error}") from error
             return table
@@ -117,8 +111,16 @@ class Ledger:
             raise StoreUnavailable(f"The ledger {self.uri} was created and is not there.")
         return table
 
+    def _properties(self) -> dict[str, str]:
+        return PROPERTIES if self._engine.name == DELTA_RS else {**PROPERTIES, MINE: self._engine.name}
+
     def _check_properties(self, table: DeltaTable) -> None:
         settings = table.metadata().configuration
+        if (theirs := settings.get(MINE, DELTA_RS)) != self._engine.name:
+            raise ConfigError(
+                f"The ledger {self.uri} is written with engine={theirs!r}, this store has engine={self._engine.name!r}: neither would see "
+                f"the other's decisions. Open it with DeltaStore(..., engine={theirs!r})."
+            )
         if FORBIDDEN in settings:
             raise ConfigError(
                 f"{FORBIDDEN} is set on the ledger {self.uri}: Delta would forget which decisions were made. "
@@ -130,8 +132,8 @@ class Ledger:
                 "SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false'), then REORG TABLE ... APPLY (PURGE)."
             )
 
-    def files(self, table: DeltaTable) -> list[LedgerFile]:
-        """The data files of a snapshot, in order of their first seq."""
+    def files(self, table: DeltaTable, after: int = 0) -> list[LedgerFile]:
+        """The data files of a snapshot, in order of their first seq; all that hold a seq > `after`, and perhaps others."""
         actions = pa.table(table.get_add_actions(flatten=True))
         if not actions.num_rows:
             return []
@@ -174,14 +176,27 @@ class Ledger:
         """Let go of the rows of the last decision."""
         self._written = {}
 
+    def commit(self, table: DeltaTable, adds: Sequence[Add], transactions: Mapping[str, int]) -> None:
+        """Make what was written true, against the very snapshot that `table` is.
+
+        Args:
+            transactions: `app` -> seq; the first one is that of the decision.
+
+        Raises:
+            What `tables.FAILED` names; the outcome has to be read back.
+
+        Crash: all of it is in the table, or nothing.
+        """
+        tables.commit(table, adds, transactions, exact=True)
+
     def drop_reservations(self, before: dt.date) -> None:
         """Remove whole days of the section `keys`, by metadata alone. Crash: they are there, or all gone."""
         table = self.open()
         if table is None:
             return
         try:
-            table.delete(f"section = '{KEYS}' and day < '{before.isoformat()}'")
-        except tables.DELTA_ERRORS as error:
+            self._engine.delete(table, f"section = '{KEYS}' and day < '{before.isoformat()}'")
+        except tables.FAILED as error:
             raise StoreUnavailable(f"Old reservations of {self.uri} could not be dropped: {error}") from error
         finally:
             self.forget()

@@ -21,6 +21,7 @@ import pyarrow.dataset as ds
 from checkpoint.errors import ConfigError
 from deadletter.letter import HISTORY, LETTERS
 from dedup.delta.events import CHANGED, DUPLICATE, EDITED, EVENTS, HEAVY, HISTORIC, PARKED, STATES
+from dedup.delta.rows import Rows
 from dedup.store import GROUPS, Selection
 
 I64 = npt.NDArray[np.int64]
@@ -46,7 +47,7 @@ class Letters:
         events: the table of events, and the files of decisions that it does not show yet.
     """
 
-    events: ds.Dataset
+    events: Rows
     decided: Decided
 
     def select(self, selection: Selection, names: Sequence[str], after: Sequence[Any] | None = None) -> pa.Table:

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 
 import pyarrow.fs as pafs
-from deltalake import DeltaTable, WriterProperties
+from deltalake import DeltaTable
 
-from checkpoint.errors import StoreUnavailable
 from dedup.delta import tables
+from dedup.delta.engine import Engine
 from dedup.delta.events import ROW_GROUP
 from dedup.delta.storage import Options, filesystem, remove
 
@@ -31,38 +31,34 @@ VACUUM_EVERY = 1000
 TARGET_BYTES = 64 * 1024 * 1024
 """Size above which a file is left alone."""
 
-_LAYOUT = WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY")
-"""As files are written in the first place: one letter must not cost reading a million bodies."""
 
-
-def compact(uri: str, options: Options) -> None:
+def compact(uri: str, engine: Engine) -> None:
     """Rewrite small files of each partition into one. Crash: the old files or the new ones are in the table."""
-    _quietly(uri, options, lambda table: table.optimize.compact(target_size=TARGET_BYTES, writer_properties=_LAYOUT), "compacted")
+    _quietly(uri, engine, lambda table: engine.compact(table, TARGET_BYTES, ROW_GROUP), "compacted")
 
 
-def vacuum(uri: str, options: Options, *, full: bool = True) -> None:
+def vacuum(uri: str, engine: Engine, *, full: bool = True) -> None:
     """Delete files that left the table longer ago than its retention; with `full` also those that never came into it.
 
     Crash: some are deleted.
     """
-    _quietly(uri, options, lambda table: table.vacuum(dry_run=False, full=full), "vacuumed")
+    _quietly(uri, engine, lambda table: engine.vacuum(table, full=full), "vacuumed")
 
 
-def after_decision(seq: int, uris: Iterable[str], options: Options) -> None:
+def after_decision(seq: int, uris: Iterable[str], engine: Engine) -> None:
     """What a running consumer does by itself from time to time, after everything of a decision is true and visible."""
     for uri in uris:
         if seq % COMPACT_EVERY == 0:
-            compact(uri, options)
+            compact(uri, engine)
         if seq % VACUUM_EVERY == 0:
-            vacuum(uri, options, full=False)
+            vacuum(uri, engine, full=False)
 
 
-def everything(uris: Iterable[str], root: str, options: Options, folder: str, needed: Collection[str]) -> None:
+def everything(uris: Iterable[str], engine: Engine) -> None:
     """What a person asks for: few files, and none that nobody needs. Crash: no row changes; the next one goes on."""
     for uri in uris:
-        compact(uri, options)
-        vacuum(uri, options)
-    clear_staged(root, options, folder, needed, dt.datetime.now(dt.UTC))
+        compact(uri, engine)
+        vacuum(uri, engine)
 
 
 def clear_staged(root: str, options: Options, folder: str, needed: Collection[str], now: dt.datetime) -> None:
@@ -73,10 +69,10 @@ def clear_staged(root: str, options: Options, folder: str, needed: Collection[st
     remove(root, options, [path for path in old if path not in needed])
 
 
-def _quietly(uri: str, options: Options, act: Callable[[DeltaTable], object], what: str) -> None:
+def _quietly(uri: str, engine: Engine, act: Callable[[DeltaTable], object], what: str) -> None:
     try:
-        table = tables.open_table(uri, options)
+        table = engine.handle(uri).look()
         if table is not None:
             act(table)
-    except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS, StoreUnavailable) as error:
+    except tables.FAILED as error:
         log.warning("%s was not %s this time: %s", uri, what, error)

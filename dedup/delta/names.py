@@ -9,10 +9,13 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checkpoint.errors import ConfigError
-from dedup.delta.storage import Options, absolute, require_put_if_absent
+from dedup.delta.storage import SPARK, Options, absolute, require_put_if_absent
+
+if TYPE_CHECKING:
+    from dedup.delta.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,16 @@ class SinkNames:
 
     tables: Mapping[str, str]
     options: Options
+    engine: Engine
+
+    @classmethod
+    def of(cls, tables: Mapping[str, str], options: Options, engine: Engine) -> SinkNames:
+        """With the tables as a person gave them. Raises ConfigError where their storage cannot decide between two writers."""
+        by_name = {n: str(u) for n, u in tables.items() if engine.name == SPARK and "/" not in str(u)}
+        by_path = {n: absolute(str(u)) for n, u in tables.items() if n not in by_name}
+        for uri in by_path.values():
+            require_put_if_absent(uri, options)
+        return cls({**by_path, **by_name}, options, engine)
 
     def uri(self, name: str) -> str:
         """The absolute URI of a sink. Raises ConfigError where the name means nothing, or the storage cannot decide between two writers."""
@@ -28,7 +41,9 @@ class SinkNames:
             return self.tables[name]
         if "/" in name:
             uri = absolute(name)
-        elif (side := _spark_side()) is not None:
+        elif self.engine.name == SPARK:
+            return name  # the catalog may not let anybody in by the path
+        elif (side := spark_side()) is not None:
             uri = absolute(side.location(name))
         else:
             raise ConfigError(
@@ -40,15 +55,11 @@ class SinkNames:
 
     def spark(self) -> Any:
         """The Spark side, for sinks that only Spark may write. Raises ConfigError where this process has no session."""
-        side = _spark_side()
-        if side is None:
-            raise ConfigError(
-                "This sink can only be written by Spark, and there is no Spark session in this process. Run it where Spark runs."
-            )
-        return side
+        return self.engine.side()
 
 
-def _spark_side() -> Any | None:
+def spark_side() -> Any | None:
+    """That of the session which this process has, if any."""
     # Importing Spark in order to find out would cost seconds, and fail where it is not installed.
     return importlib.import_module("dedup.spark.delta_rows").active() if "pyspark" in sys.modules else None
 

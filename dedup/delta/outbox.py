@@ -16,10 +16,9 @@ import pyarrow as pa
 
 from checkpoint.errors import CommitConflict, Fenced, StoreUnavailable
 from dedup.delta import tables
-from dedup.delta.files import FileWriter
 from dedup.delta.outbox_tables import MARKS, MESSAGES_TABLE, OUTBOX_SINK, Found, create, numbered
 from dedup.delta.states import States
-from dedup.delta.storage import Options, join, safe_name
+from dedup.delta.storage import join, safe_name
 from dedup.outbox.message import Entry, Lag, Message, Messages, State
 from dedup.outbox.store import Asked, Chosen, Failed, Marks
 
@@ -32,8 +31,8 @@ CLAIM = -1
 class MessageWrites:
     """The messages of one decision, on their way into files that no commit names yet."""
 
-    def __init__(self, state: Any, root: str, options: Options, writes: Any) -> None:
-        self._state, self._root, self._options, self._writes = state, root, options, writes
+    def __init__(self, state: Any, root: str, writes: Any) -> None:
+        self._state, self._root, self._writes = state, root, writes
         self._count = 0
 
     def add(self, messages: Messages) -> None:
@@ -42,12 +41,12 @@ class MessageWrites:
         Crash: files that no commit names are invisible; VACUUM takes them.
         """
         uri = folder(self._root, self._state)[0]
-        create(uri, MESSAGES_TABLE, self._state.ledger.consumer, self._options)
+        create(self._state.sinks.engine, uri, MESSAGES_TABLE, self._state.ledger.consumer)
         sink = self._state.sinks.open(OUTBOX_SINK, uri)
         self._writes.require_same(sink)
         rows = numbered(messages, self._state.header.head.seq + 1, self._count, dt.datetime.now(dt.UTC))
         self._count += messages.rows.num_rows
-        self._writes.add(sink, sink.mode, tuple(FileWriter(sink.uri, self._options, sink.schema, sink.name).write(rows)))
+        self._writes.own(sink, rows)
 
 
 def folder(root: str, state: Any) -> tuple[str, str]:
@@ -83,8 +82,8 @@ class DeltaOutbox:
 
     parallel: ClassVar[bool] = False
 
-    def __init__(self, consumer: str, states: States, publish: Any, options: Options) -> None:
-        self.consumer, self._states, self._publish, self._options = consumer, states, publish, options
+    def __init__(self, consumer: str, states: States, publish: Any) -> None:
+        self.consumer, self._states, self._publish = consumer, states, publish
         self._me = uuid.uuid4().hex
         self._claimed = False
         self._found: Found | None = None
@@ -120,11 +119,12 @@ class DeltaOutbox:
         """What is there now; None where nothing was ever published."""
         with self._states.caught_up(self.consumer) as state:
             uris = folder(self._states.root, state)
-        messages = tables.open_table(uris[0], self._options)
+        engine = self._states.engine
+        messages = engine.handle(uris[0]).look()
         if messages is None:
             return None
-        create(uris[1], MARKS, self.consumer, self._options)
-        marks = tables.open_table(uris[1], self._options)
+        create(engine, uris[1], MARKS, self.consumer)
+        marks = engine.handle(uris[1]).look()
         if marks is None:
             raise StoreUnavailable(f"The table {uris[1]} is not there although it was made just now.")
         if anew or self._found is None or not self._found.follow(messages, marks):
@@ -153,14 +153,18 @@ class DeltaOutbox:
         turn, now = found.turn + 1, dt.datetime.now(dt.UTC)
         mine = {"turn": turn, "at": now, "attempt": attempt}
         table = pa.Table.from_pylist([{**row, **mine} for row in rows], schema=MARKS)
-        adds = FileWriter(found.marks.table_uri, self._options, MARKS, "dedup.outbox.marks").write(table)
         try:
-            tables.commit(found.marks, adds, {"dedup-outbox": turn}, exact=True)
-        except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS):
-            again = self._look(anew=True)
-            return again is not None and again.landed(attempt)
+            self._states.engine.append(found.marks, table, {"dedup-outbox": turn})
+        except tables.FAILED:
+            return self._landed(attempt)
+        if self._states.engine.skips:
+            return self._landed(attempt)
         found.took(table)
         return True
+
+    def _landed(self, attempt: str) -> bool:
+        again = self._look(anew=True)
+        return again is not None and again.landed(attempt)
 
     def entries(self, chosen: Chosen) -> list[Entry]:
         """Messages without their bodies, ascending."""
@@ -221,9 +225,9 @@ class DeltaOutbox:
 
     def _delete(self, found: Found, last: int) -> None:
         try:
-            found.table.delete(f"seq <= {last}")
-            found.marks.delete(f"number >= 0 and number < {(last + 1) << 24}")
-        except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS) as error:
+            self._states.engine.delete(found.table, f"seq <= {last}")
+            self._states.engine.delete(found.marks, f"number >= 0 and number < {(last + 1) << 24}")
+        except tables.FAILED as error:
             raise CommitConflict(f"The outbox of {self.consumer!r} was changed while it was purged: {error}. Run it again.") from error
         finally:
             self._found = None

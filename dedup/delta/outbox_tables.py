@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from deadletter.letter import PROPERTIES
-from dedup.delta.storage import Options
+from dedup.delta.engine import Engine
 from dedup.outbox.message import Entry, Message, Messages, State
 from dedup.outbox.store import Asked, Chosen, Line
 
@@ -55,16 +55,10 @@ SEEN = ["seq", "number", "topic", "key", "id", "size", "created_at"]
 DONE = (State.SENT, State.DISCARDED)
 
 
-def create(uri: str, schema: pa.Schema, consumer: str, options: Options) -> None:
+def create(engine: Engine, uri: str, schema: pa.Schema, consumer: str) -> None:
     """The table, where it is not there yet. Crash: it is there or not."""
-    DeltaTable.create(
-        uri,
-        schema,
-        mode="ignore",
-        name=f"dedup outbox of {consumer}"[:250],
-        configuration={"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": "2"},
-        storage_options=dict(options) if options else None,
-    )
+    properties = {"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": "2"}
+    engine.create(uri, schema, f"dedup outbox of {consumer}", properties)
 
 
 def numbered(messages: Messages, seq: int, first: int, now: dt.datetime) -> pa.Table:

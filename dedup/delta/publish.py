@@ -183,6 +183,7 @@ class Publisher:
                 self.spark().append(sink.uri, files, app, version)
             else:
                 self.spark().merge(sink.uri, files, entry.merge, app, version)
+            self.state.sinks.engine.took(sink.table, app, version)
             return False
         if entry.merge is not None:
             self.state.sinks.forget(sink.uri)  # the handle moves on with the merge

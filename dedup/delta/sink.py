@@ -16,11 +16,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from checkpoint.errors import PublicationStuck, SinkMismatch
-from dedup.delta import tables
+from dedup.delta.engine import Engine, Handle
 from dedup.delta.header import Mark, SinkFiles
 from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.stats import INDEXED_COLUMNS
-from dedup.delta.storage import Options
 from dedup.delta.types import UnknownType, arrow_schema, sql_type
 
 SAFE_FEATURES = frozenset(
@@ -87,9 +86,9 @@ class Sink:
 class Sinks:
     """Sinks by URI, looked at again and again. Not picklable, not for two threads."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._handles: dict[str, tables.Handle] = {}
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._handles: dict[str, Handle] = {}
 
     def open(self, name: str, uri: str, rows: pa.Schema | None = None) -> Sink:
         """The sink now.
@@ -106,12 +105,17 @@ class Sinks:
                 f"{FORBIDDEN} is set on the sink {name!r}: Delta would forget what was published there, and it would come twice. "
                 f"Run ALTER TABLE delta.`{uri}` UNSET TBLPROPERTIES ('{FORBIDDEN}')."
             )
-        return _describe(name, uri, table)
+        if hidden := sorted(self.engine.hidden & set(table.protocol().writer_features or ())):
+            raise SinkMismatch(
+                f"The sink {name!r} has the table features {', '.join(hidden)}, and Spark does not tell which columns use them: rows "
+                "cannot be checked before they are decided. Drop the features, or use another table, or DeltaStore(engine='delta-rs')."
+            )
+        return _describe(name, uri, table, self.engine.reasons)
 
     def table(self, uri: str) -> DeltaTable | None:
         """The table there now, if any."""
         if uri not in self._handles:
-            self._handles[uri] = tables.Handle(uri, self._options)
+            self._handles[uri] = self.engine.handle(uri)
         return self._handles[uri].look()
 
     def forget(self, uri: str) -> None:
@@ -124,11 +128,11 @@ def _creation(uri: str, rows: pa.Schema | None) -> str:
     return f"Create it: CREATE TABLE delta.`{uri}` ({columns}) USING delta; or deltalake.DeltaTable.create({uri!r}, schema=...)."
 
 
-def _describe(name: str, uri: str, table: DeltaTable) -> Sink:
+def _describe(name: str, uri: str, table: DeltaTable, reasons: tuple[str, ...]) -> Sink:
     schema_json, metadata = table.schema().to_json(), table.metadata()
     settings, partition_by = dict(metadata.configuration), tuple(metadata.partition_columns)
     fields = json.loads(schema_json)["fields"]
-    special = [*_protocol_reasons(table), *_setting_reasons(settings), *_column_reasons(fields)]
+    special = [*reasons, *_protocol_reasons(table), *_setting_reasons(settings), *_column_reasons(fields)]
     try:
         schema = arrow_schema(schema_json)
     except UnknownType as error:

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import Fenced, PartitionLost, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Ranges
+from dedup.delta.engine import Engine
 from dedup.delta.events import LETTERS_SINK
 from dedup.delta.header import Header, Mark, first_header
 from dedup.delta.keyindex import Bool, KeyIndex
@@ -27,7 +28,6 @@ from dedup.delta.reserved import freed, reservations
 from dedup.delta.seen import Seen
 from dedup.delta.sequences import Sequences, from_ledger
 from dedup.delta.sink import Sinks
-from dedup.delta.storage import Options
 from dedup.store import KEYS as KEYS_SCHEMA
 from dedup.store import Claim, Head
 
@@ -38,9 +38,9 @@ SUMMARY_EVERY = 200
 class ConsumerState:
     """One consumer as of the last look at its ledger. Not picklable; for one thread at a time, which holds `lock`."""
 
-    def __init__(self, ledger: Ledger, letters_uri: str, options: Options) -> None:
+    def __init__(self, ledger: Ledger, letters_uri: str, engine: Engine) -> None:
         self.ledger, self.letters_uri = ledger, letters_uri
-        self.sinks = Sinks(options)
+        self.sinks = Sinks(engine)
         self.lock = threading.RLock()  # held by whoever looks or decides: people ask while a stream runs in another thread
         self.table: DeltaTable | None = None
         self._version: int | None = None  # of `table` when everything was taken in
@@ -82,10 +82,11 @@ class ConsumerState:
         self._table_id = found
 
     def _take_in(self, table: DeltaTable) -> None:
-        files = self.ledger.files(table)
+        files = self.ledger.files(table, self.header.seq)
         last = max((f.last for f in files if f.section == LOG), default=0)
         if last < self.header.seq:
             self._forget()  # restored while we ran: what is known is not so any more
+            files = self.ledger.files(table)
         if last > self.header.seq:
             self._read(files, last)
         self._compare_transaction(table)
@@ -94,6 +95,10 @@ class ConsumerState:
         """Raise StoreRestored where the ledger contradicts itself: it was restored to an older state, or rows were deleted."""
         if self._damage:
             raise StoreRestored(self._damage)
+
+    def skipped(self, seq: int) -> StoreRestored:
+        """The error where the ledger takes a decision for one that it has, and does not show any."""
+        return StoreRestored(self._advice(f"takes decision {seq} for one that it has had, and does not show it: it was restored"))
 
     def require_sound_for(self, header: Header) -> None:
         """A person who accepts a restore begins a new generation: that decision may follow damage."""

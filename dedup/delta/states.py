@@ -11,10 +11,12 @@ import pyarrow.fs as pafs
 
 from checkpoint.errors import CommitConflict, ConfigError
 from dedup.delta.decide import Decision, decide
+from dedup.delta.engine import Engine
 from dedup.delta.header import Header
 from dedup.delta.ledger import Ledger
+from dedup.delta.spark_ledger import SparkLedger
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import Options, consumer_name, filesystem, join, safe_name
+from dedup.delta.storage import SPARK, Options, consumer_name, filesystem, join, safe_name
 from dedup.delta.takeover import exists
 from dedup.delta.turns import Turns
 from dedup.store import SEQUENCES
@@ -25,8 +27,8 @@ AMEND_ATTEMPTS = 20
 class States:
     """States by consumer. What was read is left behind when it is pickled."""
 
-    def __init__(self, root: str, options: Options) -> None:
-        self.root, self.options = root, options
+    def __init__(self, root: str, options: Options, engine: Engine) -> None:
+        self.root, self.options, self.engine = root, options, engine
         self._states: dict[str, ConsumerState] = {}
         self._turns: dict[str, Turns] = {}
 
@@ -37,8 +39,9 @@ class States:
         """As of the last look."""
         if consumer not in self._states:
             name = safe_name(consumer)
-            ledger = Ledger(join(self.root, "ledger", name), self.options, consumer)
-            return self._states.setdefault(consumer, ConsumerState(ledger, join(self.root, "dead_letters", name), self.options))
+            made = SparkLedger if self.engine.name == SPARK else Ledger
+            ledger = made(join(self.root, "ledger", name), self.options, consumer, self.engine)
+            return self._states.setdefault(consumer, ConsumerState(ledger, join(self.root, "dead_letters", name), self.engine))
         return self._states[consumer]
 
     def turns(self, consumer: str) -> Turns:

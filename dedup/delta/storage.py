@@ -22,6 +22,9 @@ from checkpoint.errors import ConfigError, StoreUnavailable
 
 log = logging.getLogger("dedup")
 
+DELTA_RS, SPARK = "delta-rs", "spark"
+"""Who commits to Delta tables."""
+
 Options = Mapping[str, str] | None
 
 _ATOMIC = frozenset({"file", "az", "azure", "abfs", "abfss", "adl", "gs"})

@@ -10,7 +10,7 @@ import datetime as dt
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -18,16 +18,18 @@ from checkpoint.errors import StoreRestored
 from deadletter.letter import HISTORY
 from dedup.delta import audit, letters, maintain
 from dedup.delta.amend import acceptance, amendment, purging
+from dedup.delta.engine import DeltaRs
 from dedup.delta.joins import Joins
 from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.names import SinkNames
 from dedup.delta.outbox import DeltaOutbox
 from dedup.delta.problems import problems
 from dedup.delta.publish import Publisher
+from dedup.delta.spark_engine import SparkEngine
 from dedup.delta.state import ConsumerState
 from dedup.delta.states import States
 from dedup.delta.steps import STEPS
-from dedup.delta.storage import Options, absolute, require_put_if_absent, safe_name
+from dedup.delta.storage import SPARK, Options, absolute, require_put_if_absent, safe_name
 from dedup.delta.takeover import Takeover, take_epoch
 from dedup.delta.transaction import DeltaTransaction
 from dedup.delta.writing import Context
@@ -46,6 +48,7 @@ class DeltaStore(Joins):
         path: folder or URI of the store; created when the first consumer starts.
         tables: sink name -> path or URI, for names that are neither a path nor a table of Spark's catalog.
         storage_options: credentials and settings for delta-rs, for the store and all sinks.
+        engine: "spark" where delta-rs gets no credentials: then Spark makes all commits.
         on_step: called with each step's name right before it acts.
 
     Raises:
@@ -61,19 +64,19 @@ class DeltaStore(Joins):
         tables: Mapping[str, str] | None = None,
         storage_options: Mapping[str, str] | None = None,
         on_step: Callable[[str], None] = _noop,
+        engine: Literal["delta-rs", "spark"] = "delta-rs",
     ) -> None:
         self.path = absolute(str(path))
-        self.tables = {name: absolute(str(uri)) for name, uri in (tables or {}).items()}
         self.storage_options: Options = dict(storage_options) if storage_options else None
         self.on_step = on_step
         require_put_if_absent(self.path, self.storage_options)
-        for uri in self.tables.values():
-            require_put_if_absent(uri, self.storage_options)
-        self._names = SinkNames(self.tables, self.storage_options)
-        self._states = States(self.path, self.storage_options)
+        commits = SparkEngine.at(self.path) if engine == SPARK else DeltaRs(self.storage_options)
+        self._names = SinkNames.of(tables or {}, self.storage_options, commits)
+        self.tables = self._names.tables
+        self._states = States(self.path, self.storage_options, commits)
 
     def __repr__(self) -> str:
-        return f"DeltaStore({self.path!r})"
+        return f"DeltaStore({self.path!r}{', engine=spark' * (self._states.engine.name == SPARK)})"
 
     def migrate(self) -> list[str]:
         """Check that this library knows the state of every consumer. There is nothing to apply: each ledger is made by its first decision.
@@ -211,7 +214,8 @@ class DeltaStore(Joins):
         """
         with self._states.existing(consumer) as state:
             needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
-            maintain.everything((state.ledger.uri, state.letters_uri), self.path, self.storage_options, safe_name(consumer), needed)
+            maintain.everything((state.ledger.uri, state.letters_uri), self._states.engine)
+            maintain.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
 
     def views(self, spark: Any) -> list[str]:
         """Temporary views of the state as of now; returns their names: dedup_checkpoints, dedup_batches, dedup_reservations,
@@ -236,7 +240,7 @@ class DeltaStore(Joins):
 
     def outbox(self, consumer: str) -> DeltaOutbox:
         """The messages that this consumer has published."""
-        return DeltaOutbox(consumer, self._states, self.publish, self.storage_options)
+        return DeltaOutbox(consumer, self._states, self.publish)
 
     def consumers(self) -> list[str]:
         """Names, sorted."""

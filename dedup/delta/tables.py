@@ -26,6 +26,8 @@ COMMIT_REFUSED = CommitFailedError
 DELTA_ERRORS = (DeltaError, OSError)
 """Everything else that delta-rs raises about a table or its storage."""
 
+FAILED = (COMMIT_REFUSED, *DELTA_ERRORS, StoreUnavailable)
+"""What a change of a table raises, whoever makes it; whether it landed has to be read back."""
 
 Stamp = tuple[int, int | None]
 """Size and modification time of a log entry, which is written once and never changed."""

@@ -20,7 +20,6 @@ from dedup.delta import events, maintain
 from dedup.delta.audit import letters as letters_now
 from dedup.delta.changes import LetterChanges
 from dedup.delta.decide import Decision, decide
-from dedup.delta.files import FileWriter
 from dedup.delta.header import Header
 from dedup.delta.outbox import MessageWrites
 from dedup.delta.publish import Publisher
@@ -51,7 +50,7 @@ class DeltaTransaction:
         self._collected = _Collected()
         self._publisher = Publisher(state, context.root, context.options, context.spark)
         self._writes = SinkWrites(state, context, self._attempt)
-        self._messages = MessageWrites(state, context.root, context.options, self._writes)
+        self._messages = MessageWrites(state, context.root, self._writes)
         self._letters = LetterChanges(self.head, lambda: letters_now(state, self._publisher), state.sequences)
 
     @property
@@ -168,7 +167,7 @@ class DeltaTransaction:
         self._context.on_step("publish")
         self._publisher.publish(fresh=header.seq)
         self._context.on_step("published")
-        maintain.after_decision(header.seq, (self._state.ledger.uri, self._context.letters), self._context.options)
+        maintain.after_decision(header.seq, (self._state.ledger.uri, self._context.letters), self._state.sinks.engine)
 
     def _header(self, reserved: int, freed: int) -> Header:
         state, seq = self._state, self.head.seq + 1
@@ -193,11 +192,9 @@ class DeltaTransaction:
         rows = self._letters.rows(self.head.seq + 1, lambda copies: self._held_copies(copies, held))
         if not rows.num_rows:
             return
-        sink = events.letters_sink(self._state.sinks, self._context.letters, self.head.consumer, self._context.options)
+        sink = events.letters_sink(self._state.sinks, self._context.letters, self.head.consumer)
         self._writes.require_same(sink)
-        codec = {"compression": "snappy", "row_group_size": events.ROW_GROUP}
-        adds = tuple(FileWriter(sink.uri, self._context.options, sink.schema, sink.name, codec=codec).write(rows))
-        self._writes.add(sink, sink.mode, adds)
+        self._writes.own(sink, rows, {"compression": "snappy", "row_group_size": events.ROW_GROUP})
 
     def _held_copies(self, copies: pa.Table, held: pa.Table) -> pa.Table:
         return copies.filter(pc.or_(pa.array(self._state.held(copies["key"])), _in(copies["key"], held["key"])))
@@ -209,6 +206,7 @@ def _recorded(step: Record) -> dict[str, Any]:
     return {
         "query_id": run.query_id,
         "batch_id": run.batch_id,
+        "batch_ended": run.ends,
         "settings": dict(step.settings),
         **budget,
         **({} if run.joined else {"gap_accepted": False}),

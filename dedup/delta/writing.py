@@ -5,7 +5,7 @@ Called by the transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,6 +100,14 @@ class SinkWrites:
         adds += tuple(merging.stage(self._stager(sink, deletes), deletes, deletes=True))
         self.add(sink, "files" if spark is None else "rows", adds, how)
         return int(given.num_rows)
+
+    def own(self, sink: Sink, rows: pa.Table, codec: Mapping[str, Any] | None = None) -> None:
+        """Rows for a table of ours, which fit.
+
+        Crash: files that no commit names are invisible; VACUUM takes them.
+        """
+        writer = self._writer(sink, sink.schema.names)
+        self.add(sink, sink.mode, tuple(replace(writer, codec=codec or writer.codec).write(rows)))
 
     def add(self, sink: Sink, mode: str, adds: tuple[Add, ...], how: Merge | None = None) -> None:
         """List files of a sink."""

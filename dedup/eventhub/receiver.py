@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 from azure.eventhub import EventHubConsumerClient
 
-from dedup.eventhub import rows, seldom
+from dedup import seldom
+from dedup.eventhub import rows
 from dedup.eventhub.settings import Connection
 
 AHEAD = 32 * 1024 * 1024

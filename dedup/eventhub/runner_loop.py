@@ -22,9 +22,8 @@ from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
 from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld
 from checkpoint.position import Partition
 from deadletter.redact import redact
-from dedup import outage, planning, starting
+from dedup import outage, planning, seldom, starting
 from dedup.consumer import Consumer
-from dedup.eventhub import seldom
 from dedup.eventhub.lease import Leases
 from dedup.eventhub.namespace import Namespace, Span, Spans
 from dedup.eventhub.runner_client import aio_client

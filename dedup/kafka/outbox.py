@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -47,12 +48,15 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
+_Same = tuple[str, bytes | None, bytes]
+"""Topic, key and body: what the client tells of a message that was not taken. It does not tell the headers."""
+
+
 def headers_of(message: Message) -> list[tuple[str, str | bytes | None]]:
     """The headers as they are sent: the id, and the message's own without any other id."""
-    own: list[tuple[str, str | bytes | None]] = (
-        [(name, value) for name, value in message.headers if name not in MESSAGE_ID_PROPERTIES] if message.headers else []
-    )
-    return [(ID_HEADER, message.id.encode()), *own]
+    if not message.headers:
+        return [(ID_HEADER, message.id)]
+    return [(ID_HEADER, message.id), *((name, value) for name, value in message.headers if name not in MESSAGE_ID_PROPERTIES)]
 
 
 class Topics:
@@ -64,27 +68,55 @@ class Topics:
         timeout: seconds within which the messages of one turn have to be acknowledged.
     """
 
+    parallel: ClassVar[bool] = True
+
     def __init__(self, broker: Broker | str, settings: Mapping[str, Any] | None = None, *, timeout: float = 60.0) -> None:
         self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), timeout
-        self._producer: Producer | None = None
+        self._idle: list[_Sender] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_producer": None}
+        return {**self.__dict__, "_idle": []}
 
     def __repr__(self) -> str:
         return f"Topics({self.broker!r})"
 
     def send(self, messages: Sequence[Message]) -> Outcome:
-        """Send these and wait for the broker.
+        """Send these and wait for the broker; turns that are sent at once have a producer each.
 
         Raises:
             DestinationUnavailable: it has not acknowledged all of them in time.
 
         Crash: what was sent is sent again, with the same ids.
         """
-        outcome, errors = Outcome(), dict[int, KafkaError]()
-        self._hand_over(messages, outcome, errors)
+        try:
+            one = self._idle.pop()
+        except IndexError:
+            one = _Sender(self.broker, self.timeout)
+        try:
+            return one.send(messages)
+        finally:
+            self._idle.append(one)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _Sender:
+    """A producer, for one turn at a time."""
+
+    def __init__(self, broker: Broker, timeout: float) -> None:
+        self.broker, self.timeout = broker, timeout
+        self._producer: Producer | None = None
+        self._refused: list[tuple[_Same, KafkaError]] = []  # of the producer at hand
+
+    def send(self, messages: Sequence[Message]) -> Outcome:
+        """As `Topics.send`."""
+        outcome = Outcome()
+        self._hand_over(messages, outcome)
         self._wait()
+        errors = self._errors(messages)
         suspects = sorted(place for place, error in errors.items() if error.code() in OWN_FAULT)
         if any(error.code() in COLLATERAL or error.fatal() for error in errors.values()) or suspects:
             self._drop()
@@ -97,14 +129,16 @@ class Topics:
         self._one_by_one(messages, suspects, outcome)
         return outcome
 
-    def _hand_over(self, messages: Sequence[Message], outcome: Outcome, errors: dict[int, KafkaError]) -> None:
-        producer, stopped = self._connected(), set[Line]()
+    def _hand_over(self, messages: Sequence[Message], outcome: Outcome) -> None:
+        produce, stopped = self._connected().produce, set[Line]()
         for place, message in enumerate(messages):
-            if message.line in stopped:
+            if stopped and message.line in stopped:
                 outcome.unsent.add(place)
                 continue
             try:
-                self._produce(producer, message, partial(_told, errors, place))
+                produce(message.topic, message.body, message.key, headers=headers_of(message))
+            except BufferError:
+                self._produce(message)
             except KafkaException as error:
                 told: KafkaError = error.args[0]
                 if told.code() not in OWN_FAULT:
@@ -113,15 +147,25 @@ class Topics:
                 if message.line is not None:
                     stopped.add(message.line)
 
-    def _produce(self, producer: Producer, message: Message, told: Any) -> None:
-        until = time.monotonic() + self.timeout
+    def _produce(self, message: Message) -> None:
+        """As soon as there is room."""
+        producer, until = self._connected(), time.monotonic() + self.timeout
         while True:
             try:
-                return producer.produce(message.topic, message.body, message.key, on_delivery=told, headers=headers_of(message))
+                return producer.produce(message.topic, message.body, message.key, headers=headers_of(message))
             except BufferError:
                 if time.monotonic() > until:
                     raise self._away() from None
                 producer.poll(0.1)
+
+    def _errors(self, messages: Sequence[Message]) -> dict[int, KafkaError]:
+        """Place of each message that was not taken -> why. Of messages that look the same none counts as sent if one was not."""
+        if not self._refused:
+            return {}
+        places = defaultdict[_Same, list[int]](list)
+        for place, message in enumerate(messages):
+            places[(message.topic, message.key, message.body or b"")].append(place)
+        return {place: error for same, error in self._refused for place in places[same]}
 
     def _wait(self) -> None:
         """Until each message is acknowledged or known to have failed."""
@@ -134,20 +178,22 @@ class Topics:
     def _one_by_one(self, messages: Sequence[Message], suspects: Sequence[int], outcome: Outcome) -> None:
         stopped = {messages[place].line for place in (*outcome.failed, *outcome.unsent)} - {None}
         for place in suspects:
-            message, errors = messages[place], dict[int, KafkaError]()
+            message = messages[place]
             if message.line in stopped and any(p < place and messages[p].line == message.line for p in (*outcome.failed, *outcome.unsent)):
                 outcome.unsent.add(place)
                 continue
-            self._produce(self._connected(), message, partial(_told, errors, place))
+            self._refused.clear()
+            self._produce(message)
             self._wait()
-            if errors:
+            if self._refused:
+                outcome.failed[place] = _failure(self._refused[0][1])
                 self._drop()
-                outcome.failed[place] = _failure(errors[place])
                 stopped.add(message.line)
 
     def _connected(self) -> Producer:
         if self._producer is None:
-            own = {**SETTINGS, **self.broker.settings(delivery_report_only_error=True)}
+            self._refused = []
+            own = {**SETTINGS, **self.broker.settings(delivery_report_only_error=True), "on_delivery": partial(_told, self._refused)}
             self._producer = Producer(own, logger=log)
         return self._producer
 
@@ -183,9 +229,10 @@ def _served(producer: Producer) -> bool:
     return len(producer) == 0
 
 
-def _told(errors: dict[int, KafkaError], place: int, error: KafkaError | None, _message: Any) -> None:
+def _told(refused: list[tuple[_Same, KafkaError]], error: KafkaError | None, message: Any) -> None:
+    """One function for all messages: one for each would cost more than sending them."""
     if error is not None:
-        errors[place] = error
+        refused.append(((message.topic(), message.key(), message.value() or b""), error))
 
 
 def _failure(error: KafkaError) -> Failure:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pgpq
@@ -28,14 +28,24 @@ def copy_in(connection: Connection, target: str, table: pa.Table, jsonb: frozens
 
     Crash: undone with the transaction.
     """
-    nullable = pa.schema([pa.field(f.name, f.type) for f in table.schema])
+    return copy_batches(connection, target, table.schema, table.to_batches(max_chunksize=ROWS_PER_WRITE), jsonb)
+
+
+def copy_batches(
+    connection: Connection, target: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], jsonb: frozenset[str] = frozenset()
+) -> int:
+    """As `copy_in`, of batches that are made while the server takes those before them.
+
+    Crash: undone with the transaction.
+    """
+    nullable = pa.schema([pa.field(f.name, f.type) for f in schema])
     chosen = {f.name: _encoder(f, f.name in jsonb) for f in nullable}
     encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(nullable, chosen)
     cursor = connection.cursor()
-    with cursor.copy(_statement(target, table.column_names, "binary")) as copy:
+    with cursor.copy(_statement(target, schema.names, "binary")) as copy:
         copy.write(encoder.write_header())
-        for batch in table.cast(nullable).to_batches(max_chunksize=ROWS_PER_WRITE):
-            copy.write(encoder.write_batch(batch))
+        for batch in batches:
+            copy.write(encoder.write_batch(batch.cast(nullable)))
         copy.write(encoder.finish())
     return cursor.rowcount
 

@@ -139,7 +139,7 @@ def _raise_epoch(
             if taken is not None and enter is not None:
                 enter({"epoch": taken[0]})
     except psycopg.errors.LockNotAvailable:
-        for blocker in row["members"] or [row]:
+        for blocker in row["members"] or [row, *members(connection, sql, row["id"])]:  # members of a single copy are its tasks
             end_session(connection, sql, consumer, blocker)
         return None
     return int(taken[0]) if taken else None

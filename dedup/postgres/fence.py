@@ -12,9 +12,9 @@ from typing import Any
 from checkpoint.errors import ConfigError, Fenced, PartitionLost, StoreRestored
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
-from dedup.postgres import state
+from dedup.postgres import slices, state
 from dedup.postgres.outcome import Attempt
-from dedup.store import Claim
+from dedup.store import Claim, Slice
 
 
 def begin(connection: Connection, sql: Statements, consumer: str, epoch: int, claim: Claim | None) -> tuple[state.State, Attempt]:
@@ -28,11 +28,15 @@ def begin(connection: Connection, sql: Statements, consumer: str, epoch: int, cl
     assert row is not None
     if claim is None:
         connection.execute(sql["lock_checkpoints"], {"id": row["id"]})
+    elif isinstance(claim, Slice):
+        slices.lock(connection, sql, consumer, row["id"], claim)
     else:
         _lock_claimed(connection, sql, consumer, row["id"], claim)
     found = state.read(connection, sql, consumer)
     assert found is not None
     found.claim = claim
+    if isinstance(claim, Slice):
+        slices.refuse_elsewhere(connection, sql, found, claim)
     return found, Attempt(uuid.uuid4(), facts["xid"], facts["backend_pid"], facts["backend_start"])
 
 

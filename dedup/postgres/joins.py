@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 from checkpoint.position import Partition
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
-from dedup.postgres import heartbeat, join, state
+from dedup.postgres import heartbeat, join, slices, state
 from dedup.postgres.epoch import Patience
 from dedup.process import this_process
-from dedup.store import Claim, Head, Holder
+from dedup.store import Claim, Head, Holder, Slice
 
 
 class Joins:
@@ -20,7 +21,12 @@ class Joins:
 
     _sql: Statements
     dsn: str
+    filter_memory: int
     _registered: dict[Any, int]
+
+    def _begin_anew(self) -> None:
+        """Without connections."""
+        raise NotImplementedError
 
     def _connection(self, doing: str) -> AbstractContextManager[Connection]:
         """A connection outside any transaction."""
@@ -73,6 +79,18 @@ class Joins:
             number = join.claim(connection, self._sql, consumer, epoch, run_id, partition, takeover_after)
         return Claim(partition, number, run_id)
 
+    def in_tasks(self) -> Self:
+        """The same store for a process of tasks: it keeps no filter of known keys, of which there would be one in each."""
+        store = copy.copy(self)
+        store.filter_memory = 0
+        store._begin_anew()
+        return store
+
+    def room(self, consumer: str) -> int:
+        """How many connections this role could have here for tasks, those of this consumer's tasks included."""
+        with self._connection(f"Counting connections for {consumer!r}") as connection:
+            return slices.room(connection, self._sql, consumer)
+
     def _register(self, connection: Connection, consumer: str, epoch: int, claim: Claim | None) -> None:
         """Put this session on record, so that whoever takes over, or claims the partition, knows which one to look for."""
         session, key = connection.info.backend_pid, (consumer, epoch, claim and claim.run_id)
@@ -80,6 +98,8 @@ class Joins:
             return
         if claim is None:
             connection.execute(self._sql["register_session"], {"consumer": consumer, "epoch": epoch})
+        elif isinstance(claim, Slice):
+            slices.enter(connection, self._sql, consumer, epoch, Holder(*this_process(), claim.run_id))
         else:
             join.enter(connection, self._sql, consumer, epoch, Holder(*this_process(), claim.run_id))
         self._registered = {key: session}

@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
 from checkpoint.errors import ConfigError, StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import translating
 from checkpoint.postgres.sqlfiles import Statements, quoted
 from dedup.outbox.exactly_once import Flight
 from dedup.outbox.message import LANES, Entry, Lag, Message, Messages, State
-from dedup.outbox.store import Asked, Chosen, Failed, Marks
-from dedup.postgres import encode
-from dedup.postgres.letters import property_arrays
+from dedup.outbox.store import Asked, Chosen, Failed
+from dedup.postgres import encode, outbox_pages
+from dedup.postgres.outbox_pages import NUMBERS, Page
+from dedup.postgres.outbox_turn import PgTurn, failures
+
+BYTES_PER_TURN = 64 << 20
+"""Bytes of bodies in the pages of one turn, about: bounds memory."""
 
 LANES_PER_TURN = 16
 """A quarter of them: so many dispatchers can share the work evenly."""
@@ -33,63 +35,19 @@ _BY_INDEX = "set local enable_seqscan = off"
 Open = Callable[[str], AbstractContextManager[Connection]]
 """What is being done -> a connection outside any transaction."""
 
+Taken = tuple[list[tuple[Message, str]], list[Page]]
+"""Rows with their places, and pages."""
+
 
 def publish(connection: Connection, sql: Statements, consumer_id: int, messages: Messages) -> None:
     """Store messages, numbered in their order. Raises StoreError if the table does not take them all.
 
     Crash: undone with the transaction.
     """
-    rows, count = messages.rows, messages.rows.num_rows
-    columns = {
-        "consumer_id": pa.repeat(pa.scalar(consumer_id, pa.int32()), count),
-        "topic": pa.repeat(pa.scalar(messages.topic, pa.string()), count),
-        **{name: rows[name] for name in ("key", "id", "body", "lane")},
-    }
-    headers = rows["headers"].combine_chunks()
-    if headers.null_count < count:
-        names = property_arrays(headers.chunk(0) if isinstance(headers, pa.ChunkedArray) else headers)
-        columns |= {"header_names": names["property_names"], "header_values": names["property_values"]}
-    kept = encode.copy_in(connection, f"{quoted(sql.schema)}.outbox", pa.table(columns))
+    count, schema, pages = outbox_pages.pages_of(consumer_id, messages)
+    kept = encode.copy_batches(connection, f"{quoted(sql.schema)}.outbox_page", schema, pages)
     if kept != count:
-        raise StoreError(f"outbox kept {kept} of {count} rows. Remove the trigger that somebody has added to it.")
-
-
-class PgTurn:
-    """Messages in hand, in an open transaction."""
-
-    def __init__(self, connection: Connection, sql: Statements, taken: Sequence[tuple[Message, str]]) -> None:
-        self.messages: Sequence[Message] = [message for message, _ in taken]
-        self._places = {message.number: place for message, place in taken}
-        self._connection, self._sql = connection, sql
-
-    def mark(self, marks: Marks) -> None:
-        """Note what became of them, and commit.
-
-        Crash: all of it is noted, or nothing.
-        """
-        if marks.sent:
-            # Where the rows lie is known, and under the locks of their lanes nobody moves them.
-            places = "{" + ",".join(f'"{self._places[number]}"' for number in marks.sent) + "}"
-            marked = self._connection.execute(self._sql["outbox_sent"], {"places": places}).rowcount
-            if marked != len(marks.sent):
-                raise StoreError(f"{len(marks.sent) - marked} of {len(marks.sent)} messages were moved or deleted while they were sent.")
-        for state, failed in ((State.DEAD, marks.dead), (State.WAITING, marks.tried)):
-            if failed:
-                self._connection.execute(self._sql["outbox_failed"], {"state": int(state), **_columns(failed)})
-        self._connection.execute("commit")
-
-
-def _columns(failed: Sequence[Failed]) -> dict[str, list[Any]]:
-    return {
-        "numbers": [f.number for f in failed],
-        "types": [_clean(f.error_type) for f in failed],
-        "messages": [_clean(f.error_message) for f in failed],
-    }
-
-
-def _clean(text: str) -> str:
-    """PostgreSQL's text holds no NUL."""
-    return text.replace("\0", "\u2400")
+        raise StoreError(f"outbox_page kept {kept} of {count} rows. Remove the trigger that somebody has added to it.")
 
 
 class PgOutbox:
@@ -112,7 +70,7 @@ class PgOutbox:
                     f"Messages of {self.consumer!r} were handed to a Kafka transaction whose outcome is not noted: run "
                     f"`dedup outbox dispatch {self.consumer} --exactly-once --once` first, and do not send both ways at once."
                 )
-            yield PgTurn(connection, self._sql, self._first(connection, asked))
+            yield PgTurn(connection, self._sql, *self._first(connection, asked))
 
     def fly(self, asked: Asked) -> Flight | None:
         """The flight that is not settled, or else a new one, noted; None where nothing waits.
@@ -125,7 +83,7 @@ class PgOutbox:
             if flying:
                 connection.execute("commit")
                 return Flight(number, [message for message, _ in flying], fresh=False)
-            taken = self._first(connection, asked, whole=True)[: asked.limit]
+            taken = self._first(connection, asked, whole=True)[0][: asked.limit]
             if taken:
                 places = "{" + ",".join(f'"{place}"' for _, place in taken) + "}"
                 self._all(connection, "outbox_fly", places=places, flight=number + 1)
@@ -148,11 +106,15 @@ class PgOutbox:
         with self._transaction("Taking messages back") as connection:
             grounded = {row[0] for row in self._all(connection, "outbox_ground", flight=flight.number)}
             if dead is not None and dead.number in grounded:  # else another dispatcher has settled it, and somebody decided since
-                connection.execute(self._sql["outbox_failed"], {"state": int(State.DEAD), **_columns([dead])})
+                connection.execute(self._sql["outbox_failed"], {"state": int(State.DEAD), **failures([dead])})
             connection.execute("commit")
 
-    def _first(self, connection: Connection, asked: Asked, *, whole: bool = False) -> list[tuple[Message, str]]:
-        """Messages of the first lanes that have any and that nobody else has in hand; those lanes stay locked."""
+    def _first(self, connection: Connection, asked: Asked, *, whole: bool = False) -> Taken:
+        """Messages of the first lanes that have any and that nobody else has in hand; those lanes stay locked.
+
+        Args:
+            whole: of all lanes, and as rows.
+        """
         where = {"lanes": list(range(LANES)), "topics": list(asked.topics), "aside": not asked.blocking}
         lanes = [row[0] for row in self._all(connection, "outbox_lanes", **where)]
         random.shuffle(lanes)  # dispatchers that begin at once do not all try the same ones
@@ -160,12 +122,14 @@ class PgOutbox:
             locked = [row[0] for row in self._all(connection, "outbox_lock", lanes=lanes, most=LANES if whole else LANES_PER_TURN)]
             if not locked:
                 break
-            if (found := self._take(connection, asked, locked)) or whole:
-                return found
+            odd = [row[0] for row in self._all(connection, "outbox_odd_lanes", lanes=locked, most=asked.limit)]
+            taken = self._take(connection, asked, locked, locked if whole else odd)
+            if any(taken) or whole:
+                return taken
             connection.execute("commit and chain")  # what was put aside stays aside
             connection.execute(_BY_INDEX)
             lanes = [lane for lane in lanes if lane not in locked]
-        return []
+        return [], []
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[Connection]:
@@ -181,20 +145,35 @@ class PgOutbox:
                 if not connection.closed and connection.info.transaction_status:
                     connection.execute("rollback")
 
-    def _take(self, connection: Connection, asked: Asked, lanes: list[int]) -> list[tuple[Message, str]]:
+    def _take(self, connection: Connection, asked: Asked, locked: list[int], odd: list[int]) -> Taken:
+        """Rows of the odd ones among the locked lanes, and pages of the others."""
+        rows = self._take_rows(connection, asked, odd) if odd else []
+        even = [lane for lane in locked if lane not in set(odd)]
+        which = {"lanes": even, "topics": list(asked.topics), "most": asked.limit, "bytes": BYTES_PER_TURN}
+        return rows, [Page(*row) for row in self._all(connection, "outbox_pages", **which)] if even else []
+
+    def _take_rows(self, connection: Connection, asked: Asked, lanes: list[int]) -> list[tuple[Message, str]]:
+        topics = list(asked.topics)
+        first = self._all(connection, "outbox_first_pages", lanes=lanes, topics=topics, most=asked.limit)
+        self._unpack(connection, [row[0] for row in first])
         connection.execute(self._sql["outbox_hold" if asked.blocking else "outbox_overtake"], {"consumer": self.consumer, "lanes": lanes})
-        topics, keys = zip(*asked.resting, strict=True) if asked.resting else ((), ())
+        resting = zip(*asked.resting, strict=True) if asked.resting else ((), ())
+        resting_topics, resting_keys = map(list, resting)
         found = self._all(
             connection,
             "outbox_take",
             lanes=lanes,
-            topics=list(asked.topics),
+            topics=topics,
             each=max(1, asked.limit // len(lanes)),
-            resting_topics=list(topics),
-            resting_keys=list(keys),
+            resting_topics=resting_topics,
+            resting_keys=resting_keys,
             resting_numbers=sorted(asked.resting_numbers),
         )
         return self._messages(found)
+
+    def _unpack(self, connection: Connection, pages: list[int]) -> None:
+        if pages:
+            connection.execute(self._sql["outbox_unpack"], {"pages": pages})
 
     @staticmethod
     def _messages(found: list[tuple[Any, ...]]) -> list[tuple[Message, str]]:
@@ -208,7 +187,7 @@ class PgOutbox:
     def entries(self, chosen: Chosen) -> list[Entry]:
         """Messages without their bodies, ascending."""
         with self._connect(f"Reading the outbox of {self.consumer!r}") as connection:
-            asked = {"states": [int(s) for s in chosen.states], "topic": chosen.topic, "numbers": list(chosen.numbers)}
+            asked = {"states": [int(s) for s in chosen.states], "topic": chosen.topic, **_of_numbers(chosen.numbers)}
             found = self._all(connection, "outbox_entries", **asked, most=chosen.limit)
         return [Entry(n, t, k, i, State(s), *rest) for n, t, k, i, s, *rest in found]
 
@@ -239,7 +218,9 @@ class PgOutbox:
 
     def _change(self, name: str, numbers: Sequence[int]) -> int:
         with self._transaction("Changing messages") as connection:
-            locked = self._all(connection, "outbox_lock_of", numbers=list(numbers))
+            locked = self._all(connection, "outbox_lock_of", **_of_numbers(numbers))
+            own = self._all(connection, "outbox_own_pages", **_of_numbers(numbers))
+            self._unpack(connection, [row[0] for row in own])
             changed = self._all(connection, name, numbers=list(numbers))
             self._all(connection, "outbox_release", lanes=[row[0] for row in locked])
             connection.execute("commit")
@@ -251,9 +232,12 @@ class PgOutbox:
         Crash: all of it, or nothing.
         """
         with self._connect(f"Purging the outbox of {self.consumer!r}") as connection:
-            if dry_run:
-                return int(self._all(connection, "outbox_old", before=before)[0][0])
-            return connection.execute(self._sql["outbox_purge"], {"consumer": self.consumer, "before": before}).rowcount
+            return int(self._all(connection, "outbox_old" if dry_run else "outbox_purge", before=before)[0][0])
+
+
+def _of_numbers(numbers: Sequence[int]) -> dict[str, list[int]]:
+    """Numbers of messages, and of the pages that they are in where they are in any."""
+    return {"numbers": list(numbers), "pages": sorted({number // NUMBERS for number in numbers})}
 
 
 def _headers(names: list[str] | None, values: list[bytes | None] | None) -> tuple[tuple[str, bytes | None], ...]:

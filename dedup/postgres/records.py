@@ -10,10 +10,10 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from checkpoint.errors import CommitConflict
+from checkpoint.errors import BudgetExceeded, CommitConflict
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
-from dedup.postgres.state import State, checkpoint_row, topic_id
+from dedup.postgres.state import State, checkpoint_row, one, topic_id
 from dedup.steps import Advance, Record
 from dedup.store import Head
 
@@ -37,7 +37,9 @@ def record(connection: Connection, sql: Statements, state: State, step: Record, 
     Crash: undone with the transaction.
     """
     if step.stream:
-        run = {"query_id": step.run.query_id, "batch_id": step.run.batch_id, "settings": Jsonb(dict(step.settings))}
+        run = {"query_id": step.run.query_id, "batch_id": step.run.batch_id, "batch_ended": step.run.ends}
+        run["settings"] = Jsonb(dict(step.settings))
+        _judge(connection, sql, state, step)
         shared = {"joined": state.claim is not None, "scope": state.claim.scope if state.claim else ""}
         connection.execute(sql["record"], {"id": state.id, **run, **shared, **_spent(step, state.head)})
     made_by = {"id": state.id, "generation": state.head.generation, "epoch": state.head.epoch, "seq": seq, "attempt": attempt}
@@ -54,6 +56,24 @@ def _spent(step: Record, head: Head) -> dict[str, Any]:
         "failures": [f - head.decided for f in step.failures if f > head.decided],
         "forget": max(set(head.failures) - set(step.failures), default=-1),
     }
+
+
+def _judge(connection: Connection, sql: Statements, state: State, step: Record) -> None:
+    """Count the failures of this chunk behind those that others have committed meanwhile. Raises BudgetExceeded."""
+    spent = _spent(step, state.head)
+    if state.claim is None or step.budget is None or not spent["failures"]:
+        return
+    now = one(connection, sql, "budget_now", id=state.id)
+    assert now is not None
+    decided, failures = now["decided"], [*now["failures"], *(now["decided"] + f for f in spent["failures"])]
+    excess = step.budget.excess(decided, failures, range(decided + 1, decided + 1 + spent["decided"]), now["lifted"])
+    if excess:
+        window, failed, allowed = excess
+        raise BudgetExceeded(
+            f"Consumer {state.head.consumer!r}: with those of other partitions {failed} of {window} events in a row fail, {allowed} may: a "
+            f"bug or an outage, not bad events. None of this chunk was parked. Repair the cause; or, if these events are known to be bad, "
+            f"`dedup budget lift {state.head.consumer} --events {10 * window}`."
+        )
 
 
 def _batch_row(connection: Connection, sql: Statements, state: State, row: dict[str, Any]) -> dict[str, Any]:

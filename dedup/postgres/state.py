@@ -52,6 +52,7 @@ def read(connection: Connection, sql: Statements, consumer: str) -> State | None
         settings=row["settings"],
         query_id=row["query_id"],
         batch_id=row["batch_id"],
+        batch_ended=row["batch_ended"],
         gap_accepted=row["gap_accepted"],
         decided=row["decided"],
         failures=tuple(row["failures"]),

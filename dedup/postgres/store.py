@@ -175,7 +175,7 @@ class PostgresStore(Reads, Joins):
         """Open the transaction of one chunk.
 
         Args:
-            claim: the partition of the chunk, where the epoch is shared.
+            claim: the partition of the chunk, where the epoch is shared; in a task its `Slice`.
 
         Raises:
             Fenced: a newer epoch was taken. PartitionLost: another process claimed the partition.

@@ -6,6 +6,7 @@ one landed is read back by the caller, because Spark skips a known id silently. 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,20 @@ from checkpoint.errors import ConfigError, StoreUnavailable
 from dedup.steps import Merge
 
 try:
-    from py4j.protocol import Py4JError as _JavaError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    JavaError: type[Exception] = Py4JError
 except ImportError:  # Spark Connect's client has no py4j
-
-    class _JavaError(Exception):  # type: ignore[no-redef]
-        pass
+    JavaError = PySparkException
 
 
-_ERRORS = (PySparkException, _JavaError)
+ERRORS = (PySparkException, JavaError)
+"""What Spark raises, classic or Connect."""
+
+NOTE = "userMetadata"
+_TXN_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _TXN_APP, _TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
+_MERGING = threading.Lock()  # a MERGE takes its id from the session's settings, which consumers in other threads may share
 _DELETE = "_dedup_delete"  # of staged rows: true deletes the sink's row
 
 
@@ -39,7 +45,7 @@ class SparkSide:
     """What the Delta store asks of a Spark session."""
 
     def __init__(self, session: SparkSession) -> None:
-        self._session = session
+        self.session = session
 
     def location(self, name: str) -> str:
         """Where a table of the catalog lies; `name` has one to three parts.
@@ -48,10 +54,10 @@ class SparkSide:
             ConfigError: there is no such table, or it is no Delta table.
         """
         try:
-            rows = self._session.sql(f"DESCRIBE DETAIL {_quoted(name)}").select("format", "location").collect()
-        except _ERRORS as error:
+            rows = self.session.sql(f"DESCRIBE DETAIL {quoted(name)}").select("format", "location").collect()
+        except ERRORS as error:
             raise ConfigError(
-                f"The catalog of this Spark session has no table {name!r} that can be described: {_first_line(error)}"
+                f"The catalog of this Spark session has no table {name!r} that can be described: {first_line(error)}"
             ) from error
         if rows[0]["format"] != "delta":
             raise ConfigError(f"The table {name!r} is not a Delta table but {rows[0]['format']}.")
@@ -67,9 +73,10 @@ class SparkSide:
         """
         rows = self._read(files)
         try:
-            rows.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version).save(_spark_uri(uri))
-        except _ERRORS as error:
-            raise StoreUnavailable(f"Spark cannot append to {uri}: {_first_line(error)}") from error
+            writer = rows.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
+            save(writer.options(**self.note(app, version)), uri)
+        except ERRORS as error:
+            raise StoreUnavailable(f"Spark cannot append to {uri}: {first_line(error)}") from error
 
     def merge(self, uri: str, files: Sequence[str], how: Merge, app: str, version: int) -> None:
         """Merge staged rows into a sink with a transaction id.
@@ -79,29 +86,31 @@ class SparkSide:
 
         Crash: the sink shows all of it, with the transaction id, or nothing of it.
         """
-        rows = self._session.read.option("mergeSchema", "true").parquet(*(_spark_uri(f) for f in files))
+        rows = self.session.read.option("mergeSchema", "true").parquet(*(spark_uri(f) for f in files))
         names = [n for n in rows.columns if n != _DELETE]
-        match = " AND ".join(f"t.{_tick(k)} = s.{_tick(k)}" for k in how.keys)
-        t, s = (f"{side}.{_tick(how.newer_by or '')}" for side in "ts")
+        match = " AND ".join(f"t.{tick(k)} = s.{tick(k)}" for k in how.keys)
+        t, s = (f"{side}.{tick(how.newer_by or '')}" for side in "ts")
         newer = f"({t} < {s} OR ({t} IS NULL AND {s} IS NOT NULL))" if how.newer_by else "true"
-        values = ", ".join(f"t.{_tick(n)} = s.{_tick(n)}" for n in names)
+        values = ", ".join(f"t.{tick(n)} = s.{tick(n)}" for n in names)
         statement = (
-            f"MERGE INTO delta.{_tick(_spark_uri(uri))} t USING {{rows}} s ON {match} "
+            f"MERGE INTO {sql_name(uri)} t USING {{rows}} s ON {match} "
             f"WHEN MATCHED AND s.{_DELETE} AND {newer} THEN DELETE "
             f"WHEN MATCHED AND NOT s.{_DELETE} AND {newer} THEN UPDATE SET {values} "
-            f"WHEN NOT MATCHED AND NOT s.{_DELETE} THEN INSERT ({', '.join(map(_tick, names))}) "
-            f"VALUES ({', '.join(f's.{_tick(n)}' for n in names)})"
+            f"WHEN NOT MATCHED AND NOT s.{_DELETE} THEN INSERT ({', '.join(map(tick, names))}) "
+            f"VALUES ({', '.join(f's.{tick(n)}' for n in names)})"
         )
         session = rows.sparkSession
-        try:
-            session.conf.set(_TXN_APP, app)
-            session.conf.set(_TXN_VERSION, str(version))
-            session.sql(statement, rows=rows).collect()
-        except _ERRORS as error:
-            raise StoreUnavailable(f"Spark cannot merge into {uri}: {_first_line(error)}") from error
-        finally:
-            session.conf.unset(_TXN_APP)
-            session.conf.unset(_TXN_VERSION)
+        settings = {_TXN_APP: app, _TXN_VERSION: str(version), **self._noted(app, version)}
+        with _MERGING:
+            try:
+                for name, value in settings.items():
+                    session.conf.set(name, value)
+                session.sql(statement, rows=rows).collect()
+            except ERRORS as error:
+                raise StoreUnavailable(f"Spark cannot merge into {uri}: {first_line(error)}") from error
+            finally:
+                for name in settings:
+                    session.conf.unset(name)
 
     def violations(self, files: Sequence[str], constraints: Mapping[str, str], generated: Mapping[str, str]) -> dict[str, int]:
         """How many staged rows violate each constraint; only those that are violated. One job for all of them.
@@ -111,6 +120,8 @@ class SparkSide:
         Raises:
             ConfigError: a constraint cannot be evaluated on these rows.
         """
+        if not constraints:
+            return {}
         rows = self._read(files)
         for column, expression in generated.items():
             if column not in rows.columns:
@@ -119,27 +130,48 @@ class SparkSide:
             F.sum(F.when(F.coalesce(F.expr(sql), F.lit(False)), 0).otherwise(1)).alias(f"c{i}")
             for i, sql in enumerate(constraints.values())
         ]
-        if not tests:
-            return {}
         try:
             counts = rows.agg(*tests).collect()[0]
-        except _ERRORS as error:
-            raise ConfigError(f"The constraints {', '.join(constraints)} cannot be evaluated: {_first_line(error)}") from error
+        except ERRORS as error:
+            raise ConfigError(f"The constraints {', '.join(constraints)} cannot be evaluated: {first_line(error)}") from error
         return {name: count for name, count in zip(constraints, counts, strict=True) if count}
 
+    def _noted(self, app: str, version: int) -> dict[str, str]:
+        note = self.note(app, version)
+        return {_TXN_NOTE: note[NOTE]} if note else {}
+
+    def note(self, app: str, version: int) -> dict[str, str]:
+        """What a commit with this transaction id says about itself: nothing, where the table can be asked for its ids."""
+        return {}
+
     def _read(self, files: Sequence[str]) -> DataFrame:
-        return self._session.read.parquet(*(_spark_uri(f) for f in files))
+        return self.session.read.parquet(*(spark_uri(f) for f in files))
 
 
-def _tick(name: str) -> str:
+def save(writer: Any, uri: str) -> None:
+    """Write to a path (anything with a slash) or to a table of the catalog."""
+    if "/" in uri:
+        writer.save(spark_uri(uri))
+    else:
+        writer.saveAsTable(quoted(uri))
+
+
+def sql_name(uri: str) -> str:
+    """A path or a name as SQL takes it."""
+    return f"delta.{tick(spark_uri(uri))}" if "/" in uri else quoted(uri)
+
+
+def tick(name: str) -> str:
+    """One name as SQL takes it."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name of one to three parts as SQL takes it."""
     return ".".join(part if part.startswith("`") else f"`{part}`" for part in name.split("."))
 
 
-def _spark_uri(uri: str) -> str:
+def spark_uri(uri: str) -> str:
     """A local path said so, because Spark's default file system may be another one."""
     return uri if "://" in uri else f"file://{uri}"
 
@@ -149,5 +181,6 @@ def _plain(uri: str) -> str:
     return "/" + uri.removeprefix("file:").lstrip("/") if uri.startswith("file:") else uri
 
 
-def _first_line(error: Any) -> str:
+def first_line(error: Any) -> str:
+    """What an error says, without the plan and the stack behind it."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from pyspark.sql.types import LongType, StructType
 from checkpoint.errors import ConfigError
 from dedup import arrow
 from dedup.envelope import Prepare
+from dedup.executors import Tasks
 from dedup.feed import Material, index_columns, numbered, process_run, visible
 from dedup.index import Ints
 from dedup.keys import HIDDEN
@@ -28,6 +30,7 @@ from dedup.spark.frames import SparkFrames
 from dedup.spark.plain import plain
 from dedup.spark.prepare import prepare as prepare_columns
 from dedup.spark.selects import named
+from dedup.spark.tasks import SparkTasks
 from dedup.tx import Frames
 
 log = logging.getLogger("dedup")
@@ -54,6 +57,7 @@ class SparkFeed:
         self.query_id = local_property(batch.sparkSession, "sql.streaming.queryId")
         run = local_property(batch.sparkSession, "spark.jobGroup.id") if self.query_id else None
         self.run_key = run or process_run()
+        self.tasks: Tasks | None = SparkTasks(batch)
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what can be seen without running a job: missing columns, stateful operators upstream."""
@@ -113,6 +117,13 @@ class SparkFeed:
             return table
         log.warning("the batch has a column of more than 2 GB; using scratch files")
         return None
+
+
+def connect_frame(writer: Any) -> DataFrame:
+    """The streaming DataFrame that a DataStreamWriter of Spark Connect was made of: it keeps the plan alone."""
+    from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
+
+    return ConnectFrame(writer._write_stream._child, writer._session)
 
 
 def local_property(session: SparkSession, name: str) -> str | None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
+
+from dedup.spark.delta_rows import JavaError
 
 Path = tuple[int, ...]
 """Which column of the table, then which field of it, and so on."""
@@ -38,7 +39,7 @@ class Origin:
             return None
         try:
             paths = self._paths(rows)
-        except Py4JError:
+        except JavaError:
             return None
         names = rows.columns
         if paths is None or len(set(names)) < len(names):

@@ -50,9 +50,9 @@ def handle(rows: pa.Table, tx: Any) -> None:
 
 def main(task: dict[str, Any]) -> None:
     """Run to the end of the log, or die on the way."""
-    from places import DeltaPlace, PostgresPlace
+    from places import place_of
 
-    place = DeltaPlace(Path(task["place"])) if task["kind"] == "delta" else PostgresPlace(task["place"])
+    place = place_of(task["kind"], task["place"])
     progress, left = Path(task["progress"]), {"n": task.get("nth", 1)}
 
     def on_step(name: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from orders import batch, consumer, event, flatten
-from places import DeltaPlace, PostgresPlace
+from places import PostgresPlace, place_of
 
 from checkpoint.errors import ReprocessStopped
 from dedup import DeadLetters, Selection
@@ -122,11 +122,6 @@ def decide(store: Any, task: dict[str, Any]) -> None:
             letters.edit(one["id"], body=orders_of(task["name"], [task["becomes"]])[0]["body"], **who)
 
 
-def place_of(task: dict[str, Any]) -> Any:
-    """Where the task's consumer lives."""
-    return DeltaPlace(Path(task["place"])) if task["kind"] == "delta" else PostgresPlace(task["place"])
-
-
 def main(task: dict[str, Any]) -> None:
     """In a process of its own."""
     steps = 0
@@ -138,6 +133,6 @@ def main(task: dict[str, Any]) -> None:
             print(f"died before {name}", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    do(place_of(task).store(on_step=on_step), task)
+    do(place_of(task["kind"], task["place"]).store(on_step=on_step), task)
     if "ended" in task:
         Path(task["ended"]).touch()

@@ -117,6 +117,15 @@ def _be_child(task: dict[str, Any], errors: str) -> None:
 
 if __name__ == "__main__":
     sys.path.append(str(HERE.parent.parent))
-    for name in ("child", "child_letters", "outbox_child", "runner_child", "dedup.delta", "dedup.postgres", "dedup.eventhub"):
+    for name in (
+        "child",
+        "child_letters",
+        "outbox_child",
+        "runner_child",
+        "slice_child",
+        "dedup.delta",
+        "dedup.postgres",
+        "dedup.eventhub",
+    ):
         importlib.import_module(name)
     _serve()

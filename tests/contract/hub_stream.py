@@ -36,10 +36,10 @@ def run(spark: SparkSession, options: dict[str, str], made: Consumer, checkpoint
 
 
 if __name__ == "__main__":
-    from places import DeltaPlace, PostgresPlace
+    from places import place_of
 
     from dedup.spark.session import local_session
 
     task = json.loads(sys.argv[1])
-    place = DeltaPlace(Path(task["place"])) if task["kind"] == "delta" else PostgresPlace(task["place"])
+    place = place_of(task["kind"], task["place"])
     run(local_session("killed"), task["options"], consumer(place.store()), Path(task["checkpoint"]))

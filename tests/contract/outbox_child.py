@@ -29,9 +29,9 @@ class File:
 
 def main(task: dict[str, Any]) -> None:
     """Send what waits, or die right before the n-th of a step."""
-    from places import DeltaPlace, PostgresPlace
+    from places import place_of
 
-    place = DeltaPlace(Path(task["place"])) if task["kind"] == "delta" else PostgresPlace(task["place"])
+    place = place_of(task["kind"], task["place"])
     left = {"n": task.get("nth", 1)}
 
     def on_step(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The two kinds of place a consumer can live in, as the contract suite sees them: make a store, make a sink, read it."""
+"""The kinds of place a consumer can live in, as the contract suite sees them: make a store, make a sink, read it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ class Place(Protocol):
     """Where sinks and state are; a new `store()` is what a new process would open."""
 
     url: str
+    kind: str
+
+    @property
+    def where(self) -> str:
+        """What `place_of` takes beside the kind."""
 
     def store(self, **options: Any) -> Store: ...
     def create_sink(self, name: str = "orders") -> None: ...
@@ -43,8 +48,10 @@ class Place(Protocol):
 class PostgresPlace:
     """A fresh database."""
 
+    kind: str = "postgres"
+
     def __init__(self, dsn: str) -> None:
-        self.url = dsn
+        self.url = self.where = dsn
 
     def store(self, **options: Any) -> Store:
         """A new store object."""
@@ -97,8 +104,11 @@ class PostgresPlace:
 class DeltaPlace:
     """A folder."""
 
+    kind: str = "delta"
+    engine: str = "delta-rs"
+
     def __init__(self, folder: Path) -> None:
-        self.folder, self.url = folder, str(folder / "state")
+        self.folder, self.url, self.where = folder, str(folder / "state"), str(folder)
 
     def path(self, name: str) -> str:
         """Where a sink lies."""
@@ -109,7 +119,7 @@ class DeltaPlace:
         from dedup.delta import DeltaStore
 
         names = ("orders", "audit", "late", "missing", "positions", "balances", "order_lines")
-        return DeltaStore(self.url, tables={n: self.path(n) for n in names}, **options)
+        return DeltaStore(str(self.folder / "state"), tables={n: self.path(n) for n in names}, **{"engine": self.engine, **options})
 
     def create_sink(self, name: str = "orders") -> None:
         """A table with the columns of SINK."""
@@ -155,3 +165,23 @@ class DeltaPlace:
 
         rows = DeltaTable(self.path(name)).to_pyarrow_table().select(SINK.names).to_pylist()
         return sorted(rows, key=lambda r: (r["id"], r["amount"] if r["amount"] is not None else -1))
+
+
+class SparkPlace(DeltaPlace):
+    """A folder, of whose tables the store gets to see what Spark shows."""
+
+    kind, engine = "delta-spark", "spark"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.url = f"spark:{folder / 'state'}"
+
+
+def place_of(kind: str, where: str) -> Place:
+    """The place of another process; one that needs Spark starts it."""
+    if kind == "delta-spark":
+        from dedup.spark.session import local_session
+
+        local_session("dedup tests, another process", cores=1)
+        return SparkPlace(Path(where))
+    return DeltaPlace(Path(where)) if kind == "delta" else PostgresPlace(where)

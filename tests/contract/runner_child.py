@@ -53,13 +53,13 @@ LINE_CHECKS: dict[str, Callable[[pa.Table], Any]] = {
 
 def main(task: dict[str, Any]) -> None:
     """Run until a signal comes."""
-    from places import DeltaPlace, PostgresPlace
+    from places import place_of
 
     from dedup.eventhub import run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("azure").setLevel(logging.ERROR)
-    place = DeltaPlace(Path(task["place"])) if task["kind"] == "delta" else PostgresPlace(task["place"])
+    place = place_of(task["kind"], task["place"])
     made = (retail_consumer if task.get("retail") else consumer)(place.store(), **task.get("settings", {}))
     if "pause" in task:
         handle = made._handler

@@ -38,6 +38,53 @@ def test_a_restored_store_is_noticed_by_its_batch_id(place: Place) -> None:
     assert_proven(place.store())
 
 
+def test_a_store_restored_to_the_middle_of_a_batch_is_noticed(place: Place) -> None:
+    """Of the last batch only the first chunk is there, and Spark goes on with the next one: the other chunks are not left behind."""
+
+    def dies(name: str) -> None:
+        if name == "commit":
+            left.append(name)
+        if len(left) == 2:
+            raise ConnectionError
+
+    left: list[str] = []
+    with pytest.raises(ConnectionError):
+        consumer(place.store(on_step=dies), max_events_per_transaction=2, max_outage=0.0)(batch(*orders(range(4))), 0)
+    assert (place.store().head("shop").batch_id, place.store().head("shop").batch_ended) == (0, False)
+    run = consumer(place.store(), max_events_per_transaction=2)
+    with pytest.raises(StoreRestored, match="accept-restore shop"):
+        run(batch(*orders([4])), 1)
+    run(batch(*orders(range(4))), 0)
+    run(batch(*orders([4])), 1)
+    assert place.store().head("shop").batch_ended
+    assert ids(place.read()) == [f"p0-{n}" for n in range(5)]
+    assert_proven(place.store())
+
+
+def test_the_last_chunk_of_a_batch_ends_it_though_all_of_it_was_seen(place: Place) -> None:
+    """Another query had the second half already: the batch counts as ended all the same, and the next one is welcome."""
+    consumer(place.store(), query="one")(batch(*orders(range(4))), 0)
+    again = consumer(place.store(), query="two", max_events_per_transaction=2)
+    for number, rows in enumerate([range(4), range(4, 6), range(6, 7)]):
+        again(batch(*orders(rows)), number)
+    assert len(place.read()) == 7
+    assert_proven(place.store())
+
+
+def test_the_old_query_cannot_leave_out_what_a_restore_lost(place: Place) -> None:
+    """A restart of the query from before, right after the restore was accepted, would go on behind what is lost: that is a gap."""
+    run = consumer(place.store())
+    run(batch(*orders([0])), 0)
+    with pytest.raises(StoreRestored):
+        run(batch(*orders([5])), 3)
+    place.store().amend("shop", planning.accept_restore, by="test", reason="restored from a backup")
+    with pytest.raises(PositionGap, match="1-4"):
+        consumer(place.store())(batch(*orders([5])), 3)
+    consumer(place.store(), query="at the checkpoint")(batch(*orders(range(1, 6))), 0)
+    assert ids(place.read()) == [f"p0-{n}" for n in range(6)]
+    assert_proven(place.store())
+
+
 def test_a_recreated_topic_is_refused_and_accepted(place: Place) -> None:
     """Positions that were seen now hold other events: refused, not dropped as redeliveries; accepted, they are new."""
     consumer(place.store())(batch(*orders(range(5))), 0)

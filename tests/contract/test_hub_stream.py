@@ -14,7 +14,7 @@ from eventhubs.control import Double
 from fix_eventhubs import MakeHub
 from hub_orders import Orders, checkpoints
 from orders import assert_proven, ids
-from places import DeltaPlace, Place
+from places import Place
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionGap
 from checkpoint.position import Ranges
@@ -68,8 +68,8 @@ def test_killed_twice_and_it_adds_up(place: Place, sent: Orders, spark: SparkSes
     sent.send(12_000)
     store = place.store()
     task = {
-        "kind": "delta" if isinstance(place, DeltaPlace) else "postgres",
-        "place": str(tmp_path) if isinstance(place, DeltaPlace) else place.url,
+        "kind": place.kind,
+        "place": place.where,
         "options": options(sent, maxEventsPerTrigger="1500"),
         "checkpoint": str(tmp_path / "spark"),
     }

@@ -12,7 +12,7 @@ import child
 import pytest
 from children import Child, Nursery
 from orders import assert_proven, letters
-from places import DeltaPlace, Place
+from places import Place
 
 from dedup.delta import DeltaStore
 from dedup.outbox import Call, Dispatcher, Message
@@ -20,13 +20,13 @@ from dedup.postgres import PostgresStore
 
 pytestmark = pytest.mark.crash
 
-STEPS = {"postgres": list(PostgresStore.steps), "delta": list(DeltaStore.steps)}
+STEPS = {"postgres": list(PostgresStore.steps), "delta": list(DeltaStore.steps), "delta-spark": list(DeltaStore.steps)}
 
 
 def spawn(place: Place, nursery: Nursery, folder: Path, **task: Any) -> Child:
     """Start a process that runs child.py."""
-    kind = "delta" if isinstance(place, DeltaPlace) else "postgres"
-    where = str(place.folder) if isinstance(place, DeltaPlace) else place.url
+    kind = place.kind
+    where = place.where
     return nursery.start({"module": "child", "kind": kind, "place": where, "progress": str(folder / "progress"), **task})
 
 
@@ -52,8 +52,7 @@ def check(place: Place) -> None:
 @pytest.mark.parametrize("step", sorted({*STEPS["postgres"], *STEPS["delta"]}))
 def test_a_kill_at_any_step_loses_and_doubles_nothing(place: Place, nursery: Nursery, tmp_path: Path, step: str) -> None:
     """Dead right before the step, restarted and dead at a later one: sinks, reservations, letters, checkpoint and records agree."""
-    kind = "delta" if isinstance(place, DeltaPlace) else "postgres"
-    if step not in STEPS[kind]:
+    if step not in STEPS[place.kind]:
         return  # the other store's step
     place.create_sink("audit")
     for nth in (1, 3):
@@ -79,8 +78,7 @@ def test_a_copy_that_was_stopped_and_continued_after_a_takeover_commits_nothing(
     place: Place, nursery: Nursery, tmp_path: Path, step: str
 ) -> None:
     """SIGSTOP in the middle of a transaction for longer than the time-out; another copy takes over; SIGCONT: it is fenced."""
-    kind = "delta" if isinstance(place, DeltaPlace) else "postgres"
-    if step not in STEPS[kind]:
+    if step not in STEPS[place.kind]:
         return
     place.create_sink("audit")
     reached, resume = tmp_path / "reached", tmp_path / "resume"

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.crash
 
 def task_at(place: Place, **task: Any) -> dict[str, Any]:
     """A task of the consumer `shop` unless another one is named."""
-    where = str(place.folder) if isinstance(place, DeltaPlace) else place.url
+    where = place.where
     return {
         "module": "child_letters",
-        "kind": "delta" if isinstance(place, DeltaPlace) else "postgres",
+        "kind": place.kind,
         "place": where,
         "name": "shop",
         **task,

@@ -24,8 +24,8 @@ KEYS = 7
 
 def spawn(place: Place, nursery: Nursery, file: Path, **task: Any) -> Child:
     """Start a process that runs outbox_child.py."""
-    kind = "delta" if isinstance(place, DeltaPlace) else "postgres"
-    where = str(place.folder) if isinstance(place, DeltaPlace) else place.url
+    kind = place.kind
+    where = place.where
     return nursery.start({"module": "outbox_child", "kind": kind, "place": where, "file": str(file), **task})
 
 

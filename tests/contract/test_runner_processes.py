@@ -38,8 +38,7 @@ def start(place: Place, nursery: Nursery, sent: Orders) -> Iterator[Start]:
     started: list[Child] = []
 
     def one(**task: Any) -> Child:
-        kind, where = ("delta", str(place.folder)) if isinstance(place, DeltaPlace) else ("postgres", place.url)
-        named = {"module": "runner_child", "kind": kind, "place": where}
+        named = {"module": "runner_child", "kind": place.kind, "place": place.where}
         started.append(nursery.start({**named, "connection": sent.double.connection_string, "hub": sent.hub, **task}))
         return started[-1]
 

@@ -9,19 +9,22 @@ import sys
 import time
 from pathlib import Path
 
-from crash import report, run
+from crash import disks, report, run
+
+STORES = ("postgres", "delta", "postgres+spark", "delta+spark")
 
 
 def main() -> None:
     """Exit code 1 where anything was ever lost, doubled or contradictory."""
     parser = argparse.ArgumentParser(prog="python -m crash", description=__doc__)
     parser.add_argument("count", type=int, help="iterations more, of each store")
-    parser.add_argument("--store", choices=("postgres", "delta"), action="append", help="default: both, one after the other")
+    parser.add_argument("--store", choices=STORES, action="append", help="default: postgres and delta")
     parser.add_argument("--journal", type=Path, default=Path(".crash/journal.jsonl"), help="goes on where it ends (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no iteration after so many, for each store")
     asked = parser.parse_args()
+    disks.again([sys.executable, "-m", "crash", *sys.argv[1:]])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers stopped, file systems unmounted
-    for kind in asked.store or ("postgres", "delta"):
+    for kind in asked.store or STORES[:2]:
         run.run(kind, asked.count, asked.journal, time.monotonic() + 60 * asked.minutes)
     entries = run.read(asked.journal)
     totals = report.totals(entries)

@@ -16,12 +16,11 @@ from pathlib import Path
 import pg_server
 import psycopg
 
-MEGABYTES = {"postgres": 300, "delta": 32}
-"""Of the small file system."""
+from crash import disks
 
 
 class NoDisk(RuntimeError):
-    """No small file system can be mounted here: that needs root, or for Delta `unshare -rm`."""
+    """No small file system can be mounted here: that needs root, or `unshare -rm` for users (see disks.py)."""
 
 
 class Disk:
@@ -46,10 +45,13 @@ class Disk:
 
 
 @contextlib.contextmanager
-def small_disk(megabytes: int) -> Iterator[Disk]:
-    """Mounted for the length of the block. Raises NoDisk."""
+def small_disk(kind: str) -> Iterator[Disk]:
+    """Mounted for the length of the block, or before it. Raises NoDisk."""
+    if (there := disks.mounted(kind)) is not None:
+        yield Disk(there)
+        return
     folder = Path(tempfile.mkdtemp(prefix="small-disk-"))
-    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "dedup-crash", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={disks.MEGABYTES[kind]}m,mode=755", "dedup-crash", str(folder)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         folder.rmdir()

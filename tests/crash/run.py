@@ -16,14 +16,18 @@ from typing import Any
 
 from children import Nursery
 
-from crash import places
+from crash import places, spark_lane
 from crash.faults import FAULTS, Fault, ServerFaults, disk_full
 from crash.lane import Lane
+from crash.spark_lane import SparkLane
 
 LIVES = 25
 """Iterations of one lane: its tables grow, and what is old has to stay true."""
 
 DISK_FULL = "disk full"
+
+SPARK = "+spark"
+"""After the name of a store: through a Structured Streaming query."""
 
 Entry = dict[str, Any]
 """One line of the journal: seed, store, fault, lane, missed, detail, ended, lost, doubled, contradictions, seconds; or skipped and why."""
@@ -32,8 +36,8 @@ Entry = dict[str, Any]
 class Lanes:
     """The lane that is in use, and the next one once it has lived."""
 
-    def __init__(self, kind: str, nursery: Nursery, where: Callable[[], str], drop: Callable[[Lane], None]) -> None:
-        self._kind, self._nursery, self._where, self._drop = kind, nursery, where, drop
+    def __init__(self, made: type[Lane], kind: str, nursery: Nursery, where: Callable[[], str], drop: Callable[[Lane], None]) -> None:
+        self._made, self._kind, self._nursery, self._where, self._drop = made, kind, nursery, where, drop
         self._lane: Lane | None = None
         self._lived = 0
 
@@ -41,7 +45,7 @@ class Lanes:
         """Longer by two batches than what is finished."""
         if self._lane is None or self._lived == LIVES:
             self.forget()
-            self._lane, self._lived = Lane.new(self._kind, self._where(), self._nursery, seed), 0
+            self._lane, self._lived = self._made.new(self._kind, self._where(), self._nursery, seed), 0
         self._lived += 1
         self._lane.batches += 2
         self._lane.ended, self._lane.missed = [], False
@@ -59,10 +63,14 @@ class Lanes:
 def arena(kind: str, nursery: Nursery) -> Iterator[dict[str, tuple[Fault, Lanes] | str]]:
     """Fault -> what does it and where; or why it cannot be done here."""
     with ExitStack() as stack:
+        if kind.endswith(SPARK):
+            lanes, *_ = stack.enter_context(_lanes(kind.removesuffix(SPARK), nursery, None, SparkLane))
+            yield {name: (fault, lanes) for name, fault in spark_lane.FAULTS.items()}
+            return
         lanes, more, _ = stack.enter_context(_lanes(kind, nursery, None))
         found: dict[str, tuple[Fault, Lanes] | str] = {name: (fault, lanes) for name, fault in {**FAULTS, **more}.items()}
         try:
-            disk = stack.enter_context(places.small_disk(places.MEGABYTES[kind]))
+            disk = stack.enter_context(places.small_disk(kind))
             small, _, repair = stack.enter_context(_lanes(kind, nursery, disk))
             found[DISK_FULL] = (partial(disk_full, disk=disk, repair=repair), small)
         except places.NoDisk as reason:
@@ -71,15 +79,19 @@ def arena(kind: str, nursery: Nursery) -> Iterator[dict[str, tuple[Fault, Lanes]
 
 
 @contextlib.contextmanager
-def _lanes(kind: str, nursery: Nursery, disk: places.Disk | None) -> Iterator[tuple[Lanes, dict[str, Fault], Callable[[], None]]]:
+def _lanes(
+    kind: str, nursery: Nursery, disk: places.Disk | None, made: type[Lane] = Lane
+) -> Iterator[tuple[Lanes, dict[str, Fault], Callable[[], None]]]:
     root = disk and disk.folder
     if kind == "delta":
         with places.folders(root) as folder:
             names = (str(folder / f"lane{n}") for n in range(1_000_000))
-            yield Lanes(kind, nursery, lambda: next(names), lambda lane: shutil.rmtree(lane.place.folder)), {}, bool  # type: ignore[attr-defined]
+            lanes = Lanes(made, kind, nursery, lambda: next(names), lambda lane: shutil.rmtree(lane.place.folder))  # type: ignore[attr-defined]
+            yield lanes, {}, bool
     else:
         with places.postgres(root) as server:
-            yield Lanes(kind, nursery, server.database, lambda lane: server.drop(lane.place.url)), ServerFaults(server).all(), server.wait
+            lanes = Lanes(made, kind, nursery, server.database, lambda lane: server.drop(lane.place.url))
+            yield lanes, ServerFaults(server).all(), server.wait
 
 
 def iterate(seed: int, kind: str, faults: dict[str, tuple[Fault, Lanes] | str]) -> Entry:

@@ -1,4 +1,4 @@
-"""Python's search for cycles while events come in by the thousand: each event is a dozen objects, none of them in a cycle.
+"""Python's search for cycles while events come in, or messages go out, by the thousand: objects by the dozen, none of them in a cycle.
 
 Each search looks at every young object, and now and then at all of them, so that with Python's own setting a fifth of the time of receiving
 goes there. Here the clock says when, so that what waits in a cycle to be closed, sockets above all, does not wait long. Imports no driver.
@@ -46,7 +46,7 @@ def _enter() -> None:
         if gc.isenabled() and 0 < _before[0] < YOUNG:
             gc.set_threshold(YOUNG, *_before[1:])
             _over = threading.Event()
-            threading.Thread(target=_search, args=(_over,), daemon=True, name="eventhub-cycles").start()
+            threading.Thread(target=_search, args=(_over,), daemon=True, name="dedup-cycles").start()
 
 
 def _leave() -> None:

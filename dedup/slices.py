@@ -1,0 +1,207 @@
+"""What a task does with the events of its partitions: each slice commits by itself, in one transaction or in several, in order.
+
+Runs in Python workers, without a driver beside it: what it needs came with it as a `Work`. Errors go back as values, so that
+nothing is run again that cannot pass, and the driver raises them as what they are. Called by dedup/spark/tasks.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from checkpoint.errors import BudgetExceeded, HandlerError, PositionGap, StoreError
+from checkpoint.position import Partition
+from dedup import flow, incarnation, planning
+from dedup.claims import OVER_BUDGET
+from dedup.feed import ArrowMaterial, process_run
+from dedup.incarnation import Witness
+from dedup.index import Index
+from dedup.letter_work import with_replanning
+from dedup.store import Head, Run, Slice, Store
+from dedup.trial import Trials
+
+OUTCOMES = pa.schema(
+    [
+        pa.field("source", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("states", pa.list_(pa.int64())),  # rows by what became of them: planning's states
+        pa.field("decisions", pa.int64()),  # transactions that decided something
+        pa.field("reached", pa.int64()),  # the highest position that is decided, null where none is
+        pa.field("error", pa.binary()),  # pickled; the rows behind it are not decided
+    ]
+)
+"""One row per slice."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the tasks of one batch need. Travels to them."""
+
+    policy: flow.Policy  # its trials are the task's own
+    head: Head  # as the driver planned the batch
+    run: Run
+    attempt: str  # of the driver at this batch; random
+    max_events: int
+    witness: Witness | None
+    vouched: frozenset[Partition]  # partitions that the driver has found without a gap
+
+
+def run(batches: Iterable[pa.RecordBatch], work: Work, store: Store) -> Iterator[pa.RecordBatch]:
+    """Make the slices of this task true, one after the other; yields OUTCOMES, one row for each.
+
+    After an error nothing more of this task is begun: the driver decides how it goes on.
+
+    Args:
+        batches: prepared rows, those of one partition together, in the order of their positions.
+
+    Crash: chunks that were committed are true, the one in hand is not; a task that runs again drops what it finds decided.
+    """
+    slices: list[_Slice] = []
+    for partition, table in cut(batches, work.max_events):
+        if slices and slices[-1].error is not None:
+            continue  # read to the end, so that the process can be used again
+        if not slices or slices[-1].partition != partition:
+            slices.append(_Slice(work, store, partition))
+        slices[-1].commit(table)
+    for each in slices:
+        yield each.outcome()
+
+
+@dataclass
+class _Slice:
+    """One partition's events on their way."""
+
+    work: Work
+    store: Store
+    partition: Partition
+    states: np.ndarray = field(default_factory=lambda: np.zeros(planning.STATES, dtype=np.int64))
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.head, self._chunks, name = self.work.head, 0, self.work.head.consumer
+        scope = str(self.partition)
+        trials = Trials(lambda: self.store.trial(name, scope), lambda text: self.store.set_trial(name, text, scope))
+        self._policy = replace(self.work.policy, trials=trials)
+
+    def commit(self, table: pa.Table) -> None:
+        """Make the next chunk true, or keep the error. Crash: before its commit nothing of it is true; after it, all of it is."""
+        culprits: set[int] = set()
+        try:
+            with_replanning(lambda: self._commit(table, culprits))
+        except Exception as error:  # noqa: BLE001 - the driver raises it
+            self.error = error
+            if isinstance(error, BudgetExceeded):
+                self._tell_others()
+
+    def _commit(self, table: pa.Table, culprits: set[int]) -> None:
+        material = ArrowMaterial(table)
+        index = flow.index_of(material)
+        told = incarnation.ask(self.work.witness, {(self.partition.source, self.partition.topic)})
+        self._refuse_gap(index)
+        run = replace(self.work.run, chunk=self._chunks, joined=True, ends=False)
+        chunk = flow.Chunk(material, index, run, self.head, culprits, incarnation_ids=told)
+        with self.store.begin(self.head.consumer, self.head.epoch, self._claim(run)) as transaction:
+            state = flow.decide_chunk(chunk, self.store, transaction, self._policy)
+        self.head = flow.reached(chunk, state)
+        self.states += np.bincount(state, minlength=planning.STATES)
+        self._chunks += 1
+
+    def _claim(self, run: Run) -> Slice:
+        point, limit = self.head.checkpoints.get(self.partition), self._policy.care.timeout
+        return Slice(
+            self.partition,
+            number=0,
+            run_id=process_run(),
+            query_id=run.query_id,
+            batch_id=run.batch_id,
+            expected=None if point is None else point.sequence_number,
+            attempt=self.work.attempt,
+            patience=float("inf") if limit is None else limit,
+        )
+
+    def _refuse_gap(self, index: Index) -> None:
+        """The driver looks for gaps where it knows that there may be one; where a partition comes later, it is told."""
+        if self._chunks or self.partition in self.work.vouched:
+            return
+        first, _ = index.spans[self.partition]
+        if planning.gaps(self.work.head, self.work.run, {self.partition: first}):
+            raise PositionGap(f"Consumer {self.head.consumer!r}: {self.partition} begins at {first}, behind its checkpoint.")
+
+    def _tell_others(self) -> None:
+        with contextlib.suppress(StoreError):  # then each of them finds out by itself
+            self.store.set_trial(self.head.consumer, self.work.attempt, OVER_BUDGET)
+
+    def outcome(self) -> pa.RecordBatch:
+        """OUTCOMES."""
+        point = self.head.checkpoints.get(self.partition)
+        row = {
+            **self.partition._asdict(),
+            "states": self.states.tolist(),
+            "decisions": self.head.seq - self.work.head.seq,
+            "reached": None if point is None else point.sequence_number,
+            "error": None if self.error is None else portable(self.error),
+        }
+        return pa.RecordBatch.from_pylist([row], schema=OUTCOMES)
+
+
+def portable(error: BaseException) -> bytes:
+    """The error, or one that says the same, as bytes that any process of this library can read."""
+    try:
+        packed = pickle.dumps(error)
+        pickle.loads(packed)
+    except Exception:  # noqa: BLE001 - whatever the user's own class does when it is pickled
+        return pickle.dumps(HandlerError(f"{type(error).__name__}: {error}"))
+    return packed
+
+
+def cut(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[tuple[Partition, pa.Table]]:
+    """The rows of each partition in tables of at most `size` rows, in order; parts of one position stay together."""
+    held: pa.Table | None = None
+    for batch in batches:
+        for part in _by_partition(pa.Table.from_batches([batch])):
+            if held is not None and _partition(held) != _partition(part):
+                yield _partition(held), held
+                held = None
+            held = part if held is None else pa.concat_tables([held, part])
+            while (stop := _end(held, size)) is not None:
+                yield _partition(held), held.slice(0, stop)
+                held = held.slice(stop)
+    if held is not None:
+        yield _partition(held), held
+
+
+def _partition(table: pa.Table) -> Partition:
+    return Partition(*(table[name][0].as_py() for name in ("source", "topic", "partition")))
+
+
+def _by_partition(table: pa.Table) -> Iterator[pa.Table]:
+    changes = np.zeros(max(table.num_rows - 1, 0), dtype=bool)
+    for name in ("source", "topic", "partition"):
+        changes |= _differs(table[name])
+    starts = [0, *(np.flatnonzero(changes) + 1).tolist(), table.num_rows]
+    yield from (table.slice(a, b - a) for a, b in itertools.pairwise(starts) if b > a)
+
+
+def _differs(column: pa.ChunkedArray) -> np.ndarray:
+    """Which values are another one than the value before; nulls are one value."""
+    codes = column.combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy(zero_copy_only=False)
+    return np.asarray(codes[1:] != codes[:-1])
+
+
+def _end(table: pa.Table, size: int) -> int | None:
+    """Where the first `size` rows end, and the parts of their last position with them; None while more of them may come."""
+    stop = size
+    while stop < table.num_rows and _position(table, stop - 1) == _position(table, stop):
+        stop += 1
+    return stop if stop < table.num_rows else None
+
+
+def _position(table: pa.Table, row: int) -> tuple[int, ...]:
+    return (table["sequence_number"][row].as_py(),)
