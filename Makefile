@@ -1,6 +1,6 @@
 # Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow mutants crash lint bench clean python java
+.PHONY: help demo test slow simulate mutants crash lint bench bench-smoke bench-growth clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,\
 	$(shell $(name) -c '$(NEW_ENOUGH)' 2>/dev/null && echo $(name))))
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_ARGS="--store postgresql://... --seed 7")
 	@$(BIN)/dedup demo $(DEMO_ARGS)
@@ -21,6 +21,9 @@ test: java $(VENV)/.jars ## Run all tests (PYTEST_ARGS="-k checkpoint -x")
 
 slow: java $(VENV)/.jars ## Run the tests that take minutes each
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+simulate: $(VENV)/.ready ## Play N schedules of crashes, copies and replays against the planning code (N=100000), or one of them (SEED=123)
+	@PYTHONPATH=.:tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(N)) $(SIMULATE_ARGS)
 
 mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (about 7 minutes)
 	@$(BIN)/python tests/mutants.py $(MUTANTS)
@@ -37,6 +40,13 @@ lint: $(VENV)/.ready ## Check style, types, the direction of imports; look for s
 
 bench: java $(VENV)/.jars ## Measure side by side with the usual ways, write benchmarks/latest.json
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-smoke: java $(VENV)/.jars ## Measure a little: has anything become much slower?
+	@$(BIN)/python -m benchmarks.smoke
+
+bench-growth: java $(VENV)/.jars ## Measure batches beside 1 M to 100 M reservations (BENCH_ARGS="delta --reservations 1000000 10000000"), draw growth.svg
+	@$(BIN)/python -m benchmarks.growth --keep $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.plot
 
 clean: ## Remove .venv and everything that the other targets made
 	rm -rf $(VENV) build dist *.egg-info .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
