@@ -5,6 +5,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= 100
+JOBS ?= 3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 NEW_ENOUGH := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,\
@@ -16,8 +17,8 @@ help: ## Show this help
 demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_ARGS="--store postgresql://... --seed 7")
 	@$(BIN)/dedup demo $(DEMO_ARGS)
 
-test: java $(VENV)/.jars ## Run all tests (PYTEST_ARGS="-k checkpoint -x")
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: java $(VENV)/.jars ## Run all tests, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x")
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 slow: java $(VENV)/.jars ## Run the tests that take minutes each
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
