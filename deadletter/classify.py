@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from checkpoint.errors import CommitConflict, CommitUnknown, DedupError, RowsRefused, StoreUnavailable
 from deadletter import known
 from deadletter.chain import chain
+from deadletter.failure import Elsewhere
 from deadletter.known import PERMANENT as PERMANENT
 from deadletter.known import SYSTEMIC as SYSTEMIC
 from deadletter.known import TRANSIENT as TRANSIENT
@@ -33,7 +34,7 @@ def classify(error: BaseException, rules: Sequence[Rule] = ()) -> ErrorClass:
     A rule that raises does not fit, and is logged.
     """
     for link in chain(error):
-        found = _by_rules(link, rules) or _known(link)
+        found = link.found if isinstance(link, Elsewhere) else _by_rules(link, rules) or _known(link)
         if found:
             return found
     return PERMANENT
@@ -45,6 +46,8 @@ def outlasted(error: BaseException) -> ErrorClass:
     A time-out, a lock or an internal error of another service may come of what one event asks for. A connection that cannot be made, or a
     service that refuses everybody, does not.
     """
+    if isinstance(error, Elsewhere):
+        return error.outlasted
     return PERMANENT if any(_may_be_its_own(link) for link in chain(error)) else SYSTEMIC
 
 

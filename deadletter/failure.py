@@ -11,11 +11,12 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from deadletter.chain import chain
+from deadletter.known import ErrorClass
 from deadletter.letter import Kind, fingerprint
 from deadletter.redact import redact
 
@@ -61,6 +62,17 @@ class Failure:
     kind: Kind = Kind.HANDLER_ERROR
 
 
+class Elsewhere(Exception):
+    """An error that another process has met, by what is kept of it: exceptions lose their stacks on the way, and some cannot travel."""
+
+    def __init__(self, failure: Failure, found: ErrorClass, outlasted: ErrorClass) -> None:
+        super().__init__(failure, found, outlasted)
+        self.failure, self.found, self.outlasted = failure, found, outlasted
+
+    def __str__(self) -> str:
+        return f"{self.failure.error_type}: {self.failure.message}"
+
+
 def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ERROR) -> Failure:
     """What is kept of an exception. Of one that Spark only passes on, type and message are those of its root: a Python worker's, or Java's.
 
@@ -69,6 +81,8 @@ def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ER
         at: when, aware, in UTC.
         kind: what the letter will say.
     """
+    if isinstance(error, Elsewhere):
+        return replace(error.failure, kind=kind)
     text = _asked(lambda: str(error), "(its text cannot be had: __str__ failed)")
     raised = (_type_name(error), text, _frames(error))
     error_type, message, frames = (_of_worker(text) or _of_java(text, raised[2]) or raised) if _is_of_spark(error) else raised
@@ -142,7 +156,8 @@ def _of_worker(text: str) -> tuple[str, str, list[_Frame]] | None:
 def _of_java(text: str, frames: list[_Frame]) -> tuple[str, str, list[_Frame]] | None:
     """Type and message of the root in the text that py4j gives to an error of the JVM; its own first line names only what was called."""
     causes = _JAVA_ERROR.findall(text[: 2 * _MARGIN])
-    return (*causes[-1], frames) if causes else None
+    told = [cause for cause in causes if cause[1]] or causes  # "java.io.EOFException" alone says nothing
+    return (*told[-1], frames) if told else None
 
 
 def _own(frames: list[_Frame]) -> str:

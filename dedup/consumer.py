@@ -19,6 +19,7 @@ from deadletter.classify import Rule
 from deadletter.policy import Budget, Retry
 from dedup import executors, flow, incarnation, on_driver, outage, planning, starting
 from dedup.care import Care
+from dedup.claims import Slicing
 from dedup.envelope import Columns, Prepare
 from dedup.epoch import Live, take_epoch
 from dedup.executors import Tasks
@@ -231,10 +232,10 @@ class Consumer(Registered):
         query = self.query or feed.query_id
         run = Run(query or feed.run_key, batch_id, durable=query is not None)
         with self.store.heartbeat(self.name, head.epoch, every=max(self.takeover_after / 6, 0.1)):
-            if tasks is None:
-                report, reached = on_driver.process(self, feed, head, run, self._culprits)
-            else:
+            if tasks is not None and isinstance(self.store, Slicing):
                 report, reached = executors.process(self, tasks, head, run, first=self._live is not held)
+            else:
+                report, reached = on_driver.process(self, feed, head, run, executors.policy_in(self, tasks), self._culprits)
         self._live = Live(feed.run_key, replace(reached, epoch=head.epoch))
         return report
 

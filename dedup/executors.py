@@ -1,6 +1,7 @@
 """Handlers of single events on Spark: the driver plans a batch, its tasks make the slices true, the driver adds up what they say.
 
-Called by the consumer for each batch. The tasks' side is dedup/slices.py, Spark's is dedup/spark/tasks.py.
+Called by the consumer for each batch. The tasks' side is dedup/slices.py, Spark's is dedup/spark/tasks.py. Where one commit decides a
+batch, its tasks only run the handler: dedup/in_tasks.py.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -21,9 +22,10 @@ from dedup import flow, planning, starting
 from dedup.claims import Slicing
 from dedup.envelope import ENVELOPE, Prepare
 from dedup.feed import ArrowMaterial, Feed
+from dedup.in_tasks import InTasks
 from dedup.report import Report
 from dedup.slices import Work
-from dedup.store import Checkpoint, Head, Run, Store
+from dedup.store import Checkpoint, Head, Run
 from dedup.trial import untried
 
 if TYPE_CHECKING:
@@ -54,6 +56,10 @@ class Where:
             raise ConfigError(f"connections={self.connections}: a task needs {A_TASK}, so give at least {A_TASK}.")
 
 
+RunTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What a task does with its rows. Travels to it."""
+
+
 class Tasks(Protocol):
     """The rows of one batch where they are: in the tasks of a cluster."""
 
@@ -62,8 +68,11 @@ class Tasks(Protocol):
     def firsts(self, prepare: Prepare) -> dict[Partition, int]:
         """The lowest sequence number of each partition. Evaluates the batch once."""
 
-    def pack(self, work: Work, store: Store) -> bytes:
-        """What travels to the tasks. Raises ConfigError where it cannot."""
+    def pack(self, what: object) -> bytes:
+        """What travels to the tasks, for `pickle.loads`. Raises ConfigError where it cannot."""
+
+    def each(self, frame: Any, run: RunTask, answers: pa.Schema) -> pa.Table:
+        """Bring each partition's rows of a handler's frame to one task, in order, and run this there; returns what it yields."""
 
     def run(self, prepare: Prepare, packed: bytes, tasks: int, *, keep: bool) -> pa.Table:
         """Bring each partition to one task, in order, and run `slices.run` there; returns OUTCOMES.
@@ -78,7 +87,7 @@ _NO_ROWS = pa.schema([*ENVELOPE, *(pa.field(*item) for item in _PREPARED.items()
 
 
 def tasks_of(consumer: Consumer, feed: Feed) -> Tasks | None:
-    """Where the slices of this batch commit by themselves; None where its handler runs here.
+    """Where the handler of this batch runs; None where that is here.
 
     Raises:
         ConfigError: the handler is to run in tasks, and cannot.
@@ -86,18 +95,30 @@ def tasks_of(consumer: Consumer, feed: Feed) -> Tasks | None:
     where: Where | None = getattr(consumer.policy().handler, "where", None)
     if where is None or where.on == "driver" or feed.tasks is None:
         return None
-    if isinstance(consumer.store, Slicing) and consumer.positions is not None:
-        return feed.tasks
-    if where.on == "executors":
-        what = "has positions=None" if isinstance(consumer.store, Slicing) else "keeps its state in Delta, where one commit decides a batch"
-        raise ConfigError(f"Consumer {consumer.name!r} {what}: its handler of events runs on the driver. Take out on='executors'.")
-    return None
+    if consumer.positions is None:
+        if where.on == "executors":
+            raise ConfigError(
+                f"Consumer {consumer.name!r} has positions=None: its handler of events runs on the driver. Take out on='executors'."
+            )
+        return None
+    return feed.tasks
+
+
+def policy_in(consumer: Consumer, tasks: Tasks | None) -> flow.Policy:
+    """The consumer's policy where the driver commits: where there are tasks, its handler runs in them, and they write files."""
+    policy = consumer.policy()
+    if tasks is None:
+        return policy
+    handler: Any = policy.handler
+    return replace(policy, handler=InTasks(handler, tasks, policy.care.rules))
 
 
 def check(consumer: Consumer, tasks: Tasks, head: Head) -> None:
     """Refuse, before anything is written, a handler that cannot travel and a database with too few connections. Raises ConfigError."""
-    tasks.pack(_work(consumer, head, Run("", 0), frozenset()), consumer.store)
-    assert isinstance(consumer.store, Slicing)
+    if not isinstance(consumer.store, Slicing):
+        tasks.pack(consumer.policy().handler)
+        return
+    _pack(consumer, tasks, _work(consumer, head, Run("", 0), frozenset()))
     wanted, free = A_TASK * _at_once(consumer, tasks), consumer.store.room(consumer.name)
     if wanted > free:
         raise ConfigError(
@@ -142,11 +163,15 @@ def _vouched(consumer: Consumer, tasks: Tasks, head: Head, run: Run) -> frozense
 
 
 def _run(consumer: Consumer, tasks: Tasks, head: Head, run: Run, vouched: frozenset[Partition]) -> list[dict[str, Any]]:
-    packed, count = tasks.pack(_work(consumer, head, run, vouched), consumer.store), _at_once(consumer, tasks)
+    packed, count = _pack(consumer, tasks, _work(consumer, head, run, vouched)), _at_once(consumer, tasks)
     # Where every core may have its connections, the processes of tasks keep them: there are never more than the cap.
     keep = tasks.cores is not None and tasks.cores <= count
     outcomes: list[dict[str, Any]] = tasks.run(consumer.prepare(head), packed, count, keep=keep).to_pylist()
     return outcomes
+
+
+def _pack(consumer: Consumer, tasks: Tasks, work: Work) -> bytes:
+    return tasks.pack((tasks.pack(consumer.store), work))
 
 
 def _at_once(consumer: Consumer, tasks: Tasks) -> int:

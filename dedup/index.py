@@ -106,6 +106,17 @@ class Index:
         """These rows of it."""
         return replace(self, **{f: getattr(self, f)[rows] for f in self._FIELDS})
 
+    def positions(self, rows: Ints) -> pa.Table:
+        """The columns of POSITION of these rows."""
+        names = [self.partitions[at] for at in self.place[rows].tolist()]
+        columns = [pa.array([n[i] for n in names], t) for i, t in enumerate((pa.string(), pa.string(), pa.int32()))]
+        numbers = (pa.array(self.numbers[rows]), pa.array(self.parts[rows]))
+        return pa.table(dict(zip(INDEX_COLUMNS[:5], (*columns, *numbers), strict=True)))
+
+    def travelling(self, rows: Ints) -> Index:
+        """These rows of it, for another process: without payload hashes, which are asked of the whole batch."""
+        return replace(self.only(rows), order=np.arange(len(rows)), payloads=_not_here)
+
     @cached_property
     def payload(self) -> Ints:
         """The payload hash of each row."""
@@ -215,6 +226,10 @@ class Keys:
         payload = np.zeros(len(high), dtype=np.int64)
         payload[at >= 0] = self.payload[at[at >= 0]]
         return at, payload
+
+
+def _not_here() -> Ints:
+    raise NotImplementedError("payload hashes stay where the batch is")
 
 
 def first_of_each_key(index: Index, chosen: Bools) -> Ints:

@@ -1,4 +1,4 @@
-"""One batch in the driver's process, from its guards to the commit of its last chunk. Called by the consumer."""
+"""One batch that the driver commits, from its guards to the commit of its last chunk. Called by the consumer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dedup import flow, planning, starting
 from dedup.feed import Feed
+from dedup.flow import Policy
 from dedup.report import Report
 from dedup.store import Head, Run
 
@@ -17,7 +18,7 @@ Culprits = dict[tuple[int, int], set[int]]
 """(batch, chunk) -> rows that failed alone when the chunk was tried before."""
 
 
-def process(consumer: Consumer, feed: Feed, head: Head, run: Run, culprits: Culprits) -> tuple[Report, Head]:
+def process(consumer: Consumer, feed: Feed, head: Head, run: Run, policy: Policy, culprits: Culprits) -> tuple[Report, Head]:
     """Commit the batch chunk by chunk; returns what became of its rows, and what the state cannot be behind.
 
     Crash: chunks that were committed are true, the others are not; the batch is delivered again, and drops what is decided.
@@ -33,7 +34,7 @@ def process(consumer: Consumer, feed: Feed, head: Head, run: Run, culprits: Culp
             known = culprits.setdefault((run.batch_id, number), set())
             part = replace(run, chunk=number, ends=rows is parts[-1])
             chunk = flow.Chunk(material, index[rows], part, head, known, incarnation_ids=told)
-            state = flow.commit_chunk(chunk, consumer.store, head.epoch, consumer.policy())
+            state = flow.commit_chunk(chunk, consumer.store, head.epoch, policy)
             head = flow.reached(chunk, state)
             report.add(state)
     return report, head

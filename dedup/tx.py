@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
+from dedup.checked import Checked
 from dedup.envelope import POSITION
 from dedup.index import Index, Ints
 from dedup.outbox.ahead import Ahead
@@ -210,6 +210,26 @@ class Tx:
         """How many messages the event in hand has published."""
         return self._event[1] if self._event else 0
 
+    @property
+    def given(self) -> Ints:
+        """Rows of the chunk that the handler was given, ascending."""
+        return np.flatnonzero(self._given)
+
+    def events(self) -> Index:
+        """Positions and keys of those rows: what tasks need to handle them."""
+        return self._index.travelling(self.given)
+
+    def adopt(self, rejected: Mapping[int, str], skipped: Iterable[int]) -> None:
+        """What tasks decided about rows of the chunk."""
+        self._outcomes[True].update(rejected)
+        self._outcomes[False].update(dict.fromkeys(skipped, ""))
+
+    @property
+    def transaction(self) -> Transaction:
+        """For what is written while the handler runs."""
+        self._require_open()
+        return self._transaction
+
     def skip_positions(self, positions: pa.Table) -> None:
         """Skip the events at these positions (columns of POSITION)."""
         self._mark(positions, "", rejected=False)
@@ -235,7 +255,7 @@ class Tx:
                 self._transaction.publish(messages())
 
     def _write(self, table: str, given: Any, merge: Merge | None, parked: Ints) -> None:
-        rows = _Checked(self._frames.rows(given), self._index, parked, table)
+        rows = Checked(self._frames.rows(given), self._index, parked, table)
         if merge is not None and merge.newer_by is None and rows.in_tasks and not set(POSITION) <= set(rows.schema.names):
             raise HandlerError(
                 "In a batch as large as this Spark keeps no order of rows: let the rows of tx.merge carry their position columns, "
@@ -254,52 +274,6 @@ class Tx:
     def _outgoing(self, parked: Ints) -> Iterator[tuple[pa.Table, Callable[[], Messages]]]:
         """The rows that were published, and what makes messages of them."""
         for topic, given, names in self._messages:
-            rows = rows_of(given) if self._event is not None else _Checked(self._frames.rows(given), self._index, parked, topic).arrow()
+            rows = rows_of(given) if self._event is not None else Checked(self._frames.rows(given), self._index, parked, topic).arrow()
             if rows.num_rows:
-                yield rows, partial(messages_of, topic, rows, names, self._index, np.flatnonzero(self._given))
-
-
-class _Checked:
-    """Rows that must not carry a parked position, where they carry positions at all."""
-
-    def __init__(self, rows: Rows, index: Index, parked: Ints, table: str) -> None:
-        self._rows, self._table = rows, table
-        self.in_tasks = rows.in_tasks
-        carries = len(parked) > 0 and set(POSITION) <= set(rows.schema.names)
-        self._forbidden = _PositionSet(index.only(parked)) if carries else None
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._rows.schema
-
-    def arrow(self) -> pa.Table:
-        table = self._rows.arrow()
-        if self._forbidden is not None:
-            self._forbidden.check(table, self._table)
-        return table
-
-    def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
-        if self._forbidden is None or not set(POSITION) <= set(columns):
-            return self._rows.files(write, columns)
-        forbidden, table = self._forbidden, self._table  # what travels to the tasks
-        return self._rows.files(lambda batches: write(forbidden.checked(batches, table)), columns)
-
-
-@dataclass(frozen=True)
-class _PositionSet:
-    """The parked rows of a chunk, to look written rows up in."""
-
-    parked: Index
-
-    def check(self, table: pa.Table, sink: str) -> None:
-        found = self.parked.locate(table.select(list(POSITION)))
-        if (found >= 0).any():
-            where = self.parked.describe(int(found[found >= 0][0]))
-            raise HandlerError(
-                f"The event at {where} was rejected and is still written to {sink!r}. Write the rows that tx.reject returned."
-            )
-
-    def checked(self, batches: Iterator[pa.RecordBatch], sink: str) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            self.check(pa.Table.from_batches([batch]), sink)
-            yield batch
+                yield rows, partial(messages_of, topic, rows, names, self._index, self.given)

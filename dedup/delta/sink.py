@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -71,6 +71,10 @@ class Sink:
     always: frozenset[str] = frozenset()  # identity columns that rows must not bring
     constraints: dict[str, str] = field(default_factory=dict)  # what rows must satisfy besides types and NOT NULL: name -> SQL
     indexed: int = INDEXED_COLUMNS
+
+    def travelling(self) -> Sink:
+        """Without the handle of the table, which stays here: what tasks write rows by."""
+        return replace(self, table=None)  # type: ignore[arg-type]
 
     @property
     def table_id(self) -> str:

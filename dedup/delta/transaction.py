@@ -28,6 +28,7 @@ from dedup.delta.writing import Context, SinkWrites
 from dedup.outbox.message import Messages
 from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
 from dedup.store import KEYS, Head, Meanwhile, Rows
+from dedup.task_files import TaskFiles
 
 
 @dataclass
@@ -95,6 +96,20 @@ class DeltaTransaction:
         Crash: files that no commit names are invisible; VACUUM takes them.
         """
         return self._writes.append(table, rows)
+
+    def task_files(self, table: str) -> TaskFiles:
+        """What writes rows of this sink in Spark's tasks. Raises as `write` does.
+
+        Crash: files that no commit names are invisible; VACUUM takes them.
+        """
+        return self._writes.task_files(table)
+
+    def adopt(self, table: str, files: Sequence[str]) -> int:
+        """Append what tasks have written with the commit; returns the number of rows. Raises RowsRefused.
+
+        Crash: as `write`.
+        """
+        return self._writes.adopt(table, files)
 
     def merge(self, table: str, rows: Rows, merge: Merge) -> int:
         """Insert, update or delete by key with the commit; returns the number of rows. Raises as `write` does.

@@ -5,7 +5,7 @@ Called by the transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +38,46 @@ class Context:
     committed: Callable[[], None]  # called once a batch of the stream is decided
 
 
+@dataclass(frozen=True)
+class RowWriter:
+    """Puts rows of one sink into files. Travels to tasks.
+
+    Crash: files that no commit names are invisible; VACUUM takes them.
+    """
+
+    sink: Sink
+    root: str
+    options: Options
+    staging: str  # folder below the root, for sinks that Spark appends to
+
+    def columns(self, rows: pa.Schema) -> list[str]:
+        """Which columns of such rows are taken, in the sink's order. Raises SinkMismatch."""
+        sink = self.sink
+        columns = check_schema(rows, sink.schema, sink.name, sink.computed)
+        self.require_not_numbered(columns)
+        return columns
+
+    def require_not_numbered(self, columns: Iterable[str]) -> None:
+        """Raise SinkMismatch for columns that the sink numbers itself."""
+        if brought := sorted(self.sink.always & set(columns)):
+            name = self.sink.name
+            raise SinkMismatch(f"{name!r} numbers {', '.join(brought)} itself (GENERATED ALWAYS AS IDENTITY). Leave it out of the rows.")
+
+    def files(self, columns: list[str]) -> FileWriter:
+        """The writer of rows with these columns."""
+        sink = self.sink
+        if not sink.special:
+            return FileWriter(sink.uri, self.options, sink.schema, sink.name, sink.partition_by, sink.indexed)
+        # Staged rows keep only what the handler gave: a missing generated column must stay missing for Spark to compute it.
+        schema = pa.schema([f for f in sink.schema if f.name in columns or f.name not in sink.computed])
+        return FileWriter(self.root, self.options, schema, sink.name, prefix=self.staging, indexed=0)
+
+    def write(self, rows: pa.Table) -> list[str]:
+        """Write these rows now; returns `Add` lines. Raises SinkMismatch, RowsRefused."""
+        columns = self.columns(rows.schema)
+        return [add.to_json() for add in self.files(columns).write(rows.select(columns))]
+
+
 class SinkWrites:
     """The writes of one transaction, in the order of the calls."""
 
@@ -45,6 +85,7 @@ class SinkWrites:
         self._state, self._context = state, context
         self._staging = f"staged/{safe_name(state.ledger.consumer)}/{attempt}/"
         self._entries: tuple[SinkFiles, ...] = ()
+        self._opened: dict[str, Sink] = {}  # those that tasks write to
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -71,15 +112,32 @@ class SinkWrites:
         context = self._context
         given = None if rows.in_tasks else rows.arrow()
         sink = self._open(table, rows.schema)
-        columns = check_schema(rows.schema, sink.schema, table, sink.computed)
-        _require_not_numbered(sink, columns)
-        spark = context.spark() if sink.special else None
+        writer = self._writer(sink)
+        columns = writer.columns(rows.schema)
+        _require_spark(sink, context)
         context.on_step("files")
-        writer = self._writer(sink, columns)
-        written = map(Add.from_json, rows.files(writer, columns)) if given is None else writer.write(given.select(columns))
-        adds = tuple(written)
-        if spark is not None and adds:
-            self._check_constraints(sink, spark, adds)
+        files = writer.files(columns)
+        written = map(Add.from_json, rows.files(files, columns)) if given is None else files.write(given.select(columns))
+        return self._take(sink, tuple(written))
+
+    def task_files(self, table: str) -> RowWriter:
+        """What writes rows of this sink in tasks; `adopt` takes what it returns."""
+        sink = self._open(table, None)
+        _require_spark(sink, self._context)
+        self._context.on_step("files")
+        self._opened[table] = sink
+        return self._writer(sink)
+
+    def adopt(self, table: str, files: Sequence[str]) -> int:
+        """Files of tasks for a sink; returns the number of their rows.
+
+        Crash: as `append`.
+        """
+        return self._take(self._opened[table], tuple(map(Add.from_json, files)))
+
+    def _take(self, sink: Sink, adds: tuple[Add, ...]) -> int:
+        if sink.special and adds:
+            self._check_constraints(sink, self._context.spark(), adds)
         self.add(sink, sink.mode, adds)
         return sum(add.rows for add in adds)
 
@@ -91,7 +149,7 @@ class SinkWrites:
         context, given = self._context, rows.arrow()
         sink = self._open(table, given.schema)
         upserts, deletes = merging.split(given, how, sink)
-        _require_not_numbered(sink, upserts.column_names)
+        self._writer(sink).require_not_numbered(upserts.column_names)
         spark = context.spark() if merging.needs_spark(sink) else None
         context.on_step("files")
         adds = tuple(merging.stage(self._stager(sink, upserts), upserts, deletes=False))
@@ -106,7 +164,7 @@ class SinkWrites:
 
         Crash: files that no commit names are invisible; VACUUM takes them.
         """
-        writer = self._writer(sink, sink.schema.names)
+        writer = self._writer(sink).files(sink.schema.names)
         self.add(sink, sink.mode, tuple(replace(writer, codec=codec or writer.codec).write(rows)))
 
     def add(self, sink: Sink, mode: str, adds: tuple[Add, ...], how: Merge | None = None) -> None:
@@ -128,19 +186,14 @@ class SinkWrites:
         if mark := self._state.marks.get(sink.name):
             require_same(sink, self._state.ledger.consumer, mark.table_id, mark)
 
-    def _open(self, table: str, rows: pa.Schema) -> Sink:
+    def _open(self, table: str, rows: pa.Schema | None) -> Sink:
         self._context.on_step("check")
         sink = self._state.sinks.open(table, self._context.resolve(table), rows)
         self.require_same(sink)
         return sink
 
-    def _writer(self, sink: Sink, columns: list[str]) -> FileWriter:
-        context = self._context
-        if not sink.special:
-            return FileWriter(sink.uri, context.options, sink.schema, sink.name, sink.partition_by, sink.indexed)
-        # Staged rows keep only what the handler gave: a missing generated column must stay missing for Spark to compute it.
-        schema = pa.schema([f for f in sink.schema if f.name in columns or f.name not in sink.computed])
-        return FileWriter(context.root, context.options, schema, sink.name, prefix=self._staging, indexed=0)
+    def _writer(self, sink: Sink) -> RowWriter:
+        return RowWriter(sink.travelling(), self._context.root, self._context.options, self._staging)
 
     def _stager(self, sink: Sink, rows: pa.Table) -> FileWriter:
         schema = merging.staged_schema(sink, rows.column_names)
@@ -155,6 +208,7 @@ class SinkWrites:
             )
 
 
-def _require_not_numbered(sink: Sink, columns: list[str]) -> None:
-    if brought := sorted(sink.always & set(columns)):
-        raise SinkMismatch(f"{sink.name!r} numbers {', '.join(brought)} itself (GENERATED ALWAYS AS IDENTITY). Leave it out of the rows.")
+def _require_spark(sink: Sink, context: Context) -> None:
+    """Before files are written that only Spark can bring into the sink. Raises ConfigError."""
+    if sink.special:
+        context.spark()

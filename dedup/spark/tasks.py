@@ -6,8 +6,8 @@ Called by dedup/executors.py through `SparkFeed.tasks`. Works on classic Spark a
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -20,7 +20,8 @@ from checkpoint.errors import ConfigError
 from checkpoint.position import Partition
 from dedup import slices
 from dedup.envelope import POSITION, Prepare
-from dedup.slices import OUTCOMES, Work
+from dedup.executors import MOST_TASKS, RunTask
+from dedup.slices import OUTCOMES
 from dedup.spark import registry
 from dedup.spark.prepare import prepare as prepare_columns
 from dedup.store import Store
@@ -44,10 +45,10 @@ class SparkTasks:
         found = rows.groupBy("source", "topic", "partition").agg(F.min("sequence_number").alias("first")).toArrow().to_pylist()
         return {Partition(r["source"], r["topic"], r["partition"]): r["first"] for r in found if None not in r.values()}
 
-    def pack(self, work: Work, store: Store) -> bytes:
+    def pack(self, what: object) -> bytes:
         """What travels to the tasks. Raises ConfigError where the handler, or something that it uses, cannot be pickled."""
         try:
-            return _pickled((_pickled(store), work))
+            return bytes(cloudpickle.dumps(what))  # type: ignore[no-untyped-call]
         except Exception as error:
             raise ConfigError(
                 f"The handler of events, or something that it or the consumer uses, cannot be sent to Spark's tasks: "
@@ -60,16 +61,20 @@ class SparkTasks:
 
         Crash: of the driver: tasks that run go on to the end of their transaction, unless a newer driver has fenced them.
         """
-        rows = prepare_columns(self._batch, prepare)
-        # Partition p of a topic goes to task (p + something of the topic) mod tasks: hashing would leave half of the tasks idle.
-        task = F.coalesce(F.pmod(F.col("partition").cast("bigint") + F.hash("source", "topic").cast("bigint"), F.lit(tasks)), F.lit(0))
-        placed = rows.repartitionById(tasks, task.cast("int")).sortWithinPartitions(*POSITION)
         with registry.answers():
-            return placed.mapInArrow(_in_task(packed, keep), from_arrow_schema(OUTCOMES)).toArrow()
+            rows = _placed(prepare_columns(self._batch, prepare), tasks)
+            return rows.mapInArrow(_in_task(packed, keep), from_arrow_schema(OUTCOMES)).toArrow()
+
+    def each(self, frame: DataFrame, run: RunTask, answers: pa.Schema) -> pa.Table:
+        """Bring each partition's rows of a handler's frame to one task, in order, and run this there; returns what it yields."""
+        return _placed(frame, self.cores or MOST_TASKS).mapInArrow(run, from_arrow_schema(answers)).toArrow()
 
 
-def _pickled(value: Any) -> bytes:
-    return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+def _placed(rows: DataFrame, tasks: int) -> DataFrame:
+    """Each partition of a topic in one task, in order."""
+    # Partition p of a topic goes to task (p + something of the topic) mod tasks: hashing would leave half of the tasks idle.
+    task = F.coalesce(F.pmod(F.col("partition").cast("bigint") + F.hash("source", "topic").cast("bigint"), F.lit(tasks)), F.lit(0))
+    return rows.repartitionById(tasks, task.cast("int")).sortWithinPartitions(*POSITION)
 
 
 def _in_task(packed: bytes, keep: bool) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -85,7 +90,7 @@ def _run(batches: Iterable[pa.RecordBatch], packed: bytes, keep: bool) -> Iterat
     first = next(rows, None)
     if first is None:
         return
-    packed_store, work = cloudpickle.loads(packed)
+    packed_store, work = pickle.loads(packed)
     store = _kept_store(packed_store)
     try:
         yield from slices.run(_chain(first, rows), work, store)
@@ -105,7 +110,7 @@ def _kept_store(packed: bytes) -> Store:
     if name not in _stores:
         while len(_stores) >= KEPT_STORES:
             _stores.pop(next(iter(_stores))).close()
-        _stores[name] = cloudpickle.loads(packed).in_tasks()
+        _stores[name] = pickle.loads(packed).in_tasks()
     return _stores[name]
 
 

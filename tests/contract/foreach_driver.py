@@ -1,6 +1,7 @@
-"""A Spark driver in a process of its own: `python foreach_driver.py DSN FOLDER`. Its tasks are tried again, then it waits to be killed.
+"""A Spark driver in a process of its own, whose tasks are tried again and which then waits to be killed.
 
-Batch 0: every task is killed right after its first commit, and Spark tries it again. Batch 1: a handler says that it is there, and waits.
+`python foreach_driver.py PLACE FOLDER [delta]`. Batch 0: every task is killed right after its first commit (on Delta: after its first
+file), and Spark tries it again. Batch 1: a handler says that it is there, and waits.
 """
 
 from __future__ import annotations
@@ -20,30 +21,51 @@ def events(batch_id: int) -> list[dict[str, Any]]:
     return [e for p in range(2) for e in orders(range(20 * batch_id, 20 * batch_id + 20), partition=p)]
 
 
-def main(dsn: str, folder: Path) -> None:
+def die(folder: Path) -> None:
+    """As the first attempt at a task of batch 0."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    if task is not None and task.attemptNumber() == 0 and not (folder / "tried").exists():
+        (folder / f"killed {task.partitionId()}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_after_a_file(folder: Path) -> None:
+    """From now on this process of tasks does."""
+    from dedup.delta.files import FileWriter
+
+    write = FileWriter.write
+
+    def written(self: Any, rows: Any) -> Any:
+        done = write(self, rows)
+        die(folder)
+        return done
+
+    FileWriter.write = written  # type: ignore[method-assign]
+
+
+def main(place: str, folder: Path, kind: str = "postgres") -> None:
     """Both batches."""
     from orders import batch, consumer
+    from places import place_of
+    from pyspark import cloudpickle
 
-    from dedup.postgres import PostgresStore
     from dedup.spark.session import local_session
 
-    def on_step(name: str) -> None:
-        from pyspark import TaskContext
-
-        task = TaskContext.get()
-        if name == "committed" and task is not None and task.attemptNumber() == 0 and not (folder / "tried").exists():
-            (folder / f"killed {task.partitionId()}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
     def book(event: Any, tx: Any) -> Any:
+        if kind == "delta" and event.sequence_number == 0:
+            die_after_a_file(folder)
         if event.sequence_number == 35:
             (folder / "reached").touch()
             while not (folder / "resume").exists():
                 time.sleep(0.01)
         return {"id": event.data["id"], "amount": 1}
 
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     spark = local_session("foreach driver", **{"spark.master": "local[2,4]"})
-    made = consumer(PostgresStore(dsn, on_step=on_step), max_events_per_transaction=8)
+    store = place_of(kind, place).store(**({"on_step": lambda name: name == "committed" and die(folder)} if kind == "postgres" else {}))
+    made = consumer(store, max_events_per_transaction=8 if kind == "postgres" else None)
     made._handler = None
     made.foreach(into="orders")(book)
     for batch_id in range(2):
@@ -52,4 +74,4 @@ def main(dsn: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

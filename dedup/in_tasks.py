@@ -1,0 +1,237 @@
+"""Handlers of single events in Spark's tasks, where one commit of the driver decides the batch.
+
+One job runs the handler, each partition's events in order in one task, and writes what it returns as files; the driver adds up what the
+tasks say and commits. Called by dedup/executors.py; a store whose tasks commit by themselves has dedup/slices.py instead.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from checkpoint.errors import ConfigError, DedupError
+from deadletter.classify import PERMANENT, Rule, classify, outlasted
+from deadletter.failure import Elsewhere, describe
+from dedup.arrow_frames import ArrowFrames
+from dedup.attempts import EventsFailed
+from dedup.envelope import POSITION
+from dedup.index import Index, Ints
+from dedup.outbox.message import Messages
+from dedup.slices import cut, portable
+from dedup.steps import Merge
+from dedup.store import Rows
+from dedup.task_files import Filing, TaskFiles
+from dedup.tx import Tx
+
+if TYPE_CHECKING:
+    from dedup.executors import Tasks
+
+OUTCOME = pa.schema([pa.field("outcome", pa.binary(), nullable=False)])
+"""One row per partition: a pickled Outcome."""
+
+
+class EventsHandler(Protocol):
+    """A handler of single events, or of the events of one partition."""
+
+    into: str | None
+
+    def __call__(self, frame: Any, tx: Tx) -> None:
+        """Handle the events of the frame."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the tasks of one run of the handler need. Travels to them."""
+
+    handler: EventsHandler
+    events: Index  # those that the handler is given
+    lanes: Ints
+    files: TaskFiles | None  # for the rows that it returns
+    rules: Sequence[Rule]
+
+
+@dataclass
+class Outcome:
+    """What a task made of one partition's events. Rows are numbers of `Work.events`. Travels to the driver."""
+
+    first: int
+    rejected: dict[int, str] = field(default_factory=dict)
+    skipped: list[int] = field(default_factory=list)
+    failed: list[tuple[int, BaseException]] = field(default_factory=list)
+    error: BaseException | None = None  # it cannot be told which event's
+    files: list[str] = field(default_factory=list)
+    writes: list[tuple[str, pa.Table, Merge | None]] = field(default_factory=list)
+    messages: list[Messages] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class InTasks:
+    """The handler of a batch that runs one of events in the batch's tasks."""
+
+    handler: EventsHandler
+    tasks: Tasks
+    rules: Sequence[Rule]
+
+    def __call__(self, frame: Any, tx: Tx) -> None:
+        """Handle every row of the frame.
+
+        Raises:
+            EventsFailed: which events failed, and how.
+            ConfigError: the handler cannot be sent to tasks.
+            What a task raised where it cannot tell whose fault it was.
+
+        Crash: files that tasks have written are named by no commit, and invisible.
+        """
+        into, transaction = self.handler.into, tx.transaction
+        assert isinstance(transaction, Filing)
+        files = transaction.task_files(into) if into else None
+        packed = self.tasks.pack(Work(self.handler, tx.events(), tx.lanes, files, self.rules))
+        found = self.tasks.each(frame, partial(run, packed=packed), OUTCOME)["outcome"].to_pylist()
+        outcomes = sorted(map(pickle.loads, found), key=lambda outcome: outcome.first)
+        _raise(outcomes, tx)
+        _adopt(outcomes, tx, into)
+
+
+def _raise(outcomes: Sequence[Outcome], tx: Tx) -> None:
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    failed = [each for outcome in outcomes for each in outcome.failed]
+    if failed:
+        raise EventsFailed(tx.events().positions(np.array([row for row, _ in failed])), [error for _, error in failed])
+
+
+def _adopt(outcomes: Sequence[Outcome], tx: Tx, into: str | None) -> None:
+    given = tx.given
+    for made in outcomes:
+        tx.adopt({int(given[row]): reason for row, reason in made.rejected.items()}, given[made.skipped].tolist())
+    files = [line for made in outcomes for line in made.files]
+    transaction: Any = tx.transaction
+    if files:
+        transaction.adopt(into, files)
+    _write([each for made in outcomes for each in made.writes], tx)
+    for messages in _by_topic([each for made in outcomes for each in made.messages]):
+        transaction.publish(messages)
+
+
+def _write(writes: list[tuple[str, pa.Table, Merge | None]], tx: Tx) -> None:
+    """What handlers wrote by themselves: the rows of one table together, in the order of their positions."""
+    together: dict[tuple[str, Merge | None], list[pa.Table]] = {}
+    for table, rows, how in writes:
+        together.setdefault((table, how), []).append(rows)
+    for (table, how), parts in together.items():
+        rows = pa.concat_tables(parts, promote_options="permissive")
+        if how is None:
+            tx.write(rows, table)
+        else:
+            tx.merge(rows, table, how.keys, how.newer_by, how.delete_when)
+
+
+def _by_topic(messages: list[Messages]) -> Iterator[Messages]:
+    kind: Callable[[Messages], tuple[str, bool]] = lambda one: (one.topic, one.derived)  # noqa: E731
+    for _, found in groupby(sorted(messages, key=kind), kind):
+        same = list(found)
+        yield replace(same[0], rows=pa.concat_tables([one.rows for one in same]))
+
+
+# The tasks' side.
+
+
+def run(batches: Iterable[pa.RecordBatch], packed: bytes) -> Iterator[pa.RecordBatch]:
+    """Handle the events of this task, those of one partition after those of the other; yields OUTCOME.
+
+    Args:
+        batches: rows as the handler sees them, those of one partition together.
+
+    Crash: files that no commit names are invisible.
+    """
+    work: Work | ConfigError | None = None
+    for _, table in cut(batches, sys.maxsize):
+        work = work or _unpacked(packed)
+        outcome = Outcome(0, error=work) if isinstance(work, ConfigError) else _handle(table, work)
+        yield pa.RecordBatch.from_pylist([{"outcome": pickle.dumps(outcome)}], schema=OUTCOME)
+
+
+def _unpacked(packed: bytes) -> Work | ConfigError:
+    try:
+        work: Work = pickle.loads(packed)
+    except Exception as error:  # noqa: BLE001 - whatever the modules of the handler raise when they are imported
+        return ConfigError(
+            f"Spark's tasks cannot load the handler of events, or something that it uses: {type(error).__name__}: {error}. Ship its "
+            "modules to the executors (spark.submit.pyFiles, addArtifacts), or take the driver: @consumer.foreach(..., on='driver')."
+        )
+    return work
+
+
+def _handle(table: pa.Table, work: Work) -> Outcome:
+    rows = work.events.locate(table.select(list(POSITION)))
+    order = np.argsort(rows, kind="stable")
+    rows = rows[order]
+    made = _Made(work)
+    tx = Tx(ArrowFrames(), work.events, rows, made, work.lanes[rows])  # type: ignore[arg-type]
+    outcome = Outcome(int(rows[0]), files=made.files, writes=made.writes, messages=made.messages)
+    try:
+        work.handler(table.take(pa.array(order)), tx)
+        tx.close()
+        tx.perform_writes()
+    except EventsFailed as found:
+        at = work.events.locate(found.positions).tolist()
+        return Outcome(int(rows[0]), failed=[(row, told(error, work.rules)) for row, error in zip(at, found.errors, strict=True)])
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the driver judges it
+        return Outcome(int(rows[0]), error=told(error, work.rules))
+    outcome.rejected, outcome.skipped = tx.rejected, tx.skipped.tolist()
+    return outcome
+
+
+def told(error: BaseException, rules: Sequence[Rule]) -> BaseException:
+    """The error as the driver can have it: one of ours as it is, another one by what is kept of it."""
+    if isinstance(error, DedupError):
+        carried: BaseException = pickle.loads(portable(error))
+        return carried
+    ours_to_judge = isinstance(error, Exception)  # what else there is means the handler alone: sys.exit, a panic
+    found = classify(error, rules) if ours_to_judge else PERMANENT
+    return Elsewhere(describe(error, dt.datetime.now(dt.UTC)), found, outlasted(error) if ours_to_judge else PERMANENT)
+
+
+class _Made:
+    """The transaction of a task: rows that the handler returned become files, everything else is kept for the driver."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.files: list[str] = []
+        self.writes: list[tuple[str, pa.Table, Merge | None]] = []
+        self.messages: list[Messages] = []
+
+    @property
+    def connection(self) -> Any:
+        raise AttributeError("A task has no tx.connection here: Delta has no transaction that a statement could join. Use tx.write.")
+
+    def write(self, table: str, rows: Rows) -> int:
+        """Into files at once where it is the handler's own sink."""
+        found = rows.arrow()
+        if self._work.files is not None and table == self._work.handler.into:
+            self.files += self._work.files.write(found)
+        else:
+            self.writes.append((table, found, None))
+        return int(found.num_rows)
+
+    def merge(self, table: str, rows: Rows, how: Merge) -> int:
+        """Kept for the driver: of several partitions one row a key is left."""
+        found = rows.arrow()
+        self.writes.append((table, found, how))
+        return int(found.num_rows)
+
+    def publish(self, messages: Messages) -> None:
+        """Kept for the driver."""
+        self.messages.append(messages)
