@@ -14,6 +14,7 @@ from places import Place
 
 from dedup import Consumer, decode
 from dedup import kafka as dk
+from dedup.foreach import Event
 from dedup.verify import verify
 
 if TYPE_CHECKING:
@@ -78,6 +79,30 @@ def test_a_broker_that_dies_and_a_spark_checkpoint_that_is_lost(
     query.awaitTermination()
     assert ids(place.read()) == ["a", "b", "c", "d", "e", "f"]
     assert verify(place.store(), "shop").counts["redelivered"] == 0
+    assert_proven(place.store())
+
+
+def test_a_partition_that_spark_reads_in_pieces_is_one_task_in_order(
+    spark: SparkSession, place: Place, kafka: kafka_server.Broker, topic: Topic, tmp_path: Path
+) -> None:
+    """With minPartitions Spark cuts each of two partitions in three; a handler of events still gets each of them whole and ascending."""
+    consumer, last = make(place, kafka.servers), dict[int, int]()
+    consumer._handler = None
+
+    @consumer.foreach(into="orders")
+    def load(event: Event, tx: Any) -> Any:
+        if event.sequence_number != last.get(event.partition, -1) + 1:
+            raise ValueError(f"{event.sequence_number} after {last.get(event.partition)}")
+        last[event.partition] = event.sequence_number
+        return event.data
+
+    for partition in range(2):
+        topic.send_orders(*((f"p{partition}-{n}", n) for n in range(30)), partition=partition)
+    settings = {"kafka.bootstrap.servers": kafka.servers, "subscribe": topic.name, "minPartitions": "6"}
+    assert spark.read.format("kafka").options(**settings).load().rdd.getNumPartitions() == 6
+    pieces = events(spark, kafka.servers, topic.name, minPartitions="6")
+    start(pieces, consumer, tmp_path / "checkpoint", availableNow=True).awaitTermination()
+    assert sorted(ids(place.read())) == sorted(f"p{partition}-{n}" for partition in range(2) for n in range(30)) and not last
     assert_proven(place.store())
 
 
