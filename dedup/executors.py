@@ -39,7 +39,7 @@ A_TASK = 2
 """Connections of one task: for its transactions, and for what has to outlive them."""
 
 MOST_TASKS = 32
-"""Tasks at once where nothing says how many connections there may be."""
+"""Tasks at once, unless more connections are asked for."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ RunTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 class Tasks(Protocol):
     """The rows of one batch where they are: in the tasks of a cluster."""
 
-    cores: int | None  # tasks that the cluster runs at once, where that can be known
+    @property
+    def cores(self) -> int:
+        """Tasks that the cluster runs at once."""
 
     def firsts(self, prepare: Prepare) -> dict[Partition, int]:
         """The lowest sequence number of each partition. Evaluates the batch once."""
@@ -165,7 +167,7 @@ def _vouched(consumer: Consumer, tasks: Tasks, head: Head, run: Run) -> frozense
 def _run(consumer: Consumer, tasks: Tasks, head: Head, run: Run, vouched: frozenset[Partition]) -> list[dict[str, Any]]:
     packed, count = _pack(consumer, tasks, _work(consumer, head, run, vouched)), _at_once(consumer, tasks)
     # Where every core may have its connections, the processes of tasks keep them: there are never more than the cap.
-    keep = tasks.cores is not None and tasks.cores <= count
+    keep = tasks.cores <= count
     outcomes: list[dict[str, Any]] = tasks.run(consumer.prepare(head), packed, count, keep=keep).to_pylist()
     return outcomes
 
@@ -177,7 +179,7 @@ def _pack(consumer: Consumer, tasks: Tasks, work: Work) -> bytes:
 def _at_once(consumer: Consumer, tasks: Tasks) -> int:
     where: Where = consumer.policy().handler.where  # type: ignore[attr-defined]
     cap = where.connections // A_TASK if where.connections else MOST_TASKS
-    return min(cap, max(tasks.cores or cap, 1))
+    return min(cap, max(tasks.cores, 1))
 
 
 def _work(consumer: Consumer, head: Head, run: Run, vouched: frozenset[Partition]) -> Work:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -29,7 +31,11 @@ from dedup.store import Store
 KEPT_STORES = 4
 """Stores of this process of tasks that stay open: a process serves one query at a time, and rarely several."""
 
+ENOUGH = 100_000
+"""Rows of a frame that have one in each of its partitions, on clusters of up to so many cores."""
+
 _stores: dict[str, Store] = {}
+_told: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 
 
 class SparkTasks:
@@ -37,7 +43,11 @@ class SparkTasks:
 
     def __init__(self, batch: DataFrame) -> None:
         self._batch = batch
-        self.cores = _cores(batch.sparkSession)
+
+    @cached_property
+    def cores(self) -> int:
+        """Tasks that the cluster runs at once, as Spark's own default for new frames."""
+        return _cores(self._batch.sparkSession)
 
     def firsts(self, prepare: Prepare) -> dict[Partition, int]:
         """The lowest sequence number of each partition: one job, which reads the source."""
@@ -67,7 +77,7 @@ class SparkTasks:
 
     def each(self, frame: DataFrame, run: RunTask, answers: pa.Schema) -> pa.Table:
         """Bring each partition's rows of a handler's frame to one task, in order, and run this there; returns what it yields."""
-        return _placed(frame, self.cores or MOST_TASKS).mapInArrow(run, from_arrow_schema(answers)).toArrow()
+        return _placed(frame, min(self.cores, MOST_TASKS)).mapInArrow(run, from_arrow_schema(answers)).toArrow()
 
 
 def _placed(rows: DataFrame, tasks: int) -> DataFrame:
@@ -114,9 +124,10 @@ def _kept_store(packed: bytes) -> Store:
     return _stores[name]
 
 
-def _cores(session: SparkSession) -> int | None:
-    """Tasks that the cluster runs at once; None where Spark Connect does not tell."""
+def _cores(session: SparkSession) -> int:
     try:
         return int(session.sparkContext.defaultParallelism)
-    except (PySparkException, AttributeError):
-        return None
+    except (PySparkException, AttributeError):  # Spark Connect does not tell: a small job does, once
+        if (known := _told.get(session)) is None:
+            known = _told[session] = session.range(ENOUGH).select(F.spark_partition_id()).distinct().count()
+        return known

@@ -57,6 +57,8 @@ def bare(store: Store, **settings: Any) -> Consumer:
 
 def frame(spark: SparkSession, *events: dict[str, Any], parts: int = 3) -> DataFrame:
     """The events spread over Spark's partitions without regard to theirs, as `minPartitions` or a repartition upstream does."""
+    if not events:
+        return spark.createDataFrame(batch(*orders([0]))).where("false")
     return spark.createDataFrame(batch(*events)).repartition(parts)
 
 
