@@ -6,16 +6,17 @@ And of Arrow tables, one for each slice. Called by `Consumer.foreach` and `forea
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from checkpoint.errors import HandlerError
 from dedup.arrow_frames import ArrowFrames
 from dedup.attempts import EventsFailed, is_ours
-from dedup.envelope import ENVELOPE, POSITION
+from dedup.envelope import POSITION
 from dedup.executors import Where
 from dedup.rows import EventRows
 from dedup.tx import Tx
@@ -23,8 +24,7 @@ from dedup.tx import Tx
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One event as a handler sees it."""
 
     source: str
@@ -40,6 +40,14 @@ class Event:
     data: Any = None  # the decoded body, where the consumer decodes
     others: Mapping[str, Any] | None = None  # the input's other columns
 
+
+NAMED = Event._fields[:-1]
+"""What a column of the input is under its own name; any other is one of `others`."""
+
+AT_ONCE = 1_000
+"""Events that are Python objects before the handler sees the first of them."""
+
+START = dt.datetime.fromtimestamp(0, dt.UTC)
 
 EventHandler = Callable[[Event, Tx], Any]
 """(event, tx) -> a row, several rows, or None for an event that needs nothing; or a coroutine that returns that."""
@@ -86,8 +94,8 @@ class EachEvent:
 
     def rows(self, made: Any) -> Sequence[Row]:
         """What a handler returned, as rows. Raises HandlerError for anything else."""
-        rows = () if made is None else (made,) if isinstance(made, Mapping) else made
-        if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
+        rows = () if made is None else (made,) if isinstance(made, dict | Mapping) else made
+        if not isinstance(rows, list | tuple) or not all(isinstance(row, dict | Mapping) for row in rows):
             raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
         if rows and not self.into:
             raise HandlerError("The handler returned rows, and the consumer does not know where to: @consumer.foreach(into='table').")
@@ -146,11 +154,21 @@ def position_of(event: Event) -> dict[str, Any]:
 
 def events_of(table: pa.Table) -> Iterator[Event]:
     """The rows as events, made as they are asked for."""
-    known = [name for name in (*ENVELOPE.names, "data") if name in table.column_names]
-    others = [name for name in table.column_names if name not in known]
-    for batch in table.to_batches(max_chunksize=1_000):
-        for row in batch.to_pylist():
-            yield Event(**{name: row[name] for name in known}, others={name: row[name] for name in others} or None)
+    others = [name for name in table.column_names if name not in NAMED]
+    for start in range(0, table.num_rows, AT_ONCE):
+        rows = table.slice(start, AT_ONCE)
+        columns = [_values(rows, name) for name in NAMED]
+        yield from map(Event._make, zip(*columns, rows.select(others).to_pylist() if others else repeat(None), strict=False))
+
+
+def _values(rows: pa.Table, name: str) -> Iterable[Any]:
+    if name not in rows.column_names:
+        return repeat(None)
+    column = rows[name]
+    if not pa.types.is_timestamp(column.type):
+        return list(column.to_pylist())
+    since = column.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.duration("us"))  # Arrow looks a time zone up for every value
+    return (None if at is None else START + at for at in since.to_pylist())
 
 
 def _positions(table: pa.Table, rows: list[int]) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
@@ -246,10 +247,14 @@ def test_what_cannot_travel_is_told_and_the_driver_takes_it(spark: SparkSession,
     assert {r["amount"] for r in lake.read()} == {os.getpid()}
 
 
-def test_a_module_that_tasks_do_not_have_is_nobodys_fault(spark: SparkSession, lake: DeltaPlace) -> None:
+def test_a_module_that_tasks_do_not_have_is_nobodys_fault(
+    spark: SparkSession, lake: DeltaPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No event is parked where tasks cannot import what the handler uses; the error says what to do."""
+    (tmp_path / "only_on_the_driver.py").write_text("def book(event, tx): return event.data")
+    monkeypatch.syspath_prepend(str(tmp_path))
     made = bare(lake.store())
-    made.foreach(into="orders")(lambda event, tx: foreach_driver.events(event))
+    made.foreach(into="orders")(importlib.import_module("only_on_the_driver").book)
     with pytest.raises(ConfigError, match=r"ModuleNotFoundError.*pyFiles"):
         made(frame(spark, *spread(range(3))), 0)
     assert letters(lake.store()) == [] and lake.read() == []
