@@ -42,6 +42,12 @@ PAYLOAD_HASH = "_payload_hash"
 MANY = 5_000
 """Rows from which on the tasks are quicker than a local relation."""
 
+TOO_LARGE = {
+    "maxResultSize": "spark.driver.maxResultSize",
+    "TaskResultLost": "what Spark's processes keep of results (spark.driver.memory, spark.executor.memory)",
+}
+"""Words in an error of Spark -> what the rows of a batch were too large for."""
+
 LARGEST = 2**31 - 1
 """Bytes of a column that pyarrow takes rows from."""
 
@@ -109,9 +115,10 @@ class SparkFeed:
             with registry.answers():
                 table = rows.toArrow()
         except Exception as error:  # py4j and Spark Connect wrap the same refusal differently
-            if "maxResultSize" not in str(error):
+            reason = next((why for words, why in TOO_LARGE.items() if words in str(error)), None)
+            if reason is None:
                 raise
-            log.warning("the batch is larger than spark.driver.maxResultSize; using scratch files")
+            log.warning("the batch is larger than %s; using scratch files", reason)
             return None
         if max((column.nbytes for column in table.columns), default=0) + table.num_rows < LARGEST:
             return table

@@ -133,6 +133,23 @@ def test_a_column_too_large_for_pyarrow_goes_through_scratch_files(monkeypatch: 
     assert batch.collect(answer) is None  # type: ignore[arg-type]
 
 
+def test_a_result_that_spark_cannot_keep_goes_through_scratch_files(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen with 500,000 rows and a JVM of 2 GB: the same batch would fail for ever. What is not about size is raised."""
+    from dedup.spark import feed
+
+    def fails(words: str) -> Any:
+        def raises() -> None:
+            raise RuntimeError(f"Job aborted due to stage failure: Lost task 0.0 in stage 43.0 (TID 86): {words}")
+
+        return SimpleNamespace(toArrow=raises, sparkSession=None)
+
+    lost = fails("TaskResultLost (result lost from block manager)")
+    assert feed.SparkFeed(lost, None).collect(lost) is None and "spark.driver.memory" in caplog.text
+    other = fails("ExecutorLostFailure")
+    with pytest.raises(RuntimeError, match="ExecutorLost"):
+        feed.SparkFeed(other, None).collect(other)
+
+
 def test_a_batch_too_large_for_the_driver_goes_through_scratch_files(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """The same effect when the rows stay with the tasks, in several chunks, with a replay."""
     from dedup.spark import feed
