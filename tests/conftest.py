@@ -32,6 +32,15 @@ def online_retail() -> Path:
     return REAL_INPUT
 
 
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`import benchmarks` finds what is beside the tests, and not in the package; an installed package has none."""
+    root = Path(__file__).parent.parent
+    if not (root / "benchmarks").is_dir():
+        pytest.skip("an installed package has no benchmarks")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(root)])
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of the run; it has Spark's Kafka source."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 
-pytestmark = pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="an installed package has no benchmarks")
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 NAMES = {
     "postgres/jdbc_append",
@@ -52,12 +51,6 @@ NAMES = {
     "delta/merge_10m",
     "foreach/scaling",
 }
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmarks are beside the tests, not in the package."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
 
 
 @pytest.mark.delta

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +15,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 
-pytestmark = pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="an installed package has no benchmarks")
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmarks are beside the tests, not in the package."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 @pytest.mark.delta

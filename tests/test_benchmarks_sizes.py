@@ -6,7 +6,6 @@ How long anything takes is not looked at.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 
-pytestmark = pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="an installed package has no benchmarks")
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmarks are beside the tests, not in the package."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 def test_the_commit_path_commits_what_copy_writes(postgres: str, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,13 +13,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 
-pytestmark = pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="an installed package has no benchmarks")
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmarks are beside the tests, not in the package."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 def measured(part: str, factor: float = 1.0) -> list[Measure]:

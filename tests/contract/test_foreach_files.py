@@ -6,10 +6,8 @@ import asyncio
 import importlib
 import os
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,18 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from orders import assert_proven, batch, consumer, event, ids, letters, orders
+from foreach_kit import bare, frame, killed_driver, spread
+from orders import assert_proven, event, ids, letters, orders
 from places import DeltaPlace
 
 from checkpoint.errors import BudgetExceeded, ConfigError, SinkMismatch
-from dedup import Consumer
 from dedup.foreach import Event
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.reprocessing import reprocess
-from dedup.store import Selection, Store
+from dedup.store import Selection
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.delta
 
@@ -51,23 +49,6 @@ def _travelling() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-def bare(store: Store, **settings: Any) -> Consumer:
-    """A consumer without a handler."""
-    made = consumer(store, **settings)
-    made._handler = None
-    return made
-
-
-def frame(spark: SparkSession, *events: dict[str, Any], parts: int = 3) -> DataFrame:
-    """The events spread over Spark's partitions without regard to theirs."""
-    return spark.createDataFrame(batch(*events)).repartition(parts)
-
-
-def spread(numbers: range, partitions: int = 3) -> list[dict[str, Any]]:
-    """Events of several partitions."""
-    return [e for p in range(partitions) for e in orders(numbers, partition=p)]
 
 
 def row(event: Event) -> dict[str, Any]:
@@ -314,18 +295,7 @@ def test_tasks_are_tried_again_and_a_driver_that_dies_leaves_nothing_of_its_batc
     spark: SparkSession, lake: DeltaPlace, tmp_path: Path
 ) -> None:
     """Of tasks that Spark runs twice one attempt's files are committed; files of a killed driver's tasks are nobody's."""
-    said = tmp_path / "said"
-    with said.open("w") as out:
-        line = [sys.executable, foreach_driver.__file__, lake.where, str(tmp_path), "delta"]
-        driver = subprocess.Popen(line, stdout=out, stderr=out)
-    try:
-        while not (tmp_path / "reached").exists():
-            assert driver.poll() is None, said.read_text()
-            time.sleep(0.1)
-    finally:
-        driver.kill()
-        driver.wait()
-    assert len(list(tmp_path.glob("killed *"))) == 2
+    killed_driver(lake, tmp_path)
     assert sorted(ids(lake.read())) == sorted(f"p{p}-{n}" for p in range(2) for n in range(20))
     (tmp_path / "resume").touch()
     second = bare(lake.store())
