@@ -8,7 +8,8 @@ from eventhubs.control import Double
 from fix_eventhubs import MakeHub
 
 from checkpoint.errors import DestinationUnavailable
-from dedup.eventhub import Connection, SendingHubs
+from dedup.eventhub import Connection, SendingHubs, log_reader
+from dedup.eventhub.partition_hash import hash_code, partition_of
 from dedup.eventhub.rows import table
 from dedup.outbox import Message
 
@@ -63,3 +64,54 @@ def test_an_event_that_no_batch_can_hold_stops_its_own_key(eventhubs: Double, ne
     assert list(outcome.failed) == [2] and outcome.failed[2].permanent and outcome.unsent == {4}
     got = clients.receive(eventhubs.connection_string, hub, "0", 4)
     assert sorted(e.message_id for e in got) == ["id-0", "id-1", "id-3", "id-5"]
+
+
+def test_a_batch_has_all_keys_of_its_partition(eventhubs: Double, new_hub: MakeHub) -> None:
+    """However many keys there are, a partition is one batch; each key is where its hash says, in order, and the consumer sees it."""
+    hub, out = new_hub(partitions=4), destination(eventhubs)
+    todo = [Message(n, hub, b"k%d" % (n % 200), f"id-{n}", b"%d" % n) for n in range(1_000)]
+    before = eventhubs.stats().get("sends", 0)
+    assert not out.send(todo).failed
+    out.close()
+    assert eventhubs.stats()["sends"] - before == 4
+    kept = eventhubs.kept(hub, 4)
+    assert sum(map(len, kept)) == 1_000 and all(kept)
+    for number, events in enumerate(kept):
+        assert {partition_of(e["key"], 4) for e in events} == {number}
+        for key in {e["key"] for e in events}:
+            bodies = [int(e["body"]) for e in events if e["key"] == key]
+            assert bodies == sorted(bodies) and len(bodies) == 5
+    rows = log_reader(eventhubs.connection_string, hub).read(hub, 0, 0, len(kept[0]) - 1)
+    assert rows["key"].to_pylist() == [e["key"].encode() for e in kept[0]]
+
+
+def test_any_bytes_are_a_key(eventhubs: Double, new_hub: MakeHub) -> None:
+    """No bytes, and bytes that are no text, keep their order as well: each is in one partition."""
+    hub, out = new_hub(partitions=4), destination(eventhubs)
+    keys = [b"", b"\xff\x00", "\u00e9".encode(), None]
+    for n in range(12):
+        assert not out.send([Message(n, hub, keys[n % 4], f"id-{n}", b"%d" % n)]).failed
+    out.close()
+    found = {(e["key"], number) for number, events in enumerate(eventhubs.kept(hub, 4)) for e in events if e["key"] is not None}
+    assert dict(found) == {key: partition_of(key, 4) for key in ("", "ff00", "\u00e9")} and len(found) == 3
+    assert sum(e["key"] is None for events in eventhubs.kept(hub, 4) for e in events) == 3
+
+
+def test_a_hub_that_has_grown_is_seen_after_a_while(eventhubs: Double, new_hub: MakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New partitions get keys once the dispatcher has looked again, as they do from the service itself."""
+    hub, out = new_hub(partitions=1), destination(eventhubs)
+    monkeypatch.setattr("dedup.eventhub.outbox.LOOK_SECONDS", 0.0)
+    out.send([Message(0, hub, b"k", "id-0", b"0")])
+    eventhubs.order("grow", hub=hub, partitions=8)
+    out.send([Message(n, hub, b"k%d" % n, f"id-{n}", b"%d" % n) for n in range(1, 100)])
+    out.close()
+    assert sum(1 for events in eventhubs.kept(hub, 8) if events) == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "code"),
+    [("7", -15263), ("131", 30562), ("FWfAT", -22341), ("sOdeEAsyQoEuEFPGerWO", -6503), ("-4189260826195535198", 453), ("", 0)],
+)
+def test_the_hash_is_that_of_other_senders(key: str, code: int) -> None:
+    """The numbers are those in the tests of Microsoft's clients for .NET and Java."""
+    assert hash_code(key) == code

@@ -1,25 +1,36 @@
-"""The dispatch protocols over thousands of seeded schedules: the shipped code, with a store and a broker made of lists.
+"""The dispatch protocols over thousands of seeded schedules: the shipped code, on tables and a broker made of lists.
 
-Between any two steps of a dispatcher another one runs, a batch commits, a person decides, the process dies, or an answer is lost.
+Between any two steps of a dispatcher another one runs, a batch commits, a person decides, the process dies, or an answer is lost. Some
+schedules are played on PostgreSQL's own tables.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from outbox_tables import Held, Session, Sql, Tables
+from psycopg.conninfo import make_conninfo
 
-from checkpoint.errors import DestinationUnavailable, Fenced
-from dedup.outbox import Dispatcher, ExactlyOnce, Failure, Message, Outcome
+from checkpoint.errors import DestinationUnavailable, Fenced, StoreError
+from dedup.epoch import take_epoch
+from dedup.outbox import Dispatcher, ExactlyOnce, Failure, Message, Outcome, State
 from dedup.outbox.exactly_once import Flight
-from dedup.outbox.message import State
-from dedup.outbox.store import Asked, Failed, Marks
+from dedup.outbox.message import MESSAGES, Messages, lanes
+from dedup.outbox.store import Marks
+from dedup.postgres import PostgresStore
+from dedup.postgres.outbox import PgOutbox
+from dedup.postgres.outbox_turn import PgTurn
+from dedup.steps import Commit
 
-KEYS, SCHEDULES = 4, 1_500
+KEYS, LANES, SCHEDULES, REAL_SCHEDULES = 5, 3, 1_000, 8
+"""Fewer lanes than keys: some keys share one."""
 
 
 class Died(Exception):
@@ -31,39 +42,46 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.rows: list[Message] = []
-        self.state: dict[int, State] = {}
-        self.attempts: Counter[int] = Counter()
-        self.locked: set[bytes | None] = set()
+        self.tables: Any = Tables(self.lost)
+        self.published: list[tuple[bytes | None, str]] = []  # key and id, in order
         self.arrived: list[Message] = []
-        self.poison: set[int] = set()
-        self.flown: dict[int, int] = {}  # message -> the flight that it was in last
-        self.flight, self.epoch, self.committed = 0, 0, 0
+        self.poison: set[str] = set()
+        self.epoch, self.committed = 0, 0
         self.depth, self.quiet = 0, False
+
+    def outbox(self) -> PgOutbox:
+        """The shipped one."""
+        return PgOutbox("c", Sql(), self.tables.connect)  # type: ignore[arg-type]
 
     def publish(self) -> None:
         """A batch commits."""
-        for _ in range(self.dice.randrange(1, 5)):
-            number = len(self.rows)
-            self.rows.append(Message(number, "t", b"%d" % self.dice.randrange(KEYS), f"id-{number}", b""))
-            self.state[number] = State.WAITING
+        fresh = list[tuple[bytes | None, str, int]]()
+        for number in range(self.dice.randrange(1, 9)):
+            key = b"%d" % self.dice.randrange(KEYS) if self.dice.random() < 0.95 else None
+            lane = number % LANES if key is None else zlib.crc32(key) % LANES
+            fresh.append((key, f"id-{len(self.published)}", lane))
+            self.published.append(fresh[-1][:2])
             if self.dice.random() < 0.05:
-                self.poison.add(number)
+                self.poison.add(fresh[-1][1])
+        self.tables.store(fresh)
 
     def decide(self) -> None:
-        """A person repairs, retries or gives up a dead message."""
-        dead = [n for n, s in self.state.items() if s == State.DEAD]
-        if dead:
-            number = self.dice.choice(dead)
-            give_up = self.dice.random() < 0.5
+        """A person repairs, retries or gives up a dead message, or gives up one that waits."""
+        states = {id: (n, s) for id, (n, s) in self.tables.states().items() if s in (State.DEAD, State.WAITING)}
+        dead = sorted(id for id, (_, s) in states.items() if s == State.DEAD)
+        chosen = dead or sorted(states)
+        if chosen and (dead or (not self.quiet and self.dice.random() < 0.2)):
+            id = self.dice.choice(chosen)
+            give_up = not dead or self.dice.random() < 0.5
             if not give_up:
-                self.poison.discard(number)
-            self.state[number] = State.DISCARDED if give_up else State.WAITING
+                self.poison.discard(id)
+            with suppress(Held, Died, StoreError):
+                (self.outbox().discard if give_up else self.outbox().retry)([states[id][0]])
 
-    def waiting(self, limit: int, among: set[bytes | None]) -> list[Message]:
-        dead = {m.key for m in self.rows if self.state[m.number] == State.DEAD}
-        found = [m for m in self.rows if self.state[m.number] == State.WAITING and m.key in among and m.key not in dead]
-        return [m._replace(attempts=self.attempts[m.number]) for m in found[:limit]]
+    def lost(self, done: bool) -> None:
+        """At a commit: dead before or after it."""
+        if not self.quiet and self.dice.random() < 0.03:
+            raise Died
 
     def happens(self, actor: Callable[[World], Any]) -> None:
         """Something between two steps."""
@@ -90,70 +108,6 @@ def live(world: World, actor: Callable[[World], Any]) -> None:
         actor(world).once()
 
 
-class SimTurn:
-    def __init__(self, world: World, messages: Sequence[Message]) -> None:
-        self.messages, self._world = messages, world
-
-    def mark(self, marks: Marks) -> None:
-        world = self._world
-        lost = not world.quiet and world.dice.random() < 0.1
-        if lost and world.dice.random() < 0.5:
-            raise Died  # before the server has it
-        for number in marks.sent:
-            world.state[number] = State.SENT
-        for failed in marks.dead:
-            world.state[failed.number] = State.DEAD
-        world.attempts.update(f.number for f in (*marks.dead, *marks.tried))
-        if lost:
-            raise Died  # after it
-
-
-class SimOutbox:
-    """Locks keys; a turn that is left without marks has changed nothing."""
-
-    parallel = False
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    @contextmanager
-    def turn(self, asked: Asked) -> Iterator[SimTurn]:
-        world = self._world
-        free = sorted({m.key or b"" for m in world.rows} - {k or b"" for k in world.locked})
-        mine: set[bytes | None] = set(world.dice.sample(free, min(len(free), 2 if not world.quiet else KEYS)))
-        world.locked |= mine
-        try:
-            yield SimTurn(world, world.waiting(asked.limit, mine))
-        finally:
-            world.locked -= mine
-
-    def fly(self, asked: Asked) -> Flight | None:
-        world = self._world
-        flying = [m for m in world.rows if world.state[m.number] == State.FLYING]
-        if flying:
-            return Flight(world.flight, flying, fresh=False)
-        taken = world.waiting(asked.limit, {m.key for m in world.rows})
-        if not taken:
-            return None
-        world.flight += 1
-        for message in taken:
-            world.state[message.number], world.flown[message.number] = State.FLYING, world.flight
-        return Flight(world.flight, taken, fresh=True)
-
-    def land(self, flight: Flight) -> None:
-        for number in self._of(flight):
-            self._world.state[number] = State.SENT
-
-    def ground(self, flight: Flight, dead: Failed | None) -> None:
-        for number in self._of(flight):
-            self._world.state[number] = State.DEAD if dead and dead.number == number else State.WAITING
-
-    def _of(self, flight: Flight) -> list[int]:
-        """Its messages, as long as nobody has settled it."""
-        world = self._world
-        return [n for n, s in world.state.items() if s == State.FLYING and world.flown[n] == flight.number]
-
-
 class SimDestination:
     """Takes messages one after another; of those before a death or a lost answer it has some."""
 
@@ -167,9 +121,9 @@ class SimDestination:
                 raise world.dice.choice([Died, DestinationUnavailable])()
             if message.key in stopped:
                 outcome.unsent.add(place)
-            elif message.number in world.poison:
+            elif message.id in world.poison:
                 outcome.failed[place] = Failure("Refused", "no", permanent=world.dice.random() < 0.5)
-                stopped.add(message.key)
+                stopped |= {message.key} - {None}
             else:
                 world.arrived.append(message)
         return outcome
@@ -193,7 +147,7 @@ class SimTransactions:
 
     def send(self, flight: Flight) -> Outcome:
         world = self._world
-        refused = {p: Failure("Refused", "no", permanent=True) for p, m in enumerate(flight.messages) if m.number in world.poison}
+        refused = {p: Failure("Refused", "no", permanent=True) for p, m in enumerate(flight.messages) if m.id in world.poison}
         if self._mine != world.epoch:
             raise Fenced
         if refused:
@@ -212,76 +166,180 @@ class SimTransactions:
 
 
 def plain(world: World) -> Dispatcher:
-    return Dispatcher(SimOutbox(world), SimDestination(world), limit=world.dice.randrange(1, 8), on_step=lambda _: world.happens(plain))  # type: ignore[arg-type]
+    limit = world.dice.randrange(1, 12)
+    return Dispatcher(world.outbox(), SimDestination(world), limit=limit, workers=1, on_step=lambda _: world.happens(plain))
 
 
 def exact(world: World, **broken: bool) -> ExactlyOnce:
-    limit = world.dice.randrange(1, 8)
+    limit = world.dice.randrange(1, 12)
 
     def step(_name: str) -> None:
         world.happens(lambda w: exact(w, **broken))
 
-    return ExactlyOnce(SimOutbox(world), SimTransactions(world, **broken), limit=limit, on_step=step)  # type: ignore[arg-type]
+    return ExactlyOnce(world.outbox(), SimTransactions(world, **broken), limit=limit, on_step=step)
 
 
-def run(seed: int, actor: Callable[[World], Any]) -> World:
+def run(world: World, actor: Callable[[World], Any]) -> World:
     """A schedule, and then a quiet end in which everything that can be sent is."""
-    world = World(seed)
     world.publish()
     for _ in range(12):
         world.dice.choice([world.publish, world.decide, lambda: live(world, actor), lambda: live(world, actor)])()
     world.quiet = True
     world.poison.clear()
-    while State.DEAD in world.state.values():
-        world.decide()
-    for _ in range(50):
+    for _ in range(500):
         actor(world).once()
-    return world
+        left = {state for _, state in world.tables.states().values()} - {State.SENT, State.DISCARDED}
+        if not left:
+            return world
+        if State.DEAD in left:
+            world.decide()
+    raise AssertionError(f"it comes to no end: {left}")
+
+
+def lost_of(world: World) -> set[str]:
+    """What nobody has given up and has not arrived."""
+    return {id for id, (_, state) in world.tables.states().items() if state != State.DISCARDED} - {m.id for m in world.arrived}
+
+
+def reordered(world: World) -> bool:
+    """Whether of some key a message has arrived for the first time before an earlier one."""
+    first = list(dict.fromkeys((m.key, m.id) for m in world.arrived))
+    place = {id: number for number, (_, id) in enumerate(world.published)}
+    for key in {key for key, _ in world.published} - {None}:
+        mine = [place[id] for k, id in first if k == key]
+        if mine != sorted(mine):
+            return True
+    return False
 
 
 def check(world: World, *, once: bool) -> None:
-    """All that is not given up has arrived, with one id; first arrivals of a key are in order; nothing that was given up came late."""
-    given_up = {n for n, s in world.state.items() if s == State.DISCARDED}
-    first = list(dict.fromkeys(m.number for m in world.arrived))
-    assert set(first) >= {m.number for m in world.rows} - given_up
-    assert set(world.state.values()) <= {State.SENT, State.DISCARDED}
-    by_number = {m.number: m for m in world.rows}
-    for key in {m.key for m in world.rows}:
-        mine = [n for n in first if by_number[n].key == key]
-        assert mine == sorted(mine)
+    """All that is not given up has arrived, with its own number and key; first arrivals of a key are in order."""
+    states = world.tables.states()
+    assert set(states) == {id for _, id in world.published}
+    assert not lost_of(world) and not reordered(world)
+    assert {(m.id, m.number, m.key) for m in world.arrived} <= {(id, states[id][0], key) for key, id in world.published}
     if once:
-        assert len(first) == len(world.arrived)
+        assert len({m.id for m in world.arrived}) == len(world.arrived)
 
 
-@pytest.mark.parametrize(("actor", "once"), [(plain, False), (exact, True)], ids=["plain", "exactly-once"])
+@pytest.fixture(autouse=True)
+def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer lanes than keys, of which a turn has at most two."""
+    for name, value in (("outbox.LANES", LANES), ("outbox.LANES_PER_TURN", 2), ("outbox_pages.PER_PAGE", 3)):
+        monkeypatch.setattr(f"dedup.postgres.{name}", value)
+    monkeypatch.setattr("dedup.outbox.message.LANES", LANES)
+
+
+BOTH = pytest.mark.parametrize(("actor", "once"), [(plain, False), (exact, True)], ids=["plain", "exactly-once"])
+
+
+@BOTH
 def test_no_schedule_loses_reorders_or_renames(actor: Callable[[World], Any], once: bool) -> None:
     """Deaths, lost answers, other dispatchers, people and batches between any two steps: at least once and in order; or exactly once."""
     for seed in range(SCHEDULES):
-        check(run(seed, actor), once=once)
+        check(run(World(seed), actor), once=once)
+
+
+class RealTables:
+    """PostgreSQL's own, seen as the model sees them."""
+
+    def __init__(self, dsn: str) -> None:
+        self.name = uuid.uuid4().hex
+        self.postgres = PostgresStore(make_conninfo(dsn, options="-c lock_timeout=50ms"))  # a person in this process waits for nobody
+        self.postgres.migrate()
+        self._epoch = take_epoch(self.postgres, self.name, "run", 1.0, force=True).epoch
+        self._sql = "select id, number, state from dedup.outbox_message where consumer_id = (select id from dedup.consumer where name = %s)"
+
+    def store(self, messages: Sequence[tuple[bytes | None, str, int]]) -> None:
+        keys, ids = pa.array([key for key, _, _ in messages], pa.binary()), [id for _, id, _ in messages]
+        nothing = pa.nulls(len(ids), MESSAGES.field("headers").type)
+        rows = pa.table([pa.array(ids), keys, pa.array([b""] * len(ids)), nothing, lanes("t", keys)], schema=MESSAGES)
+        with self.postgres.begin(self.name, self._epoch) as transaction:
+            transaction.publish(Messages("t", rows, derived=False))
+            transaction.execute(Commit())
+
+    def states(self) -> dict[str, tuple[int, State]]:
+        with self.postgres.outbox(self.name)._connect("looking") as connection:
+            return {id: (number, State(state)) for id, number, state in connection.execute(self._sql, [self.name])}
+
+
+class RealWorld(World):
+    """The same dice over PostgreSQL's own tables."""
+
+    def __init__(self, seed: int, dsn: str) -> None:
+        super().__init__(seed)
+        self.tables = RealTables(dsn)
+
+    def outbox(self) -> PgOutbox:
+        outbox: PgOutbox = self.tables.postgres.outbox(self.tables.name)
+        return outbox
+
+
+@BOTH
+def test_no_schedule_does_on_real_tables(postgres: str, actor: Callable[[World], Any], once: bool) -> None:
+    """The SQL means what the model takes it to mean."""
+    for seed in range(REAL_SCHEDULES):
+        world = RealWorld(seed, postgres)
+        check(run(world, actor), once=once)
+        world.tables.postgres.close()
+
+
+def seen(count: int, actor: Callable[[World], Any], wrong: Callable[[World], object]) -> bool:
+    """Whether in one of so many schedules it goes wrong; one that stops with an error, or comes to no end, counts as well."""
+    for seed in range(count):
+        try:
+            if wrong(run(World(seed), actor)):
+                return True
+        except (StoreError, AssertionError):
+            return True
+    return False
 
 
 def test_the_model_sees_a_dispatcher_that_does_not_ask_the_broker() -> None:
     """Without reading the flight's number back, some schedule doubles: the model can tell right from wrong."""
-    broken = 0
-    for seed in range(300):
-        world = run(seed, lambda w: exact(w, asks=False))
-        broken += len(world.arrived) > len({m.number for m in world.arrived})
-    assert broken
+    assert seen(300, lambda w: exact(w, asks=False), lambda w: len(w.arrived) > len({m.id for m in w.arrived}))
 
 
 def test_the_model_sees_marks_that_come_before_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Marked first and sent afterwards, some schedule loses: the model can tell right from wrong."""
+    """Marked first and sent afterwards, some schedule loses."""
 
-    def marked_first(self: SimDestination, messages: Sequence[Message]) -> Outcome:
-        for message in messages:
-            self._world.state[message.number] = State.SENT
-        return send(self, messages)
+    class MarkedFirst(PgTurn):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.mark(Marks(sent=[m.number for m in self.messages]))
+            self.mark = lambda marks: None  # type: ignore[method-assign]
 
-    send = SimDestination.send
-    monkeypatch.setattr(SimDestination, "send", marked_first)
-    lost = 0
-    for seed in range(300):
-        world = run(seed, plain)
-        given_up = {n for n, s in world.state.items() if s == State.DISCARDED}
-        lost += bool({m.number for m in world.rows} - given_up - {m.number for m in world.arrived})
-    assert lost
+    monkeypatch.setattr("dedup.postgres.outbox.PgTurn", MarkedFirst)
+    assert seen(300, plain, lost_of)
+
+
+def test_the_model_sees_a_page_that_is_marked_although_one_of_its_messages_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole pages are marked only where all of their messages were sent; otherwise some schedule loses."""
+
+    def careless(self: PgTurn, marks: Marks) -> None:
+        self._mark_places([self._places[number] for number in marks.sent if number in self._places])
+        self._mark_pages([page for page, numbers in self._pages.items() if not set(marks.sent).isdisjoint(numbers)])
+
+    monkeypatch.setattr(PgTurn, "_mark_some", careless)
+    assert seen(300, plain, lost_of)
+
+
+def test_the_model_sees_rows_that_overtake_a_page_of_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was unpacked waits for earlier pages of its lane; otherwise some schedule reorders."""
+    take = Session._outbox_take
+
+    def hasty(self: Session, p: Any) -> list[Any]:
+        pages, self._tables.pages = self._tables.pages, {}
+        try:
+            return take(self, p)
+        finally:
+            self._tables.pages = pages
+
+    monkeypatch.setattr(Session, "_outbox_take", hasty)
+    assert seen(1_000, plain, reordered)
+
+
+def test_the_model_sees_pages_that_are_sent_beside_rows_of_their_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane in which messages wait as rows gives no whole pages; otherwise some schedule reorders."""
+    monkeypatch.setattr(Session, "_outbox_odd_lanes", lambda self, p: [])
+    assert seen(300, plain, reordered)

@@ -1,21 +1,32 @@
-"""Kafka to Kafka: consume, handle, publish, dispatch, consume again, with kills on all sides; each once, in order per key."""
+"""Consume, handle, publish, dispatch, consume again, with kills on all sides and lost answers; each once, in order per key."""
 
 from __future__ import annotations
 
+import json
 import random
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import kafka_server
 import pytest
 from children import Child, Nursery
+from eventhubs.control import Double
+from fix_eventhubs import MakeHub
 from fix_postgres import run
 from kafka_kit import Topic, flush
+from kafka_proxy import proxied
+from test_outbox_kafka import received
+
+from dedup.demo import supervise
+from dedup.outbox import Message
 
 KEYS = 50
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_500)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(3_600)]
 
 
 @pytest.fixture
@@ -26,48 +37,171 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
     one.close()
 
 
-@pytest.mark.parametrize(("events", "kills"), [(10_000, 9), pytest.param(100_000, 30, marks=pytest.mark.slow)])
-def test_through_the_outbox_each_message_once_and_in_order(
-    postgres: str, topic: Topic, nursery: Nursery, tmp_path: Path, events: int, kills: int
-) -> None:
-    """Two consumers and two dispatchers are killed at random: at the end each event is in the last table once, in its key's order."""
-    out = Topic(topic.servers, f"{topic.name}-out")
-    out.create(partitions=2)
+class Fleet:
+    """Processes that are killed and begun again. Some of the time something else is broken, too.
+
+    Args:
+        kills: how many there will be.
+        harm: what may be broken beside the processes.
+    """
+
+    def __init__(
+        self, nursery: Nursery, tasks: Sequence[dict[str, Any]], seed: int, kills: int, harm: Sequence[Callable[[], object]] = ()
+    ) -> None:
+        self._nursery, self._tasks, self._dice, self._most, self._harm = nursery, tasks, random.Random(seed), kills, harm
+        self._living: list[Child] = [nursery.start(task) for task in tasks]
+        self.kills, self._next = 0, time.monotonic()
+
+    def disturb(self, done: float) -> None:
+        """Kill one of them where it is time for that: kills are spread over the work, of which this part is done."""
+        for child in self._living:
+            child.require_running()
+        if time.monotonic() < self._next or self.kills >= min(self._most, 1 + self._most * done):
+            return
+        self._next = time.monotonic() + 0.3 + self._dice.random()
+        self.kills += 1
+        victim = self._dice.randrange(len(self._tasks))
+        self._living[victim].send(signal.SIGKILL)
+        self._living[victim].wait()
+        self._living[victim] = self._nursery.start(self._tasks[victim])
+        if self._harm:
+            self._dice.choice(self._harm)()
+
+    def wait(self, dsn: str, events: int) -> None:
+        """Until the last table has every event, disturbing them meanwhile."""
+        patience, done = time.monotonic() + 3_000, 0
+        while self.kills < self._most or done < events:
+            done = run(dsn, "select count(distinct n) from last")[0][0]
+            self.disturb(done / events)
+            assert time.monotonic() < patience, "it did not come to an end"
+            time.sleep(0.1)
+        time.sleep(1)  # a copy that is still on its way would come now
+
+    def end(self, until: Path) -> None:
+        """All of them end well."""
+        until.touch()
+        for child, task in zip(self._living, self._tasks, strict=True):
+            if task["do"] == "run":
+                child.send(signal.SIGTERM)
+            child.finish()
+
+
+def create_tables(dsn: str) -> None:
+    """Where the two consumers write; the order of arrival is kept."""
     for table in ("first", "last"):
-        run(postgres, f"create table {table} (at bigint generated always as identity, k text, n bigint)")
-    producer = topic.producer(**{"queue.buffering.max.messages": 1_000_000, "partitioner": "murmur2_random"})
+        run(dsn, f"create table {table} (at bigint generated always as identity, k text, n bigint)")
+
+
+def check(dsn: str, events: int) -> None:
+    """Each event is in both tables once, those of a key in order; each message is marked as sent and has its own id."""
+    for table in ("first", "last"):
+        assert run(dsn, f"select count(*), count(distinct n), min(n), max(n) from {table}") == [(events, events, 0, events - 1)]
+        wrong = f"select count(*) from (select n < lag(n) over (partition by k order by at) as back from {table}) x where back"
+        assert run(dsn, wrong) == [(0,)], table
+    sent = "select count(*) filter (where state = 1), count(*), count(distinct id) from dedup.outbox_message"
+    assert run(dsn, sent) == [(events,) * 3]
+
+
+def fill(topic: Topic, events: int) -> None:
+    """Numbers, over some keys, those of a key in order: a producer that is not idempotent may change it where it tries again."""
+    settings = {"queue.buffering.max.messages": 1_000_000, "partitioner": "murmur2_random", "enable.idempotence": True}
+    producer = topic.producer(**settings)
     for n in range(events):
         producer.produce(topic.name, b"%d" % n, b"k%d" % (n % KEYS))
     flush(producer)
-    until, dice = tmp_path / "until", random.Random(events)
+
+
+def behind(topic: Topic) -> Topic:
+    """A topic for what comes out."""
+    out = Topic(topic.servers, f"{topic.name}-out")
+    out.create(partitions=2)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("events", "kills", "exactly_once"),
+    [
+        (10_000, 9, False),
+        (6_000, 9, True),
+        pytest.param(100_000, 30, False, marks=pytest.mark.slow),
+        pytest.param(100_000, 30, True, marks=pytest.mark.slow),
+    ],
+)
+def test_through_the_outbox_each_message_once_and_in_order(
+    postgres: str, topic: Topic, nursery: Nursery, tmp_path: Path, events: int, kills: int, exactly_once: bool
+) -> None:
+    """Two consumers and the dispatchers are killed at random: at the end each event is in the last table once, in its key's order.
+
+    Exactly once, where there is one dispatcher: each message is once in the topic already, for who reads what is committed.
+    """
+    out, until = behind(topic), tmp_path / "until"
+    create_tables(postgres)
+    fill(topic, events)
     common = {"module": "outbox_pipeline", "dsn": postgres, "servers": topic.servers, "until": str(until)}
-    tasks = [
-        {**common, "do": "consume", "name": "first", "topic": topic.name, "out": out.name},
-        {**common, "do": "consume", "name": "last", "topic": out.name},
-        {**common, "do": "dispatch"},
-        {**common, "do": "dispatch"},
+    first = {**common, "do": "consume", "name": "first", "topic": topic.name, "out": out.name}
+    last = {**common, "do": "consume", "name": "last", "topic": out.name}
+    dispatcher = {**common, "do": "dispatch", "exactly_once": exactly_once}
+    fleet = Fleet(nursery, [first, last, *[dispatcher] * (1 if exactly_once else 2)], seed=events, kills=kills)
+    fleet.wait(postgres, events)
+    fleet.end(until)
+    check(postgres, events)
+    if exactly_once:
+        assert sorted(int(m.value()) for m in received(out)) == list(range(events))
+
+
+@pytest.mark.parametrize(("events", "kills"), [(4_000, 6), pytest.param(100_000, 30, marks=pytest.mark.slow)])
+def test_from_hub_to_hub_each_message_once_and_in_order(
+    postgres: str, eventhubs: Double, new_hub: MakeHub, nursery: Nursery, tmp_path: Path, events: int, kills: int
+) -> None:
+    """Runners on both sides and two dispatchers are killed; the hubs lose answers, refuse, break connections and repeat events."""
+    from dedup.eventhub import Connection, SendingHubs
+
+    came, out, until = new_hub(partitions=4), new_hub(partitions=4), tmp_path / "until"
+    create_tables(postgres)
+    with_keys = SendingHubs(Connection.of(eventhubs.connection_string, hub="any"))
+    assert not with_keys.send([Message(n, came, b"k%d" % (n % KEYS), f"in-{n}", b"%d" % n) for n in range(events)]).failed
+    with_keys.close()
+    common = {"module": "outbox_pipeline", "dsn": postgres, "hubs": eventhubs.connection_string, "until": str(until), "batch": 500}
+    first = {**common, "do": "run", "name": "first", "topic": came, "out": out}
+    last = {**common, "do": "run", "name": "last", "topic": out}
+    dispatcher = {**common, "do": "dispatch"}
+    harm: list[Callable[[], object]] = [
+        lambda: eventhubs.order("lose_answers", count=2),
+        lambda: eventhubs.order("drop_sends", count=1),
+        lambda: eventhubs.order("throttle", what="send", count=2),
+        lambda: eventhubs.order("reset", hub=out),
+        lambda: eventhubs.order("again", hub=came, partition=1, count=200),
     ]
-    living: list[Child] = [nursery.start(task) for task in tasks]
-    for _ in range(kills):
-        time.sleep(0.3 + dice.random())
-        victim = dice.randrange(len(tasks))
-        if not living[victim].ended:
-            living[victim].send(signal.SIGKILL)
-        living[victim].wait()
-        living[victim] = nursery.start(tasks[victim])
-    patience = time.monotonic() + 900
-    while run(postgres, "select count(distinct n) from last")[0][0] < events:
-        for child in living:
-            child.require_running()
-        assert time.monotonic() < patience, "it did not come to an end"
-        time.sleep(0.2)
-    time.sleep(1)  # a copy that is still on its way would come now
-    until.touch()
-    for child in living:
-        child.finish()
-    for table in ("first", "last"):
-        assert run(postgres, f"select count(*), count(distinct n), min(n), max(n) from {table}") == [(events, events, 0, events - 1)]
-    wrong = "select count(*) from (select n < lag(n) over (partition by k order by at) as back from last) x where back"
-    assert run(postgres, wrong) == [(0,)]
-    sent = "select count(*) filter (where state = 1), count(*), count(distinct id) from dedup.outbox_message"
-    assert run(postgres, sent) == [(events,) * 3]
+    fleet = Fleet(nursery, [first, first, last, last, dispatcher, dispatcher], seed=events, kills=kills, harm=harm)
+    fleet.wait(postgres, events)
+    fleet.end(until)
+    check(postgres, events)
+
+
+@pytest.mark.parametrize(("events", "batch", "kills"), [(2_000, 250, 1), pytest.param(100_000, 5_000, 3, marks=pytest.mark.slow)])
+def test_from_kafka_to_kafka_through_spark_each_message_once_and_in_order(
+    postgres: str, kafka: kafka_server.Broker, topic: Topic, nursery: Nursery, tmp_path: Path, events: int, batch: int, kills: int
+) -> None:
+    """A Spark query is killed with all its processes, so are two dispatchers and the next consumer; the broker's answers are lost."""
+    out, until = behind(topic), tmp_path / "until"
+    create_tables(postgres)
+    fill(topic, events)
+    query = {"dsn": postgres, "servers": topic.servers, "topic": topic.name, "out": out.name, "batch": batch}
+    query["checkpoint"] = str(tmp_path / "spark")
+    command = [sys.executable, str(Path(__file__).parent / "outbox_pipeline.py"), json.dumps(query)]
+    with proxied(kafka) as proxy:
+        common = {"module": "outbox_pipeline", "dsn": postgres, "until": str(until)}
+        last = {**common, "do": "consume", "name": "last", "topic": out.name, "servers": topic.servers}
+        dispatcher = {**common, "do": "dispatch", "servers": proxy.servers}
+        fleet = Fleet(nursery, [last, dispatcher, dispatcher], seed=events, kills=6 * kills, harm=[proxy.arm])
+
+        def decided() -> int:
+            done = int(run(postgres, "select count(*) from first")[0][0])
+            fleet.disturb(done / events)
+            return done
+
+        done = supervise.run(command, tmp_path / "log", supervise.moments(events, events, kills), decided)
+        fleet.wait(postgres, events)
+        fleet.end(until)
+        assert done.kills == kills and proxy.lost
+    check(postgres, events)

@@ -6,20 +6,29 @@ Called by the dispatcher.
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from azure.eventhub import EventData, EventHubProducerClient, TransportType
 from azure.eventhub.exceptions import EventHubError
 
 from checkpoint.errors import ConfigError, DestinationUnavailable
+from dedup.eventhub.partition_hash import partition_of
 from dedup.eventhub.settings import Connection, hidden, made
 from dedup.keys import MESSAGE_ID_PROPERTIES
 from dedup.outbox.destination import Failure, Outcome
 from dedup.outbox.message import Message
+from dedup.outbox.store import Line
 
 Place = tuple[int, Message]
+
+KEY = b"x-opt-partition-key"
+"""The annotation that says which key an event has. The service keeps it, also where it does not choose the partition."""
+
+LOOK_SECONDS = 60.0
+"""How long the number of a hub's partitions is believed."""
 
 
 class SendingHubs:
@@ -33,52 +42,64 @@ class SendingHubs:
     def __init__(self, connection: Connection, **options: Any) -> None:
         self.connection, self._options = connection, options
         self._clients: dict[str, EventHubProducerClient] = {}
+        self._partitions: dict[str, tuple[list[str], float]] = {}  # of each hub, and until when that is believed
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clients": {}}
+        return {**self.__dict__, "_clients": {}, "_partitions": {}}
 
     def __repr__(self) -> str:
         return f"SendingHubs({self.connection!r})"
 
     def send(self, messages: Sequence[Message]) -> Outcome:
-        """Send these, key by key, and wait for each batch.
+        """Send these, partition by partition, and wait for each batch: it has all keys of its partition that wait, each in its order.
 
         Raises:
             DestinationUnavailable: a batch was not acknowledged. What was sent is sent again, with the same ids.
 
         Crash: as that.
         """
-        outcome, placed = Outcome(), sorted(enumerate(messages), key=lambda p: (p[1].topic, p[1].key is not None, p[1].key or b""))
-        for (topic, key), group in groupby(placed, key=lambda p: (p[1].topic, p[1].key)):
+        outcome, topics = Outcome(), defaultdict[str, list[Place]](list)
+        for place in enumerate(messages):
+            topics[place[1].topic].append(place)
+        for topic, places in topics.items():
             try:
-                self._send_line(topic, key, list(group), outcome)
+                for partition, some in self._spread(topic, places).items():
+                    self._send_to(topic, partition, some, outcome)
             except (EventHubError, OSError) as error:
                 self.close()
                 raise DestinationUnavailable(self._said(topic, error)) from None
         return outcome
 
+    def _spread(self, topic: str, places: Sequence[Place]) -> dict[str | None, list[Place]]:
+        """Partition -> its messages, ascending; None: those without a key, which the service spreads."""
+        found, partitions = defaultdict[str | None, list[Place]](list), self._partitions_of(topic)
+        for place in places:
+            key = place[1].key
+            found[None if key is None else partitions[partition_of(key_text(key), len(partitions))]].append(place)
+        return found
+
+    def _partitions_of(self, topic: str) -> list[str]:
+        known, until = self._partitions.get(topic, ([], 0.0))
+        if time.monotonic() < until:
+            return known
+        found = list(self._client(topic).get_partition_ids())
+        if known and found != known:
+            self._clients.pop(topic).close()  # the client keeps to those that it has seen first
+        self._partitions[topic] = found, time.monotonic() + LOOK_SECONDS
+        return found
+
     def _said(self, topic: str, error: Exception) -> str:
         told = hidden(str(error), self.connection).split("\n")[0]
         return f"Event hub {topic!r} at {self.connection.namespace} has not taken the messages: {type(error).__name__}: {told}."
 
-    def _send_line(self, topic: str, key: bytes | None, places: list[Place], outcome: Outcome) -> None:
-        """Messages of one key, in their order; behind one that no batch can hold nothing of its key is sent."""
-        client, left = self._client(topic), places
+    def _send_to(self, topic: str, partition: str | None, left: Sequence[Place], outcome: Outcome) -> None:
+        """Batch after batch, so that none arrives before an earlier one; behind what no batch can hold nothing of its key is sent."""
+        client, stopped = self._client(topic), set[Line]()
         while left:
-            batch = client.create_batch(partition_key=partition_key(key))
-            taken = _fill(batch, left)
-            if not taken:
-                place, message = left[0]
-                outcome.failed[place] = Failure(
-                    "TooLarge", f"{len(message.body or b'')} bytes are more than {topic!r} takes", permanent=True
-                )
-                taken = 1
-                if key is not None:
-                    outcome.unsent.update(p for p, _ in left[1:])
-                    return
-            else:
+            batch = client.create_batch(partition_id=partition)
+            left = _fill(batch, left, stopped, outcome)
+            if len(batch):
                 client.send_batch(batch)
-            left = left[taken:]
 
     def _client(self, topic: str) -> EventHubProducerClient:
         if topic not in self._clients:
@@ -102,12 +123,11 @@ class SendingHubs:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+        self._partitions.clear()
 
 
-def partition_key(key: bytes | None) -> str | None:
+def key_text(key: bytes) -> str:
     """The key as text, which is what AMQP has: UTF-8, and hex where it is none."""
-    if key is None:
-        return None
     try:
         return key.decode()
     except UnicodeDecodeError:
@@ -119,14 +139,27 @@ def event_of(message: Message) -> EventData:
     event = EventData(message.body or b"")
     event.message_id = message.id
     event.properties = {name: value for name, value in message.headers if name not in MESSAGE_ID_PROPERTIES}
+    if message.key is not None:
+        event.raw_amqp_message.annotations = {KEY: key_text(message.key)}
     return event
 
 
-def _fill(batch: Any, places: list[Place]) -> int:
-    """Put as many as fit into the batch; returns how many."""
-    for count, (_, message) in enumerate(places):
+def _fill(batch: Any, places: Sequence[Place], stopped: set[Line], outcome: Outcome) -> Sequence[Place]:
+    """Put as many as fit into the batch; returns the others. What does not even fit alone has failed, and stops its key."""
+    for count, (place, message) in enumerate(places):
+        if message.line in stopped:
+            outcome.unsent.add(place)
+            continue
         try:
             batch.add(event_of(message))
-        except ValueError:  # it is full
-            return count
-    return len(places)
+        except ValueError:
+            if len(batch):
+                return places[count:]
+            outcome.failed[place] = _too_large(message)
+            if message.line is not None:
+                stopped.add(message.line)
+    return ()
+
+
+def _too_large(message: Message) -> Failure:
+    return Failure("TooLarge", f"{len(message.body or b'')} bytes are more than {message.topic!r} takes", permanent=True)

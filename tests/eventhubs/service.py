@@ -142,6 +142,7 @@ class Service:
     # ------------------------------------------------------------------ what comes and is asked
     def publish(self, address: str, raw: bytes, kind: int) -> Refusal | None:
         """Keep a message or a batch; or say why not."""
+        self.counts["sends"] += 1
         if self.throttled("send"):
             return BUSY
         path = address.split("/")
