@@ -1,7 +1,7 @@
 """What a batch means: pure functions from (head, events) to what has to be written.
 
-No driver, no clock, no randomness, no I/O: the stores execute what is decided here, and the simulation runs this
-very code. The order is: guard -> chunks -> sift (positions) -> settle (keys) -> handler -> decide.
+No driver, clock, randomness or I/O: the stores execute what is decided here, the simulation runs this very code.
+The order is: guard -> chunks -> sift (positions) -> settle (keys) -> handler -> decide.
 """
 
 from __future__ import annotations
@@ -56,12 +56,23 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
             f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, our state at batch {ours}: "
             f"the state was restored to an older time. Find out what is missing, then run `dedup consumer accept-restore {head.consumer}`."
         )
+    if run.durable and run.batch_id > 0 and _begins(head) and not head.gap_accepted:
+        raise StoreRestored(
+            f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, and the store has no state of it: it was "
+            f"lost, or the query ran without this consumer until now. What was decided before is not recognised. Bring the state back, or "
+            f"start a new query that reads all again, or run `dedup consumer accept-gap {head.consumer}` to begin at this batch."
+        )
     found = gaps(head, run, firsts)
     if found:
         raise PositionGap(
             f"Consumer {head.consumer!r}: positions would be left out: {', '.join(f'{p} {span}' for p, span in found.items())}. Start the "
             f"query at the checkpoint, or run `dedup consumer accept-gap {head.consumer}` to go on without them."
         )
+
+
+def _begins(head: Head) -> bool:
+    """Whether no batch was ever decided; a reset was a person's decision, and is none."""
+    return head.settings is None and head.query_id is None and not 0 < head.generation == head.keyspace
 
 
 def is_older(head: Head, known: Head) -> bool:

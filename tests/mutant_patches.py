@@ -40,6 +40,13 @@ MUTANTS = (
         _SIMULATION,
     ),
     Mutant(
+        "a query past its first batch begins on an empty store",
+        "dedup/planning.py",
+        "and _begins(head) and not head.gap_accepted:",
+        "and False:",
+        _GUARDS + "test_a_query_that_is_further_than_an_empty_store_is_refused",
+    ),
+    Mutant(
         "redeliveries count as new",
         "dedup/planning.py",
         "state[rows[known]] = REDELIVERED",

@@ -96,7 +96,12 @@ PARTITION = Partition(*TOPIC, 0)
 @pytest.mark.parametrize(
     ("head", "run", "first", "error"),
     [
-        (Head(NAME), Run("q", 7, durable=True), 5, None),
+        (Head(NAME), Run("q", 0, durable=True), 5, None),
+        (Head(NAME), Run("q", 7, durable=True), 5, StoreRestored),
+        (Head(NAME), Run("q", 7, durable=False), 5, None),
+        (Head(NAME, gap_accepted=True), Run("q", 7, durable=True), 5, None),
+        (Head(NAME, generation=1), Run("q", 7, durable=True), 5, StoreRestored),
+        (Head(NAME, generation=1, keyspace=1), Run("q", 7, durable=True), 5, None),
         (Head(NAME, query_id="q", batch_id=6, checkpoints={PARTITION: POINT}), Run("q", 7, durable=True), 10, None),
         (Head(NAME, query_id="q", batch_id=5), Run("q", 7, durable=True), 10, StoreRestored),
         (Head(NAME, query_id="q", batch_id=6, batch_ended=False), Run("q", 7, durable=True), 10, StoreRestored),

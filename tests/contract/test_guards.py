@@ -38,6 +38,38 @@ def test_a_restored_store_is_noticed_by_its_batch_id(place: Place) -> None:
     assert_proven(place.store())
 
 
+def test_a_query_that_is_further_than_an_empty_store_is_refused(place: Place) -> None:
+    """State that was dropped, or restored to before the first batch, does not begin in silence; nor does a query that ran without us."""
+    run = consumer(place.store())
+    with pytest.raises(StoreRestored, match=r"has no state of it.*accept-gap shop"):
+        run(batch(*orders([5])), 3)
+    assert place.read() == [] and place.store().head("shop").checkpoints == {}
+    place.store().amend("shop", planning.accept_restore, by="test", reason="another query will read all of it again")
+    with pytest.raises(StoreRestored):
+        consumer(place.store())(batch(*orders([5])), 3)
+    place.store().amend("shop", planning.accept_gap, by="test", reason="the query ran without us until now")
+    run = consumer(place.store())
+    run(batch(*orders([5])), 3)
+    run(batch(*orders([6])), 4)
+    assert ids(place.read()) == ["p0-5", "p0-6"]
+    assert_proven(place.store())
+
+
+def test_a_query_without_a_lasting_name_begins_at_any_batch(place: Place) -> None:
+    """What has no id that outlives the process numbers its batches as it likes."""
+    consumer(place.store(), query=None)(batch(*orders([5])), 3)
+    assert ids(place.read()) == ["p0-5"]
+
+
+def test_a_reset_lets_the_query_that_runs_go_on(place: Place) -> None:
+    """Whoever says that nothing counts any more need not say it twice."""
+    run = consumer(place.store())
+    run(batch(*orders([0])), 0)
+    place.store().amend("shop", planning.reset, by="test", reason="new sink")
+    consumer(place.store())(batch(*orders([1])), 1)
+    assert ids(place.read()) == ["p0-0", "p0-1"]
+
+
 def test_a_store_restored_to_the_middle_of_a_batch_is_noticed(place: Place) -> None:
     """Of the last batch only the first chunk is there, and Spark goes on with the next one: the other chunks are not left behind."""
 
