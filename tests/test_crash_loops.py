@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from children import Nursery
-from crash import disks, log, report, run
+from crash import disks, log, report, run, spark_lane
 from crash.lane import Lane
 from places import SINK, DeltaPlace
 
@@ -26,6 +26,12 @@ ONE_OF_EACH = {"postgres": 14, "delta": 5}
 """Kinds of fault."""
 
 ROUNDS = {"postgres": 1, "delta": 2}
+
+THROUGH_SPARK = [
+    pytest.param(f"{store}{way}", marks=[getattr(pytest.mark, store), pytest.mark.spark])
+    for store in ROUNDS
+    for way in (run.SPARK, run.KAFKA)
+]
 
 
 @pytest.mark.parametrize("kind", [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])
@@ -39,6 +45,17 @@ def test_whatever_is_broken_nothing_is_lost_or_doubled(kind: str, tmp_path: Path
     assert all("mount" in reason for reason in skipped), skipped
     assert report.totals(made)[kind]["wrong_seeds"] == [], [e for e in made if e.get("lost") or e.get("doubled") or e.get("contradictions")]
     assert run.read(journal) == made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", THROUGH_SPARK)
+def test_whatever_of_spark_or_the_broker_dies_nothing_is_lost_or_doubled(kind: str, tmp_path: Path) -> None:
+    """Driver, JVM, Python workers, broker, and a driver that is stopped while another one takes over: each once, then the same count."""
+    faults = spark_lane.KAFKA_FAULTS if kind.endswith(run.KAFKA) else spark_lane.FAULTS
+    made = run.run(kind, len(faults), tmp_path / "journal.jsonl")
+    print(report.markdown(made))
+    assert {entry["fault"] for entry in made} == set(faults)
+    assert report.totals(made)[kind]["wrong_seeds"] == [], made
 
 
 @pytest.mark.delta

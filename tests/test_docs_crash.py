@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from crash import faults, report, run
+from crash import faults, report, run, spark_lane
+from crash.__main__ import STORES
 
 ROOT = Path(__file__).parent.parent
 PAGE, REPORT = ROOT / "docs" / "crash.md", ROOT / "docs" / "crash-report.md"
@@ -16,7 +17,8 @@ pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="an installed package
 
 def kinds() -> set[str]:
     """Of fault, on any store."""
-    return {*faults.FAULTS, *faults.ServerFaults(None).all(), run.DISK_FULL}  # type: ignore[arg-type]
+    plain = {*faults.FAULTS, *faults.ServerFaults(None).all(), run.DISK_FULL}  # type: ignore[arg-type]
+    return {*plain, *spark_lane.FAULTS, *spark_lane.KAFKA_FAULTS}
 
 
 def test_the_tests_that_the_page_names_are_there() -> None:
@@ -34,7 +36,7 @@ def test_the_committed_report_has_every_kind_of_fault_and_nothing_lost() -> None
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in REPORT.read_text().splitlines() if line.startswith("| ")]
     head = next(row for row in rows if row[0] == "store")
     assert head == list(report.COLUMNS)
-    told = [dict(zip(head, row, strict=True)) for row in rows if row[0] in ("postgres", "delta") and len(row) == len(head)]
+    told = [dict(zip(head, row, strict=True)) for row in rows if row[0] in STORES and len(row) == len(head)]
     assert {row["fault"] for row in told} == kinds()
     assert {row[name] for row in told for name in ("lost", "doubled", "contradictions")} == {"0"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crash import disks, report, run
 
-STORES = ("postgres", "delta", "postgres+spark", "delta+spark")
+STORES = ("postgres", "delta", "postgres+spark", "delta+spark", "postgres+kafka", "delta+kafka")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from children import Child, Nursery
+from children import Child
 from orders import letters
 from places import Place
 
@@ -25,7 +25,7 @@ class Lane:
     kind: str  # "postgres" or "delta"
     place: Place
     folder: Path
-    nursery: Nursery
+    nursery: Any  # starts processes: a Nursery, or a Garage of Spark drivers
     seed: int
     batches: int = 0  # that the log has so far
     coin: float = 0.0
@@ -34,7 +34,7 @@ class Lane:
     missed: bool = False  # whether the process was done before the fault came
 
     @classmethod
-    def new(cls, kind: str, where: str, nursery: Nursery, seed: int) -> Lane:
+    def new(cls, kind: str, where: str, nursery: Any, seed: int) -> Lane:
         """An empty place, with its sinks."""
         place = child.place_of(kind, where)
         child.create(place)

@@ -14,20 +14,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import kafka_server
 from children import Nursery
 
 from crash import places, spark_lane
+from crash.drivers import Garage
 from crash.faults import FAULTS, Fault, ServerFaults, disk_full
 from crash.lane import Lane
-from crash.spark_lane import SparkLane
+from crash.spark_lane import KafkaLane, SparkLane
 
 LIVES = 25
 """Iterations of one lane: its tables grow, and what is old has to stay true."""
 
 DISK_FULL = "disk full"
 
-SPARK = "+spark"
-"""After the name of a store: through a Structured Streaming query."""
+SPARK, KAFKA = "+spark", "+kafka"
+"""After the name of a store: through a Structured Streaming query that reads files; one that reads from a broker."""
 
 Entry = dict[str, Any]
 """One line of the journal: seed, store, fault, lane, missed, detail, ended, lost, doubled, contradictions, seconds; or skipped and why."""
@@ -36,7 +38,9 @@ Entry = dict[str, Any]
 class Lanes:
     """The lane that is in use, and the next one once it has lived."""
 
-    def __init__(self, made: type[Lane], kind: str, nursery: Nursery, where: Callable[[], str], drop: Callable[[Lane], None]) -> None:
+    def __init__(
+        self, made: type[Lane], kind: str, nursery: Nursery | Garage, where: Callable[[], str], drop: Callable[[Lane], None]
+    ) -> None:
         self._made, self._kind, self._nursery, self._where, self._drop = made, kind, nursery, where, drop
         self._lane: Lane | None = None
         self._lived = 0
@@ -63,9 +67,8 @@ class Lanes:
 def arena(kind: str, nursery: Nursery) -> Iterator[dict[str, tuple[Fault, Lanes] | str]]:
     """Fault -> what does it and where; or why it cannot be done here."""
     with ExitStack() as stack:
-        if kind.endswith(SPARK):
-            lanes, *_ = stack.enter_context(_lanes(kind.removesuffix(SPARK), nursery, None, SparkLane))
-            yield {name: (fault, lanes) for name, fault in spark_lane.FAULTS.items()}
+        if kind.endswith((SPARK, KAFKA)):
+            yield _through_spark(kind, stack)
             return
         lanes, more, _ = stack.enter_context(_lanes(kind, nursery, None))
         found: dict[str, tuple[Fault, Lanes] | str] = {name: (fault, lanes) for name, fault in {**FAULTS, **more}.items()}
@@ -78,9 +81,20 @@ def arena(kind: str, nursery: Nursery) -> Iterator[dict[str, tuple[Fault, Lanes]
         yield found
 
 
+def _through_spark(kind: str, stack: ExitStack) -> dict[str, tuple[Fault, Lanes] | str]:
+    made, faults = SparkLane, spark_lane.FAULTS
+    if kind.endswith(KAFKA):
+        made, faults = KafkaLane, spark_lane.KAFKA_FAULTS
+        KafkaLane.broker = stack.enter_context(kafka_server.running_broker())
+    said = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    garage = stack.enter_context(contextlib.closing(Garage(said)))
+    lanes, *_ = stack.enter_context(_lanes(kind.removesuffix(SPARK).removesuffix(KAFKA), garage, None, made))
+    return {name: (fault, lanes) for name, fault in faults.items()}
+
+
 @contextlib.contextmanager
 def _lanes(
-    kind: str, nursery: Nursery, disk: places.Disk | None, made: type[Lane] = Lane
+    kind: str, nursery: Nursery | Garage, disk: places.Disk | None, made: type[Lane] = Lane
 ) -> Iterator[tuple[Lanes, dict[str, Fault], Callable[[], None]]]:
     root = disk and disk.folder
     if kind == "delta":

@@ -1,4 +1,7 @@
-"""`python -m crash.spark_child TASK`: the consumer in a Structured Streaming query, to be broken. Reads the landing folder to its end."""
+"""`python -m crash.spark_child`: the consumer in Structured Streaming queries, to be broken.
+
+Each line on stdin is a task: a query that reads its log to the end. Answers how it ended.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from orders import consumer
 
 from crash import log
 from crash.child import SINKS, place_of
+from crash.drivers import ANSWER, DONE
 from dedup.demo.delivery import ENVELOPE_DDL
 
 
@@ -40,20 +44,55 @@ def handle(rows: Any, tx: Any, started: Path) -> None:
     tx.merge(flat.select(account.alias("id"), number.cast("bigint").alias("amount")), "balances", ["id"], newer_by="amount")
 
 
-def main() -> None:
-    """One life of a driver."""
-    from dedup.spark.session import local_session
+def stream(spark: Any, task: dict[str, Any]) -> Any:
+    """The log as a stream: files, one a batch, or a topic, a few offsets a batch."""
+    if "landing" in task:
+        return spark.readStream.schema(ENVELOPE_DDL).option("maxFilesPerTrigger", 1).parquet(task["landing"])
+    options = {"kafka.bootstrap.servers": task["servers"], "subscribe": task["topic"], "startingOffsets": "earliest"}
+    limits = {"kafka.isolation.level": "read_committed", "maxOffsetsPerTrigger": str(2 * log.PARTITIONS * log.BATCH)}
+    return spark.readStream.format("kafka").options(**options, **limits).load()
 
-    task = json.loads(sys.argv[1])
-    folder, spark = Path(task["folder"]), local_session("crash")
-    store = place_of(task["kind"], task["place"]).store()
-    run = consumer(store, max_events_per_transaction=8, takeover_after=1.0, max_outage=task["patience"], budget=None, query=None)
+
+def query(spark: Any, task: dict[str, Any]) -> None:
+    """One life of a query."""
+    store: Any = place_of(task["kind"], task["place"]).store()
+    source = None if "landing" in task else "broker"
+    settings = {"max_events_per_transaction": 8, "takeover_after": 1.0, "budget": None, "query": None, "source": source}
+    run = consumer(store, max_outage=task["patience"], **settings)
     run._handler = lambda rows, tx: handle(rows, tx, Path(task["started"]))
-    events = spark.readStream.schema(ENVELOPE_DDL).option("maxFilesPerTrigger", 1).parquet(str(folder / "landing"))
-    query = events.writeStream.foreachBatch(run).option("checkpointLocation", str(folder / "spark"))
-    query.trigger(availableNow=True).start().awaitTermination()
-    store.publish("shop")
-    store.close()
+    try:
+        writer = stream(spark, task).writeStream.foreachBatch(run).option("checkpointLocation", f"{task['folder']}/spark")
+        writer.trigger(availableNow=True).start().awaitTermination()
+        store.publish("shop")
+    finally:
+        store.close()
+
+
+def session() -> Any:
+    """With Kafka's source, without asking Ivy at each start, and without the compiler that pays for long lives alone."""
+    import maven
+
+    from dedup.spark import session as sessions
+
+    delta = sorted(Path(sessions._jars(), "jars").glob("io.delta_*.jar"))
+    conf = {"spark.jars": ",".join([maven.spark_kafka(), *map(str, delta)]), "spark.driver.memory": "1g"}
+    if delta:
+        conf["spark.jars.packages"] = ""
+    conf["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return sessions.local_session("crash", **conf)
+
+
+def main() -> None:
+    """One task after the other, until nobody gives one or the JVM is gone."""
+    spark = session()
+    for line in sys.stdin:
+        try:
+            query(spark, json.loads(line))
+            print(ANSWER + DONE, flush=True)
+        except Exception as error:  # noqa: BLE001 - whatever it is: it is told by its name
+            print(f"--- {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            spark.range(1).collect()  # whoever lost its JVM ends here, as whoever is killed: without an answer
+            print(ANSWER + type(error).__name__, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,70 +1,23 @@
-"""A lane whose processes are Spark drivers, and what can die of one: the driver, its JVM, its Python workers."""
+"""Lanes whose processes are Spark drivers, and what can die of one: driver, JVM, Python workers; and the broker it reads from."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+import kafka_server
 import pyarrow.parquet as pq
+from kafka_kit import PATIENCE, Topic, flush
 
 from crash import log
+from crash.drivers import Driver
 from crash.lane import Lane
-
-LIMIT = 600.0
-"""Seconds for one life of a driver."""
-
-
-class Driver:
-    """A process that was started by us; as children.Child, as far as lanes look at one."""
-
-    def __init__(self, command: list[str], errors: Path) -> None:
-        self._errors = errors
-        with errors.open("wb") as said:
-            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
-        self.pid = self._process.pid
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has."""
-        return self._process.poll() is not None
-
-    def wait(self) -> tuple[int, str]:
-        """Its exit code and what it said; its JVM is gone as well then."""
-        try:
-            code = self._process.wait(LIMIT)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-        return code, self._errors.read_text(errors="replace")
-
-    def finish(self) -> None:
-        """It must end well."""
-        code, said = self.wait()
-        assert code == 0, said[-3000:]
-
-    def below(self, word: str) -> list[int]:
-        """Processes below it with this word in their command line."""
-        every, family = list(_processes()), {self.pid}
-        while more := {pid for pid, parent, _ in every if parent in family} - family:
-            family |= more
-        return sorted(pid for pid, _, line in every if pid in family and word in line)
-
-
-def _processes() -> Iterable[tuple[int, int, str]]:
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            yield int(entry.name), int(fields[1]), (entry / "cmdline").read_text().replace("\0", " ")
 
 
 class SparkLane(Lane):
@@ -72,23 +25,22 @@ class SparkLane(Lane):
 
     def start(self, **task: Any) -> Driver:  # type: ignore[override]
         """A driver that reads to the end of the log."""
-        (self.folder / "landing").mkdir(exist_ok=True)
+        source = self.prepare_log()
+        where = str(self.place.folder) if self.kind == "delta" else self.place.url  # type: ignore[attr-defined]
+        told = {"kind": self.kind, "place": where, "folder": str(self.folder), "patience": 0.0, "started": str(self.folder / "mark")}
+        driver: Driver = self.nursery.start({**told, **source, **task})  # type: ignore[assignment]
+        return driver
+
+    def prepare_log(self) -> dict[str, str]:
+        """Write what is missing of it; returns what a driver has to know of where it is."""
+        landing = self.folder / "landing"
+        landing.mkdir(exist_ok=True)
         for number in range(self.batches):
-            file = self.folder / f"landing/{number:06d}.parquet"
+            file = landing / f"{number:06d}.parquet"
             if not file.exists():
                 pq.write_table(log.planned(self.seed, number), file)
                 os.utime(file, (1_000_000_000 + number,) * 2)
-        where = str(self.place.folder) if self.kind == "delta" else self.place.url  # type: ignore[attr-defined]
-        told = {
-            "kind": self.kind,
-            "place": where,
-            "folder": str(self.folder),
-            "patience": 0.0,
-            "started": str(self.folder / "mark"),
-            **task,
-        }
-        command = [sys.executable, "-m", "crash.spark_child", json.dumps(told)]
-        return Driver(command, self.folder / f"errors-{uuid.uuid4().hex[:8]}")
+        return {"landing": str(landing)}
 
     @classmethod
     def new(cls, kind: str, where: str, nursery: Any, seed: int) -> SparkLane:
@@ -98,31 +50,117 @@ class SparkLane(Lane):
         return made
 
 
+class KafkaLane(SparkLane):
+    """Its log is a topic. Each event is a transaction, whose marker takes every second offset: positions are those of the files."""
+
+    broker: ClassVar[kafka_server.Broker]
+    written = 0
+
+    def prepare_log(self) -> dict[str, str]:
+        """Send what is missing."""
+        topic = Topic(self.broker.servers, self.folder.name.replace("_", "-"))
+        if not self.written:
+            topic.create(log.PARTITIONS)
+        if self.written < self.batches:
+            producer = topic.producer(**{"transactional.id": f"{topic.name}-{uuid.uuid4().hex}"})
+            producer.init_transactions(PATIENCE)
+            for number in range(self.written, self.batches):
+                for one in log.facts(self.seed, number):
+                    producer.begin_transaction()
+                    producer.produce(topic.name, one.delivered()["body"], partition=one.partition)
+                    flush(producer)
+                    producer.commit_transaction(PATIENCE)
+            self.written = self.batches
+        return {"servers": self.broker.servers, "topic": topic.name}
+
+    def kill_broker(self, seconds: float) -> None:
+        """SIGKILL; it is there again after so many seconds and those that it takes to start."""
+        self.broker.kill()
+        time.sleep(seconds)
+        self.broker.start()
+
+
+def _at_work(lane: Lane) -> Any:
+    """A driver in the middle of a batch."""
+    mark = lane.folder / f"mark-{uuid.uuid4().hex[:8]}"
+    driver: Any = lane.start(started=str(mark))
+    while not mark.exists() and not driver.ended:
+        time.sleep(0.01)
+    return driver
+
+
+def _wait(dice: random.Random) -> str:
+    seconds = dice.random() ** 2 * 3
+    time.sleep(seconds)
+    return f"after {seconds:.3f} s"
+
+
 def _killed(word: str | None) -> Callable[[Lane, random.Random], str]:
     def fault(lane: Lane, dice: random.Random) -> str:
         """SIGKILL of the driver, or of one of the processes below it, in the middle of a batch."""
-        mark = lane.folder / f"mark-{uuid.uuid4().hex[:8]}"
-        driver: Any = lane.start(started=str(mark))
-        while not mark.exists() and not driver.ended:
-            time.sleep(0.02)
+        driver = _at_work(lane)
         while word is not None and not driver.below(word) and not driver.ended:
-            time.sleep(0.02)  # Python workers come when a task wants one
-        seconds = dice.random() * 3
-        time.sleep(seconds)
+            time.sleep(0.01)  # Python workers come when a task wants one
+        moment = _wait(dice)
         found = [driver.pid] if word is None else driver.below(word)
         lane.missed = driver.ended or not found
         if found and not driver.ended:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(dice.choice(found), signal.SIGKILL)
         lane.wait(driver)
-        return f"after {seconds:.3f} s, {len(found)} of them"
+        return f"{moment}, {len(found)} of them"
 
     return fault
+
+
+def stop_and_take_over(lane: Lane, dice: random.Random) -> str:
+    """SIGSTOP of a driver with its JVM and workers; another driver takes over and finishes; SIGCONT: two drivers with one checkpoint."""
+    zombie = _at_work(lane)
+    moment = _wait(dice)
+    lane.missed = zombie.ended
+    zombie.send(signal.SIGSTOP)
+    try:
+        lane.wait(lane.start(patience=30.0))
+    finally:
+        zombie.send(signal.SIGCONT)
+    lane.wait(zombie)
+    return moment
+
+
+def kill_broker(lane: Lane, dice: random.Random) -> str:
+    """SIGKILL of the broker while a query reads; the query lives through it, or ends and is started again."""
+    driver = _at_work(lane)
+    moment, seconds = _wait(dice), dice.choice([0.0, 0.0, 2.0])
+    lane.missed = driver.ended
+    assert isinstance(lane, KafkaLane)
+    lane.kill_broker(seconds)
+    lane.wait(driver)
+    return f"{moment}, away for {seconds} s"
+
+
+def kill_broker_and_driver(lane: Lane, dice: random.Random) -> str:
+    """Both at once; the broker comes back first."""
+    driver = _at_work(lane)
+    moment = _wait(dice)
+    lane.missed = driver.ended
+    driver.send(signal.SIGKILL)
+    assert isinstance(lane, KafkaLane)
+    lane.kill_broker(0.0)
+    lane.wait(driver)
+    return moment
 
 
 FAULTS = {
     "Spark: kill -9 of the driver": _killed(None),
     "Spark: kill -9 of the JVM": _killed("java"),
     "Spark: kill -9 of a Python worker": _killed("pyspark.daemon"),
+    "Spark: driver stopped, taken over, continued": stop_and_take_over,
 }
 """Of every store."""
+
+KAFKA_FAULTS = {
+    "Kafka: kill -9 of the broker": kill_broker,
+    "Kafka: kill -9 of the broker and of the driver": kill_broker_and_driver,
+    "Kafka: kill -9 of the JVM that reads": FAULTS["Spark: kill -9 of the JVM"],
+}
+"""Where the stream comes from a broker."""
