@@ -34,7 +34,7 @@ def classify(error: BaseException, rules: Sequence[Rule] = ()) -> ErrorClass:
     A rule that raises does not fit, and is logged.
     """
     for link in chain(error):
-        found = link.found if isinstance(link, Elsewhere) else _by_rules(link, rules) or _known(link)
+        found = link.found if type(link) is Elsewhere else _by_rules(link, rules) or _known(link)
         if found:
             return found
     return PERMANENT
@@ -46,7 +46,7 @@ def outlasted(error: BaseException) -> ErrorClass:
     A time-out, a lock or an internal error of another service may come of what one event asks for. A connection that cannot be made, or a
     service that refuses everybody, does not.
     """
-    if isinstance(error, Elsewhere):
+    if type(error) is Elsewhere:
         return error.outlasted
     return PERMANENT if any(_may_be_its_own(link) for link in chain(error)) else SYSTEMIC
 

@@ -81,7 +81,7 @@ def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ER
         at: when, aware, in UTC.
         kind: what the letter will say.
     """
-    if isinstance(error, Elsewhere):
+    if type(error) is Elsewhere:  # isinstance would ask a hostile error for its __class__
         return replace(error.failure, kind=kind)
     text = _asked(lambda: str(error), "(its text cannot be had: __str__ failed)")
     raised = (_type_name(error), text, _frames(error))
