@@ -75,6 +75,10 @@ class Tables:
         finally:
             session.end(undo=True)
 
+    def recount(self, fewer: int) -> None:
+        """As if so many flights had never been counted."""
+        self.flight["last"] = max(0, self.flight["last"] - fewer)
+
     def states(self) -> dict[str, tuple[int, State]]:
         """Id -> number and state of each message."""
         found = {row.id: (row.number, row.state) for row in self.rows.values()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fix_postgres import run
 from kafka_kit import Topic
 from test_outbox_kafka import received
 
@@ -78,6 +79,15 @@ def test_killed_at_any_step_each_message_is_committed_once(postgres: str, topic:
         assert numbers == sorted(numbers)
 
 
+def test_a_dispatcher_that_begins_before_its_consumer_waits_for_it(postgres: str, topic: Topic) -> None:
+    """Nothing is there to send, and that is no error."""
+    PostgresStore(postgres).migrate()
+    early = dispatcher(postgres, topic.servers, topic.name)
+    assert early.once().sent == 0
+    fill(postgres, topic.name, [b"1"])
+    assert early.once().sent == 1
+
+
 def test_a_dispatcher_that_was_overtaken_sends_nothing(postgres: str, topic: Topic) -> None:
     """It had noted its flight and slept; another one has sent it: when it wakes up the broker refuses it, and nothing is doubled."""
     fill(postgres, topic.name, [b"%d" % n for n in range(10)])
@@ -91,6 +101,24 @@ def test_a_dispatcher_that_was_overtaken_sends_nothing(postgres: str, topic: Top
     with pytest.raises(Fenced):
         sleeper.once()
     assert len(received(topic)) == 10 and states(postgres) == {"SENT": 10}
+
+
+def test_a_flight_of_a_restored_database_is_not_taken_for_one_that_had_its_number(postgres: str, topic: Topic) -> None:
+    """The broker remembers more flights than the database, which gives their numbers again: a flight that was not sent is sent."""
+    fill(postgres, topic.name, [b"%d" % n for n in range(30)])
+    assert dispatcher(postgres, topic.servers, topic.name, limit=10).once().sent == 30
+    run(postgres, "update dedup.outbox_flight set flight = 1")  # as an older copy has it
+    fill(postgres, topic.name, [b"%d" % n for n in range(30, 40)])
+
+    def die(step: str) -> None:
+        if step == "send":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        dispatcher(postgres, topic.servers, topic.name, limit=10, on_step=die).once()
+    assert states(postgres) == {"SENT": 30, "FLYING": 10}
+    assert dispatcher(postgres, topic.servers, topic.name).once().sent == 10
+    assert sorted(int(m.value()) for m in received(topic)) == list(range(40))
 
 
 def test_a_message_that_no_transaction_can_hold_is_found(kafka: Any, postgres: str) -> None:

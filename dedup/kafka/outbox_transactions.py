@@ -1,7 +1,8 @@
 """Messages of an outbox to Kafka exactly once: what was sent, and that it was sent, are one Kafka transaction.
 
-The progress is an offset of a group that nobody else uses, committed in the transaction of the messages themselves, and read back by who
-comes after: a mark in another database, made after the commit, could be lost when the process dies in between. Called by the dispatcher.
+The progress is an offset of a group that nobody else uses, with the flight's token, committed in the transaction of the messages themselves
+and read back by who comes after: a mark in another database, made after the commit, could be lost when the process dies in between. Called
+by the dispatcher.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class TransactionalTopics:
         self._producer = producer
 
     def has(self, flight: Flight) -> bool:
-        """Whether the transaction of this flight was committed. Ask after `connect`: then nobody else can commit it any more."""
+        """Whether the transaction of this flight was committed. Ask after `connect`: then nobody else can commit it any more.
+
+        The number alone would not tell: a store that was restored gives numbers again.
+        """
         consumer, until = self._consumer(), time.monotonic() + self.timeout
         try:
             while True:
@@ -73,7 +77,7 @@ class TransactionalTopics:
             consumer.close()
         if found.error is not None:
             raise self._away(KafkaException(found.error))
-        return bool(found.offset >= flight.number)
+        return bool(found.metadata == flight.token)
 
     def send(self, flight: Flight) -> Outcome:
         """Send all messages of a flight and its number in one transaction. Where one cannot be sent, none is.
@@ -112,8 +116,8 @@ class TransactionalTopics:
     def _commit(self, producer: Producer, flight: Flight) -> None:
         consumer = self._consumer()
         try:
-            place, until = _place(flight), time.monotonic() + self.timeout
-            place.offset = flight.number
+            until, topic = time.monotonic() + self.timeout, _place(flight).topic
+            place = TopicPartition(topic, 0, flight.number, flight.token)
             producer.send_offsets_to_transaction([place], consumer.consumer_group_metadata(), self.timeout)
             while True:
                 try:

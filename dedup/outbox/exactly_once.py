@@ -5,6 +5,7 @@ A flight is noted in the store before it is sent, and there is one at a time. Wh
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,9 +20,15 @@ from dedup.outbox.store import Asked, Failed, Marks, Outbox
 class Flight:
     """Messages that go together, or not at all."""
 
-    number: int  # ascending; a number is never used for other messages
+    number: int  # ascending, until the store is restored from an older copy
     messages: Sequence[Message]
     fresh: bool  # noted by this very call: nobody can have sent it
+
+    @property
+    def token(self) -> str:
+        """What tells it from every other flight, also from one that had its number before the store was restored."""
+        told = "\0".join((str(self.number), *(message.id for message in self.messages)))
+        return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
 class Transactions(Protocol):

@@ -78,7 +78,10 @@ class PgOutbox:
         Crash: it is noted or not.
         """
         with self._transaction("Noting messages to send") as connection:
-            number = int(self._all(connection, "outbox_flight")[0][0])
+            counted = self._all(connection, "outbox_flight")
+            if not counted:  # the consumer has not begun yet
+                return None
+            number = int(counted[0][0])
             flying = self._messages(self._all(connection, "outbox_flying"))
             if flying:
                 connection.execute("commit")
