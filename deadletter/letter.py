@@ -133,11 +133,14 @@ class LetterIds:
     def __init__(self, *beginning: object) -> None:
         self._hash = hashlib.sha256(_joined(beginning))
 
-    def of(self, *rest: object) -> str:
-        """letter_id(*beginning, *rest)."""
-        hashed = self._hash.copy()
-        hashed.update(b"\x1f" + _joined(rest))
-        return hashed.hexdigest()[:32]
+    def of_each(self, numbers: Iterable[int], parts: Iterable[int]) -> list[str]:
+        """letter_id(*beginning, number, part) of each pair."""
+        copy, ids = self._hash.copy, []
+        for number, part in zip(numbers, parts, strict=True):
+            hashed = copy()
+            hashed.update(b"\x1f%d:%d\x1f%d:%d" % (len(str(number)), number, len(str(part)), part))
+            ids.append(hashed.hexdigest()[:32])
+        return ids
 
 
 def fingerprint(kind: str, message: str, frame: str = "") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -58,16 +57,16 @@ def make_letters(settled: Settled, content: pa.Table, why: Why, head: Head, run:
         max_body: bytes; of a longer body the digest and the first 64 kB are kept, and the letter's kind is TOO_LARGE.
     """
     rows = letter_rows(settled)
-    kinds = [LETTER_KINDS[int(s)] for s in settled.state[rows]]
+    kinds = [LETTER_KINDS[s] for s in settled.state[rows].tolist()]
     ids = _ids(settled, rows, kinds, head, run)
     before, behind = _chain(settled, rows, ids, kinds, content, why.tails)
     bodies = _bodies(content, max_body)
-    holds = np.array([k not in HOLDS_NO_KEY for k in kinds], dtype=bool)
+    holds = ~np.isin(settled.state[rows], [s for s, kind in LETTER_KINDS.items() if kind in HOLDS_NO_KEY])
     columns = {
         "id": ids,
         "consumer": pa.repeat(head.consumer, len(rows)),
         "generation": pa.repeat(head.generation, len(rows)),
-        "incarnation": _incarnations(content, head),
+        "incarnation": _incarnations(settled, head)[settled.index.place[rows]],
         "sequence_number": np.where(content["partition"].to_numpy() == KEY_ONLY.partition, -1, settled.index.numbers[rows]),
         "event_key": content["key"],
         "key": pc.if_else(pa.array(holds), key_bytes(settled.index.high[rows], settled.index.low[rows]), pa.scalar(None, pa.binary(16))),
@@ -75,7 +74,7 @@ def make_letters(settled: Settled, content: pa.Table, why: Why, head: Head, run:
         "idempotence_key": content["_key_text"],
         "payload_hash": settled.index.payload[rows],
         **bodies,
-        **_errors(rows, [behind[i] or k for i, k in enumerate(kinds)], settled, bodies["kept_whole"], why, now),
+        **_errors(settled, rows, behind, bodies["kept_whole"], why, now),
         "status": ["BLOCKED" if b else "OPEN" for b in before],
         "blocked_by": before,
         "sequence": _if_there(content, SEQUENCE[0]),
@@ -110,9 +109,9 @@ def history(entries: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist([{"reserved": 0, **e} for e in entries], schema=HISTORY)
 
 
-def _incarnations(content: pa.Table, head: Head) -> list[int]:
-    topics = zip(content["source"].to_pylist(), content["topic"].to_pylist(), strict=True)
-    return [head.incarnations.get(topic, 0) for topic in topics]
+def _incarnations(settled: Settled, head: Head) -> Ints:
+    """Of each partition of the index."""
+    return np.array([head.incarnations.get((p.source, p.topic), 0) for p in settled.index.partitions], dtype=np.int64)
 
 
 def _bodies(content: pa.Table, max_body: int) -> dict[str, Any]:
@@ -131,37 +130,42 @@ def _bodies(content: pa.Table, max_body: int) -> dict[str, Any]:
     }
 
 
-def _errors(rows: Ints, kinds: Sequence[Kind], settled: Settled, whole: Sequence[bool], why: Why, now: dt.datetime) -> dict[str, Any]:
-    known = functools.cache(fingerprint)  # thousands of letters have one reason
-    failures = [why.failed.get(row, ()) for row in rows.tolist()]
-    last = [f[-1] if f else None for f in failures]
-    shown = [kind if kept else Kind.TOO_LARGE for kind, kept in zip(kinds, whole, strict=True)]
-    waiting = (settled.state[rows] == WAITING).tolist()
-    reasons = [_reason(*facts, why) for facts in zip(rows.tolist(), kinds, last, waiting, strict=True)]
-    return {
-        "kind": [k.value for k in shown],
-        "reason": reasons,
-        "error_type": [f and f.error_type for f in last],
-        "error_message": [f and f.message for f in last],
-        "stack": [f and f.stack for f in last],
-        "fingerprint": [f.fingerprint if f else known(k, r) for f, k, r in zip(last, shown, reasons, strict=True)],
-        "attempts": [0 if w else max(len(f), 1) for f, w in zip(failures, waiting, strict=True)],
-        "first_failed_at": _times([f[0].at if f else None for f in failures], now),
-        "last_failed_at": _times([f.at if f else None for f in last], now),
-    }
+def _errors(
+    settled: Settled, rows: Ints, behind: Sequence[Kind | None], whole: Sequence[bool], why: Why, now: dt.datetime
+) -> dict[str, pa.Array]:
+    """The columns that say what went wrong. Thousands of letters have one reason: what is alike is made once."""
+    asked = rows.tolist()
+    failed = (row if row in why.failed else None for row in asked)
+    alike: dict[tuple[Any, ...], int] = {}
+    facts = zip(settled.state[rows].tolist(), behind, whole, map(why.rejected.get, asked), failed, strict=True)
+    which = pa.array([alike.setdefault(fact, len(alike)) for fact in facts], pa.int32())
+    made = zip(*(_error(why, now, *fact) for fact in alike), strict=True)
+    return {name: pa.array(values, LETTERS.field(name).type).take(which) for name, values in zip(_ERRORS, made, strict=True)}
 
 
-def _times(given: list[dt.datetime | None], now: dt.datetime) -> pa.Array:
-    kind = pa.timestamp("us", "UTC")
-    return pc.fill_null(pa.array(given, kind), pa.scalar(now, kind))
+_ERRORS = ("kind", "reason", "error_type", "error_message", "stack", "fingerprint", "attempts", "first_failed_at", "last_failed_at")
 
 
-def _reason(row: int, kind: Kind, failure: Failure | None, waiting: bool, why: Why) -> str:
+def _error(
+    why: Why, now: dt.datetime, state: int, behind: Kind | None, whole: bool, rejected: str | None, row: int | None
+) -> tuple[Any, ...]:
+    """_ERRORS of letters that have these facts in common; only one has `row`."""
+    failures = why.failed[row] if row is not None else ()
+    last = failures[-1] if failures else None
+    kind = behind or LETTER_KINDS[state]
+    shown = kind if whole else Kind.TOO_LARGE
+    reason = _reason(kind, last, rejected, waiting=state == WAITING)
+    error = (last.error_type, last.message, last.stack, last.fingerprint) if last else (None, None, None, fingerprint(shown, reason))
+    attempts = 0 if state == WAITING else max(len(failures), 1)
+    return (shown.value, reason, *error, attempts, failures[0].at if failures else now, last.at if last else now)
+
+
+def _reason(kind: Kind, failure: Failure | None, rejected: str | None, *, waiting: bool) -> str:
     if waiting:
         return "an earlier event of its sequence is a dead letter"
     if failure:
         return f"{failure.error_type}: {' '.join(failure.message.split())[:SHOWN]}"
-    return why.rejected.get(row) or REASONS.get(kind, "rejected by the handler")
+    return rejected or REASONS.get(kind, "rejected by the handler")
 
 
 def _chain(
@@ -212,14 +216,23 @@ def _column(field: pa.Field, columns: Mapping[str, Any], content: pa.Table, coun
 
 
 def _ids(settled: Settled, rows: Ints, kinds: Sequence[Kind], head: Head, run: Run) -> list[str]:
+    index, ids = settled.index, []
+    bounds = np.searchsorted(index.place[rows], np.arange(len(index.partitions) + 1)).tolist()
+    for partition, first, end in zip(index.partitions, bounds, bounds[1:], strict=False):
+        here = rows[first:end]
+        if partition == KEY_ONLY:
+            ids += _ids_without_position(settled, here, kinds[first:end], head, run)
+        elif len(here):
+            made = LetterIds(head.consumer, head.generation, *_partition(partition, head))
+            ids += made.of_each(index.numbers[here].tolist(), index.parts[here].tolist())
+    return ids
+
+
+def _ids_without_position(settled: Settled, rows: Ints, kinds: Sequence[Kind], head: Head, run: Run) -> list[str]:
     index, copies = settled.index, Counter[tuple[object, ...]]()
-    ids = [LetterIds(head.consumer, head.generation, *_partition(p, head)) for p in index.partitions]
     found = []
-    facts = zip(rows.tolist(), index.place[rows].tolist(), index.numbers[rows].tolist(), index.parts[rows].tolist(), kinds, strict=True)
-    for row, place, number, part, kind in facts:
-        if index.partitions[place] != KEY_ONLY:
-            found.append(ids[place].of(number, part))
-        elif kind not in HOLDS_NO_KEY:
+    for row, kind in zip(rows.tolist(), kinds, strict=True):
+        if kind not in HOLDS_NO_KEY:
             found.append(letter_id(head.consumer, head.generation, "key", int(index.high[row]), int(index.low[row])))
         else:  # nothing but its batch and its payload tells this delivery from another
             same = ("delivery", run.query_id, run.batch_id, run.chunk, kind, int(index.payload[row]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import psycopg
@@ -43,6 +44,9 @@ _CHANGING: Mapping[str, str] = {
 }
 """Columns that may change, and their types. Position, headers and sequence are the event's."""
 
+PER_WRITE = 1_024
+"""Letters that are encoded at a time."""
+
 
 def park(connection: Connection, sql: Statements, step: Park, consumer: str) -> None:
     """Keep the letters that are not kept yet, and their history. Raises StoreError if the table does not take them all.
@@ -51,10 +55,10 @@ def park(connection: Connection, sql: Statements, step: Park, consumer: str) -> 
     """
     try:
         with connection.transaction():
-            _copy(connection, sql, "dead_letter", _letter_columns(step.letters))
+            _copy_letters(connection, sql, step.letters)
     except psycopg.errors.UniqueViolation:  # which is rare: asking first would cost every flood a look at each letter
         step = _not_kept(connection, sql, step)
-        _copy(connection, sql, "dead_letter", _letter_columns(step.letters))
+        _copy_letters(connection, sql, step.letters)
     _copy(connection, sql, "letter_history", _clean(step.history))
     order.parked(connection, sql, step.letters, consumer)
 
@@ -125,12 +129,26 @@ def free(connection: Connection, sql: Statements, step: Free) -> None:
         connection.execute(sql["free_keys"], {"keys": arrays.uuid_array(arrays.keys_of(step.keys["key"]))})
 
 
-def _copy(connection: Connection, sql: Statements, table: str, rows: pa.Table) -> None:
-    if not rows.num_rows:
+def _copy_letters(connection: Connection, sql: Statements, letters: pa.Table) -> None:
+    """A few at a time: while the server takes them the next ones are made. Columns without any value are left out."""
+    if not letters.num_rows:
         return
-    kept = encode.copy_in(connection, f"{quoted(sql.schema)}.{table}", rows)
-    if kept != rows.num_rows:
-        raise StoreError(f"{table} kept {kept} of {rows.num_rows} rows. Remove the trigger that somebody has added to it.")
+    given = letters.select([name for name in letters.column_names if letters[name].null_count < letters.num_rows])
+    made = (_letter_columns(given.slice(first, PER_WRITE)) for first in range(0, letters.num_rows, PER_WRITE))
+    some = next(made)
+    batches = (batch for table in chain([some], made) for batch in table.to_batches())
+    kept = encode.copy_batches(connection, f"{quoted(sql.schema)}.dead_letter", some.schema, batches)
+    _refuse_fewer("dead_letter", kept, letters.num_rows)
+
+
+def _copy(connection: Connection, sql: Statements, table: str, rows: pa.Table) -> None:
+    if rows.num_rows:
+        _refuse_fewer(table, encode.copy_in(connection, f"{quoted(sql.schema)}.{table}", rows), rows.num_rows)
+
+
+def _refuse_fewer(table: str, kept: int, given: int) -> None:
+    if kept != given:
+        raise StoreError(f"{table} kept {kept} of {given} rows. Remove the trigger that somebody has added to it.")
 
 
 def _clean(rows: pa.Table) -> pa.Table:
