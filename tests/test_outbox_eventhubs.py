@@ -66,6 +66,22 @@ def test_an_event_that_no_batch_can_hold_stops_its_own_key(eventhubs: Double, ne
     assert sorted(e.message_id for e in got) == ["id-0", "id-1", "id-3", "id-5"]
 
 
+def test_an_event_that_the_service_refuses_is_found_and_stops_its_own_key(eventhubs: Double, new_hub: MakeHub) -> None:
+    """The service refuses whole batches; all but the guilty event and what is behind it in its key are sent, in order, without doubles."""
+    hub, out = new_hub(partitions=1), destination(eventhubs)
+    todo = [Message(n, hub, b"k%d" % (n % 2), f"id-{n}", b"poison" if n == 2 else b"%d" % n) for n in range(6)]
+    eventhubs.order("refuse", text="poison")
+    outcome = out.send(todo)
+    alone = out.send([todo[2]])
+    eventhubs.order("calm")
+    assert list(outcome.failed) == [2] and not outcome.failed[2].permanent and outcome.unsent == {4}
+    assert list(alone.failed) == [0] and "argument-error" in alone.failed[0].error_type
+    assert not out.send([todo[2], todo[4]]).failed
+    out.close()
+    got = clients.receive(eventhubs.connection_string, hub, "0", 6)
+    assert [e.message_id for e in got] == ["id-0", "id-1", "id-3", "id-5", "id-2", "id-4"]
+
+
 def test_a_batch_has_all_keys_of_its_partition(eventhubs: Double, new_hub: MakeHub) -> None:
     """However many keys there are, a partition is one batch; each key is where its hash says, in order, and the consumer sees it."""
     hub, out = new_hub(partitions=4), destination(eventhubs)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from azure.eventhub import EventData, EventHubProducerClient, TransportType
-from azure.eventhub.exceptions import EventHubError
+from azure.eventhub.exceptions import EventDataSendError, EventHubError
 
 from checkpoint.errors import ConfigError, DestinationUnavailable
 from dedup.eventhub.partition_hash import partition_of
@@ -26,6 +26,13 @@ Place = tuple[int, Message]
 
 KEY = b"x-opt-partition-key"
 """The annotation that says which key an event has. The service keeps it, also where it does not choose the partition."""
+
+OWN_FAULT = frozenset({"argument-error", "argument-out-of-range", "invalid-field", "decode-error", "link:message-size-exceeded"})
+"""Conditions, without what stands before the colon, that are about what an event is. All others are about the service.
+
+Source: https://learn.microsoft.com/en-us/java/api/com.azure.core.amqp.exception.amqperrorcondition, read 2026-11; and
+azure-eventhub 5.15, `_constants.py` and `_pyamqp/error.py`, which do not try these again.
+"""
 
 LOOK_SECONDS = 60.0
 """How long the number of a hub's partitions is believed."""
@@ -97,9 +104,24 @@ class SendingHubs:
         client, stopped = self._client(topic), set[Line]()
         while left:
             batch = client.create_batch(partition_id=partition)
-            left = _fill(batch, left, stopped, outcome)
-            if len(batch):
-                client.send_batch(batch)
+            inside, left = _fill(batch, left, stopped, outcome)
+            if inside and _refused(client, batch) is not None:
+                self._one_by_one(partition, inside, stopped, outcome)
+
+    def _one_by_one(self, partition: str | None, places: Sequence[Place], stopped: set[Line], outcome: Outcome) -> None:
+        """The service refuses whole batches: which of their messages it means is found by sending each of them alone."""
+        for place, message in places:
+            if message.line in stopped:
+                outcome.unsent.add(place)
+                continue
+            client = self._client(message.topic)
+            batch = client.create_batch(partition_id=partition)
+            batch.add(event_of(message))
+            if (error := _refused(client, batch)) is not None:
+                told = hidden(str(error), self.connection)
+                outcome.failed[place] = Failure(f"{type(error).__name__} {error.error}", told, permanent=False)
+                if message.line is not None:
+                    stopped.add(message.line)
 
     def _client(self, topic: str) -> EventHubProducerClient:
         if topic not in self._clients:
@@ -144,8 +166,20 @@ def event_of(message: Message) -> EventData:
     return event
 
 
-def _fill(batch: Any, places: Sequence[Place], stopped: set[Line], outcome: Outcome) -> Sequence[Place]:
-    """Put as many as fit into the batch; returns the others. What does not even fit alone has failed, and stops its key."""
+def _refused(client: EventHubProducerClient, batch: Any) -> EventHubError | None:
+    """Send the batch; what the service said where it refuses it for the fault of an event. Raises everything else."""
+    try:
+        client.send_batch(batch)
+    except EventDataSendError as error:
+        if error.error not in OWN_FAULT:
+            raise
+        return error
+    return None
+
+
+def _fill(batch: Any, places: Sequence[Place], stopped: set[Line], outcome: Outcome) -> tuple[list[Place], Sequence[Place]]:
+    """Put as many as fit into the batch; returns these and those after them. What does not even fit alone has failed, and stops its key."""
+    inside: list[Place] = []
     for count, (place, message) in enumerate(places):
         if message.line in stopped:
             outcome.unsent.add(place)
@@ -153,12 +187,14 @@ def _fill(batch: Any, places: Sequence[Place], stopped: set[Line], outcome: Outc
         try:
             batch.add(event_of(message))
         except ValueError:
-            if len(batch):
-                return places[count:]
+            if inside:
+                return inside, places[count:]
             outcome.failed[place] = _too_large(message)
             if message.line is not None:
                 stopped.add(message.line)
-    return ()
+        else:
+            inside.append((place, message))
+    return inside, ()
 
 
 def _too_large(message: Message) -> Failure:

@@ -124,6 +124,10 @@ class Orders:
         """The next sends are not kept, and the connection breaks."""
         self._service.faults.dropped_sends = count
 
+    def refuse(self, text: str) -> None:
+        """Sends that have this text in them are refused, as the service refuses an event that is none, batches as a whole."""
+        self._service.faults.refused = text.encode()
+
     def stay_silent(self, count: int) -> None:
         """The next sends are kept, and the client is never told."""
         self._service.faults.silent_sends = count

@@ -25,6 +25,7 @@ SELECTOR = re.compile(r"amqp\.annotation\.(x-opt-[a-z-]+)\s*(>=|>)\s*'?(@?-?[^']
 
 Refusal = tuple[str, str]
 """AMQP condition, description."""
+NOT_AN_EVENT: Refusal = ("com.microsoft:argument-error", "An argument of the event is not valid.")
 BUSY: Refusal = ("com.microsoft:server-busy", "The request was terminated because the namespace is being throttled. Error code : 50002.")
 
 
@@ -36,6 +37,7 @@ class Faults:
     lost_answers: int = 0  # sends that are kept, and whose connection is then cut before the answer
     silent_sends: int = 0  # sends that are kept and never answered
     dropped_sends: int = 0  # sends that are not kept, and whose connection is cut
+    refused: bytes | None = None  # sends with these bytes in them are refused as what no event may be
     resets: dict[int, int] = field(default_factory=dict)  # id of a partition -> deliveries until the connection breaks inside one
     again: dict[int, int] = field(default_factory=dict)  # id of a partition -> how many events the next reader is sent twice
     slow: float | None = None  # bytes a second of every link
@@ -145,6 +147,8 @@ class Service:
         self.counts["sends"] += 1
         if self.throttled("send"):
             return BUSY
+        if self.faults.refused is not None and self.faults.refused in raw:
+            return NOT_AN_EVENT
         path = address.split("/")
         key = (read(raw, ANNOTATIONS).get(ANNOTATIONS) or {}).get("x-opt-partition-key")
         partition = self.hub(path[0]).choose(path, key)
