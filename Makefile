@@ -18,7 +18,7 @@ demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_A
 	@$(BIN)/dedup demo $(DEMO_ARGS)
 
 test: java $(VENV)/.jars ## Run all tests, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x")
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 slow: java $(VENV)/.jars ## Run the tests that take minutes each
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -80,10 +80,11 @@ def dedup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the session as `spark`, and put it last."""
+    """Mark what uses the session as `spark`, and put it last: before that a process has none, and several processes go on that way."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}{' spark' if item.get_closest_marker('spark') else ''}"))
     items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
 
 
