@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import AmbiguousPosition
 from checkpoint.position import Partition
+from dedup.locate import Ranks, match
 from dedup.store import KEYS
 
 Ints = npt.NDArray[np.int64]
@@ -188,15 +189,13 @@ class Index:
         mine = {p: i for i, p in enumerate(self.partitions)}
         place = np.array([mine.get(p, -1) for p in partitions], dtype=np.int64)[place] if len(place) else place
         wanted = (place, positions["sequence_number"].to_numpy(), positions["part"].to_numpy())
-        columns = [np.concatenate(pair) for pair in zip((self.place, self.numbers, self.parts), wanted, strict=True)]
-        asked = np.arange(len(columns[0])) >= len(self)
-        order = np.lexsort((np.arange(len(asked)), columns[2], columns[1], columns[0]))
-        starts = np.ones(len(order), dtype=bool)
-        starts[1:] = np.any([np.diff(c[order]) != 0 for c in columns], axis=0)
-        leader = order[np.flatnonzero(starts)][np.cumsum(starts) - 1]
-        found = np.empty(len(order), dtype=np.int64)
-        found[order] = np.where(leader < len(self), leader, -1)
-        return found[asked]
+        if self._ranks is None or any(column.dtype != np.int64 for column in wanted):  # some are null: positions of no event
+            return match((self.place, self.numbers, self.parts), wanted)
+        return self._ranks.find(wanted)
+
+    @cached_property
+    def _ranks(self) -> Ranks | None:
+        return Ranks.of((self.place, self.numbers, self.parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,8 +261,9 @@ def _places(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
         codes.append(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
         values.append(encoded.dictionary.to_pylist())
     combined = (codes[0] * max(len(values[1]), 1) + codes[1]) * max(len(values[2]), 1) + codes[2]
-    distinct, place = np.unique(combined, return_inverse=True)
-    names = [_name(values, int(code)) for code in distinct]
+    encoded = pa.array(combined).dictionary_encode()
+    place = encoded.indices.to_numpy().astype(np.int64)
+    names = [_name(values, code) for code in encoded.dictionary.to_pylist()]
     rank = sorted(range(len(names)), key=lambda i: names[i])
     back = np.empty(len(names), dtype=np.int64)
     back[rank] = np.arange(len(names))

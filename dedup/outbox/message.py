@@ -7,6 +7,7 @@ import os
 import zlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -117,7 +118,7 @@ def lanes(topic: str, keys: pa.Array) -> pa.Array:
     """The lane of each destination key; messages without one are spread, for they keep no order."""
     found = keys.dictionary_encode()
     start = zlib.crc32(topic.encode())
-    of_key = np.array([zlib.crc32(k, start) % LANES for k in found.dictionary.to_pylist()] or [0], dtype=np.int16)
+    of_key = np.fromiter(map(zlib.crc32, [*found.dictionary.to_pylist(), b""], repeat(start)), dtype=np.int64) % LANES
     missing = found.indices.is_null().to_numpy(zero_copy_only=False)
     chosen = of_key[found.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)]
     return pa.array(np.where(missing, np.arange(len(keys)) % LANES, chosen).astype(np.int16))

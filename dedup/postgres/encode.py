@@ -19,8 +19,8 @@ from pgpq import schema as pg
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import quoted
 
-ROWS_PER_WRITE = 16_384
-"""Rows encoded at a time: bounds what is held twice."""
+ROWS_PER_WRITE = 1_024
+"""Rows encoded at a time: the server takes those before them meanwhile, and not more is held twice."""
 
 
 def copy_in(connection: Connection, target: str, table: pa.Table, jsonb: frozenset[str] = frozenset()) -> int:

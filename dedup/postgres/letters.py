@@ -44,9 +44,6 @@ _CHANGING: Mapping[str, str] = {
 }
 """Columns that may change, and their types. Position, headers and sequence are the event's."""
 
-PER_WRITE = 1_024
-"""Letters that are encoded at a time."""
-
 
 def park(connection: Connection, sql: Statements, step: Park, consumer: str) -> None:
     """Keep the letters that are not kept yet, and their history. Raises StoreError if the table does not take them all.
@@ -134,7 +131,7 @@ def _copy_letters(connection: Connection, sql: Statements, letters: pa.Table) ->
     if not letters.num_rows:
         return
     given = letters.select([name for name in letters.column_names if letters[name].null_count < letters.num_rows])
-    made = (_letter_columns(given.slice(first, PER_WRITE)) for first in range(0, letters.num_rows, PER_WRITE))
+    made = (_letter_columns(given.slice(first, encode.ROWS_PER_WRITE)) for first in range(0, letters.num_rows, encode.ROWS_PER_WRITE))
     some = next(made)
     batches = (batch for table in chain([some], made) for batch in table.to_batches())
     kept = encode.copy_batches(connection, f"{quoted(sql.schema)}.dead_letter", some.schema, batches)
