@@ -38,7 +38,7 @@ THROUGH_SPARK = [
 def test_whatever_is_broken_nothing_is_lost_or_doubled(kind: str, tmp_path: Path) -> None:
     """Each kind of fault in its turn; then a restart to the end: rows, letters and merged rows are as computed, and the tables prove it."""
     journal = tmp_path / "journal.jsonl"
-    made = run.run(kind, ROUNDS[kind] * ONE_OF_EACH[kind], journal)
+    made = run.run(kind, range(ROUNDS[kind] * ONE_OF_EACH[kind]), journal)
     assert len({entry["fault"] for entry in made}) == ONE_OF_EACH[kind]
     print(report.markdown(made))
     skipped = {entry["skipped"] for entry in made if "skipped" in entry}
@@ -52,7 +52,7 @@ def test_whatever_is_broken_nothing_is_lost_or_doubled(kind: str, tmp_path: Path
 def test_whatever_of_spark_or_the_broker_dies_nothing_is_lost_or_doubled(kind: str, tmp_path: Path) -> None:
     """Driver, JVM, Python workers, broker, and a driver that is stopped while another one takes over: each once, then the same count."""
     faults = spark_lane.KAFKA_FAULTS if kind.endswith(run.KAFKA) else spark_lane.FAULTS
-    made = run.run(kind, len(faults), tmp_path / "journal.jsonl")
+    made = run.run(kind, range(len(faults)), tmp_path / "journal.jsonl")
     print(report.markdown(made))
     assert {entry["fault"] for entry in made} == set(faults)
     assert report.totals(made)[kind]["wrong_seeds"] == [], made
@@ -62,15 +62,28 @@ def test_whatever_of_spark_or_the_broker_dies_nothing_is_lost_or_doubled(kind: s
 def test_the_loop_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     """After a run that was killed in the middle of a line, too; the report counts both runs."""
     journal = tmp_path / "journal.jsonl"
-    run.run("delta", 1, journal)
+    run.run("delta", range(1), journal)
     with journal.open("a") as file:
         file.write('{"seed": 7, "sto')
-    run.run("delta", 1, journal)
+    first = run.next_seed("delta", journal)
+    run.run("delta", range(first, first + 1), journal)
     entries = run.read(journal)
     assert [entry["seed"] for entry in entries] == [0, 1]
     totals = report.totals(entries)["delta"]
     assert (totals["iterations"] + totals["skipped"], totals["seeds"]) == (2, "0-1")
     json.dumps(totals)
+
+
+@pytest.mark.delta
+def test_loops_at_once_share_the_seeds_and_the_journal(tmp_path: Path) -> None:
+    """`--jobs 2` runs each seed once, goes on behind what the journal has, and reports all of it."""
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text(json.dumps({"seed": 4, "store": "delta", "fault": "disk full", "skipped": "made up"}) + "\n")
+    command = [sys.executable, "-m", "crash", "3", "--store", "delta", "--jobs", "2", "--journal", str(journal)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(entry["seed"] for entry in run.read(journal)) == [4, 5, 6, 7]
+    assert "delta**: 3 iterations, seeds 4-7" in done.stdout
 
 
 @pytest.mark.delta

@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -132,22 +132,30 @@ def iterate(seed: int, kind: str, faults: dict[str, tuple[Fault, Lanes] | str]) 
     return {**entry, "lane": lane.seed, "missed": lane.missed, "detail": detail, "ended": ended, **found, "seconds": seconds}
 
 
-def run(kind: str, count: int, journal: Path, until: float = float("inf")) -> list[Entry]:
-    """So many iterations more, or until that time of `time.monotonic`; goes on after the last seed that the journal has."""
+def next_seed(kind: str, journal: Path) -> int:
+    """Behind the last one that the journal has of this store."""
+    return max((e["seed"] for e in read(journal) if e["store"] == kind), default=-1) + 1
+
+
+def run(kind: str, seeds: Iterable[int], journal: Path, until: float = float("inf")) -> list[Entry]:
+    """These iterations, or those that begin before that time of `time.monotonic`. Several processes may write to a journal."""
     journal.parent.mkdir(parents=True, exist_ok=True)
-    seeds = [e["seed"] for e in read(journal) if e["store"] == kind]
-    first, made = max(seeds, default=-1) + 1, []
-    if journal.exists() and not journal.read_text().endswith("\n"):
-        journal.write_text(journal.read_text() + "\n")  # a kill cut the last line off
+    made = []
     with tempfile.TemporaryDirectory() as said, contextlib.closing(Nursery(Path(said))) as nursery, ExitStack() as stack:
         faults, file = stack.enter_context(arena(kind, nursery)), stack.enter_context(journal.open("a"))
-        for seed in range(first, first + count):
+        for seed in seeds:
             if time.monotonic() > until:
                 break
             made.append(iterate(seed, kind, faults))
-            file.write(json.dumps(made[-1]) + "\n")
+            file.write("\n" * _cut_off(journal) + json.dumps(made[-1]) + "\n")
             file.flush()
     return made
+
+
+def _cut_off(journal: Path) -> bool:
+    """Whether a kill cut the last line off."""
+    with journal.open("rb") as file:
+        return file.seek(0, 2) > 0 and (file.seek(-1, 2), file.read())[1] != b"\n"
 
 
 def read(journal: Path) -> list[Entry]:
