@@ -18,7 +18,7 @@ from benchmarks.stream import Sizes
 SIZES = Sizes(events=20_000, batches=7, warm=4, rounds=2, empty=5)
 
 BOUNDS = {
-    "commit_path": {"postgres/commit_path_vs_copy": 0.4},
+    "commit_path": {"postgres/commit_path_vs_copy": 0.3},
     "postgres": {"postgres/jdbc_append": 0.3, "postgres/on_conflict": 0.8, "postgres/staged_on_conflict": 0.5},
     "delta": {"delta/append_txn": 0.8, "delta/append": 0.4},
     "postgres_empty": {"postgres/empty_batch": 5.0},
