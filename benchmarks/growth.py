@@ -1,7 +1,7 @@
 """`make bench-growth`: what a batch takes with few and with many reservations, ours and by hand, all in one run.
 
-Every size has a database and a ledger of its own, filled by the store's own transactions without events; then the same real batches go to
-all of them in turns. What is disturbed then is disturbed everywhere. Numbers are put into growth.json, which plot.py draws.
+Every size has a database and a ledger of its own, filled without events (the ledger by the store's own transactions); then the same real
+batches go to all of them in turns. What is disturbed then is disturbed everywhere. Numbers are put into growth.json, which plot.py draws.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 from benchmarks import delta, postgres, report
 from benchmarks.events import Facts, Topic, land
 from benchmarks.ours import SINK, consumer
-from benchmarks.reserved import reserve
+from benchmarks.reserved import generate, reserve
 from benchmarks.run import database, server
 from benchmarks.stream import Seconds, Way, contest, middle
 from dedup.postgres import PostgresStore
@@ -189,8 +189,9 @@ def _on(stack: ExitStack, place: Place) -> Way:
 
 def _fill(dsn: str, count: int, table: int | None) -> None:
     postgres.create_sinks(dsn)
-    with closing(PostgresStore(dsn, filter_memory=0)) as filling:
-        reserve(filling, count, rotate_every=table)
+    with closing(PostgresStore(dsn)) as store:
+        store.migrate()
+    generate(dsn, count, table)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
         connection.execute("CHECKPOINT")

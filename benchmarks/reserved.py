@@ -1,4 +1,4 @@
-"""Many reservations without their events: keys as random as real ones, written by the store's own transaction, a million at a time.
+"""Many reservations without their events: keys as random as real ones, by the store's own transaction, or made in PostgreSQL.
 
 Called by the measures that begin with a large table.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 
 from dedup.epoch import take_epoch
@@ -16,6 +17,11 @@ from dedup.store import KEYS
 
 NAME = "benchmark"
 """The consumer that has them."""
+
+MADE = """
+INSERT INTO dedup.reservation_{:06d} (key, payload_hash)
+SELECT gen_random_uuid(), hashint8extended(n, 0) FROM generate_series(1, %(count)s) n
+"""
 
 STEP = 1_000_000
 """Keys of one transaction."""
@@ -39,6 +45,22 @@ def reserve(store: Any, count: int, *, step: int = STEP, rotate_every: int | Non
         if rotate_every is not None and done and done % rotate_every == 0:
             store.rotate_reservations()
         _reserve(store, epoch, keys(min(step, count - done), seed + done))
+
+
+def generate(dsn: str, count: int, rotate_every: int | None = None) -> None:
+    """Make so many reservations inside a migrated database, a million at a time, each with its entry in the unique index, in no order.
+
+    Args:
+        rotate_every: begin a new table of reservations after as many keys.
+    """
+    step = min(STEP, rotate_every or STEP)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for done in range(0, count, step):
+            if rotate_every is not None and done and done % rotate_every == 0:
+                connection.execute("SELECT dedup.rotate_reservations()")
+            row = connection.execute("SELECT max(id) FROM dedup.reservation_generation").fetchone()
+            assert row is not None
+            connection.execute(MADE.format(row[0]).encode(), {"count": min(step, count - done)})
 
 
 def _reserve(store: Any, epoch: int, wanted: pa.Table) -> None:
