@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from eventhubs import clients
 from eventhubs.control import Double
@@ -53,6 +55,37 @@ def test_a_hub_that_is_not_there_is_nobodys_fault(eventhubs: Double, new_hub: Ma
     with pytest.raises(DestinationUnavailable, match="none-such") as told:
         out.send([Message(0, "none-such", b"k", "id", b"")])
     assert "SharedAccessKey=" not in str(told.value)
+
+
+def test_a_hub_that_is_not_there_holds_back_no_other(eventhubs: Double, new_hub: MakeHub) -> None:
+    """What the others have taken counts as sent, once; of its own messages the first of each key have failed, and may be tried again."""
+    hub, out = new_hub(partitions=2), destination(eventhubs, retry_total=0)
+    todo = [Message(n, ("none-such", hub)[n % 2], b"k%d" % (n // 2 % 3), f"id-{n}", b"%d" % n) for n in range(12)]
+    outcome = out.send(todo)
+    out.close()
+    assert sorted(outcome.failed) == [0, 2, 4] and outcome.unsent == {6, 8, 10}
+    assert not any(failure.permanent for failure in outcome.failed.values()) and "none-such" in outcome.failed[0].error_message
+    assert sorted(e["id"] for events in eventhubs.kept(hub, 2) for e in events) == sorted(m.id for m in todo if m.topic == hub)
+
+
+def test_a_hub_that_took_some_counts_no_attempt_of_the_others(eventhubs: Double, new_hub: MakeHub) -> None:
+    """The service goes away between two partitions: what it has taken is sent, the rest is as if it had not been tried."""
+    hub, out = new_hub(partitions=4), destination(eventhubs, retry_total=0)
+    todo = [Message(n, hub, b"k%d" % n, f"id-{n}", b"%d" % n) for n in range(40)]
+    send_to, calls = out._send_to, list[object]()
+
+    def once(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            eventhubs.order("drop_sends", count=1)
+        send_to(*arguments)
+
+    out._send_to = once  # type: ignore[method-assign]
+    outcome = out.send(todo)
+    assert not outcome.failed and 0 < len(outcome.unsent) < 40
+    assert not out.send([m for place, m in enumerate(todo) if place in outcome.unsent]).unsent
+    out.close()
+    assert sorted(e["id"] for events in eventhubs.kept(hub, 4) for e in events) == sorted(m.id for m in todo)
 
 
 def test_an_event_that_no_batch_can_hold_stops_its_own_key(eventhubs: Double, new_hub: MakeHub) -> None:

@@ -60,22 +60,42 @@ class SendingHubs:
     def send(self, messages: Sequence[Message]) -> Outcome:
         """Send these, partition by partition, and wait for each batch: it has all keys of its partition that wait, each in its order.
 
+        A hub that takes nothing does not hold back those that do: its messages have failed, and may be tried again.
+
         Raises:
-            DestinationUnavailable: a batch was not acknowledged. What was sent is sent again, with the same ids.
+            DestinationUnavailable: no batch was acknowledged. What was sent is sent again, with the same ids.
 
         Crash: as that.
         """
         outcome, topics = Outcome(), defaultdict[str, list[Place]](list)
         for place in enumerate(messages):
             topics[place[1].topic].append(place)
+        sent, away = set[int](), dict[str, Exception]()
         for topic, places in topics.items():
             try:
                 for partition, some in self._spread(topic, places).items():
-                    self._send_to(topic, partition, some, outcome)
+                    self._send_to(topic, partition, some, outcome, sent)
             except (EventHubError, OSError) as error:
-                self.close()
-                raise DestinationUnavailable(self._said(topic, error)) from None
+                self._forget(topic)
+                away[topic] = error
+        if away and not sent:
+            raise DestinationUnavailable(self._said(*next(iter(away.items()))))
+        for topic, why in away.items():
+            self._leave(topic, why, topics[topic], sent, outcome)
         return outcome
+
+    def _leave(self, topic: str, error: Exception, places: Sequence[Place], sent: set[int], outcome: Outcome) -> None:
+        """Messages of a hub that did not take all of them: where it took none, while others did, the first of each key have failed."""
+        stopped, whole = set[Line](), sent.isdisjoint(place for place, _ in places)
+        for place, message in places:
+            if place in sent or place in outcome.failed or place in outcome.unsent:
+                continue
+            if message.line in stopped or not whole:
+                outcome.unsent.add(place)
+                continue
+            outcome.failed[place] = Failure(type(error).__name__, self._said(topic, error), permanent=False)
+            if message.line is not None:
+                stopped.add(message.line)
 
     def _spread(self, topic: str, places: Sequence[Place]) -> dict[str | None, list[Place]]:
         """Partition -> its messages, ascending; None: those without a key, which the service spreads."""
@@ -99,16 +119,18 @@ class SendingHubs:
         told = hidden(str(error), self.connection).split("\n")[0]
         return f"Event hub {topic!r} at {self.connection.namespace} has not taken the messages: {type(error).__name__}: {told}."
 
-    def _send_to(self, topic: str, partition: str | None, left: Sequence[Place], outcome: Outcome) -> None:
+    def _send_to(self, topic: str, partition: str | None, left: Sequence[Place], outcome: Outcome, sent: set[int]) -> None:
         """Batch after batch, so that none arrives before an earlier one; behind what no batch can hold nothing of its key is sent."""
         client, stopped = self._client(topic), set[Line]()
         while left:
             batch = client.create_batch(partition_id=partition)
             inside, left = _fill(batch, left, stopped, outcome)
             if inside and _refused(client, batch) is not None:
-                self._one_by_one(partition, inside, stopped, outcome)
+                self._one_by_one(partition, inside, stopped, outcome, sent)
+            else:
+                sent.update(place for place, _ in inside)
 
-    def _one_by_one(self, partition: str | None, places: Sequence[Place], stopped: set[Line], outcome: Outcome) -> None:
+    def _one_by_one(self, partition: str | None, places: Sequence[Place], stopped: set[Line], outcome: Outcome, sent: set[int]) -> None:
         """The service refuses whole batches: which of their messages it means is found by sending each of them alone."""
         for place, message in places:
             if message.line in stopped:
@@ -117,7 +139,9 @@ class SendingHubs:
             client = self._client(message.topic)
             batch = client.create_batch(partition_id=partition)
             batch.add(event_of(message))
-            if (error := _refused(client, batch)) is not None:
+            if (error := _refused(client, batch)) is None:
+                sent.add(place)
+            else:
                 told = hidden(str(error), self.connection)
                 outcome.failed[place] = Failure(f"{type(error).__name__} {error.error}", told, permanent=False)
                 if message.line is not None:
@@ -139,6 +163,12 @@ class SendingHubs:
             return EventHubProducerClient(there.namespace, topic, made(there.credential), **options)
         except ValueError as error:
             raise ConfigError(f"The settings of {topic!r} at {there.namespace} make no client: {error}") from None
+
+    def _forget(self, topic: str) -> None:
+        """Ask for its partitions, and connect, anew."""
+        self._partitions.pop(topic, None)
+        if client := self._clients.pop(topic, None):
+            client.close()
 
     def close(self) -> None:
         """Let go of connections."""
