@@ -36,7 +36,8 @@ class StateName(StrEnum):
     FLYING = "FLYING"
 
 
-Numbers = Annotated[list[int], typer.Argument(help="Numbers, as `list` shows them.", show_default=False)]
+MOST = 2**63 - 1
+Numbers = Annotated[list[int], typer.Argument(min=0, max=MOST, help="Numbers, as `list` shows them.", show_default=False)]
 Topic = Annotated[str | None, typer.Option(help="Only messages to this topic.")]
 
 NOTHING_DONE = "Nothing was changed. Repeat the command with --yes to do it."
@@ -136,7 +137,7 @@ def list_(
 @commands.command(epilog="Example: dedup outbox show orders 4711")
 def show(
     name: Name,
-    number: Annotated[int, typer.Argument(help="Its number, as `list` shows it.", show_default=False)],
+    number: Annotated[int, typer.Argument(min=0, max=MOST, help="Its number, as `list` shows it.", show_default=False)],
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -181,7 +182,9 @@ def _changed(found: list[Entry], count: int, word: str, yes: bool, as_json: bool
 @commands.command(epilog="Example: dedup outbox purge orders --older-than 7 --yes")
 def purge(
     name: Name,
-    older_than: Annotated[float, typer.Option("--older-than", min=0, help="Days since they were sent or discarded.", show_default=False)],
+    older_than: Annotated[
+        float, typer.Option("--older-than", min=0, max=36_500, help="Days since they were sent or discarded.", show_default=False)
+    ],
     store: StoreUrl = "",
     as_json: AsJson = False,
     yes: Yes = False,
