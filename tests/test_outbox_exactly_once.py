@@ -12,15 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from fix_postgres import run
-from kafka_kit import Topic
+from kafka_kit import Topic, eventually
 from test_outbox_kafka import received
 
 from checkpoint.errors import ConfigError, Fenced
 from dedup.epoch import take_epoch
 from dedup.kafka import TransactionalTopics
 from dedup.outbox import Call, Dispatcher, ExactlyOnce, State
+from dedup.outbox.exactly_once import Flight
 from dedup.outbox.message import MESSAGES, Messages, lanes, random_ids
-from dedup.outbox.store import Chosen
+from dedup.outbox.store import Asked, Chosen
 from dedup.postgres import PostgresStore
 from dedup.steps import Commit
 
@@ -58,6 +59,27 @@ def die_at(step: str, nth: int, dsn: str, servers: str, group: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     dispatcher(dsn, servers, group, limit=20, on_step=on_step).once()
+
+
+FENCED = 7
+"""Exit code."""
+
+
+def stop_before_commit(dsn: str, servers: str, group: str) -> None:
+    """In a process of its own: send a flight, and sleep with its transaction open."""
+    broker = TransactionalTopics(servers, group, timeout=5.0)
+    commit = broker._commit
+
+    def stop(producer: Any, flight: Flight) -> None:
+        producer.flush(5.0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        commit(producer, flight)
+
+    broker._commit = stop  # type: ignore[method-assign]
+    try:
+        ExactlyOnce(PostgresStore(dsn).outbox(NAME), broker).once()
+    except Fenced as error:
+        os._exit(FENCED if "longer than 5 s" in str(error) else 1)
 
 
 @pytest.mark.crash
@@ -129,6 +151,36 @@ def test_a_message_that_no_transaction_can_hold_is_found(kafka: Any, postgres: s
     done = dispatcher(postgres, topic.servers, topic.name).once()
     assert (done.dead, states(postgres)) == (1, {"SENT": 17, "DEAD": 1, "BEHIND": 2})
     assert len(received(topic, 1)) == 17
+
+
+def test_a_dispatcher_that_was_paused_for_too_long_doubles_nothing(postgres: str, topic: Topic) -> None:
+    """Stopped right before its commit until the broker has given its transaction up: it says so, and whoever comes next sends."""
+    fill(postgres, topic.name, [b"%d" % n for n in range(20)])
+    process = multiprocessing.get_context("spawn").Process(target=stop_before_commit, args=(postgres, topic.servers, topic.name))
+    process.start()
+    eventually(lambda: any(topic.ends(p)[1] for p in range(2)))  # it has sent, and sleeps
+    eventually(lambda: all(topic.ends(p, "read_committed") == topic.ends(p) for p in range(2)))  # aborted by the broker
+    os.kill(process.pid or 0, signal.SIGCONT)
+    process.join(120)
+    assert process.exitcode == FENCED and states(postgres) == {"FLYING": 20} and not received(topic)
+    assert dispatcher(postgres, topic.servers, topic.name).once().sent == 20
+    assert sorted(int(m.value()) for m in received(topic)) == list(range(20)) and states(postgres) == {"SENT": 20}
+
+
+def test_a_flight_that_is_noted_while_a_plain_dispatcher_takes_is_seen(postgres: str, topic: Topic) -> None:
+    """It has looked for flights, then one begins with the first message of a key: the second one is not sent before it."""
+    fill(postgres, topic.name, [b"%d" % n for n in range(10)], keys=1)
+    outbox, got = PostgresStore(postgres).outbox(NAME), list[Any]()
+    first = outbox._first
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        assert PostgresStore(postgres).outbox(NAME).fly(Asked(limit=1))
+        return first(*arguments, **options)
+
+    outbox._first = meanwhile  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="--exactly-once --once"):
+        Dispatcher(outbox, Call(got.extend), workers=1).once()
+    assert not got
 
 
 def test_the_two_ways_of_sending_do_not_mix(postgres: str, topic: Topic) -> None:

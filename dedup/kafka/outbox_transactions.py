@@ -84,7 +84,7 @@ class TransactionalTopics:
 
         Raises:
             DestinationUnavailable: whether it was committed is not known; `has` tells, after `connect`.
-            Fenced: another dispatcher has connected.
+            Fenced: another dispatcher has connected, or the transaction was open for longer than the time-out.
 
         Crash: all of it, or nothing; `has` tells which.
         """
@@ -132,7 +132,10 @@ class TransactionalTopics:
         told: KafkaError = error.args[0]
         if told.code() in FENCED:
             self.close()
-            raise Fenced(f"Another dispatcher has connected as {self.group!r}: it goes on. Stop this one.") from error
+            raise Fenced(
+                f"Another dispatcher has connected as {self.group!r}, and goes on: stop this one. Or this one was silent for longer than "
+                f"{self.timeout:g} s, and the broker has given its transaction up: start it again."
+            ) from error
         with suppress(KafkaException, SystemError):  # the client's way to say again that it has failed, while it tells the messages
             producer.flush(1.0)
         refused = {place: _failure(e) for place, e in errors.items() if e.code() in OWN_FAULT}
