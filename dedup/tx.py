@@ -127,10 +127,14 @@ class Tx:
             id: column with the message id, by which the receiver tells copies. Without one it is made of the incoming key and `order`,
                 where the rows have their position columns and order= is given, and in a handler of events; else it is random.
             body: column with the message itself, bytes or text.
-            headers: column with a list of (key, value), as `properties`.
+            headers: column with a list of {"key": text, "value": bytes}, as `properties`.
             order: column with whole numbers that tell the messages of one event apart.
+
+        Raises RowsRefused for a topic that is none; the event is at fault, because topics may come from events.
         """
         self._require_open()
+        if not isinstance(topic, str) or not topic or "\0" in topic:
+            raise RowsRefused(f"tx.publish: a topic is a text without NUL, not {topic!r:.80}.")
         names = Names(key, id, body, headers, order)
         if self._event is not None:
             position, before = self._event

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from deadletter.letter import PROPERTIES
 from dedup.delta.engine import Engine
 from dedup.outbox.message import Entry, Message, Messages, State
-from dedup.outbox.store import Asked, Chosen, Line
+from dedup.outbox.store import BYTES_PER_TURN, Asked, Chosen, Line
 
 OUTBOX_SINK = "dedup.outbox"
 """Name under which headers list the table of messages."""
@@ -124,7 +124,7 @@ class Found:
         return bool(pc.any(pc.equal(self._marks["attempt"], attempt)).as_py())
 
     def waiting(self, asked: Asked) -> pa.Table:
-        """The messages that can be sent now, ascending, at most `asked.limit`."""
+        """The messages that can be sent now, ascending, at most `asked.limit` and about BYTES_PER_TURN."""
         rows = self._all.filter(pc.equal(self._all["state"], int(State.WAITING)))
         if asked.topics:
             rows = rows.filter(pc.is_in(rows["topic"], pa.array(asked.topics)))
@@ -133,7 +133,9 @@ class Found:
             lines, numbers = rows.select(["topic", "key"]).to_pylist(), rows["number"].to_pylist()
             kept = [(x["topic"], x["key"]) not in stopped and n not in asked.resting_numbers for x, n in zip(lines, numbers, strict=True)]
             rows = rows.filter(pa.array(kept, pa.bool_()))
-        return rows.take(pc.sort_indices(rows, [("number", "ascending")])[: asked.limit])
+        rows = rows.take(pc.sort_indices(rows, [("number", "ascending")])[: asked.limit])
+        before = np.cumsum(sizes := pc.fill_null(rows["size"], 0).to_numpy()) - sizes
+        return rows.slice(0, int(np.count_nonzero(before < BYTES_PER_TURN)))
 
     def _dead(self) -> set[Line]:
         dead = self._all.filter(pc.equal(self._all["state"], int(State.DEAD)))

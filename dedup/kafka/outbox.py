@@ -31,9 +31,10 @@ OWN_FAULT = frozenset(
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_TIMESTAMP,
         KafkaError.TOPIC_EXCEPTION,
+        KafkaError._INVALID_ARG,
     }
 )
-"""What a broker says of a batch with a message that it will never take."""
+"""What a broker, or the client itself, says of a batch with a message that it will never take."""
 
 COLLATERAL = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._FATAL, KafkaError._STATE})
 """What becomes of the others when the producer gives up: they were not tried, or nobody knows."""

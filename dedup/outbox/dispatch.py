@@ -127,6 +127,7 @@ class Dispatcher:
     ) -> None:
         self.outbox, self.destination, self.patience, self._on_step = outbox, destination, patience or Patience(), on_step
         self._asked = Asked(tuple(topics), limit, blocking=blocking)
+        self._limit = limit  # of the next turn
         self._workers = workers if outbox.parallel else 1
         self._resting = _Resting(clock)
         self._sending: AbstractContextManager[Any] = nullcontext() if getattr(destination, "parallel", False) else threading.Lock()
@@ -180,23 +181,37 @@ class Dispatcher:
             stop.wait(every if due is None else min(every, due + 0.01))
 
     def _turn(self, found: Callable[[], None] = lambda: None) -> Marks | None:
+        in_hand: Sequence[Message] = ()
+        try:
+            with self.outbox.turn(self._asked_now()) as turn:
+                in_hand = turn.messages
+                if not in_hand:
+                    return None
+                if 2 * len(in_hand) >= self._asked.limit:  # there will be more
+                    found()
+                marks = self._sent(in_hand)
+                turn.mark(marks)
+        except StoreUnavailable:
+            if in_hand:  # the store may not wait for as long as sending these takes: they must not be sent again and again
+                self._limit = max(1, len(in_hand) // 2)
+            raise
+        self._limit = min(self._asked.limit, self._limit + self._limit // 32 + 1)
+        self._on_step("marked")
+        self._note(in_hand, marks)
+        return marks
+
+    def _sent(self, messages: Sequence[Message]) -> Marks:
+        with self._sending:
+            self._on_step("send")
+            outcome = self.destination.send(messages)
+        _refuse_outage(messages, outcome)
+        self._on_step("sent")
+        return judge(messages, outcome, self.patience.attempts)
+
+    def _asked_now(self) -> Asked:
         resting = self._resting.now()
         lines, numbers = frozenset(r for r in resting if isinstance(r, tuple)), frozenset(r for r in resting if isinstance(r, int))
-        with self.outbox.turn(replace(self._asked, resting=lines, resting_numbers=numbers)) as turn:
-            if not turn.messages:
-                return None
-            if 2 * len(turn.messages) >= self._asked.limit:  # there will be more
-                found()
-            with self._sending:
-                self._on_step("send")
-                outcome = self.destination.send(turn.messages)
-            _refuse_outage(turn.messages, outcome)
-            marks = judge(turn.messages, outcome, self.patience.attempts)
-            self._on_step("sent")
-            turn.mark(marks)
-        self._on_step("marked")
-        self._note(turn.messages, marks)
-        return marks
+        return replace(self._asked, limit=self._limit, resting=lines, resting_numbers=numbers)
 
     def _note(self, messages: Sequence[Message], marks: Marks) -> None:
         by_number = {m.number: m for m in messages} if marks.dead or marks.tried else {}

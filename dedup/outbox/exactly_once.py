@@ -75,7 +75,7 @@ class ExactlyOnce(Dispatcher):
         on_step: Callable[[str], None] = lambda name: None,
     ) -> None:
         super().__init__(outbox, _Nowhere(), topics=topics, blocking=blocking, limit=limit, workers=1, on_step=on_step)
-        self._flights, self._broker, self._limit = outbox, broker, limit
+        self._flights, self._broker = outbox, broker
 
     def _turn(self, found: Callable[[], None] = lambda: None) -> Marks | None:
         self._broker.connect()  # before a flight is noted: whoever connects after us, and not before, may send it instead of us

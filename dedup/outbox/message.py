@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from checkpoint.errors import RowsRefused
 from deadletter.letter import PROPERTIES
 
 LANES = 64
@@ -96,10 +98,23 @@ class Messages:
     rows: pa.Table  # MESSAGES
     derived: bool  # their ids are made of the incoming key: the same if the events are handled once more
 
+    def __post_init__(self) -> None:
+        """Raises RowsRefused for ids and names of headers that no store and broker keeps as they are."""
+        if not self.derived:
+            _require_text(self.topic, "id", self.rows["id"])
+        if self.rows["headers"].null_count < self.rows.num_rows:
+            _require_text(self.topic, "header's name", pc.struct_field(pc.list_flatten(self.rows["headers"]), "key"), empty=True)
+
     def renamed(self) -> Messages:
         """With random ids: messages of their own, whatever was sent before."""
         ids = random_ids(self.rows.num_rows)
         return replace(self, rows=self.rows.set_column(0, MESSAGES.field("id"), ids), derived=False)
+
+
+def _require_text(topic: str, what: str, texts: pa.ChunkedArray, *, empty: bool = False) -> None:
+    """Kafka's client cuts text at a NUL, and PostgreSQL takes none; no id at all would make all messages one."""
+    if pc.any(pc.match_substring(texts, "\0")).as_py() or (not empty and pc.any(pc.equal(pc.binary_length(texts), 0)).as_py()):
+        raise RowsRefused(f"tx.publish to {topic!r}: {what} {'with a NUL' if empty else 'that is empty, or with a NUL,'} cannot be sent.")
 
 
 def random_ids(count: int) -> pa.Array:

@@ -13,6 +13,9 @@ from dedup.outbox.message import Entry, Lag, Message, State
 Line = tuple[str, bytes]
 """Topic and key: what keeps its order."""
 
+BYTES_PER_TURN = 64 << 20
+"""Bytes of bodies that a dispatcher has in hand, about: bounds memory."""
+
 
 @dataclass(frozen=True)
 class Asked:

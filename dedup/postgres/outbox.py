@@ -18,19 +18,17 @@ from checkpoint.postgres.errors import translating
 from checkpoint.postgres.sqlfiles import Statements, quoted
 from dedup.outbox.exactly_once import Flight
 from dedup.outbox.message import LANES, Entry, Lag, Message, Messages, State
-from dedup.outbox.store import Asked, Chosen, Failed
+from dedup.outbox.store import BYTES_PER_TURN, Asked, Chosen, Failed
 from dedup.postgres import encode, outbox_pages
 from dedup.postgres.outbox_pages import NUMBERS, Page
 from dedup.postgres.outbox_turn import PgTurn, failures
 
-BYTES_PER_TURN = 64 << 20
-"""Bytes of bodies in the pages of one turn, about: bounds memory."""
-
 LANES_PER_TURN = 16
 """A quarter of them: so many dispatchers can share the work evenly."""
 
-_BY_INDEX = "set local enable_seqscan = off"
-"""Messages are looked for by place, lane or number: what was sent long ago must not be read for that, whatever the statistics say."""
+_BY_INDEX = "set local enable_seqscan = off; set local idle_in_transaction_session_timeout = 0"
+"""Messages are looked for by place, lane or number: what was sent long ago must not be read for that, whatever the statistics say. A
+receiver that takes long is no forgotten session."""
 
 Open = Callable[[str], AbstractContextManager[Connection]]
 """What is being done -> a connection outside any transaction."""
@@ -65,12 +63,13 @@ class PgOutbox:
         Crash: the locks end with the session, and what was not marked is taken again.
         """
         with self._transaction("Taking messages to send") as connection:
-            if self._all(connection, "outbox_flying"):
+            taken = self._first(connection, asked)
+            if self._all(connection, "outbox_flying"):  # under the locks: a flight that is noted later has none of these keys
                 raise ConfigError(
                     f"Messages of {self.consumer!r} were handed to a Kafka transaction whose outcome is not noted: run "
                     f"`dedup outbox dispatch {self.consumer} --exactly-once --once` first, and do not send both ways at once."
                 )
-            yield PgTurn(connection, self._sql, *self._first(connection, asked))
+            yield PgTurn(connection, self._sql, *taken)
 
     def fly(self, asked: Asked) -> Flight | None:
         """The flight that is not settled, or else a new one, noted; None where nothing waits.
@@ -156,23 +155,29 @@ class PgOutbox:
         return rows, [Page(*row) for row in self._all(connection, "outbox_pages", **which)] if even else []
 
     def _take_rows(self, connection: Connection, asked: Asked, lanes: list[int]) -> list[tuple[Message, str]]:
-        topics = list(asked.topics)
-        first = self._all(connection, "outbox_first_pages", lanes=lanes, topics=topics, most=asked.limit)
-        self._unpack(connection, [row[0] for row in first])
-        connection.execute(self._sql["outbox_hold" if asked.blocking else "outbox_overtake"], {"consumer": self.consumer, "lanes": lanes})
+        while True:
+            first = self._all(connection, "outbox_first_pages", lanes=lanes, topics=list(asked.topics), most=asked.limit)
+            self._unpack(connection, [row[0] for row in first])
+            name = "outbox_hold" if asked.blocking else "outbox_overtake"
+            moved = connection.execute(self._sql[name], {"consumer": self.consumer, "lanes": lanes}).rowcount
+            found = self._take_waiting(connection, asked, lanes)
+            if found or not moved:  # however many are behind a dead one, those of other keys come after them
+                return self._messages(found)
+
+    def _take_waiting(self, connection: Connection, asked: Asked, lanes: list[int]) -> list[tuple[Any, ...]]:
         resting = zip(*asked.resting, strict=True) if asked.resting else ((), ())
         resting_topics, resting_keys = map(list, resting)
-        found = self._all(
+        return self._all(
             connection,
             "outbox_take",
             lanes=lanes,
-            topics=topics,
+            topics=list(asked.topics),
             each=max(1, asked.limit // len(lanes)),
             resting_topics=resting_topics,
             resting_keys=resting_keys,
             resting_numbers=sorted(asked.resting_numbers),
+            bytes=BYTES_PER_TURN,
         )
-        return self._messages(found)
 
     def _unpack(self, connection: Connection, pages: list[int]) -> None:
         if pages:

@@ -1054,26 +1054,30 @@ update {schema}.outbox o set state = 0
 where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = any(%(lanes)s::int4[]) and o.state = 3;
 
 -- name: outbox_take
--- The first waiting messages of each of these lanes, without those whose key rests, and those behind a page that is not unpacked.
+-- The first waiting messages of each of these lanes, about so many bytes, but those whose key rests or is behind a page not unpacked.
 -- Under the locks of the lanes, in a statement of its own, so that it sees the marks of who had them before.
-select o.number, o.topic, o.key, o.id, o.body, o.header_names, o.header_values, o.attempts, o.place::text
-from unnest(%(lanes)s::int4[]) l (lane)
-cross join lateral (
-    select w.*, w.ctid as place from {schema}.outbox w
-    where w.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and w.lane = l.lane and w.state = 0
-        and (cardinality(%(topics)s::text[]) = 0 or w.topic = any(%(topics)s::text[]))
-        and not exists (
-            select from unnest(%(resting_topics)s::text[], %(resting_keys)s::bytea[]) r (topic, key) where r.topic = w.topic and r.key = w.key
-        )
-        and w.number <> all(%(resting_numbers)s::int8[])
-        and not exists (
-            select from {schema}.outbox_page p
-            where p.consumer_id = w.consumer_id and p.lane = w.lane and p.sent_at is null and p.topic = w.topic
-                and 1000 * p.page < w.number
-        )
-    order by w.number limit %(each)s
+select number, topic, key, id, body, header_names, header_values, attempts, place::text
+from (
+    select o.*, sum(coalesce(length(o.body), 0)) over (order by o.number) - coalesce(length(o.body), 0) as size_before
+    from unnest(%(lanes)s::int4[]) l (lane)
+    cross join lateral (
+        select w.*, w.ctid as place from {schema}.outbox w
+        where w.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and w.lane = l.lane and w.state = 0
+            and (cardinality(%(topics)s::text[]) = 0 or w.topic = any(%(topics)s::text[]))
+            and not exists (
+                select from unnest(%(resting_topics)s::text[], %(resting_keys)s::bytea[]) r (topic, key) where r.topic = w.topic and r.key = w.key
+            )
+            and w.number <> all(%(resting_numbers)s::int8[])
+            and not exists (
+                select from {schema}.outbox_page p
+                where p.consumer_id = w.consumer_id and p.lane = w.lane and p.sent_at is null and p.topic = w.topic
+                    and 1000 * p.page < w.number
+            )
+        order by w.number limit %(each)s
+    ) o
 ) o
-order by o.number;
+where size_before < %(bytes)s
+order by number;
 
 -- name: outbox_sent
 -- Mark messages as sent.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_pages_hold_every_message_once_in_the_order_of_its_key(count: int, keys:
 
 def test_each_message_of_a_page_has_its_own_headers() -> None:
     """Headers of a page are flat; none, null and several come back to the message that had them."""
-    headers = [[("a", b"1"), ("a", None)], None, [], [("\0", b"")]] * 30
+    headers = [[("a", b"1"), ("a", None)], None, [], [("", b"\0")]] * 30
     messages = made(120, 7, headers=[h and [{"key": k, "value": v} for k, v in h] for h in headers])
     out = {m.body: m.headers for page in packed(messages) for m in page.messages()}
     cleaned = [tuple((k.replace("\0", "\u2400"), v) for k, v in h or ()) for h in headers]
@@ -143,6 +144,20 @@ def test_a_turn_ends_with_so_many_bytes(place: PostgresPlace, small_pages: None,
     publisher(place.store())(batch(*[event(n, f"order-{n:04}", 5) for n in range(40)]), 0)  # 40 bytes a page
     with place.store().outbox("shop").turn(Asked()) as turn:
         assert len(turn.messages) == 4
+
+
+def test_a_receiver_that_takes_long_is_no_forgotten_session(place: PostgresPlace) -> None:
+    """Where the database ends transactions that do nothing for a while, a turn is marked all the same, and nothing is sent again."""
+    publisher(place.store())(batch(*[event(n, f"o{n}", 5) for n in range(5)]), 0)
+    name = place.execute("select current_database()")[0][0]
+    place.execute(f"alter database {name} set idle_in_transaction_session_timeout = 200")
+    receiver = Receiver()
+
+    def slow(messages: Any) -> None:
+        time.sleep(0.6)
+        receiver(messages)
+
+    assert dispatcher(place, slow).once().sent == 5 and len(receiver.got) == 5
 
 
 def test_rows_of_an_older_version_leave_first(place: PostgresPlace) -> None:

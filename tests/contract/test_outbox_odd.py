@@ -1,0 +1,114 @@
+"""Messages that no receiver could tell apart are refused with their event, and many that wait behind a dead one hold back nobody."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from orders import batch, consumer, event
+from places import Place
+from test_outbox import Receiver, dispatcher, states
+
+from checkpoint.errors import StoreUnavailable
+from dedup.outbox.message import LANES
+from dedup.outbox.store import Asked, Chosen, Marks
+
+KIND = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.mark.parametrize(
+    "odd", [{"topic": ""}, {"topic": "a\0b"}, {"topic": 7}, {"id": ""}, {"id": "a\0b"}, {"h": [{"key": "a\0", "value": b"1"}]}]
+)
+def test_a_message_that_would_arrive_as_another_is_a_letter_of_its_event(place: Place, odd: dict[str, Any]) -> None:
+    """A NUL in an id, a topic or a header's name, and no id at all: that event is parked, the message of the other one is there."""
+    run = consumer(place.store())
+    run._handler = None
+
+    @run.foreach_batch
+    def handle(rows: pa.Table, tx: Any) -> None:
+        for id in pc.struct_field(rows["data"], "id").to_pylist():
+            row = {"body": id, "id": f"id of {id}", "h": [{"key": "a", "value": b"\0"}], "topic": "out", **(odd if id == "odd" else {})}
+            table = pa.table({"body": [row["body"]], "id": [row["id"]], "h": pa.array([row["h"]], KIND)})
+            tx.publish(table, row["topic"], id="id", headers="h")
+
+    report = run(batch(event(0, "odd"), event(1, "good")), 0)
+    assert (report.processed, report.dead_lettered) == (1, 1)
+    assert [(e.id, e.topic) for e in place.store().outbox("shop").entries(Chosen())] == [("id of good", "out")]
+
+
+def test_many_behind_a_dead_one_do_not_hide_those_of_another_key(place: Place) -> None:
+    """More than a turn has wait behind it, in the same lane as another key: one call of dispatch sends that one."""
+    lane = {n: zlib.crc32(b"%d" % n, zlib.crc32(b"out")) % LANES for n in range(1, 1_000)}
+    other = next(n for n in range(2, 1_000) if lane[n] == lane[1])
+    run = consumer(place.store())
+    run._handler = None
+
+    @run.foreach_batch
+    def handle(rows: pa.Table, tx: Any) -> None:
+        data = pa.Table.from_struct_array(rows["data"].combine_chunks())
+        tx.publish(pa.table({"body": data["id"], "to": data["amount"].cast(pa.string())}), "out", key="to")
+
+    receiver = Receiver()
+    receiver.refused = {b"o0": ValueError("no")}
+    for number in range(3):  # each batch has pages of its own
+        run(batch(*[event(n, f"o{n}", 1) for n in range(40 * number, 40 * number + 40)]), number)
+    run(batch(event(120, "last", other)), 3)
+    dispatcher(place, receiver, limit=20).once()
+    assert receiver.bodies() == [b"last"] and states(place) == {"BEHIND": 119, "DEAD": 1, "SENT": 1}
+
+
+def test_turns_get_smaller_where_the_store_does_not_wait_for_their_marks(place: Place) -> None:
+    """As a database that ends sessions which do nothing for a while: what takes longer than that to send is not sent for ever."""
+    run = consumer(place.store())
+    run._handler = None
+    run.foreach_batch(lambda rows, tx: tx.publish(pa.table({"body": [b"%d" % n for n in range(64)]}), "out"))
+    run(batch(event(0, "o0")), 0)
+    receiver = Receiver()
+    one = dispatcher(place, receiver, limit=40, workers=1)
+    turn = one.outbox.turn
+
+    def lost(marks: Marks) -> None:
+        raise StoreUnavailable("You were idle.")
+
+    @contextmanager
+    def impatient(asked: Asked) -> Iterator[Any]:
+        with turn(asked) as taken:
+            if len(taken.messages) > 12:
+                taken.mark = lost  # type: ignore[method-assign]
+            yield taken
+
+    one.outbox.turn = impatient  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            one.once()
+    for _ in range(12):
+        with suppress(StoreUnavailable):
+            one.once()
+    assert states(place) == {"SENT": 64}
+    assert {m.body for m in receiver.got} == {b"%d" % n for n in range(64)} and len(receiver.got) < 3 * 64
+
+
+def test_a_turn_of_single_messages_ends_with_so_many_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a turn holds in memory is bounded by bytes, also where messages do not lie in pages; all of them leave, in order."""
+    for module in ("dedup.postgres.outbox", "dedup.delta.outbox_tables"):
+        monkeypatch.setattr(f"{module}.BYTES_PER_TURN", 250)
+    run = consumer(place.store())
+    run._handler = None
+    rows = pa.table({"body": [b"%03d" % n + bytes(97) for n in range(20)], "k": [b"k"] * 20})
+    run.foreach_batch(lambda events, tx: tx.publish(rows, "out", key="k"))
+    run(batch(event(0, "o0")), 0)
+    outbox = place.store().outbox("shop")
+    outbox.discard([outbox.entries(Chosen())[0].number])  # its page is unpacked on PostgreSQL
+    sizes, receiver = list[int](), Receiver()
+
+    def send(messages: Any) -> None:
+        sizes.append(len(messages))
+        receiver(messages)
+
+    assert dispatcher(place, send).once().sent == 19 and max(sizes) == 3
+    assert [m.body for m in receiver.got] == rows["body"].to_pylist()[1:]
