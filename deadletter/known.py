@@ -155,6 +155,7 @@ TASK = re.compile(
 DELTA = re.compile(r"io\.delta\.exceptions\.(?:Concurrent|MetadataChanged|ProtocolChanged)\w*Exception|\[DELTA_CONCURRENT_")
 GONE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|Answer from Java side is empty|No space left on device|java\.lang\.OutOfMemoryError"
+    r"|Java heap space|spark\.driver\.maxResultSize|TaskResultLost"
 )
 DATA = re.compile(
     r"\[(?:CAST_|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW|NUMERIC_|INVALID_ARRAY_INDEX|CANNOT_PARSE_|MALFORMED_|FAILED_EXECUTE_UDF)"

@@ -22,6 +22,7 @@ from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, clas
 from deadletter.failure import Failure, describe
 from deadletter.letter import Kind
 from deadletter.policy import Budget
+from dedup import too_large
 from dedup.care import Care, Outcome, limited
 from dedup.feed import Material
 from dedup.index import Ints
@@ -150,7 +151,7 @@ class Attempts:
             else:  # the halves of what failed are not worth waiting for
                 self._once(rows, failures)
         except Exception as error:
-            if not self.care.bisect or self._is_not_of_an_event(error):
+            if not self.care.bisect or (self._is_not_of_an_event(error) and not too_large.may_pass_in_parts(error, len(rows))):
                 raise
             return failures
         return None

@@ -204,11 +204,12 @@ class Consumer(Registered):
             What `check` raises, and what ended the query.
         """
         self.check(frame_of(writer))
-        query = writer.foreachBatch(self).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        with outage.naming_limits(self.name):
+            query = writer.foreachBatch(self).start()
+            try:
+                query.awaitTermination()
+            finally:
+                query.stop()
         self.store.publish(self.name)
 
     def _through_outages(self, feed: Feed, batch_id: int) -> Report:

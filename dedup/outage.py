@@ -12,6 +12,7 @@ import tenacity
 from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict, CommitUnknown, DedupError, SourceUnavailable, StoreUnavailable
 from deadletter.classify import ErrorClass, classify
 from deadletter.failure import describe
+from dedup import too_large
 from dedup.care import Care
 
 log = logging.getLogger("dedup")
@@ -40,7 +41,7 @@ def retrying(what: str, patience: float, care: Care) -> tenacity.Retrying:
 
 @contextmanager
 def naming_limits(what: str) -> Iterator[None]:
-    """Tell whoever runs out of memory inside which setting to change. Raises BatchTooLarge in place of a MemoryError."""
+    """Tell whoever runs out of memory inside which setting to change. Raises BatchTooLarge in place of that error."""
     try:
         yield
     except BatchTooLarge:
@@ -52,13 +53,18 @@ def naming_limits(what: str) -> Iterator[None]:
             f"lower max_events_per_transaction, or give the driver more memory. On Spark, batches above spark.driver.maxResultSize go "
             f"through files in scratch=: lower that."
         ) from error
+    except Exception as error:
+        if (said := too_large.advice(error)) is None:
+            raise
+        log.error("%s: %s", what, said)  # where the JVM has ended, a query has no other way to tell
+        raise BatchTooLarge(f"{what}: {said}.") from error
 
 
 def may_pass(error: BaseException, care: Care) -> bool:
     """Whether waiting may help: the store or the broker is away, too many events fail, or the error is transient or systemic."""
     if isinstance(error, DedupError):
         return isinstance(error, BudgetExceeded | StoreUnavailable | SourceUnavailable | CommitUnknown | CommitConflict)
-    if any(cls.__name__ in _OF_THE_PLAN for cls in type(error).__mro__):
+    if any(cls.__name__ in _OF_THE_PLAN for cls in type(error).__mro__) or too_large.is_final(error):
         return False
     return isinstance(error, Exception) and classify(error, care.rules) != ErrorClass.PERMANENT
 

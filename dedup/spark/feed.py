@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError
-from dedup import arrow
+from dedup import arrow, too_large
 from dedup.envelope import Prepare
 from dedup.executors import Tasks
 from dedup.feed import Material, index_columns, numbered, process_run, visible
@@ -45,6 +45,7 @@ MANY = 5_000
 TOO_LARGE = {
     "maxResultSize": "spark.driver.maxResultSize",
     "TaskResultLost": "what Spark's processes keep of results (spark.driver.memory, spark.executor.memory)",
+    **dict.fromkeys(too_large.HEAP, "the memory of Spark's processes (spark.driver.memory, spark.executor.memory)"),
 }
 """Words in an error of Spark -> what the rows of a batch were too large for."""
 
@@ -115,7 +116,8 @@ class SparkFeed:
             with registry.answers():
                 table = rows.toArrow()
         except Exception as error:  # py4j and Spark Connect wrap the same refusal differently
-            reason = next((why for words, why in TOO_LARGE.items() if words in str(error)), None)
+            told = too_large.words(error)
+            reason = next((why for words, why in TOO_LARGE.items() if words in told), None)
             if reason is None:
                 raise
             log.warning("the batch is larger than %s; using scratch files", reason)

@@ -1,0 +1,91 @@
+"""Whether a limit of memory is what an error is about, and which setting to change: of this process, of Spark's JVM, or of a job's result.
+
+Spark has no class for these: they are known by words, and by what its JVM exits with. Called for what has ended a batch, and by the search
+for guilty events, because no event is to blame.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+
+from deadletter.chain import chain
+
+log = logging.getLogger("dedup")
+
+MOST = "spark.driver.maxResultSize"
+"""Word in an error of Spark: what a job returns is more than this setting allows."""
+
+RESULTS = (MOST, "TaskResultLost")
+"""The same, or more than its processes could keep."""
+
+HEAP = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
+"""The same: a JVM ran out of memory."""
+
+_SMALLER = (
+    "let the source bring smaller batches (maxOffsetsPerTrigger of Kafka, maxEventsPerTrigger of Event Hubs, maxBytesPerTrigger of files), "
+    "lower max_events_per_transaction"
+)
+_NOTHING = "nothing of the running transaction is committed"
+
+
+def words(error: BaseException) -> str:
+    """What an error of Spark says; nothing where only its JVM, which is gone, could tell."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - py4j asks the JVM for the text
+        return ""
+
+
+def may_pass_in_parts(error: BaseException, rows: int) -> bool:
+    """Whether a job returned more than Spark keeps of results, for so many rows together."""
+    if rows == 1 or not _says(error, *RESULTS):
+        return False
+    log.warning("what the handler made of %d events is more than spark.driver.maxResultSize allows: it is run on two halves", rows)
+    return True
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether no waiting helps in this process: a result stays as large as it is, and a JVM that has ended does not come back."""
+    return _says(error, MOST) or _jvm_ended(error) is not None
+
+
+def advice(error: BaseException) -> str | None:
+    """What memory was not enough for and what to do about it, where that is what the error is about."""
+    if _says(error, *RESULTS):
+        return (
+            f"a job of Spark returned more than Spark keeps of results; {_NOTHING}. Raise spark.driver.maxResultSize (and "
+            f"spark.driver.memory, which has to hold that twice), {_SMALLER}, or let the handler write less"
+        )
+    if (code := _jvm_ended(error)) == _OUT_OF_MEMORY or _says(error, *HEAP):
+        ended = " and has ended" if code is not None else ""
+        return (
+            f"Spark's JVM ran out of memory ({HEAP[0]}){ended}; {_NOTHING}. Raise spark.driver.memory (on a cluster also "
+            f"spark.executor.memory), {_SMALLER}, or cut what the source reads into more tasks (minPartitions of Kafka)"
+        )
+    return None
+
+
+_OUT_OF_MEMORY = 52
+"""Source: org.apache.spark.util.SparkExitCode.OOM of Spark 4.2; seen with local[2] and a heap of 1 GB."""
+
+
+def _jvm_ended(error: BaseException) -> int | None:
+    """What Spark's JVM exited with, where this is an error of Spark and that process is gone."""
+    if "pyspark" not in sys.modules or not any(_is_of_spark(link) for link in chain(error)):
+        return None
+    code: int | None = importlib.import_module("dedup.spark.jvm").exit_code()
+    return code
+
+
+def _says(error: BaseException, *these: str) -> bool:
+    return any(word in words(link) for link in chain(error) for word in these)
+
+
+def _is_of_spark(error: BaseException) -> bool:
+    trace, modules = error.__traceback__, [type(error).__module__]
+    while trace is not None:
+        modules.append(str(trace.tb_frame.f_globals.get("__name__", "")))
+        trace = trace.tb_next
+    return any(module.split(".")[0] in ("py4j", "pyspark") for module in modules)
