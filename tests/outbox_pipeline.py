@@ -119,7 +119,11 @@ def spark_query(task: dict[str, Any]) -> None:
 
 
 def main(task: dict[str, Any]) -> None:
-    """What the task says."""
+    """What the task says; `look`: seconds for which the number of a hub's partitions is believed."""
+    if "look" in task:
+        from dedup.eventhub import outbox, runner_loop
+
+        outbox.LOOK_SECONDS = runner_loop.LOOK_SECONDS = task["look"]
     {"consume": consume, "run": run_on_hub, "dispatch": dispatch}[task["do"]](task)
 
 

@@ -92,10 +92,11 @@ def create_tables(dsn: str) -> None:
         run(dsn, f"create table {table} (at bigint generated always as identity, k text, n bigint)")
 
 
-def check(dsn: str, events: int) -> None:
+def check(dsn: str, events: int, ordered: Sequence[str] = ("first", "last")) -> None:
     """Each event is in both tables once, those of a key in order; each message is marked as sent and has its own id."""
     for table in ("first", "last"):
         assert run(dsn, f"select count(*), count(distinct n), min(n), max(n) from {table}") == [(events, events, 0, events - 1)]
+    for table in ordered:
         wrong = f"select count(*) from (select n < lag(n) over (partition by k order by at) as back from {table}) x where back"
         assert run(dsn, wrong) == [(0,)], table
     sent = "select count(*) filter (where state = 1), count(*), count(distinct id) from dedup.outbox_message"
@@ -109,6 +110,15 @@ def fill(topic: Topic, events: int) -> None:
     for n in range(events):
         producer.produce(topic.name, b"%d" % n, b"k%d" % (n % KEYS))
     flush(producer)
+
+
+def fill_hub(double: Double, hub: str, events: int) -> None:
+    """The same, in a hub."""
+    from dedup.eventhub import Connection, SendingHubs
+
+    with_keys = SendingHubs(Connection.of(double.connection_string, hub="any"))
+    assert not with_keys.send([Message(n, hub, b"k%d" % (n % KEYS), f"in-{n}", b"%d" % n) for n in range(events)]).failed
+    with_keys.close()
 
 
 def behind(topic: Topic) -> Topic:
@@ -154,13 +164,9 @@ def test_from_hub_to_hub_each_message_once_and_in_order(
     postgres: str, eventhubs: Double, new_hub: MakeHub, nursery: Nursery, tmp_path: Path, events: int, kills: int
 ) -> None:
     """Runners on both sides and two dispatchers are killed; the hubs lose answers, refuse, break connections and repeat events."""
-    from dedup.eventhub import Connection, SendingHubs
-
     came, out, until = new_hub(partitions=4), new_hub(partitions=4), tmp_path / "until"
     create_tables(postgres)
-    with_keys = SendingHubs(Connection.of(eventhubs.connection_string, hub="any"))
-    assert not with_keys.send([Message(n, came, b"k%d" % (n % KEYS), f"in-{n}", b"%d" % n) for n in range(events)]).failed
-    with_keys.close()
+    fill_hub(eventhubs, came, events)
     common = {"module": "outbox_pipeline", "dsn": postgres, "hubs": eventhubs.connection_string, "until": str(until), "batch": 500}
     first = {**common, "do": "run", "name": "first", "topic": came, "out": out}
     last = {**common, "do": "run", "name": "last", "topic": out}
@@ -176,6 +182,33 @@ def test_from_hub_to_hub_each_message_once_and_in_order(
     fleet.wait(postgres, events)
     fleet.end(until)
     check(postgres, events)
+
+
+def test_a_hub_that_grows_meanwhile_loses_and_doubles_nothing(
+    postgres: str, eventhubs: Double, new_hub: MakeHub, nursery: Nursery, tmp_path: Path
+) -> None:
+    """Two dispatchers, which see it at different times, and both runners are killed: each event once at the end. Keys change partitions."""
+    events, kills = 4_000, 8
+    came, out, until = new_hub(partitions=2), new_hub(partitions=2), tmp_path / "until"
+    create_tables(postgres)
+    fill_hub(eventhubs, came, events)
+    common = {"module": "outbox_pipeline", "dsn": postgres, "hubs": eventhubs.connection_string, "until": str(until), "batch": 40}
+    first = {**common, "do": "run", "name": "first", "topic": came, "out": out}
+    last = {**common, "do": "run", "name": "last", "topic": out, "look": 2.0}
+    slow, quick = ({**common, "do": "dispatch", "look": look} for look in (5.0, 0.2))
+    sizes = [8, 3]
+
+    def harm() -> None:
+        eventhubs.order("lose_answers", count=2)
+        if sizes:
+            eventhubs.order("grow", hub=out, partitions=sizes.pop())
+
+    fleet = Fleet(nursery, [first, last, slow, quick], seed=5, kills=kills, harm=[harm])
+    fleet.wait(postgres, events)
+    fleet.end(until)
+    check(postgres, events, ordered=("first",))
+    filled = sum(map(bool, eventhubs.kept(out, 8)))
+    assert filled > 5, filled
 
 
 @pytest.mark.parametrize(("events", "batch", "kills"), [(2_000, 250, 1), pytest.param(100_000, 5_000, 3, marks=pytest.mark.slow)])
