@@ -95,6 +95,7 @@ class Action(StrEnum):
     RELEASED = "RELEASED"  # its key is free again
     RESTORED = "RESTORED"
     EDITED = "EDITED"
+    RESERVED = "RESERVED"  # it holds the key of its edited body, and goes on to wait behind another letter of its sequence
     LOST = "LOST"  # neither kept nor in the log any more
     REPLAYED = "REPLAYED"  # a processed position was repeated and failed
 

@@ -42,8 +42,8 @@ class Tried:
 
 
 def change_of(tried: Tried, by: str, reason: str | None, at: dt.datetime) -> Change:
-    """The step that writes it. Rows that only waited are left as they are."""
-    rows = [row for row in range(len(tried.letters)) if tried.state(row) != WAITING]
+    """The step that writes it. Rows that only waited are left as they are, but for a key that they took before that was known."""
+    rows = [row for row in range(len(tried.letters)) if tried.state(row) != WAITING or row in tried.won]
     letters = [_after(tried, row, at) for row in rows]
     entries = [entry for row in rows for entry in _entries(tried, row, by, reason, at)]
     schema = pa.schema([LETTERS.field(name) for name in CHANGED])
@@ -60,6 +60,8 @@ def _after(tried: Tried, row: int, at: dt.datetime) -> dict[str, Any]:
     if succeeded(state):
         status = Status.DUPLICATE if state == DUPLICATE else Status.REPROCESSED
         return {**old, "status": status.value, "holds_key": False}
+    if state == WAITING:
+        return {**old, **_key(tried, row)}
     return {**old, **_key(tried, row), **_error(tried, row, at), "attempts": old["attempts"] + 1}
 
 
@@ -99,6 +101,8 @@ def _said(tried: Tried, row: int, kind: Kind) -> str:
 def _entries(tried: Tried, row: int, by: str, reason: str | None, at: dt.datetime) -> list[dict[str, Any]]:
     old, state = tried.letters[row], tried.state(row)
     reserved = int(row in tried.won)
+    if state == WAITING:
+        return [{"letter_id": old["id"], "at": at, "action": Action.RESERVED.value, "by": by, "reason": reason, "reserved": reserved}]
     first = [first_failure(old)] if old["attempts"] == 1 else []
     if succeeded(state):
         action = Action.DUPLICATE if state == DUPLICATE else Action.REPROCESSED

@@ -66,6 +66,26 @@ def test_an_edited_letter_that_fails_again_holds_all_its_keys(place: Place) -> N
     assert_proven(store)
 
 
+@pytest.mark.parametrize("parked", ["its own", "none"])
+def test_an_edited_letter_that_has_to_wait_holds_its_new_key(place: Place, parked: str) -> None:
+    """Behind one that fails again it is not run: the key of its new body is its own, it holds it, and its event has its effect later."""
+    store = place.store()
+    run = consumer(store, sequence_key="key")
+    second = event(1, "b", 2, key=b"k") if parked == "its own" else event(1, body=BODY, key=b"k")
+    run(batch(event(0, "a", -1, key=b"k"), second), 0)
+    waiting = letters(store)[1]["id"]
+    DeadLetters(store).edit(waiting, body=b'{"id": "z", "amount": 3}', **ANN)
+    for _ in range(2):
+        done = reprocess(ALL, run)
+        assert (done.failed, done.waiting, done.duplicates) == (1, 1, 0)
+        assert [reserved for action, _, reserved in actions(store, waiting) if action == "RESERVED"] == [1]
+    assert_proven(store)
+    assert run(batch(event(2, "z", 3), event(3, "b", 2) if parked == "its own" else event(3, "z", 3)), 1).duplicates == 2
+    done = reprocess(ALL, fixed(store, sequence_key="key"))
+    assert (done.reprocessed, ids(place.read())) == (2, ["a", "z"])
+    assert_proven(store)
+
+
 def test_a_given_key_counts_whatever_the_body_says(place: Place) -> None:
     """Also where the body is edited afterwards; the key that the body has is not taken."""
     store = place.store()
