@@ -107,8 +107,8 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
     old, new = state.head, change(state.head)
     connection.execute(sql["amend_consumer"], {"id": state.id, "generation": new.generation, "keyspace": new.keyspace})
     settings = None if new.settings is None else Jsonb(dict(new.settings))
-    last = {name: getattr(new, name) for name in ("query_id", "batch_id", "gap_accepted", "lifted")}
-    connection.execute(sql["amend_progress"], {"id": state.id, "settings": settings, **last})
+    last = {name: getattr(new, name) for name in ("query_id", "batch_id", "gap_accepted", "lifted", "decided")}
+    connection.execute(sql["amend_progress"], {"id": state.id, "settings": settings, "failures": list(new.failures), **last})
     _put_topics(connection, sql, state, new)
     _put_checkpoints(connection, sql, state, new)
     told = {"before": Jsonb(_plain(old)), "after": Jsonb(_plain(new))}

@@ -638,7 +638,8 @@ update {schema}.consumer set generation = %(generation)s, keyspace = %(keyspace)
 -- Set what the last decision left.
 -- Under `lock_consumer`.
 update {schema}.progress
-set seq = seq + 1, settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = %(gap_accepted)s, lifted = %(lifted)s
+set seq = seq + 1, settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = %(gap_accepted)s, lifted = %(lifted)s,
+    decided = %(decided)s, failures = %(failures)s
 where consumer_id = %(id)s;
 
 -- name: drop_checkpoints

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from orders import assert_proven, batch, consumer, event, ids, letters, orders
 from places import DeltaPlace, Place
@@ -176,6 +178,25 @@ def test_a_reset_forgets_keys_positions_and_settings(place: Place) -> None:
     )
     assert (report.processed, report.dead_lettered) == (2, 1)
     assert len(letters(place.store())) == 2
+    assert_proven(place.store())
+
+
+def test_a_reset_begins_a_new_budget(place: Place) -> None:
+    """What failed before it counts no more, and what was admitted is admitted no more."""
+
+    def broken(_rows: Any, _tx: Any) -> None:
+        raise ValueError("no")
+
+    run = consumer(place.store())
+    run._handler = broken
+    run(batch(*orders(range(50))), 0)
+    place.store().amend("shop", lambda head: planning.lift_budget(head, 9), by="test", reason="known")
+    place.store().amend("shop", planning.reset, by="test", reason="start over")
+    head = place.store().head("shop")
+    assert (head.decided, head.failures, head.lifted) == (0, (), 0)
+    again = consumer(place.store(), query="fresh")
+    again._handler = broken
+    assert again(batch(*orders(range(50))), 0).dead_lettered == 50
     assert_proven(place.store())
 
 
