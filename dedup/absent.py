@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from functools import partial
 
-from checkpoint.errors import PositionsMissing
+from checkpoint.errors import ConfigError, PositionsMissing
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.selection import Selection
 from dedup import flow
@@ -33,12 +33,14 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
     """Run the absent positions of the selected range, up to the checkpoint, through the consumer's handler, as late events.
 
     Raises:
-        ConfigError: no topic is selected, or nothing is registered with `consumer.log`.
+        ConfigError: no topic is selected, or what is no position; a limit or rate; nothing is registered with `consumer.log`.
         PositionsMissing: the log does not have some of them any more; without `options.skip_missing`. What came before them is done.
 
     Crash: each window of positions is decided or not; a second call goes on with what is absent then.
     """
     how, store = options or ReprocessOptions(), consumer.store
+    if how.limit is not None or how.rate is not None:
+        raise ConfigError("--limit and --rate are for letters. Of the log, give a shorter range: a second call goes on behind it.")
     head = consumer.known_head()
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
     filled = Filled(sum(len(c.absent) for c in covers), dry_run=dry_run)

@@ -5,8 +5,8 @@ Called by reprocess, its from_log, and replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from checkpoint.errors import ConfigError
@@ -33,15 +33,34 @@ def partitions_of(head: Head, selection: Selection) -> list[Partition]:
     """The partitions that a selection of positions means.
 
     Raises:
-        ConfigError: the selection names no topic, or no partition of the consumer matches.
+        ConfigError: the selection names no topic, or asks for something that only letters have; no partition of the consumer matches; the
+            range is empty, or lies above every checkpoint.
     """
+    _refuse_what_letters_have(selection)
     if selection.topic is None:
         raise ConfigError("Positions are selected by topic, and partition and range if need be: give --topic.")
     found = matching(head, selection)
     if not found:
         known = ", ".join(map(str, sorted(head.checkpoints))) or "none"
         raise ConfigError(f"Consumer {head.consumer!r} has no checkpoint in such a partition. It has: {known}.")
+    _refuse_nothing(head, selection, found)
     return found
+
+
+def _refuse_what_letters_have(selection: Selection) -> None:
+    plain = Selection(selection.consumer, selection.source, selection.topic, selection.partition, selection.first, selection.last)
+    asked = [f.name for f in fields(plain) if f.name != "limit" and getattr(selection, f.name) != getattr(plain, f.name)]
+    if asked:
+        raise ConfigError(f"Positions of the log have no {', '.join(asked)}. Select them by source, topic, partition and range.")
+
+
+def _refuse_nothing(head: Head, selection: Selection, found: Sequence[Partition]) -> None:
+    first, last = selection.first, selection.last
+    if first is not None and last is not None and first > last:
+        raise ConfigError(f"There is no position from {first} to {last}.")
+    if first is not None and all(first > head.checkpoints[p].sequence_number for p in found):
+        ends = ", ".join(f"{p} at {head.checkpoints[p].sequence_number}" for p in found)
+        raise ConfigError(f"Positions from {first} on were not decided yet: the stream brings them. The checkpoint stands: {ends}.")
 
 
 def matching(head: Head, selection: Selection) -> list[Partition]:

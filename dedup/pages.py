@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from checkpoint.errors import ConfigError
 from deadletter.letter import Action, Status
 from deadletter.selection import Selection
 from dedup import resolved
@@ -56,16 +57,31 @@ class Reprocessed:
 
 @dataclass(frozen=True)
 class ReprocessOptions:
-    """How letters are run."""
+    """How letters are run.
+
+    Raises:
+        ConfigError: a rate that is not above 0, or a negative limit.
+    """
 
     by: str = field(default_factory=getpass.getuser)
     reason: str | None = None
-    limit: int | None = None
+    limit: int | None = None  # letters that are run at most, those that waited behind others included
     rate: float | None = None  # letters a second at most
     stop_after: int = 20  # failures in a row
     skip_missing: bool = False  # letters whose body is in the log no longer become LOST
     on_progress: Callable[[int, int], None] = lambda done, total: None
     sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigError(f"A rate of {self.rate:g} letters a second would never end. Give one above 0, or none.")
+        if self.limit is not None and self.limit < 0:
+            raise ConfigError(f"A limit of {self.limit} letters says nothing. Give how many, or none.")
+
+    @property
+    def at_once(self) -> int:
+        """Letters that may be run before the first pause: those of one second."""
+        return LARGEST_PAGE if self.rate is None else max(1, min(LARGEST_PAGE, int(self.rate)))
 
 
 def pages(store: Store, selection: Selection, limit: int | None, size: Callable[[], int]) -> Iterator[pa.Table]:

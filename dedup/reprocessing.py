@@ -63,7 +63,7 @@ def reprocess(
     Letters of messages (kind UNSENT) are selected by that kind alone; no handler runs, and the messages wait to be sent again.
 
     A letter that passes is REPROCESSED, and the letters that waited behind it are run, too, oldest first. One that fails again stays as it
-    is, with one more attempt.
+    is, with one more attempt. How many are run at most is `options.limit`; that of the selection is not looked at.
 
     Args:
         spark: the session, for handlers that take DataFrames; without it they get pyarrow tables.
@@ -104,24 +104,33 @@ class _Reprocess:
         self.consumer, self.spark, self.options, self.report = consumer, spark, options, report
         self.size, self.in_a_row = FIRST_PAGE, 0
         self.done: set[str] = set()
+        self.started = time.monotonic()
 
     def run(self, selection: Selection) -> None:
         """Page by page."""
-        started = time.monotonic()
-        for page in pages(self.consumer.store, selection, self.options.limit, lambda: self.size):
+        for page in pages(self.consumer.store, selection, self.options.limit, lambda: min(self.size, self.options.at_once)):
             self._run_with_followers(page)
-            self.options.on_progress(self.report.tried, max(self.report.selected, self.report.tried))
-            if self.options.rate:
-                self.options.sleep(max(0.0, self.report.tried / self.options.rate - (time.monotonic() - started)))
 
     def _run_with_followers(self, page: pa.Table) -> None:
-        while page.num_rows:
+        while (page := page.slice(0, self._room())).num_rows:
             before = self.report.reprocessed + self.report.duplicates
-            for part in alike(page):
-                self._run(part)
+            for start in range(0, page.num_rows, self.options.at_once):
+                for part in alike(page.slice(start, self.options.at_once)):
+                    self._run(part)
+                self.options.on_progress(self.report.tried, max(self.report.selected, self.report.tried))
+                self._pause()
             sequences = tuple({s for s in page["sequence"].to_pylist() if s is not None})
             released = self.report.reprocessed + self.report.duplicates > before
             page = self._followers(sequences) if sequences and released else page.slice(0, 0)
+
+    def _room(self) -> int:
+        """Letters that may still be run."""
+        return LARGEST_PAGE if self.options.limit is None else max(0, self.options.limit - self.report.tried)
+
+    def _pause(self) -> None:
+        """So long that no more letters than the rate says were run since the beginning."""
+        if self.options.rate is not None:
+            self.options.sleep(max(0.0, self.report.tried / self.options.rate - (time.monotonic() - self.started)))
 
     def _followers(self, sequences: tuple[bytes, ...]) -> pa.Table:
         """Letters of these sequences that nothing blocks any more and that were not tried yet."""

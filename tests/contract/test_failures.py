@@ -153,6 +153,20 @@ def test_events_wait_behind_a_dead_letter_of_their_sequence(place: Place) -> Non
     assert_proven(place.store())
 
 
+def test_a_limit_and_a_rate_hold_for_letters_that_waited_too(place: Place) -> None:
+    """No more letters are run than asked for, and none earlier than the rate allows; a second call goes on, in order."""
+    sequenced(place.store(), lambda i: i == "a0")(batch(*(event(n, f"a{n}", 1) for n in range(6))), 0)
+    order: list[str] = []
+    pauses: list[int] = []
+    fixed = sequenced(place.store(), lambda i: bool(order.append(i)))
+    assert reprocess(Selection(), fixed, options=ReprocessOptions(limit=2)).reprocessed == 2
+    assert order == ["a0", "a1"]
+    slow = ReprocessOptions(rate=2, sleep=lambda _: pauses.append(len(order)))
+    assert reprocess(Selection(), fixed, options=slow).reprocessed == 4
+    assert (order, pauses) == ([f"a{n}" for n in range(6)], [4, 6])
+    assert_proven(place.store())
+
+
 def test_a_rejected_event_blocks_what_was_processed_with_it(place: Place) -> None:
     """The handler rejects one event and accepts the next of its sequence: the next one waits."""
 
@@ -195,6 +209,30 @@ def test_an_accepted_gap_is_filled_from_the_log(place: Place) -> None:
     assert sorted(ids(place.read())) == sorted(f"p0-{n}" for n in range(10))
     assert run(batch(*orders([10])), 1).processed == 1
     assert_proven(place.store())
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "words"),
+    [
+        ({"kind": "REJECTED"}, {}, "have no kind"),
+        ({"key": "a", "text": "b"}, {}, "have no key, text"),
+        ({"first": 5, "last": 4}, {}, "no position from 5 to 4"),
+        ({"first": 10, "last": 20}, {}, "from 10 on were not decided yet.*broker/orders/0 at 9"),
+        ({}, {"limit": 5}, "are for letters"),
+        ({}, {"rate": 5.0}, "are for letters"),
+    ],
+)
+def test_what_positions_do_not_have_is_refused(place: Place, asked: dict[str, Any], options: dict[str, Any], words: str) -> None:
+    """A filter that would not be looked at, or a range in which nothing can be, is an error before anything runs."""
+    run = consumer(place.store())
+    run(batch(*orders(range(10))), 0)
+    run.log(recorded(*orders(range(10))))
+    with pytest.raises(ConfigError, match=words):
+        fill(Selection(topic="orders", **asked), run, options=ReprocessOptions(**options))
+    if asked:
+        with pytest.raises(ConfigError, match=words):
+            replay(Selection(topic="orders", **asked), run, accept_double=True)
+    assert len(place.read()) == 10
 
 
 def test_positions_that_the_log_lost_are_named(place: Place) -> None:
