@@ -8,10 +8,18 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
+from checkpoint.errors import ConfigError
+
+_LAST = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class Selection:
-    """Which dead letters: everything that is not None must match."""
+    """Which dead letters: everything that is not None must match.
+
+    Raises:
+        ConfigError: a number that no position has, a negative limit, a time without a zone, or an empty text, which all letters contain.
+    """
 
     consumer: str | None = None
     source: str | None = None
@@ -34,3 +42,15 @@ class Selection:
     sequences: tuple[bytes, ...] | None = None  # in any of these sequences (LETTERS.sequence)
     generation: int | None = None
     after: str | None = None  # in position order, behind the letter with this id: the next page
+
+    def __post_init__(self) -> None:
+        for name in ("partition", "first", "last", "limit"):
+            if not -_LAST <= (getattr(self, name) or 0) <= _LAST:
+                raise ConfigError(f"{name}={getattr(self, name)} is outside of what 64 bits hold: no letter is there.")
+        if self.limit is not None and self.limit < 0:
+            raise ConfigError(f"limit={self.limit}: give how many letters, or None for all.")
+        for time in (self.since, self.until):
+            if time is not None and time.utcoffset() is None:
+                raise ConfigError(f"{time.isoformat()} has no time zone. Give one, as in datetime.now(UTC).")
+        if self.text == "":
+            raise ConfigError("An empty text is in every letter. Leave it out to mean all of them.")

@@ -107,7 +107,7 @@ class DeadLetters:
 
     def find(self, id: str) -> str:
         """The whole id of the one letter whose id begins like that. Raises ConfigError where there is none, or more than one."""
-        found = self.select(Selection(id=id, limit=2), ["id"])["id"].to_pylist()
+        found = self.select(Selection(id=id, limit=2), ["id"])["id"].to_pylist() if id else []
         if len(found) != 1:
             many = "more than one dead letter begins" if found else "no dead letter begins"
             raise ConfigError(f"{many} with {id!r}. `dedup dead-letters list` shows ids.")
@@ -125,8 +125,13 @@ class DeadLetters:
             dry_run: say what would be done.
             on_progress: called with letters done and letters meant.
 
+        Raises:
+            ConfigError: the reason is blank; letters of messages are mixed with others.
+
         Crash: each portion is done or not; a second call goes on with the others.
         """
+        if not reason.strip():
+            raise ConfigError("Letters are given up for a reason. Say it: it is kept with them.")
         if isinstance(which, Selection) and unsent.is_meant(which):
             return unsent.discard(self.store, which, dry_run=dry_run)
         if not isinstance(which, Selection) and (messages := unsent.ids_among(self.store, which)):

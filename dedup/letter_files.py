@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoint.errors import ConfigError
-from deadletter.letter import HISTORY, LETTERS
+from deadletter.letter import HISTORY, LETTERS, Action, Kind, Status
 from deadletter.selection import Selection
 from dedup import letter_plans
 from dedup.json_rows import from_json, json_rows
@@ -62,11 +62,18 @@ def _target(to: str | Path | BinaryIO) -> Iterator[BinaryIO]:
     if path.exists():
         raise ConfigError(f"{path} is there already. Name another file.")
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    with _opened(part, "wb", "written") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
     part.rename(path)
+
+
+def _opened(path: Path, mode: str, what: str) -> BinaryIO:
+    try:
+        return cast(BinaryIO, path.open(mode))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be {what}: {error.strerror}. Name another file.") from error
 
 
 @contextmanager
@@ -163,13 +170,12 @@ def _distinct(rows: pa.Table) -> pa.Table:
 
 def _read(path: Path) -> Iterator[pa.Table]:
     """KEPT, in portions. Raises ConfigError for a file that `export` did not write."""
-    try:
-        with path.open("rb") as file:
-            is_parquet = file.read(4) == b"PAR1"
-            file.seek(0)
-            yield from _read_parquet(path, file) if is_parquet else _read_lines(path, file)
-    except FileNotFoundError:
-        raise ConfigError(f"There is no file {path}.") from None
+    if not path.exists():
+        raise ConfigError(f"There is no file {path}.")
+    with _opened(path, "rb", "read") as file:
+        is_parquet = file.read(4) == b"PAR1"
+        file.seek(0)
+        yield from _read_parquet(path, file) if is_parquet else _read_lines(path, file)
 
 
 def _read_parquet(path: Path, file: BinaryIO) -> Iterator[pa.Table]:
@@ -180,8 +186,8 @@ def _read_parquet(path: Path, file: BinaryIO) -> Iterator[pa.Table]:
             missing = [f.name for f in KEPT if f.name not in rows.column_names]
             if missing:
                 raise ConfigError(f"{path} is not an export of dead letters: it has no {', '.join(missing)}.")
-            yield rows.select(KEPT.names).cast(KEPT)
-    except pa.ArrowException as error:
+            yield _checked(rows.select(KEPT.names).cast(KEPT))
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise ConfigError(f"{path} is not an export of dead letters: {error}") from error
 
 
@@ -201,8 +207,22 @@ def _read_lines(path: Path, file: Iterable[bytes]) -> Iterator[pa.Table]:
 
 def _parsed(path: Path, lines: Sequence[tuple[int, bytes]]) -> pa.Table:
     try:
-        return from_json([json.loads(line) for _, line in lines], KEPT)
-    except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+        return _checked(from_json([json.loads(line) for _, line in lines], KEPT))
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, pa.ArrowException) as error:
         if len(lines) == 1:
             raise ConfigError(f"{path}, line {lines[0][0]}: not a dead letter: {error}") from error
         return pa.concat_tables(_parsed(path, [line]) for line in lines)
+
+
+def _checked(rows: pa.Table) -> pa.Table:
+    """The rows, as they are. Raises ValueError where one says what no letter says."""
+    actions = pc.list_flatten(rows["history"]).combine_chunks()
+    said = {"kind": (rows["kind"], Kind), "status": (rows["status"], Status), "action": (pc.struct_field(actions, "action"), Action)}
+    for name, (values, there) in said.items():
+        if strange := set(pc.unique(values).to_pylist()) - {*there}:
+            raise ValueError(f"{name} {sorted(map(str, strange))[0]!r}")
+    if not pc.all(pc.match_substring_regex(rows["id"], "^[0-9a-f]{32}$")).as_py():
+        raise ValueError("an id that is not 32 hex digits")
+    if pc.any(pc.and_(rows["holds_key"], pc.is_null(rows["key"]))).as_py():
+        raise ValueError("a letter that holds a key and has none")
+    return rows

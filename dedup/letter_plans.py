@@ -147,7 +147,7 @@ def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes]
 
 
 def _refuse_edit(letter: Mapping[str, Any]) -> None:
-    advice = {Status.DISCARDED: "Restore it first.", Status.REPROCESSED: "It was processed: `dedup replay` repeats its position."}
+    advice = {Status.DISCARDED: "Restore it first.", Status.REPROCESSED: "It had its effect, and cannot have another one."}
     if letter["status"] not in WAITING_STATUSES:
         raise ConfigError(f"Letter {letter['id'][:12]} is {letter['status']}. {advice.get(letter['status'], 'It is settled.')}")
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from checkpoint.errors import KeyConflict, PositionGap, SettingsChanged, StoreRestored
+from checkpoint.errors import ConfigError, KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import Kind
 from dedup.index import KEY_ONLY, Bools, Index, Ints, first_of_each_key, key_bytes
@@ -241,8 +241,14 @@ def apply_outcomes(settled: Settled, outcomes: Mapping[int, Ints]) -> Settled:
     return replace(settled, state=state)
 
 
+MOST_LIFTED = 1_000_000_000
+"""Events that one decision may admit. `budget=None` admits all of them, for ever."""
+
+
 def lift_budget(head: Head, events: int) -> Head:
-    """So many more events may fail without being held back."""
+    """So many more events may fail without being held back. Raises ConfigError above MOST_LIFTED."""
+    if not 1 <= events <= MOST_LIFTED:
+        raise ConfigError(f"A budget is lifted for 1 to {MOST_LIFTED:,} events; {events:,} is no flood that anybody knows.")
     return replace(head, lifted=head.decided + events)
 
 

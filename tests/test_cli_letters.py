@@ -170,6 +170,15 @@ def test_a_body_is_edited_from_a_file_exactly(place: Place, dedup: Run, tmp_path
         ("dead-letters edit {id} --yes", "Give a new body"),
         ("dead-letters edit {id} --key a --yes", "decided already"),
         ("dead-letters import /nowhere --yes", "There is no file"),
+        ("dead-letters import /tmp --yes", "/tmp cannot be read: Is a directory"),
+        ("dead-letters export /nowhere/letters.jsonl", "cannot be written: No such file or directory"),
+        ("dead-letters discard --text '' --reason x --yes", "An empty text is in every letter"),
+        ("dead-letters discard --consumer shop --reason ' ' --yes", "given up for a reason"),
+        ("dead-letters discard '' --reason x --yes", "no dead letter begins"),
+        ("dead-letters discard --from 99999999999999999999 --reason x --yes", "64 bits"),
+        ("dead-letters list --limit 99999999999999999999", "64 bits"),
+        ("dead-letters list --text '\udcff'", "no text in UTF-8"),
+        ("budget lift shop --events 99999999999999999999 --yes", "no flood that anybody knows"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(line: str, words: str, place: Place, dedup: Run) -> None:
@@ -178,6 +187,12 @@ def test_what_cannot_be_done_is_one_line(line: str, words: str, place: Place, de
     code, _, err = dedup(line.format(id=before[0]["id"]), place)
     assert (code, err.count("\n"), words in err) == (2, 1, True), err
     assert listed(dedup, place) == before
+
+
+def test_a_range_the_wrong_way_round_is_told(place: Place, dedup: Run) -> None:
+    """It would match nothing, and look as if nothing were there."""
+    code, _, err = dedup("dead-letters list --from 3 --to 1", place)
+    assert (code, "--from 3 is above --to 1" in err) == (2, True)
 
 
 def test_a_wrong_time_is_told_with_the_form_it_has(place: Place, dedup: Run) -> None:

@@ -61,6 +61,8 @@ def main() -> None:
 
 
 def _sentence(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object!r} is no text in UTF-8. A body of any bytes is given as @FILE."
     known = isinstance(error, (dedup.DedupError, ImportError))
     text = str(error) if known else f"{type(error).__name__}: {error} (DEDUP_DEBUG=1 shows where)"
     return mask_secrets(" ".join(text.split()))

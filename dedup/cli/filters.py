@@ -82,6 +82,8 @@ def _is_argument(parameter: inspect.Parameter) -> bool:
 
 def _selection(given: dict[str, Any]) -> Selection:
     limit = given.pop("limit") or None
+    if None not in (given.get("first"), given.get("last")) and given["first"] > given["last"]:
+        raise typer.BadParameter(f"--from {given['first']} is above --to {given['last']}: no position is between them.")
     plain: dict[str, Any] = {name: value.value if isinstance(value, Kind | Status) else value for name, value in given.items()}
     return Selection(**plain, limit=limit)
 

@@ -45,7 +45,11 @@ def list_(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -
     found = letters.select(selection, [*(c for c in COLUMNS if c != "position"), *PLACE]).to_pylist()
     rows = [{**row, "id": row["id"][:12], "position": _position(row)} for row in found]
     print_table(COLUMNS, [[row[c] for c in COLUMNS] for row in rows], empty="no dead letters match")
-    if selection.limit and len(rows) == selection.limit:
+    _tell_of_more(selection, len(rows))
+
+
+def _tell_of_more(selection: Selection, shown: int) -> None:
+    if selection.limit and shown == selection.limit:
         typer.echo(f"the first {selection.limit}; --limit 0 shows all")
 
 
@@ -59,6 +63,7 @@ def groups(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) 
         return
     rows = [{**row, "example": row["example"][:12]} for row in found.to_pylist()]
     print_table(found.column_names, [list(row.values()) for row in rows], empty="no dead letters match")
+    _tell_of_more(selection, len(rows))
 
 
 @commands.command(epilog="Example: dedup dead-letters show 3f9a12bc --store /lake/dedup")

@@ -22,7 +22,7 @@ def find(target: str, what: str, example: str) -> Any:
         ConfigError: it is not there, or its module imports something that is not.
     """
     module, _, attribute = target.partition(":")
-    if not module or not attribute:
+    if not module or not attribute or module.startswith("."):
         raise dedup.ConfigError(f"{target!r} does not say where the {what} is. Give module:attribute, as in `{example}`.")
     sys.path.insert(0, os.getcwd())
     try:

@@ -131,16 +131,29 @@ def test_a_file_that_is_no_export_is_told_with_the_line(place: Place, tmp_path: 
     failing(store)
     DeadLetters(store).export(ALL, file)
     good = file.read_bytes().splitlines()
-    no_key, wrong = json.loads(good[0]), json.loads(good[0])
+    no_key = json.loads(good[0])
     del no_key["consumer"]
-    wrong["body_base64"] = "%"
-    for bad in (b"junk", good[1][:50], b"[]", json.dumps(no_key).encode(), json.dumps(wrong).encode()):
+    strange = (
+        {"body_base64": "%"}, {"status": "open"}, {"kind": "FOO"}, {"id": "x"}, {"key_hex": None}, {"sequence_number": 2**70},
+        {"history": [{"at": "2026-01-01", "action": "FOO"}]},
+    )  # fmt: skip
+    wrong = [json.dumps({**json.loads(good[0]), **values}).encode() for values in strange]
+    for bad in (b"junk", good[1][:50], b"[]", b"[" * 100_000, json.dumps(no_key).encode(), *wrong):
         file.write_bytes(b"\n".join([good[0], bad, good[2]]))
         with pytest.raises(ConfigError, match="line 2"):
             DeadLetters(store).import_(file, by="ann")
-    file.write_bytes(b"PAR1junk")
-    with pytest.raises(ConfigError, match="not an export"):
-        DeadLetters(store).import_(file, by="ann")
+    whole = tmp_path / "letters.parquet"
+    DeadLetters(store).export(ALL, whole)
+    data = whole.read_bytes()
+    for bad in (
+        b"PAR1junk",
+        data[:-9],
+        data[:20] + bytes(40) + data[60:],
+        data[: len(data) // 2] + bytes(99) + data[len(data) // 2 + 99 :],
+    ):
+        file.write_bytes(bad)
+        with pytest.raises(ConfigError, match="not an export"):
+            DeadLetters(store).import_(file, by="ann")
     with pytest.raises(ConfigError, match="no file"):
         DeadLetters(store).import_(tmp_path / "none", by="ann")
 
