@@ -128,6 +128,8 @@ class Found:
         rows = self._all.filter(pc.equal(self._all["state"], int(State.WAITING)))
         if asked.topics:
             rows = rows.filter(pc.is_in(rows["topic"], pa.array(asked.topics)))
+        if asked.resting_topics:
+            rows = rows.filter(pc.invert(pc.is_in(rows["topic"], pa.array(sorted(asked.resting_topics)))))
         stopped = set(asked.resting) | (self._dead() if asked.blocking else set())
         if stopped or asked.resting_numbers:
             lines, numbers = rows.select(["topic", "key"]).to_pylist(), rows["number"].to_pylist()

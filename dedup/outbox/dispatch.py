@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checkpoint.errors import DestinationUnavailable, StoreUnavailable
@@ -26,6 +26,14 @@ log = logging.getLogger("dedup")
 
 STEPS = ("send", "sent", "marked")
 """What `on_step` is told, each right before it is acted on: before the messages are handed over, before they are marked, after that."""
+
+
+class _TookNothing(Exception):
+    """Nothing passed of a turn."""
+
+    def __init__(self, why: DestinationUnavailable) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class Dispatched:
     sent: int = 0
     dead: int = 0
     tried: int = 0  # failed, and will be tried again
+    away: DestinationUnavailable | None = field(default=None, repr=False, compare=False)  # why a turn took nothing, where one did
 
     def add(self, marks: Marks) -> None:
         """Count a turn."""
@@ -57,6 +66,7 @@ class Dispatched:
     def merged(self, other: Dispatched) -> Dispatched:
         """With what another worker has done."""
         self.sent, self.dead, self.tried = self.sent + other.sent, self.dead + other.dead, self.tried + other.tried
+        self.away = self.away or other.away
         return self
 
 
@@ -79,25 +89,55 @@ def _failed(message: Message, outcome: Outcome, place: int) -> Failed:
 
 
 class _Resting:
-    """Keys whose message failed a moment ago, and when their turn comes."""
+    """Keys whose message failed, and topics that took nothing, a moment ago, and when their turn comes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._until: dict[Line | int, float] = {}
+        self._topics: dict[str, float] = {}
+        self._away: dict[str, int] = {}  # topic -> turns since it took anything
+        self._round: set[str] = set()  # that are not tried again in this round
         self._lock = threading.Lock()
 
     def rest(self, message: Message, seconds: float) -> None:
         with self._lock:
             self._until[message.line or message.number] = self._clock() + seconds
 
-    def now(self) -> set[Line | int]:
+    def rest_topics(self, topics: set[str], wait: Callable[[int], float]) -> float:
+        """Returns for how many seconds the first of them rests."""
         with self._lock:
-            self._until = {who: until for who, until in self._until.items() if until > self._clock()}
-            return set(self._until)
+            seconds = {topic: wait(self._away.get(topic, 0)) for topic in topics}
+            self._away |= {topic: self._away.get(topic, 0) + 1 for topic in topics}
+            self._topics |= {topic: self._clock() + rest for topic, rest in seconds.items()}
+            self._round |= topics
+            return min(seconds.values())
+
+    def begin(self) -> None:
+        """A round."""
+        with self._lock:
+            self._round.clear()
+
+    def back(self, topics: set[str] | None = None) -> None:
+        """These took something; or all may be tried now."""
+        with self._lock:
+            for known in (self._topics, self._away) if self._topics or self._away else ():
+                for topic in set(known) if topics is None else topics:
+                    known.pop(topic, None)
+
+    def asked(self, asked: Asked) -> Asked:
+        """Without what rests now."""
+        with self._lock:
+            now = self._clock()
+            self._until = {who: until for who, until in self._until.items() if until > now}
+            topics = frozenset(self._round.union(topic for topic, until in self._topics.items() if until > now))
+            lines = frozenset(who for who in self._until if isinstance(who, tuple))
+            numbers = frozenset(who for who in self._until if isinstance(who, int))
+        return replace(asked, resting_topics=topics, resting=lines, resting_numbers=numbers)
 
     def next(self) -> float | None:
         """Seconds until the first of them is due."""
-        return max(0.0, min(self._until.values()) - self._clock()) if self._until else None
+        due = [*self._until.values(), *self._topics.values()]
+        return max(0.0, min(due) - self._clock()) if due else None
 
 
 class Dispatcher:
@@ -136,11 +176,19 @@ class Dispatcher:
         """Send until nothing is left that can be sent now. What failed and waits for its next attempt is left.
 
         Raises:
-            DestinationUnavailable: the destination does not take anything now; nothing of that turn is marked.
+            DestinationUnavailable: nothing passed of a turn, of which nothing is marked; topics that were not in it have been tried.
 
         Crash: what was sent and not marked is sent again, with the same ids.
         """
+        self._resting.back()
+        done = self._round()
+        if done.away is not None:
+            raise done.away
+        return done
+
+    def _round(self) -> Dispatched:
         others: list[Future[Dispatched]] = []
+        self._resting.begin()
         with seldom.searched(), ThreadPoolExecutor(self._workers) as pool:
 
             def found() -> None:
@@ -154,10 +202,16 @@ class Dispatcher:
 
     def _until_empty(self, found: Callable[[], None] = lambda: None) -> Dispatched:
         done = Dispatched()
-        while (marks := self._turn(found)) is not None:
+        while True:
+            try:
+                marks = self._turn(found)
+            except _TookNothing as nothing:
+                done.away = done.away or nothing.why
+                continue
+            if marks is None:
+                return done
             done.add(marks)
             found()
-        return done
 
     def run(self, stop: threading.Event, *, every: float = 1.0, tell: Callable[[Dispatched], None] = lambda done: None) -> None:
         """Send until `stop` is set; while there is nothing to send look again after `every` seconds.
@@ -169,8 +223,8 @@ class Dispatcher:
         away = 0
         while not stop.is_set():
             try:
-                done, away = self.once(), 0
-            except (DestinationUnavailable, StoreUnavailable) as error:
+                done, away = self._round(), 0
+            except StoreUnavailable as error:
                 wait, away = self.patience.wait(away), away + 1
                 log.warning("outbox: %s Again in %.1f s", error, wait)
                 stop.wait(wait)
@@ -191,12 +245,17 @@ class Dispatcher:
                     found()
                 marks = self._sent(in_hand)
                 turn.mark(marks)
+        except DestinationUnavailable as error:
+            wait = self._resting.rest_topics({message.topic for message in in_hand}, self.patience.wait)
+            log.warning("outbox: %s Again in %.1f s", error, wait)
+            raise _TookNothing(error) from error
         except StoreUnavailable:
             if in_hand:  # the store may not wait for as long as sending these takes: they must not be sent again and again
                 self._limit = max(1, len(in_hand) // 2)
             raise
         self._limit = min(self._asked.limit, self._limit + self._limit // 32 + 1)
         self._on_step("marked")
+        self._resting.back({message.topic for message in in_hand})
         self._note(in_hand, marks)
         return marks
 
@@ -209,9 +268,7 @@ class Dispatcher:
         return judge(messages, outcome, self.patience.attempts)
 
     def _asked_now(self) -> Asked:
-        resting = self._resting.now()
-        lines, numbers = frozenset(r for r in resting if isinstance(r, tuple)), frozenset(r for r in resting if isinstance(r, int))
-        return replace(self._asked, limit=self._limit, resting=lines, resting_numbers=numbers)
+        return self._resting.asked(replace(self._asked, limit=self._limit))
 
     def _note(self, messages: Sequence[Message], marks: Marks) -> None:
         by_number = {m.number: m for m in messages} if marks.dead or marks.tried else {}

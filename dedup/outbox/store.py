@@ -23,7 +23,8 @@ class Asked:
 
     topics: tuple[str, ...] = ()  # empty: all
     limit: int = 10_000
-    resting: frozenset[Line] = frozenset()  # failed a moment ago: their turn comes later
+    resting_topics: frozenset[str] = frozenset()  # took nothing a moment ago: their turn comes later
+    resting: frozenset[Line] = frozenset()  # the same, of keys
     resting_numbers: frozenset[int] = frozenset()  # the same, of messages without a key
     blocking: bool = True  # a dead message holds back the others of its key
 

@@ -117,7 +117,7 @@ class PgOutbox:
         Args:
             whole: of all lanes, and as rows.
         """
-        where = {"lanes": list(range(LANES)), "topics": list(asked.topics), "aside": not asked.blocking}
+        where = {"lanes": list(range(LANES)), **_of_topics(asked), "aside": not asked.blocking}
         lanes = [row[0] for row in self._all(connection, "outbox_lanes", **where)]
         random.shuffle(lanes)  # dispatchers that begin at once do not all try the same ones
         while lanes:
@@ -151,12 +151,12 @@ class PgOutbox:
         """Rows of the odd ones among the locked lanes, and pages of the others."""
         rows = self._take_rows(connection, asked, odd) if odd else []
         even = [lane for lane in locked if lane not in set(odd)]
-        which = {"lanes": even, "topics": list(asked.topics), "most": asked.limit, "bytes": BYTES_PER_TURN}
+        which = {"lanes": even, **_of_topics(asked), "most": asked.limit, "bytes": BYTES_PER_TURN}
         return rows, [Page(*row) for row in self._all(connection, "outbox_pages", **which)] if even else []
 
     def _take_rows(self, connection: Connection, asked: Asked, lanes: list[int]) -> list[tuple[Message, str]]:
         while True:
-            first = self._all(connection, "outbox_first_pages", lanes=lanes, topics=list(asked.topics), most=asked.limit)
+            first = self._all(connection, "outbox_first_pages", lanes=lanes, **_of_topics(asked), most=asked.limit)
             self._unpack(connection, [row[0] for row in first])
             name = "outbox_hold" if asked.blocking else "outbox_overtake"
             moved = connection.execute(self._sql[name], {"consumer": self.consumer, "lanes": lanes}).rowcount
@@ -171,7 +171,7 @@ class PgOutbox:
             connection,
             "outbox_take",
             lanes=lanes,
-            topics=list(asked.topics),
+            **_of_topics(asked),
             each=max(1, asked.limit // len(lanes)),
             resting_topics=resting_topics,
             resting_keys=resting_keys,
@@ -241,6 +241,10 @@ class PgOutbox:
         """
         with self._connect(f"Purging the outbox of {self.consumer!r}") as connection:
             return int(self._all(connection, "outbox_old" if dry_run else "outbox_purge", before=before)[0][0])
+
+
+def _of_topics(asked: Asked) -> dict[str, list[str]]:
+    return {"topics": list(asked.topics), "resting": sorted(asked.resting_topics)}
 
 
 def _of_numbers(numbers: Sequence[int]) -> dict[str, list[int]]:

@@ -943,11 +943,11 @@ select l.lane::int4 from unnest(%(lanes)s::int4[]) l (lane)
 where exists (
     select from {schema}.outbox_page p
     where p.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and p.lane = l.lane and p.sent_at is null
-        and (cardinality(%(topics)s::text[]) = 0 or p.topic = any(%(topics)s::text[]))
+        and (cardinality(%(topics)s::text[]) = 0 or p.topic = any(%(topics)s::text[])) and p.topic <> all(%(resting)s::text[])
 ) or exists (
     select from {schema}.outbox o
     where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = l.lane and o.state = 0
-        and (cardinality(%(topics)s::text[]) = 0 or o.topic = any(%(topics)s::text[]))
+        and (cardinality(%(topics)s::text[]) = 0 or o.topic = any(%(topics)s::text[])) and o.topic <> all(%(resting)s::text[])
 ) or (%(aside)s::boolean and exists (
     select from {schema}.outbox o
     where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = l.lane and o.state = 3
@@ -979,7 +979,7 @@ from (
     from (
         select * from {schema}.outbox_page
         where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and lane = any(%(lanes)s::int4[])
-            and sent_at is null and (cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[]))
+            and sent_at is null and (cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[])) and topic <> all(%(resting)s::text[])
         order by page limit %(most)s
     ) p
     window w as (order by page)
@@ -999,7 +999,7 @@ select page from (
     select page, sum(messages) over (order by page) - messages as before
     from {schema}.outbox_page
     where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and lane = any(%(lanes)s::int4[])
-        and sent_at is null and (cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[]))
+        and sent_at is null and (cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[])) and topic <> all(%(resting)s::text[])
 ) p where before < %(most)s;
 
 -- name: outbox_unpack
@@ -1064,7 +1064,7 @@ from (
     cross join lateral (
         select w.*, w.ctid as place from {schema}.outbox w
         where w.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and w.lane = l.lane and w.state = 0
-            and (cardinality(%(topics)s::text[]) = 0 or w.topic = any(%(topics)s::text[]))
+            and (cardinality(%(topics)s::text[]) = 0 or w.topic = any(%(topics)s::text[])) and w.topic <> all(%(resting)s::text[])
             and not exists (
                 select from unnest(%(resting_topics)s::text[], %(resting_keys)s::bytea[]) r (topic, key) where r.topic = w.topic and r.key = w.key
             )

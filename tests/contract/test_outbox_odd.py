@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,8 @@ from orders import batch, consumer, event
 from places import Place
 from test_outbox import Receiver, dispatcher, states
 
-from checkpoint.errors import StoreUnavailable
+from checkpoint.errors import DestinationUnavailable, StoreUnavailable
+from dedup.outbox.dispatch import Patience
 from dedup.outbox.message import LANES
 from dedup.outbox.store import Asked, Chosen, Marks
 
@@ -112,3 +114,40 @@ def test_a_turn_of_single_messages_ends_with_so_many_bytes(place: Place, monkeyp
 
     assert dispatcher(place, send).once().sent == 19 and max(sizes) == 3
     assert [m.body for m in receiver.got] == rows["body"].to_pylist()[1:]
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_topic_that_takes_nothing_holds_back_no_other(place: Place, daemon: bool) -> None:
+    """More than a turn waits for a topic that is not there: what came later for another one is sent, and all of it once it is there."""
+    run = consumer(place.store())
+    run._handler = None
+
+    @run.foreach_batch
+    def handle(rows: pa.Table, tx: Any) -> None:
+        first = rows["sequence_number"][0].as_py() == 0
+        tx.publish(pa.table({"body": [b"%d" % n for n in range(100)], "k": [b"k"] * 100}), "missing" if first else "good", key="k")
+
+    run(batch(event(0, "o0")), 0)
+    run(batch(event(1, "o1")), 1)
+    there, got, stop = set[str](), dict[str, list[Any]](), threading.Event()
+
+    def send(messages: Any) -> None:
+        if any(message.topic == "missing" for message in messages) and not there:
+            raise DestinationUnavailable("There is no such topic.")
+        for message in messages:
+            got.setdefault(message.topic, []).append(message.body)
+        there.update({"once"} if daemon else ())
+        if len(got) == 2 and all(len(bodies) >= 100 for bodies in got.values()):
+            stop.set()
+
+    one = dispatcher(place, send, limit=20, patience=Patience(first=0.01, most=0.02))
+    if daemon:
+        one.run(stop, every=0.01)
+    else:
+        with pytest.raises(DestinationUnavailable, match="no such topic"):
+            one.once()
+        assert list(got) == ["good"] and states(place) == {"SENT": 100, "WAITING": 100}
+        there.add("now")
+        one.once()
+    assert states(place) == {"SENT": 200} and all(entry.attempts == 0 for entry in place.store().outbox("shop").entries(Chosen(limit=None)))
+    assert got == {topic: [b"%d" % n for n in range(100)] for topic in ("good", "missing")}
