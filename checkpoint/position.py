@@ -65,8 +65,8 @@ class Ranges:
             array = np.unique(array)
             step = np.diff(array)
         cut = np.flatnonzero(step != 1)
-        firsts, lasts = array[np.r_[0, cut + 1]], array[np.r_[cut, len(array) - 1]]
-        return cls(tuple(Range(int(a), int(b)) for a, b in zip(firsts, lasts, strict=True)))
+        firsts, lasts = [int(array[0]), *array[cut + 1].tolist()], [*array[cut].tolist(), int(array[-1])]
+        return cls(tuple(map(Range, firsts, lasts)))
 
     def __bool__(self) -> bool:
         return bool(self.items)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
-from dedup.rows import ArrowRows
+from dedup.index import FEW
+from dedup.rows import ArrowRows, picked
 from dedup.store import Rows
 
 
@@ -32,6 +35,9 @@ class ArrowFrames:
     def without(self, rows: pa.Table, positions: pa.Table) -> pa.Table:
         """Rows whose position is not among `positions`, in their order."""
         keys = positions.column_names
+        if rows.num_rows <= FEW:  # a join starts threads
+            gone = {at for at in _tuples(positions, keys) if None not in at}
+            return picked(rows, np.array([row for row, at in enumerate(_tuples(rows, keys)) if at not in gone], dtype=np.int64))
         numbered = rows.select(keys).append_column("", pa.array(range(rows.num_rows), pa.int64()))
         kept = numbered.join(positions.group_by(keys).aggregate([]), keys=keys, join_type="left anti")
         return rows.take(kept[""].sort())
@@ -39,6 +45,10 @@ class ArrowFrames:
     def rows(self, rows: Any) -> Rows:
         """A table, a dict or a list of dicts as rows for the store."""
         return ArrowRows(to_table(rows))
+
+
+def _tuples(rows: pa.Table, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in names), strict=True)
 
 
 def to_table(rows: Any) -> pa.Table:

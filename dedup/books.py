@@ -12,14 +12,13 @@ import pyarrow.compute as pc
 
 from checkpoint.position import Partition, Ranges
 from dedup import advice
-from dedup.index import KEY_ONLY
+from dedup.index import KEY_ONLY, places
 from dedup.proof import Life, Proof
 from dedup.spans import Ints, Spans, overlapping
 
 COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
 
 _PARTS = ("redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered")
-_LIFE = ["source", "topic", "partition", "incarnation"]
 
 MANY = 100
 """Contradictions of one kind that are told one by one."""
@@ -137,12 +136,11 @@ def _flat(ranges: pa.ChunkedArray) -> tuple[Ints, Ints, Ints]:
 
 def _lives(rows: pa.Table) -> tuple[Ints, list[Life]]:
     """The code of each row's life, and the lives by code."""
-    distinct = rows.select(_LIFE).group_by(_LIFE).aggregate([])
-    numbered = distinct.append_column("code", pa.array(range(distinct.num_rows), pa.int64()))
-    joined = rows.select(_LIFE).append_column("row", pa.array(range(rows.num_rows), pa.int64())).join(numbered, _LIFE, join_type="inner")
-    codes = np.zeros(rows.num_rows, dtype=np.int64)
-    codes[joined["row"].to_numpy()] = joined["code"].to_numpy()
-    return codes, [(_partition(row), row["incarnation"]) for row in distinct.to_pylist()]
+    partitions, place = places(rows)
+    incarnations = rows["incarnation"].to_numpy()
+    many = int(incarnations.max(initial=0)) + 1
+    lives, codes = np.unique(place * many + incarnations, return_inverse=True)
+    return codes, [(partitions[life // many], life % many) for life in lives.tolist()]
 
 
 def _record(records: pa.Table, row: int) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.position import Partition, Ranges
-from deadletter.letter import HOLDS_NO_KEY
 from dedup.index import KEY_ONLY, Bools, Ints, key_bytes
-from dedup.planning import DUPLICATE, LETTER_KINDS, NEW, REDELIVERED, SKIPPED, Settled
+from dedup.planning import DUPLICATE, LETTERED, NEW, REDELIVERED, SKIPPED, WITHOUT_KEY, Settled
+from dedup.rows import table_of
 from dedup.steps import Advance, Commit, Note, Park, Record, Step
 from dedup.store import BATCHES, Checkpoint, Head, Run, Topic
 
@@ -60,9 +60,15 @@ def _advanced(point: Checkpoint | None, mark: Checkpoint, run: Run) -> Checkpoin
 def _copies(settled: Settled) -> pa.Table:
     """How many duplicates each key has in this chunk: key binary(16), count int64."""
     rows = np.flatnonzero(settled.state == DUPLICATE)
+    if not len(rows):
+        return _NO_COPIES
     group, first = settled.index.groups(rows)
     counts = np.bincount(group, minlength=len(first)).astype(np.int64)
     return pa.table({"key": key_bytes(settled.index.high[first], settled.index.low[first]), "count": pa.array(counts)})
+
+
+_RECORD = pa.struct(list(BATCHES))
+_NO_COPIES = pa.table({"key": pa.array([], pa.binary(16)), "count": pa.array([], pa.int64())})
 
 
 def batch_record(settled: Settled, head: Head, run: Run) -> pa.Table:
@@ -76,12 +82,12 @@ def batch_record(settled: Settled, head: Head, run: Run) -> pa.Table:
     reserved = _reserved_by(settled, groups)
     for record, count in zip(records, reserved, strict=True):
         record["reserved"] = count
-    return pa.Table.from_pylist(records, schema=BATCHES)
+    return table_of(records, _RECORD)
 
 
 def _reserved_by(settled: Settled, groups: list[tuple[Partition, Ints]]) -> list[int]:
     """Keys reserved, by the partition of the row that won: rows that are neither dropped nor without a key of their own."""
-    winners = ~np.isin(settled.state, [REDELIVERED, DUPLICATE, *(k for k, v in LETTER_KINDS.items() if v in HOLDS_NO_KEY)])
+    winners = ~(WITHOUT_KEY[settled.state] | (settled.state == REDELIVERED) | (settled.state == DUPLICATE))
     return [int(winners[rows].sum()) for _, rows in groups]
 
 
@@ -89,13 +95,15 @@ def _partition_record(settled: Settled, head: Head, run: Run, partition: Partiti
     state, numbers = settled.state[rows], settled.index.numbers[rows]
 
     def ranges(chosen: Bools, without: Bools) -> list[dict[str, int]]:
-        found = Ranges() if partition == KEY_ONLY else Ranges.of_numbers(numbers[chosen]) - Ranges.of_numbers(numbers[without])
+        if partition == KEY_ONLY or not chosen.any():
+            return []
+        found = Ranges.of_numbers(numbers[chosen]) - Ranges.of_numbers(numbers[without])
         return [r._asdict() for r in found.items]
 
     fresh = state != REDELIVERED
     none = np.zeros(len(rows), dtype=bool)
     duplicate, skipped = state == DUPLICATE, state == SKIPPED
-    lettered = np.isin(state, list(LETTER_KINDS))
+    lettered = LETTERED[state]
     return {
         "source": partition.source,
         "topic": partition.topic,

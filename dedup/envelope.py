@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
 from deadletter.letter import PROPERTIES
@@ -260,8 +259,8 @@ def check_positions(table: pa.Table) -> None:
 
 
 def _check_last(table: pa.Table) -> None:
-    last = pc.max(table["sequence_number"]).as_py()
-    if last is not None and last >= LAST:
+    last = table["sequence_number"].to_numpy().max(initial=-1)
+    if last >= LAST:
         raise ConfigError(f"Sequence number {last} is the last there is: no checkpoint could go on behind it. Is it a position at all?")
 
 

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from dedup.arrow_frames import ArrowFrames
 from dedup.envelope import SEQUENCE, Prepare
 from dedup.index import INDEX_COLUMNS, Ints
 from dedup.keys import HIDDEN
+from dedup.rows import picked
 from dedup.tx import Frames
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ class ArrowMaterial:
     table: pa.Table
     frames: Frames = field(default_factory=ArrowFrames)
 
-    @property
+    @cached_property
     def index(self) -> pa.Table:
         """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
         return self.table.select(index_columns(self.table.column_names))
@@ -134,11 +136,15 @@ class ArrowMaterial:
 
     def content(self, rows: Ints) -> pa.Table:
         """These rows, in this order."""
-        return self.table.take(pa.array(rows))
+        return picked(self.table, rows)
 
     def frame(self, rows: Ints) -> pa.Table:
         """These rows as the handler sees them."""
-        return visible(self.table).take(pa.array(rows))
+        return picked(self._visible, rows)
+
+    @cached_property
+    def _visible(self) -> pa.Table:
+        return visible(self.table)
 
     def expect(self, rows: Ints) -> None:
         """Nothing to make: a frame is quick."""
@@ -151,7 +157,8 @@ def index_columns(names: Sequence[str]) -> list[str]:
 
 def visible(table: pa.Table) -> pa.Table:
     """Without the internal columns."""
-    return table.drop_columns([name for name in HIDDEN if name in table.column_names])
+    names = table.column_names
+    return table.drop_columns([name for name in HIDDEN if name in names])
 
 
 def numbered(table: pa.Table) -> pa.Table:

@@ -28,6 +28,7 @@ from dedup.keys import SEQUENCE
 from dedup.letters import Why, letter_rows, make_history, make_letters
 from dedup.order import Order
 from dedup.planning import OnKeyConflict, Settled, Sifted
+from dedup.rows import picked
 from dedup.steps import Park, Record, Step
 from dedup.store import KEYS, Checkpoint, Head, Run, Selection, Store, Topic, Transaction
 from dedup.trial import Trials, untried
@@ -217,7 +218,7 @@ def order_of(chunk: Chunk, settled: Settled, transaction: Transaction) -> Order:
     index = chunk.material.index
     if SEQUENCE[0] not in index.column_names:
         return Order(None, len(settled.index))
-    order = Order(index[SEQUENCE[0]].take(pa.array(settled.index.order)), len(settled.index))
+    order = Order(picked(index.select(SEQUENCE[:1]), settled.index.order)[SEQUENCE[0]], len(settled.index))
     lettered = letter_rows(settled)
     asked = order.asked(np.union1d(settled.new, lettered))
     if len(asked):

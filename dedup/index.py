@@ -26,8 +26,13 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
+_KEY, _NO_KEYS = pa.binary(16), KEYS.empty_table()
+
 KEY_ONLY = Partition("", "", -1)
 """The partition of events without positions."""
+
+FEW = 100
+"""Rows up to which a loop in Python is quicker than to call for columns."""
 
 INDEX_COLUMNS = ("source", "topic", "partition", "sequence_number", "part", "_key", "_undecodable")
 
@@ -35,7 +40,8 @@ INDEX_COLUMNS = ("source", "topic", "partition", "sequence_number", "part", "_ke
 def key_words(column: pa.ChunkedArray | pa.Array) -> tuple[Words, Words]:
     """The two halves of 16-byte keys as big-endian numbers, so that they sort like the bytes; nulls are zero."""
     flat = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    flat = pc.fill_null(flat.cast(pa.binary()), bytes(16)).cast(pa.binary(16))
+    flat = flat if flat.type == _KEY else flat.cast(_KEY)
+    flat = pc.fill_null(flat, bytes(16)) if flat.null_count else flat
     words = np.frombuffer(flat.buffers()[1] or b"", dtype=">u8")[flat.offset * 2 : (flat.offset + len(flat)) * 2]
     return words[0::2].astype(np.uint64), words[1::2].astype(np.uint64)
 
@@ -71,7 +77,7 @@ class Index:
         Args:
             payloads: the payload hashes of these rows.
         """
-        partitions, place = _places(table)
+        partitions, place = places(table)
         numbers, parts = table["sequence_number"].to_numpy(), table["part"].to_numpy()
         high, low = key_words(table["_key"])
         # Without positions the order must still be the same each time the batch is delivered.
@@ -101,6 +107,8 @@ class Index:
 
     def __getitem__(self, rows: slice) -> Index:
         """A chunk of this index."""
+        if rows == slice(0, len(self)):
+            return self
         return replace(self, **{f: getattr(self, f)[rows] for f in self._FIELDS})
 
     def only(self, rows: Ints) -> Index:
@@ -125,10 +133,13 @@ class Index:
 
     def by_partition(self) -> Iterator[tuple[Partition, Ints]]:
         """Each partition that has rows, with the numbers of those rows; key-only rows belong to none."""
-        bounds = np.searchsorted(self.place, np.arange(len(self.partitions) + 1))
-        for i, partition in enumerate(self.partitions):
-            if partition != KEY_ONLY and bounds[i] < bounds[i + 1]:
-                yield partition, np.arange(bounds[i], bounds[i + 1])
+        yield from self._by_partition
+
+    @cached_property
+    def _by_partition(self) -> list[tuple[Partition, Ints]]:
+        bounds = np.searchsorted(self.place, np.arange(len(self.partitions) + 1)).tolist()
+        parts = zip(self.partitions, bounds, bounds[1:], strict=False)
+        return [(p, np.arange(first, end)) for p, first, end in parts if p != KEY_ONLY and first < end]
 
     @cached_property
     def spans(self) -> dict[Partition, tuple[int, int]]:
@@ -155,6 +166,8 @@ class Index:
         return self._groups(np.arange(len(self)))
 
     def _groups(self, rows: Ints) -> tuple[Ints, Ints]:
+        if not len(rows):
+            return rows, rows
         order = np.lexsort((self.low[rows], self.high[rows]))  # stable: rows of one key stay ascending
         ordered = rows[order]
         starts = np.ones(len(rows), dtype=bool)
@@ -166,12 +179,12 @@ class Index:
     def keys_of(self, rows: Ints) -> pa.Table:
         """KEYS of these rows, in their order."""
         if not len(rows):
-            return KEYS.empty_table()
+            return _NO_KEYS
         return pa.table([key_bytes(self.high[rows], self.low[rows]), pa.array(self.payload[rows])], schema=KEYS)
 
     def rows_of_keys(self, keys: pa.Table) -> Ints:
         """Rows that have one of these keys."""
-        at, _ = Index.of_keys(keys).find(self.keys_of(np.arange(len(self))))
+        at, _ = Index.of_keys(keys).find_words(self.high, self.low)
         return np.flatnonzero((at >= 0) & ~self.no_key)
 
     def partition_of(self, row: int) -> Partition:
@@ -185,7 +198,7 @@ class Index:
 
     def locate(self, positions: pa.Table) -> Ints:
         """For each position, the first row that has it, or -1. Columns source, topic, partition, sequence_number, part."""
-        partitions, place = _places(positions)
+        partitions, place = places(positions)
         mine = {p: i for i, p in enumerate(self.partitions)}
         place = np.array([mine.get(p, -1) for p in partitions], dtype=np.int64)[place] if len(place) else place
         wanted = (place, positions["sequence_number"].to_numpy(), positions["part"].to_numpy())
@@ -208,7 +221,10 @@ class Keys:
 
     def find(self, keys: pa.Table) -> tuple[Ints, Ints]:
         """For each key, where it stands here or -1, and its payload hash here (0 where it is not)."""
-        high, low = key_words(keys["key"])
+        return self.find_words(*key_words(keys["key"]))
+
+    def find_words(self, high: Words, low: Words) -> tuple[Ints, Ints]:
+        """The same for the two halves of keys."""
         at = np.full(len(high), -1, dtype=np.int64)
         if size := len(self.high):
             place = np.searchsorted(self.high, high)
@@ -252,8 +268,20 @@ def check_repeats(index: Index, repeats: Ints, content: pa.Table) -> None:
             )
 
 
-def _places(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
-    """The distinct partitions, sorted, and for each row which of them it belongs to."""
+def places(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
+    """The distinct partitions, sorted, and for each row which of them it belongs to. Columns source, topic, partition."""
+    few = table.num_rows <= FEW and not any(table[name].null_count for name in INDEX_COLUMNS[:3])
+    return _places_of_few(table) if few else _places_of_many(table)
+
+
+def _places_of_few(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
+    rows = list(zip(*(table[name].to_pylist() for name in INDEX_COLUMNS[:3]), strict=True))
+    partitions = tuple(sorted(Partition(*row) for row in set(rows)))
+    rank: dict[tuple[object, ...], int] = {partition: i for i, partition in enumerate(partitions)}
+    return partitions, np.array([rank[row] for row in rows], dtype=np.int64)
+
+
+def _places_of_many(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
     codes: list[npt.NDArray[np.int64]] = []
     values: list[list[object]] = []
     for name in ("source", "topic", "partition"):

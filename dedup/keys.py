@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 from checkpoint.errors import ConfigError
@@ -136,6 +137,10 @@ class KeySettings:
 
     def canonical(self) -> dict[str, str]:
         """These settings as stored with the consumer's state; equal settings give equal mappings in every version of this library."""
+        return dict(self._canonical)
+
+    @cached_property
+    def _canonical(self) -> dict[str, str]:
         return {
             "key_encoding": str(VERSION),
             "key_columns": json.dumps(self.columns),

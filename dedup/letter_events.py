@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dedup import planning
 from dedup.envelope import ENVELOPE, POSITION, Prepare
 from dedup.index import Bools, Index, Ints, first_of_each_key, key_words
 from dedup.keys import LETTER
 from dedup.planning import NEW, NO_KEY, UNDECODABLE, OnKeyConflict, Settled, Sifted
+from dedup.rows import picked
 from dedup.store import KEYS
 
 _NAMES = {"key": "event_key"}
@@ -74,10 +74,9 @@ def held_keys(index: Index, ids: Sequence[str], letters: pa.Table, explicit: Boo
         explicit: rows whose letter holds a key that a person gave.
     """
     place = {letter: i for i, letter in enumerate(letters["id"].to_pylist())}
-    mine = letters.take(pa.array([place[letter] for letter in ids], pa.int64()))
+    mine = picked(letters.select(["holds_key", "key"]), np.array([place[letter] for letter in ids], dtype=np.int64))
     holds = mine["holds_key"].to_numpy(zero_copy_only=False).astype(bool)
-    keys = pa.table([pc.fill_null(mine["key"].cast(pa.binary()), bytes(16)).cast(pa.binary(16)), index.payload], schema=KEYS)
-    high, low = key_words(keys["key"])
+    high, low = key_words(mine["key"])
     same = (high == index.high) & (low == index.low) & ~index.no_key
     stays = holds & (same | explicit | index.no_key | index.undecodable)
     found = replace(index, high=np.where(stays, high, index.high), low=np.where(stays, low, index.low), no_key=index.no_key & ~stays)

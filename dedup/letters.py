@@ -19,7 +19,8 @@ from deadletter.letter import HISTORY, HOLDS_NO_KEY, LETTERS, Action, Kind, Lett
 from dedup.envelope import ENVELOPE
 from dedup.index import KEY_ONLY, Ints, key_bytes
 from dedup.keys import INTERNAL, SEQUENCE
-from dedup.planning import LETTER_KINDS, WAITING, Settled
+from dedup.planning import LETTER_KINDS, LETTERED, WAITING, WITHOUT_KEY, Settled
+from dedup.rows import picked, table_of
 from dedup.store import SEQUENCES, Head, Run
 
 TOO_LARGE_KEPT = 64 * 1024
@@ -46,7 +47,7 @@ class Why:
 
 def letter_rows(settled: Settled) -> Ints:
     """Rows of the chunk that become letters, in position order."""
-    return np.flatnonzero(np.isin(settled.state, list(LETTER_KINDS)))
+    return np.flatnonzero(LETTERED[settled.state])
 
 
 def make_letters(settled: Settled, content: pa.Table, why: Why, head: Head, run: Run, now: dt.datetime, max_body: int) -> pa.Table:
@@ -61,7 +62,7 @@ def make_letters(settled: Settled, content: pa.Table, why: Why, head: Head, run:
     ids = _ids(settled, rows, kinds, head, run)
     before, behind = _chain(settled, rows, ids, kinds, content, why.tails)
     bodies = _bodies(content, max_body)
-    holds = ~np.isin(settled.state[rows], [s for s, kind in LETTER_KINDS.items() if kind in HOLDS_NO_KEY])
+    holds = ~WITHOUT_KEY[settled.state[rows]]
     columns = {
         "id": ids,
         "consumer": pa.repeat(head.consumer, len(rows)),
@@ -106,7 +107,10 @@ def failure_entry(letter: str, failure: Failure, by: str | None = None) -> dict[
 
 def history(entries: Sequence[Mapping[str, Any]]) -> pa.Table:
     """HISTORY of these rows; what they do not name is null, `reserved` is 0."""
-    return pa.Table.from_pylist([{"reserved": 0, **e} for e in entries], schema=HISTORY)
+    return table_of([{"reserved": 0, **e} for e in entries], _ENTRY) if entries else _NO_HISTORY
+
+
+_ENTRY, _NO_HISTORY = pa.struct(list(HISTORY)), HISTORY.empty_table()
 
 
 def _incarnations(settled: Settled, head: Head) -> Ints:
@@ -138,12 +142,17 @@ def _errors(
     failed = (row if row in why.failed else None for row in asked)
     alike: dict[tuple[Any, ...], int] = {}
     facts = zip(settled.state[rows].tolist(), behind, whole, map(why.rejected.get, asked), failed, strict=True)
-    which = pa.array([alike.setdefault(fact, len(alike)) for fact in facts], pa.int32())
+    which = np.array([alike.setdefault(fact, len(alike)) for fact in facts], dtype=np.int64)
     made = zip(*(_error(why, now, *fact) for fact in alike), strict=True)
-    return {name: pa.array(values, LETTERS.field(name).type).take(which) for name, values in zip(_ERRORS, made, strict=True)}
+    errors = pa.table([pa.array(values, _ERRORS.field(i).type) for i, values in enumerate(made)], schema=_ERRORS)
+    found = picked(errors, which)
+    return {name: found[name] for name in _ERRORS.names}
 
 
-_ERRORS = ("kind", "reason", "error_type", "error_message", "stack", "fingerprint", "attempts", "first_failed_at", "last_failed_at")
+_ERRORS = pa.schema(
+    LETTERS.field(name)
+    for name in ("kind", "reason", "error_type", "error_message", "stack", "fingerprint", "attempts", "first_failed_at", "last_failed_at")
+)
 
 
 def _error(
@@ -207,11 +216,11 @@ def _ipc(table: pa.Table) -> bytes:
 
 
 def _column(field: pa.Field, columns: Mapping[str, Any], content: pa.Table, count: int) -> pa.ChunkedArray | pa.Array:
-    value = columns.get(field.name, content[field.name] if field.name in content.column_names else None)
+    value = columns[field.name] if field.name in columns else _if_there(content, field.name)
     if value is None:
         return pa.nulls(count, field.type)
     if isinstance(value, pa.Array | pa.ChunkedArray):
-        return value.cast(field.type)
+        return value if value.type == field.type else value.cast(field.type)
     return pa.array(value, field.type)
 
 

@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 from dedup.index import Bools, Ints
 from dedup.store import SEQUENCES
 
+_SEQUENCE, _NO_TAILS = pa.binary(16), SEQUENCES.empty_table()
+
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -24,11 +26,12 @@ class Order:
         if sequences is None:
             sequences = pa.nulls(rows, pa.binary(16))
         whole = sequences.combine_chunks() if isinstance(sequences, pa.ChunkedArray) else sequences
-        encoded = whole.cast(pa.binary()).dictionary_encode()
-        self.known = encoded.dictionary.cast(pa.binary(16))
-        self._codes: Ints = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        encoded = (whole if whole.type == _SEQUENCE else whole.cast(_SEQUENCE)).dictionary_encode()
+        self.known = encoded.dictionary
+        codes = encoded.indices.fill_null(-1) if whole.null_count else encoded.indices
+        self._codes: Ints = codes.to_numpy(zero_copy_only=False).astype(np.int64)
         self._from = np.full(len(self.known) + 1, _NEVER, dtype=np.int64)  # the last one is that of rows without a sequence
-        self.tails = SEQUENCES.empty_table()
+        self.tails = _NO_TAILS
 
     def copy(self) -> Order:
         """One whose rows can be blocked without blocking them here."""
@@ -48,13 +51,13 @@ class Order:
     def asked(self, rows: Ints) -> pa.Array:
         """The distinct sequences of these rows, sorted."""
         codes = np.unique(self._codes[rows])
-        found = self.known.take(pa.array(codes[codes >= 0])).cast(pa.binary())
-        return found.sort().cast(pa.binary(16))
+        found = self.known.take(pa.array(codes[codes >= 0]))
+        return found.sort() if len(found) > 1 else found
 
     def block_behind_letters(self, tails: pa.Table) -> None:
         """Sequences (SEQUENCES) that are blocked before this chunk: all their rows wait."""
         self.tails = tails
-        codes = pc.index_in(tails["sequence"].cast(pa.binary()), value_set=self.known.cast(pa.binary()))
+        codes = pc.index_in(tails["sequence"], value_set=self.known)
         self._from[codes.to_numpy()] = -1
 
     def block_behind(self, rows: Ints) -> None:

@@ -71,7 +71,7 @@ def may_pass(error: BaseException, care: Care) -> bool:
 
 def _tell(what: str, patience: float, state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
-    if error is not None:
+    if error is not None and log.isEnabledFor(logging.WARNING):
         found = describe(error, dt.datetime.now(dt.UTC))
         said = f"{found.error_type}: {found.message}"
         log.warning("%s: nothing of it is committed; again in %.1f s, for %.0f s at most: %s", what, state.upcoming_sleep, patience, said)

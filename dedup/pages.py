@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
@@ -20,6 +21,7 @@ from dedup import resolved
 from dedup.letters import history
 from dedup.planning import DUPLICATE, WAITING
 from dedup.report import Report
+from dedup.rows import picked
 from dedup.steps import Change, Free
 from dedup.store import Store
 
@@ -129,7 +131,7 @@ def eligible(letters: pa.Table) -> pa.Table:
         chosen.append(good)
         if good:
             allowed.add(letter)
-    return letters.filter(pa.array(chosen, pa.bool_()))
+    return picked(letters, np.flatnonzero(chosen))
 
 
 def losing(letters: pa.Table, keys: Mapping[str, Sequence[bytes]], options: ReprocessOptions) -> list[Change | Free]:

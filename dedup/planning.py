@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from checkpoint.errors import ConfigError, KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Range, Ranges
-from deadletter.letter import Kind
+from deadletter.letter import HOLDS_NO_KEY, Kind
 from dedup.index import KEY_ONLY, Bools, Index, Ints, first_of_each_key, key_bytes
 from dedup.store import Checkpoint, Head, Run
 
@@ -37,6 +37,12 @@ LETTER_KINDS = {
     WAITING: Kind.HANDLER_ERROR,  # where nothing says the kind of the letter it waits behind
 }
 """States whose rows become letters."""
+
+LETTERED = np.isin(np.arange(STATES), list(LETTER_KINDS))
+"""By state, whether its rows become letters."""
+
+WITHOUT_KEY = np.isin(np.arange(STATES), [state for state, kind in LETTER_KINDS.items() if kind in HOLDS_NO_KEY])
+"""By state, whether its rows become letters that hold no key."""
 
 
 def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Partition, int]) -> None:
@@ -109,9 +115,16 @@ def gaps(head: Head, run: Run, firsts: Mapping[Partition, int]) -> dict[Partitio
 
 def _gap(head: Head, run: Run, partition: Partition, first: int) -> Range | None:
     point = head.checkpoints.get(partition)
+    if point is None and first > 0 and _comes_back(head, run):
+        return Range(0, first - 1)
     if point is None or point.query_id == run.query_id or first <= point.sequence_number + 1:
         return None  # the same query may jump: transaction markers and compaction leave gaps
     return Range(point.sequence_number + 1, first - 1)
+
+
+def _comes_back(head: Head, run: Run) -> bool:
+    """Whether a query from before an accepted restore may go on: partitions that the restored state does not know would begin too late."""
+    return run.durable and run.batch_id > 0 and run.query_id != head.query_id and head.generation > head.keyspace
 
 
 def _settings_message(head: Head, settings: Mapping[str, str]) -> str:
@@ -219,7 +232,7 @@ def settle(sifted: Sifted, known: pa.Table, on_conflict: OnKeyConflict) -> Settl
     index, state = sifted.index, sifted.state.copy()
     rows = np.flatnonzero(state == NEW)
     group, first = index.groups(rows)  # rows of one key share a group; `first` is each group's first row
-    at, payload = Index.of_keys(known).find(index.keys_of(first))
+    at, payload = Index.of_keys(known).find_words(index.high[first], index.low[first])
     reference = np.where(at >= 0, payload, index.payload[first])
     is_first = np.zeros(len(index), dtype=bool)
     is_first[first[at < 0]] = True

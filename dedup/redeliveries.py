@@ -25,7 +25,7 @@ def suspects(sifted: Sifted, known: pa.Table, compare_payload: bool) -> Ints:
         compare_payload: False where copies with another payload leave no letter (on_key_conflict="duplicate").
     """
     index, replayed = sifted.index, np.flatnonzero(sifted.replayed)
-    at, payload = Index.of_keys(known).find(index.keys_of(replayed))
+    at, payload = Index.of_keys(known).find_words(index.high[replayed], index.low[replayed])
     explained = (at >= 0) & ~index.no_key[replayed] & ~index.undecodable[replayed]
     if compare_payload:
         explained &= payload == index.payload[replayed]
@@ -49,7 +49,7 @@ def check_redeliveries(index: Index, rows: Ints, freed: pa.Table, head: Head) ->
         rows: the suspects that are `unexplained`.
         freed: KEYS that letters have and hold no more: a person let them go, and a copy decided before that is still a redelivery.
     """
-    at, payload = Index.of_keys(freed).find(index.keys_of(rows))
+    at, payload = Index.of_keys(freed).find_words(index.high[rows], index.low[rows])
     wrong = rows[(at < 0) | (payload != index.payload[rows]) | index.no_key[rows] | index.undecodable[rows]]
     if len(wrong):
         refuse_incarnation(index, wrong.tolist(), head)

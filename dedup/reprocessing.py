@@ -45,6 +45,7 @@ from dedup.pages import (
 )
 from dedup.planning import WAITING, Settled
 from dedup.readlog import read_bodies
+from dedup.rows import picked
 from dedup.steps import Change, Commit, Step
 from dedup.store import Run, Transaction
 
@@ -136,7 +137,7 @@ class _Reprocess:
         """Letters of these sequences that nothing blocks any more and that were not tried yet."""
         asked = Selection(self.consumer.name, sequences=sequences, statuses=RUNNABLE, limit=LARGEST_PAGE)
         found = self.consumer.store.letters(asked, LISTED)
-        return found.filter(pc.invert(pc.is_in(found["id"], pa.array(sorted(self.done), pa.string()))))
+        return self._not_done(found)
 
     def _run(self, page: pa.Table) -> None:
         if self.consumer.reprocess_within is not None:
@@ -145,11 +146,15 @@ class _Reprocess:
             page = page.filter(young)
         if not page.num_rows:
             return
-        ids = [i for i in page["id"].to_pylist() if i not in self.done]
         bodies, lost = self._whole_bodies(page)
+        page = self._not_done(page)
+        ids = page["id"].to_pylist()
         states = with_replanning(lambda: self._transact([i for i in ids if i not in lost], lost, bodies))
         self.done.update(ids)
-        self._count(page.filter(pc.is_in(page["id"], pa.array(ids, pa.string()))), states, lost)
+        self._count(page, states, lost)
+
+    def _not_done(self, letters: pa.Table) -> pa.Table:
+        return picked(letters, np.flatnonzero([letter not in self.done for letter in letters["id"].to_pylist()]))
 
     def _whole_bodies(self, page: pa.Table) -> tuple[Mapping[str, bytes], set[str]]:
         large = page.filter(pc.is_valid(page["body_sha256"]))
@@ -171,8 +176,8 @@ class _Reprocess:
         consumer, store = self.consumer, self.consumer.store
         with store.begin_letters(consumer.name) as transaction:
             letters = eligible(transaction.lock(sorted({*ids, *lost})))
-            gone = letters.filter(pc.is_in(letters["id"], pa.array(sorted(lost), pa.string())))
-            letters = letters.filter(pc.invert(pc.is_in(letters["id"], pa.array(sorted(lost), pa.string()))))
+            is_lost = np.array([letter in lost for letter in letters["id"].to_pylist()], dtype=bool)
+            gone, letters = picked(letters, np.flatnonzero(is_lost)), picked(letters, np.flatnonzero(~is_lost))
             steps: list[Step] = [*losing(gone, self._held(gone, transaction), self.options)] if gone.num_rows else []
             states: dict[str, int] = {}
             if letters.num_rows:
@@ -187,7 +192,7 @@ class _Reprocess:
 
     def _try(self, letters: pa.Table, bodies: Mapping[str, bytes], transaction: Transaction) -> tuple[Change, dict[str, int]]:
         consumer, head = self.consumer, transaction.head
-        first = letters.slice(0, 1).to_pylist()[0]
+        first = letters.select(["source", "topic", "incarnation"]).slice(0, 1).to_pylist()[0]
         events = events_of(letters, bodies, positions=consumer.positions is not None)
         batch = events if self.spark is None else self.spark.createDataFrame(events)
         spec = as_they_came(consumer.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})

@@ -17,6 +17,7 @@ from deadletter.letter import LETTERS, Action, Kind, Status, fingerprint
 from dedup.index import key_bytes
 from dedup.letters import REASONS, SHOWN, Why, failure_entry, history
 from dedup.planning import DUPLICATE, LETTER_KINDS, NEW, SKIPPED, WAITING, Settled
+from dedup.rows import table_of
 from dedup.steps import Change
 
 CHANGED = (
@@ -46,8 +47,10 @@ def change_of(tried: Tried, by: str, reason: str | None, at: dt.datetime) -> Cha
     rows = [row for row in range(len(tried.letters)) if tried.state(row) != WAITING or row in tried.won]
     letters = [_after(tried, row, at) for row in rows]
     entries = [entry for row in rows for entry in _entries(tried, row, by, reason, at)]
-    schema = pa.schema([LETTERS.field(name) for name in CHANGED])
-    return Change(pa.Table.from_pylist(letters, schema=schema), history(entries))
+    return Change(table_of(letters, _CHANGED), history(entries))
+
+
+_CHANGED = pa.struct([LETTERS.field(name) for name in CHANGED])
 
 
 def succeeded(state: int) -> bool:

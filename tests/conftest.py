@@ -84,7 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}{' spark' if item.get_closest_marker('spark') else ''}"))
+        if item.get_closest_marker("xdist_group") is None:  # else a part of its file that goes to any process by itself
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}{' spark' if item.get_closest_marker('spark') else ''}"))
     items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
 
 

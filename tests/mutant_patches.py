@@ -85,6 +85,13 @@ MUTANTS = (
         _GUARDS + "test_the_old_query_cannot_leave_out_what_a_restore_lost",
     ),
     Mutant(
+        "after an accepted restore the old query begins partitions that the state does not know",
+        "dedup/planning.py",
+        "if point is None and first > 0 and _comes_back(head, run):",
+        "if False:",
+        _GUARD,
+    ),
+    Mutant(
         "a gap of one position is let through",
         "dedup/planning.py",
         "first <= point.sequence_number + 1:",

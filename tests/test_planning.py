@@ -113,6 +113,13 @@ PARTITION = Partition(*TOPIC, 0)
         (Head(NAME, checkpoints={PARTITION: POINT}, gap_accepted=True), Run("q", 0), 11, None),
         (Head(NAME, checkpoints={PARTITION: POINT}), Run("old", 0), 99, None),
         (Head(NAME, settings={"key": "a"}), Run("q", 0), 0, SettingsChanged),
+        # a restore was accepted, and the restored state does not know the partition
+        (Head(NAME, generation=1, query_id="new", batch_id=0), Run("old", 7, durable=True), 1, PositionGap),
+        (Head(NAME, generation=1, query_id="new", batch_id=0), Run("old", 7, durable=True), 0, None),
+        (Head(NAME, generation=1, query_id="new", batch_id=0, gap_accepted=True), Run("old", 7, durable=True), 1, None),
+        (Head(NAME, generation=1, query_id="new", batch_id=0), Run("newer", 0, durable=True), 1, None),
+        (Head(NAME, generation=1, query_id="new", batch_id=6), Run("new", 7, durable=True), 1, None),
+        (Head(NAME, generation=1, keyspace=1, query_id="new", batch_id=0), Run("old", 7, durable=True), 1, None),
     ],
 )
 def test_the_guard_refuses_exactly_what_contradicts_the_state(head: Head, run: Run, first: int, error: type[Exception] | None) -> None:

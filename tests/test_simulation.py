@@ -18,7 +18,11 @@ from simulation.schedule import DEEDS, Schedule
 from dedup import decision, order, planning
 from dedup.steps import Advance
 
-SCHEDULES = os.environ.get("DEDUP_SCHEDULES", "5000")
+SCHEDULES = int(os.environ.get("DEDUP_SCHEDULES", "5000"))
+PORTION = 2500
+"""Schedules of one test: with several processes of pytest they are played beside each other, and beside other tests."""
+
+JOBS = "1" if "PYTEST_XDIST_WORKER" in os.environ else str(len(os.sched_getaffinity(0)))
 ROOT = Path(__file__).parent.parent
 
 
@@ -37,12 +41,21 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
 
 
+def portions() -> Iterator[Any]:
+    """All schedules, by what a test of its own plays."""
+    for first in range(0, SCHEDULES, PORTION):
+        seeds = range(first, min(first + PORTION, SCHEDULES))
+        marks = pytest.mark.xdist_group(f"simulation {first}")
+        yield pytest.param(seeds, id=f"seeds {seeds[0]}-{seeds[-1]}", marks=marks)
+
+
 @pytest.mark.timeout(1800)
-def test_no_schedule_of_crashes_copies_and_replays_breaks_an_invariant() -> None:
+@pytest.mark.parametrize("seeds", list(portions()))
+def test_no_schedule_of_crashes_copies_and_replays_breaks_an_invariant(seeds: range) -> None:
     """Whatever dies, sleeps, is replayed, reset or restored: each invariant holds, at every commit and at the end."""
-    done = command(SCHEDULES)
+    done = command(str(len(seeds)), "--first", str(seeds[0]), "--jobs", JOBS)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "nothing is broken" in done.stdout
+    assert f"{len(seeds)} schedules (seeds {seeds[0]}-{seeds[-1]})" in done.stdout and "nothing is broken" in done.stdout
     print(done.stdout)
 
 

@@ -16,14 +16,18 @@ class Ahead:
     """Makes messages beside what the block does; the block ends once they are made, also where it raises."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "dedup-messages")  # its thread begins with the first job
+        self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Ahead:
         return self
 
     def begin(self, rows: int, job: Callable[[], Messages]) -> Callable[[], Messages]:
         """Begin where there are many rows; returns what waits for the messages and raises what the job raised."""
-        return self._pool.submit(job).result if rows >= MANY else job
+        if rows < MANY:
+            return job
+        self._pool = self._pool or ThreadPoolExecutor(1, "dedup-messages")
+        return self._pool.submit(job).result
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()

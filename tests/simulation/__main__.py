@@ -29,7 +29,8 @@ def main() -> int:
         return bool(said)
     begun = time.monotonic()
     played, crashes, said = _search(range(asked.first, asked.first + asked.count), asked.jobs)
-    print(said or f"{played} schedules, {crashes} dead copies, {time.monotonic() - begun:.0f} s on {asked.jobs} cores: nothing is broken")
+    seeds, seconds = f"seeds {asked.first}-{asked.first + asked.count - 1}", f"{time.monotonic() - begun:.0f} s"
+    print(said or f"{played} schedules ({seeds}), {crashes} dead copies, {seconds} on {asked.jobs} cores: nothing is broken")
     return bool(said)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import dedup.joined
 import dedup.letter_work
 import dedup.pages
 import dedup.reprocessing
+from dedup.index import Index
 from dedup.process import Process
 from simulation.log import LetterFeed, feed
 
@@ -49,13 +50,25 @@ def jump(number: int) -> None:
     _now[0] += DAYS[1 if number % 4 < 2 else 10] * (1 if number % 2 else -1)
 
 
+def _once_each(index_of: Callable[[Any], Index]) -> Callable[[Any], Index]:
+    """The real function, called once for each batch: batches come again and again, and nothing else goes into it."""
+    made: dict[int, tuple[Any, Index]] = {}
+
+    def found(material: Any) -> Index:
+        if id(material) not in made:
+            made[id(material)] = (material, index_of(material))  # kept: its id stays its own
+        return made[id(material)][1]
+
+    return found
+
+
 @contextmanager
 def simulated(world: World) -> Iterator[None]:
     """Within, time is simulated, nobody sleeps, and letters are events of this world's log. Cheaper than mock.patch."""
     here = Process("here", 1, "")
     changes: list[tuple[Any, str, Any]] = [(module, name, _Dt) for module, name in _THERE]
     changes += [(dedup.reprocessing, "open_feed", lambda table, _: LetterFeed(table, world.log)), (dedup.letter_work, "PAUSE_SECONDS", 0)]
-    changes += [(dedup.joined, "ArrowFeed", feed)]
+    changes += [(dedup.joined, "ArrowFeed", feed), (dedup.flow, "index_of", _once_each(dedup.flow.index_of))]
     changes += [(module, "this_process", lambda: here) for module in (dedup.epoch, dedup.joined)]
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     _now[0] = BEGIN

@@ -8,6 +8,8 @@ import greenlet
 
 from checkpoint.errors import DedupError
 
+DONE = "its work is done"
+
 
 class Crash(BaseException):
     """The process of one copy died."""
@@ -31,7 +33,7 @@ class Copy:
     def _run(self) -> None:
         try:
             self._body(self)
-            self.ended = "its work is done"
+            self.ended = DONE
         except Crash:
             self.ended = "dead"
         except (Boom, DedupError) as error:

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from deadletter.letter import LETTERS
 from dedup.feed import ArrowMaterial
 from dedup.keys import LETTER
+from dedup.rows import picked, table_of
 
 TOPIC = ("broker", "topic")
 KEYS = 6
@@ -42,8 +44,8 @@ class Event(NamedTuple):
 
 def make_log(rng: random.Random) -> tuple[Event, ...]:
     """One or two partitions with repeated keys, null keys, undecodable bodies and missing positions; mostly short."""
-    longest, late = (8 if rng.random() < 0.03 else 4), rng.random() < 0.05
-    return tuple(e for p in range(rng.choice((1, 1, 2))) for e in _partition(rng, p, rng.randrange(2, longest + 1), late))
+    longest, late = rng.choices((8, 4, 3), (3, 27, 70))[0], rng.random() < 0.05
+    return tuple(e for p in range(rng.choice((1, 1, 1, 2))) for e in _partition(rng, p, rng.randrange(2, longest + 1), late))
 
 
 def _partition(rng: random.Random, partition: int, length: int, late: bool) -> Iterator[Event]:
@@ -89,7 +91,11 @@ def prepared(events: Sequence[Event]) -> pa.Table:
         "_sequence": [e.sequence for e in events],
         "_sequence_text": [e.sequence and e.sequence.hex() for e in events],
     }
-    return pa.table([pa.array(columns.get(f.name, [None] * count), f.type) for f in PREPARED], schema=PREPARED)
+    names, rows = list(columns), zip(*columns.values(), strict=True)
+    return table_of([dict(zip(names, row, strict=True)) for row in rows], _ROW)
+
+
+_ROW = pa.struct(list(PREPARED))
 
 
 class Log:
@@ -97,6 +103,7 @@ class Log:
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events, self._table = tuple(events), prepared(events)
+        self._made: dict[tuple[tuple[int, int], ...], ArrowMaterial] = {}  # batches come again and again
         self._row = {e.at: row for row, e in enumerate(events)}
         self.partitions = tuple(tuple(e for e in events if e.partition == p) for p in sorted({e.partition for e in events}))
 
@@ -104,16 +111,19 @@ class Log:
         """The event there."""
         return self.events[self._row[place]]
 
-    def rows(self, places: Sequence[tuple[int, int]]) -> pa.Table:
+    def rows(self, places: Sequence[tuple[int, int]]) -> ArrowMaterial:
         """Prepared, in this order."""
-        return self._table.take(pa.array([self._row[at] for at in places], pa.int64()))
+        asked = tuple(places)
+        if asked not in self._made:
+            self._made[asked] = ArrowMaterial(picked(self._table, np.array([self._row[at] for at in asked], dtype=np.int64)))
+        return self._made[asked]
 
 
 @dataclass
 class SimFeed:
     """A batch of a simulated query."""
 
-    table: pa.Table
+    rows: ArrowMaterial
     run_key: str
     query_id: str | None
 
@@ -123,7 +133,7 @@ class SimFeed:
     @contextmanager
     def materialise(self, prepare: Any) -> Iterator[ArrowMaterial]:
         """Already prepared."""
-        yield ArrowMaterial(self.table)
+        yield self.rows
 
 
 @dataclass
@@ -137,7 +147,7 @@ class LetterFeed:
     def materialise(self, prepare: Any) -> Iterator[ArrowMaterial]:
         """Prepared as they were."""
         places = list(zip(self.letters["partition"].to_pylist(), self.letters["sequence_number"].to_pylist(), strict=True))
-        yield ArrowMaterial(self.log.rows(places).append_column(LETTER, self.letters[LETTER]))
+        yield ArrowMaterial(self.log.rows(places).table.append_column(LETTER, self.letters[LETTER]))
 
 
 class Picked:
@@ -156,4 +166,4 @@ class Picked:
 
 def feed(events: Any) -> SimFeed:
     """In place of the feed of a table."""
-    return SimFeed(events.table if isinstance(events, Picked) else events, "run", None)
+    return SimFeed(ArrowMaterial(events.table if isinstance(events, Picked) else events), "run", None)

@@ -63,7 +63,7 @@ class JoinedStore(SimStore):
     @contextmanager
     def begin(self, consumer: str, epoch: int, claim: Claim | None = None) -> Iterator[SimTransaction]:
         """Fence by epoch and by claim."""
-        with super().begin(consumer, epoch) as transaction:
+        with super().begin(consumer, epoch, claim) as transaction:
             if claim is not None:
                 if self.world.claims.get(claim.partition) != claim.number and not self.world.careless:
                     raise PartitionLost
@@ -117,4 +117,4 @@ class JoinedWorld(World):
             copy.pause("receive")
             size = 1 + int(self.coin(copy.number, rest[0].at) * 3)
             batch, rest = rest[:size], rest[size:]
-            member.process(share, Picked(self.log.rows([e.at for e in batch])))  # type: ignore[arg-type]
+            member.process(share, Picked(self.log.rows([e.at for e in batch]).table))  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ DEEDS = {
 }
 """What can be done, in words."""
 
-_WEIGHTS = {"switch": 6, "start": 3, "crash": 4, "fail": 3, "sleep": 3, "person": 2, "reset": 1, "restore": 0.5, "clock": 1}
+_WEIGHTS = {"switch": 6, "start": 3, "crash": 4, "fail": 3, "sleep": 3, "person": 2, "reset": 1, "restore": 1, "clock": 1}
 
 
 class Move(NamedTuple):
@@ -59,7 +59,7 @@ class Schedule:
         """The schedule of a number."""
         dice = random.Random(seed)
         events = make_log(dice)
-        bad = frozenset(key for key in range(KEYS) if dice.random() < 0.15)
+        bad = frozenset(key for key in range(KEYS) if dice.random() < 0.1)
         settings = {"chunk": dice.choice((2, 3, 1000)), "bisect": dice.random() < 0.7, "patient": dice.random() < 0.5}
         shuffled = dice.random() < 0.3
         return cls(seed, bool(seed % 2), seed // 2 % 5 == 4, events, _moves(dice), bad, **settings, shuffled=shuffled)

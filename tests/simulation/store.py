@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from checkpoint.errors import Fenced
 from deadletter.letter import HISTORY, LETTERS
+from dedup.rows import table_of
 from dedup.store import BATCHES, Head, Holder, Selection
 from dedup.wanted import ALL, Wanted
 from simulation.invariants import place
@@ -19,6 +21,11 @@ from simulation.transaction import SimTransaction
 
 _RECORDS = pa.schema([*BATCHES, *(pa.field(name, pa.int64()) for name in ("generation", "epoch", "seq"))])
 _LISTED = LETTERS.append(pa.field("duplicates", pa.int64()))
+
+
+@cache
+def _listed(names: tuple[str, ...]) -> pa.StructType:
+    return pa.struct([_LISTED.field(name) for name in names])
 
 
 class SimStore:
@@ -52,6 +59,7 @@ class SimStore:
         if self.shared.head.epoch != epoch:
             raise Fenced
         with self._opened(SimTransaction(self, self.shared.head)) as transaction:
+            transaction.lock_checkpoints(claim and claim.partition)
             yield transaction
 
     @contextmanager
@@ -108,23 +116,23 @@ class SimStore:
 
     def batches(self, consumer: str, wanted: Wanted = ALL) -> pa.Table:
         """Batch records."""
-        found = pa.Table.from_pylist(self.shared.batches, schema=_RECORDS)
+        found = table_of(self.shared.batches, pa.struct(list(_RECORDS)))
         return found.filter(wanted.decided(found["seq"]))
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Those that are asked for, in position order."""
         asked, rows = selection, sorted(self.shared.letters.values(), key=place)
         if asked.after is not None:
-            rows = [x for x in rows if place(x) > place(self.shared.letters[asked.after])]
+            after = self.shared.letters.get(asked.after)  # a restore may have taken it away
+            rows = [x for x in rows if after is not None and place(x) > place(after)]
         for name, chosen in (("id", asked.ids), ("status", asked.statuses), ("sequence", asked.sequences)):
             rows = [x for x in rows if chosen is None or x[name] in chosen]
         rows = [x for x in rows if asked.partition in (None, x["partition"])][: asked.limit]
-        fields = [_LISTED.field(name) for name in columns] if columns else list(_LISTED)
-        return pa.table([pa.array([x.get(f.name, 0) for x in rows], f.type) for f in fields], schema=pa.schema(fields))
+        return table_of([{"duplicates": 0, **x} for x in rows], _listed(tuple(columns or _LISTED.names)))
 
     def history(self, *letter_ids: str) -> pa.Table:
         """Of these letters."""
-        return pa.Table.from_pylist([x for x in self.shared.history if x["letter_id"] in letter_ids], schema=HISTORY)
+        return table_of([x for x in self.shared.history if x["letter_id"] in letter_ids], pa.struct(list(HISTORY)))
 
     def reserved(self, consumer: str) -> int:
         """How many, but for what reprocesses reserved and people freed."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from checkpoint.errors import CommitConflict, Fenced, StoreUnavailable
 from checkpoint.position import Partition, Ranges
+from dedup.rows import table_of
 from dedup.steps import Advance, Change, Commit, Free, Note, Park, Record
 from dedup.store import KEYS, SEQUENCES, Head, Rows, Selection
 from simulation import invariants
@@ -18,6 +19,9 @@ from simulation.shared import NAME
 
 if TYPE_CHECKING:
     from simulation.store import SimStore
+
+_KEYS, _SEQUENCES = pa.struct(list(KEYS)), pa.struct(list(SEQUENCES))
+_NONE, _FREE = KEYS.empty_table(), SEQUENCES.empty_table()
 
 PATIENCE = 50
 """Turns for which a row lock is waited for. Who waits longer is in a deadlock, and the database ends one."""
@@ -45,6 +49,12 @@ class SimTransaction:
         if self.ended and not self.store.ledger:
             raise StoreUnavailable
 
+    def lock_checkpoints(self, partition: Partition | None) -> None:
+        """All, or that of one partition. After a restore an epoch is given out twice: two copies with the same one come one by one."""
+        for p in sorted(self.head.checkpoints) if partition is None else [partition]:
+            self._wait_for(("checkpoint", p))
+        self.head = self.store.shared.head
+
     def seen(self, wanted: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
         """From the batch records."""
         self._alive()
@@ -62,8 +72,8 @@ class SimTransaction:
 
     def _known(self, keys: Sequence[bytes]) -> pa.Table:
         reserved = self.store.shared.reserved
-        there = [k for k in keys if k in reserved]
-        return pa.table([pa.array(there, KEYS.field(0).type), pa.array([reserved[k] for k in there], pa.int64())], schema=KEYS)
+        there = [{"key": k, "payload_hash": reserved[k]} for k in keys if k in reserved]
+        return table_of(there, _KEYS) if there else _NONE
 
     def ask(self, keys: pa.Array) -> None:
         """Nothing to begin."""
@@ -105,9 +115,8 @@ class SimTransaction:
             if self.store.shared.waiting(sequence):
                 self._wait_for(sequence)
             if waiting := self.store.shared.waiting(sequence):
-                rows.append((sequence, waiting[-1]["id"], waiting[-1]["kind"]))
-        columns = list(zip(*rows, strict=True)) or [(), (), ()]
-        return pa.table([pa.array(c, f.type) for c, f in zip(columns, SEQUENCES, strict=True)], schema=SEQUENCES)
+                rows.append({"sequence": sequence, "letter": waiting[-1]["id"], "kind": waiting[-1]["kind"]})
+        return table_of(rows, _SEQUENCES) if rows else _FREE
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -148,6 +157,9 @@ class SimTransaction:
         shared = self.store.shared
         if self.store.ledger and shared.version != self.version:  # somebody else decided this seq
             raise Fenced if shared.head.epoch != self.head.epoch and not self.letters_only else CommitConflict
+        points = [p for step in self.todo if isinstance(step, Advance) for p in step.checkpoints]
+        if any(shared.head.checkpoints.get(p) != self.head.checkpoints.get(p) for p in points):
+            raise CommitConflict  # another transaction was first
         if not self.letters_only:
             newest = self.claimed and (self.claimed[0], self.claims[self.claimed[0]])
             invariants.fenced((self.head.epoch, self.claimed), (shared.head.epoch, newest))
@@ -165,7 +177,7 @@ class SimTransaction:
         shared.next(head, self.rows)
         shared.back_up()
         invariants.in_order(shared, self.rows)
-        invariants.decided_up_to(shared, [p for step in self.todo if isinstance(step, Advance) for p in step.checkpoints])
+        invariants.decided_up_to(shared, points)
 
     def _apply(self, step: Any, head: Head) -> Head:
         shared = self.store.shared

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy as copying
+import inspect
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -15,14 +18,16 @@ from dedup import DeadLetters, planning
 from dedup.consumer import Consumer
 from dedup.pages import ReprocessOptions
 from dedup.reprocessing import reprocess
-from dedup.store import Selection
+from dedup.store import Checkpoint, Selection
 from simulation import clock
-from simulation.copies import Boom, Copy, Crash
+from simulation.copies import DONE, Boom, Copy, Crash
 from simulation.log import TOPIC, Log, SimFeed
 from simulation.schedule import Move, Schedule
 from simulation.shared import NAME, Shared
 from simulation.spark import Places, SparkCheckpoint
 from simulation.store import SimStore
+
+_HANDLER = inspect.signature(lambda rows, tx: None)
 
 COPIES = 5
 """At once, at most."""
@@ -50,19 +55,23 @@ class World:
         """As one process opens it."""
         return SimStore(self.shared, pause, ledger=self.schedule.ledger)
 
-    def consumer(self, copy: Copy, *, repaired: bool = False, stream: bool = True) -> Consumer:
-        """The real Consumer over the model store, with a handler that never answers the same twice."""
+    @cached_property
+    def _consumer(self) -> Consumer:
         asked = self.schedule
         options: dict[str, Any] = {"max_events_per_transaction": asked.chunk, "bisect": asked.bisect, "budget": None}
         options["max_outage"] = 1e9 if asked.patient else 0.0
-        consumer = Consumer(NAME, self.store(copy.pause), idempotence_key="k", sequence_key="s", **options)  # type: ignore[arg-type]
+        return Consumer(NAME, self.store(lambda _: None), idempotence_key="k", sequence_key="s", **options)  # type: ignore[arg-type]
+
+    def consumer(self, copy: Copy, *, repaired: bool = False, stream: bool = True) -> Consumer:
+        """The real Consumer over the model store, with a handler that never answers the same twice."""
+        asked, consumer = self.schedule, copying.copy(self._consumer)  # as it goes to another process
+        consumer.store = self.store(copy.pause)  # type: ignore[assignment]
         consumer.care = replace(consumer.care, sleep=lambda _: copy.pause("wait for the store"))
         runs = iter(range(10**9))
 
-        @consumer.foreach_batch
         def handle(rows: pa.Table, tx: Any) -> None:
             run, places = next(runs), [*zip(rows["partition"].to_pylist(), rows["sequence_number"].to_pylist(), strict=True)]
-            coins = [not repaired and self.coin(copy.number, run, at) < 0.15 for at in places]
+            coins = [not repaired and self.coin(copy.number, run, at) < 0.1 for at in places]
             rest = tx.reject(rows, pa.array(coins), "coin") if any(coins) else rows
             written = [at for at, rejected in zip(places, coins, strict=True) if not rejected]
             tx.write(self._sink_rows(rest, written), "sink")
@@ -70,6 +79,8 @@ class World:
             if bad or (not self.calm and self.coin(copy.number, run) < 0.07):
                 raise Boom
 
+        handle.__signature__ = _HANDLER  # type: ignore[attr-defined]  # else each copy finds it out anew
+        consumer.foreach_batch(handle)
         return consumer
 
     def _sink_rows(self, rows: pa.Table, places: Places) -> pa.Table:
@@ -118,9 +129,9 @@ class World:
         """Whether a batch would leave events out, and not only positions that no event has."""
         points = self.shared.head.checkpoints
         for p, part in enumerate(self.log.partitions):
-            point = points.get(Partition(*TOPIC, p))
+            point = points.get(Partition(*TOPIC, p), Checkpoint(-1))
             first = min((n for q, n in places if q == p), default=None)
-            if any(point and first is not None and point.sequence_number < e.number < first and not e.held for e in part):
+            if any(first is not None and point.sequence_number < e.number < first and not e.held for e in part):
                 return True
         return False
 
@@ -178,7 +189,7 @@ class World:
     def _rest(self) -> None:
         self.calm = True
         self._exhaust()
-        for body in (self.start, self._go_on, lambda: self._go("person", self.person)):
+        for body in (self.start, self._go_on, self._repair):
             body()
             self._exhaust()
         self.store(lambda _: None).publish(NAME)
@@ -187,7 +198,13 @@ class World:
         """Start again, as after an error that a person has looked at; whoever restored the tables knows it without an error, too."""
         if any(at not in self.shared.seen for lost in self.shared.ahead.values() for at in lost):
             self.accept_restore()
-        self.start()
+            self.start()
+        elif self.current is None or self.current.ended != DONE:
+            self.start()
+
+    def _repair(self) -> None:
+        if self.shared.letters:
+            self._go("person", self.person)
 
     def _exhaust(self) -> None:
         while self.copies:  # in turns: who waits for a row lock gives up after a while
