@@ -5,6 +5,7 @@ Called by reprocess, its from_log, and replay.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,6 +15,8 @@ from checkpoint.position import Partition, Range, Ranges
 from deadletter.selection import Selection
 from dedup.store import Head, Store
 from dedup.wanted import LAST, Wanted
+
+log = logging.getLogger("dedup")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,10 @@ def _refuse_nothing(head: Head, selection: Selection, found: Sequence[Partition]
     if first is not None and all(first > head.checkpoints[p].sequence_number for p in found):
         ends = ", ".join(f"{p} at {head.checkpoints[p].sequence_number}" for p in found)
         raise ConfigError(f"Positions from {first} on were not decided yet: the stream brings them. The checkpoint stands: {ends}.")
+    for partition in found if last is not None else ():
+        point = head.checkpoints[partition].sequence_number
+        if last is not None and last > point:
+            log.warning("%s: positions %d to %d were not decided yet and are left out: the stream brings them", partition, point + 1, last)
 
 
 def matching(head: Head, selection: Selection) -> list[Partition]:

@@ -235,6 +235,18 @@ def test_what_positions_do_not_have_is_refused(place: Place, asked: dict[str, An
     assert len(place.read()) == 10
 
 
+def test_positions_above_the_checkpoint_are_named(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """A range that ends above the checkpoint is run up to it, and what was left out is said."""
+    run = consumer(place.store())
+    run(batch(*orders(range(10))), 0)
+    run.log(recorded(*orders(range(10))))
+    with caplog.at_level("WARNING", "dedup"):
+        assert fill(Selection(topic="orders", first=0, last=9), run).absent == 0
+        assert "not decided" not in caplog.text
+        fill(Selection(topic="orders", first=0, last=15), run)
+    assert "positions 10 to 15 were not decided yet and are left out" in caplog.text
+
+
 def test_positions_that_the_log_lost_are_named(place: Place) -> None:
     """What is neither delivered nor in the log is an error that names it; skipped, it is recorded as LOST and the rest is run."""
     consumer(place.store(), query="one")(batch(*orders([0])), 0)
