@@ -14,8 +14,7 @@ from pg_help import FAILED_AT, WAITING, change, changing, chunk, epoch, finish, 
 from pg_proxy import until
 
 from checkpoint.errors import ConfigError, StoreError, StoreUnavailable
-from dedup.postgres import PostgresStore
-from dedup.postgres import letters as writing
+from dedup.postgres import PostgresStore, encode
 from dedup.steps import Commit, Free, Note
 from dedup.store import Selection
 
@@ -212,7 +211,7 @@ class TestChanging:
 class TestFloods:
     def test_many_letters_are_kept_as_they_were_given(self, store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
         """More than are written at a time, and few of them with values that most have not: each is read back exactly."""
-        monkeypatch.setattr(writing, "PER_WRITE", 16)
+        monkeypatch.setattr(encode, "ROWS_PER_WRITE", 16)
         rich = {"properties": [{"key": "a", "value": b"\0"}, {"key": "a", "value": None}], "offset": "7", "stack": "line 5"}
         given = [letter(n, **(rich if n % 40 == 7 else {}), extras=b"x" if n == 90 else None) for n in range(100)]
         park(store, given)
