@@ -47,6 +47,7 @@ def partitions_of(head: Head, selection: Selection) -> list[Partition]:
         known = ", ".join(map(str, sorted(head.checkpoints))) or "none"
         raise ConfigError(f"Consumer {head.consumer!r} has no checkpoint in such a partition. It has: {known}.")
     _refuse_nothing(head, selection, found)
+    _tell_of_undecided(head, selection.last, found)
     return found
 
 
@@ -64,7 +65,10 @@ def _refuse_nothing(head: Head, selection: Selection, found: Sequence[Partition]
     if first is not None and all(first > head.checkpoints[p].sequence_number for p in found):
         ends = ", ".join(f"{p} at {head.checkpoints[p].sequence_number}" for p in found)
         raise ConfigError(f"Positions from {first} on were not decided yet: the stream brings them. The checkpoint stands: {ends}.")
-    for partition in found if last is not None else ():
+
+
+def _tell_of_undecided(head: Head, last: int | None, found: Sequence[Partition]) -> None:
+    for partition in found:
         point = head.checkpoints[partition].sequence_number
         if last is not None and last > point:
             log.warning("%s: positions %d to %d were not decided yet and are left out: the stream brings them", partition, point + 1, last)

@@ -100,6 +100,7 @@ class _Resting:
         self._lock = threading.Lock()
 
     def rest(self, message: Message, seconds: float) -> None:
+        """Its key, or the message itself where it has none."""
         with self._lock:
             self._until[message.line or message.number] = self._clock() + seconds
 
@@ -120,9 +121,9 @@ class _Resting:
     def back(self, topics: set[str] | None = None) -> None:
         """These took something; or all may be tried now."""
         with self._lock:
-            for known in (self._topics, self._away) if self._topics or self._away else ():
-                for topic in set(known) if topics is None else topics:
-                    known.pop(topic, None)
+            for topic in set(self._away) if topics is None else topics:
+                self._away.pop(topic, None)
+                self._topics.pop(topic, None)
 
     def asked(self, asked: Asked) -> Asked:
         """Without what rests now."""
