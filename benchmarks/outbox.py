@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 
 from benchmarks import postgres
@@ -34,23 +35,36 @@ def load_and_publish(orders: Any, tx: Any) -> None:
     tx.publish(orders.select(*columns), "out", key="key", order="part")
 
 
+def load_and_keep(orders: Any, tx: Any) -> None:
+    """The floor: the keys and bodies of the same messages, as rows of a table without any index that nobody could send from."""
+    tx.write(orders.select("data.*"), SINK)
+    tx.write(orders.select("key", "body"), "public.kept")
+
+
 def compare_commits(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
-    """Batches with a message for each order beside the same batches without, in databases of their own. Verified."""
+    """Batches with a message for each order, with its bytes in a plain table, and without, in databases of their own. Verified."""
     from benchmarks.run import database
 
     topic = Topic()
     land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
-    with database(dsn) as other:
-        for place in (dsn, other):
+    with database(dsn) as other, database(dsn) as third, ExitStack() as stack:
+        places = dict(zip(("with an outbox", "without", "plain rows"), (dsn, other, third), strict=True))
+        for place in places.values():
             postgres.create_sinks(place)
-        with closing(PostgresStore(dsn)) as store, closing(PostgresStore(other)) as plain:
-            ways = {"with an outbox": consumer(store, load_and_publish), "without": consumer(plain)}
-            taken = contest(spark, folder / "topic", ways, sizes.warm)
-            stored = store.outbox("benchmark").lag().waiting
-        for place in (dsn, other):
+        with psycopg.connect(third) as connection:
+            connection.execute("CREATE TABLE kept (key bytea, body bytea)")
+        stores = {name: stack.enter_context(closing(PostgresStore(place))) for name, place in places.items()}
+        handlers = {"with an outbox": load_and_publish, "plain rows": load_and_keep}
+        ways = {name: consumer(store, *([handlers[name]] if name in handlers else [])) for name, store in stores.items()}
+        taken = contest(spark, folder / "topic", ways, sizes.warm)
+        stored = stores["with an outbox"].outbox("benchmark").lag().waiting
+        for place in places.values():
             postgres.verify(place, SINK, topic.facts, once=True)
     assert stored == topic.facts.orders, f"{stored} messages of {topic.facts.orders} orders"
-    measures = [throughput("outbox/commit_path", taken["with an outbox"], taken["without"], sizes.events)]
+    measures = [
+        throughput("outbox/commit_path", taken["with an outbox"], taken["without"], sizes.events),
+        throughput("outbox/commit_path_floor", taken["plain rows"], taken["without"], sizes.events),
+    ]
     return measures, {f"outbox, {name}": seconds for name, seconds in taken.items()}
 
 
