@@ -123,8 +123,11 @@ def _gap(head: Head, run: Run, partition: Partition, first: int) -> Range | None
 
 
 def _comes_back(head: Head, run: Run) -> bool:
-    """Whether a query from before an accepted restore may go on: partitions that the restored state does not know would begin too late."""
-    return run.durable and run.batch_id > 0 and run.query_id != head.query_id and head.generation > head.keyspace
+    """Whether a query goes on that the state does not know, as after a restore: partitions that it does not know either begin too late."""
+    if head.query_id is None and head.generation == head.keyspace:  # nothing yet, or reset: somebody wants it to begin anywhere
+        return False
+    known = {head.query_id, *(point.query_id for point in head.checkpoints.values())}
+    return run.durable and run.batch_id > 0 and run.query_id not in known
 
 
 def _settings_message(head: Head, settings: Mapping[str, str]) -> str:

@@ -91,6 +91,7 @@ def test_keys_survive_the_way_through_numbers(keys: list[bytes]) -> None:
 
 POINT = Checkpoint(9, None, None, "old")
 PARTITION = Partition(*TOPIC, 0)
+OTHER = Partition("another source", "topic", 0)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ PARTITION = Partition(*TOPIC, 0)
         (Head(NAME, query_id="q", batch_id=6, batch_ended=False), Run("q", 7, durable=True), 10, StoreRestored),
         (Head(NAME, query_id="q", batch_id=6, batch_ended=False), Run("q", 6, durable=True), 10, None),
         (Head(NAME, query_id="q", batch_id=5), Run("q", 7, durable=False), 10, None),
-        (Head(NAME, query_id="other", batch_id=5), Run("q", 7, durable=True), 10, None),
+        (Head(NAME, query_id="other", batch_id=5), Run("q", 7, durable=True), 10, PositionGap),
         (Head(NAME, checkpoints={PARTITION: POINT}), Run("q", 0), 10, None),
         (Head(NAME, checkpoints={PARTITION: POINT}), Run("q", 0), 11, PositionGap),
         (Head(NAME, checkpoints={PARTITION: POINT}, gap_accepted=True), Run("q", 0), 11, None),
@@ -119,7 +120,11 @@ PARTITION = Partition(*TOPIC, 0)
         (Head(NAME, generation=1, query_id="new", batch_id=0, gap_accepted=True), Run("old", 7, durable=True), 1, None),
         (Head(NAME, generation=1, query_id="new", batch_id=0), Run("newer", 0, durable=True), 1, None),
         (Head(NAME, generation=1, query_id="new", batch_id=6), Run("new", 7, durable=True), 1, None),
-        (Head(NAME, generation=1, keyspace=1, query_id="new", batch_id=0), Run("old", 7, durable=True), 1, None),
+        # nobody has accepted one yet, but it is none of the queries that the state knows
+        (Head(NAME, query_id="older", batch_id=0), Run("old", 7, durable=True), 1, PositionGap),
+        (Head(NAME, query_id="older", batch_id=0), Run("old", 7), 1, None),
+        (Head(NAME, query_id="other", checkpoints={OTHER: Checkpoint(1, None, None, "q")}), Run("q", 7, durable=True), 1, None),
+        (Head(NAME, generation=1, keyspace=1), Run("old", 7, durable=True), 1, None),
     ],
 )
 def test_the_guard_refuses_exactly_what_contradicts_the_state(head: Head, run: Run, first: int, error: type[Exception] | None) -> None:

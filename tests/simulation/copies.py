@@ -25,6 +25,7 @@ class Copy:
     def __init__(self, number: int, what: str, body: Callable[[Copy], None]) -> None:
         self.number, self.what, self.at = number, what, "start"
         self.asleep, self.done, self.ended = 0, False, ""
+        self.reads: object = None  # the Spark checkpoint of a query
         self._body, self._greenlet, self._dead = body, greenlet.greenlet(self._run), False
 
     def __str__(self) -> str:
@@ -61,8 +62,9 @@ class Copy:
             self._greenlet.switch(*(() if self.at == "start" else (fault,)))
 
     def abandon(self) -> None:
-        """The schedule is over."""
+        """The schedule is over, or somebody stops it."""
         self._dead = True
         while not self.done and self._greenlet:
             self._greenlet.parent = greenlet.getcurrent()
             self._greenlet.switch(Crash())
+        self.done = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from simulation.log import Log
@@ -19,6 +19,11 @@ class SparkCheckpoint:
     begin: tuple[int, ...]  # of each partition of the log
     planned: list[list[tuple[int, int]]] = field(default_factory=list)  # per batch and partition: [from, to) in the log
     finished: int = 0
+
+    @property
+    def passed(self) -> Iterator[tuple[int, int]]:
+        """The positions before its first batch."""
+        return (e.at for part, begin in zip(self.log.partitions, self.begin, strict=True) for e in part[:begin])
 
     def plan(self, batch: int, coin: Callable[..., float]) -> bool:
         """Plan the next batch; False where there is nothing left.

@@ -166,11 +166,12 @@ class World:
 
     def start(self) -> None:
         """One more copy of the newest query."""
-        self._go("query", self.query(self.checkpoints[-1], f"run{self.starts}"))
+        self._go("query", self.query(self.checkpoints[-1], f"run{self.starts}"), self.checkpoints[-1])
 
-    def _go(self, what: str, body: Callable[[Copy], None]) -> None:
+    def _go(self, what: str, body: Callable[[Copy], None], reads: object = None) -> None:
         self.starts += 1
         self.current = Copy(self.starts, what, body)
+        self.current.reads = reads
         self.copies.append(self.current)
 
     def run(self) -> None:
@@ -268,6 +269,16 @@ class World:
             del shared.backups[max(1, len(shared.backups) - number % 4) :]
             shared.restore(shared.backups[-1])
             self._note_ahead()
+            self._start_anew()
+
+    def _start_anew(self) -> None:
+        """As documented: whoever restores tables stops a query that begins at a checkpoint they do not have, and has it begin at theirs."""
+        lost = [c for c in self.checkpoints if not c.finished and any(at not in self.shared.seen for at in c.passed)]
+        for copy in [c for c in self.copies if any(c.reads is checkpoint for checkpoint in lost)]:
+            copy.abandon()
+            self.copies.remove(copy)
+        if self.checkpoints[-1] in lost:
+            self.new_checkpoint(at_ours=True)
 
     def _note_ahead(self) -> None:
         """What queries have finished, and the restored tables do not know."""
