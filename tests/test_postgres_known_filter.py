@@ -115,6 +115,34 @@ def test_new_keys_are_not_looked_up_and_known_ones_are_found(store: PostgresStor
     assert counts[0] < 50 and 150 <= counts[1] < 170
 
 
+def test_copies_of_new_keys_read_no_index_of_older_tables(store: PostgresStore, postgres: str) -> None:
+    """What may be known is looked for in the current table first, and elsewhere only where that one does not have it."""
+    epoch(store)
+    for first in (0, 100, 200):
+        chunk(store, first, first + 99)
+        store.rotate_reservations()
+    chunk(store, 300, 399)
+    statement = store._sql["likely_keys"].replace(b"{child}", b"dedup.reservation_000004")
+    with psycopg.connect(postgres) as connection:
+        assert _asked(connection, statement, range(300, 310)) == {"reservation_000004": 10}
+        assert _asked(connection, statement, range(5, 10))["reservation_000001"] == 5
+
+
+def _asked(connection: psycopg.Connection[Any], statement: bytes, wanted: range) -> dict[str, int]:
+    """Table -> how often the plan of this statement has really asked it."""
+    uuids = [uuid.UUID(bytes=key) for key in keys(wanted)["key"].to_pylist()]
+    row = connection.execute(b"explain (analyze, format json) " + statement, {"keys": uuids}).fetchone()
+    assert row is not None
+    found: dict[str, int] = {}
+    waiting = [row[0][0]["Plan"]]
+    while waiting:
+        node = waiting.pop()
+        waiting += node.get("Plans", [])
+        if node.get("Relation Name", "").startswith("reservation") and node["Actual Loops"]:
+            found[node["Relation Name"]] = found.get(node["Relation Name"], 0) + node["Actual Loops"]
+    return found
+
+
 def test_what_another_copy_reserved_since_is_found_all_the_same(store: PostgresStore, postgres: str) -> None:
     """The unique index is the judge: a key that the filter does not know is not reserved twice, and the filter is given up."""
     epoch(store)

@@ -26,12 +26,12 @@ def known(connection: Connection, sql: Statements, keys: pa.Table) -> pa.Table:
     """Those of these keys that are reserved or held by a letter (KEYS)."""
     if not keys.num_rows:
         return KEYS.empty_table()
-    return arrays.known_table(_probe(connection, sql, arrays.keys_of(keys["key"])))
+    return arrays.known_table(_probe(connection, sql["known_keys"], arrays.keys_of(keys["key"])))
 
 
-def _probe(connection: Connection, sql: Statements, keys: arrays.Keys) -> bytes:
+def _probe(connection: Connection, statement: bytes, keys: arrays.Keys) -> bytes:
     with connection.cursor(binary=True) as cursor:
-        row = cursor.execute(sql["known_keys"], {"keys": arrays.uuid_array(keys)}).fetchone()
+        row = cursor.execute(statement, {"keys": arrays.uuid_array(keys)}).fetchone()
     assert row is not None
     return bytes(row[0])
 
@@ -56,7 +56,10 @@ def ask(connection: Connection, sql: Statements, keys: pa.Array, known_filter: K
     wanted = wanted[order]
     maybe = known_filter.may_know(current, wanted)
     beside = ThreadPoolExecutor(1, "dedup probe")
-    answer = beside.submit(_probe, connection, sql, wanted if maybe is None else wanted[maybe])
+    if maybe is None:
+        answer = beside.submit(_probe, connection, sql["known_keys"], wanted)
+    else:
+        answer = beside.submit(_probe, connection, _of_child(sql, "likely_keys", current), wanted[maybe])
     beside.shutdown(wait=False)
     return Asked(current, order, wanted, answer, known_filter, maybe is not None)
 
@@ -94,14 +97,13 @@ def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
     Crash: undone with the transaction.
     """
     connection.execute(sql["share_reservations"], {})
-    child = _child(sql, current_table(connection, sql)).replace("%", "%%").encode()
-    connection.execute(sql["keep_keys"].replace(b"{child}", child), {"ids": list(ids)})
+    connection.execute(_of_child(sql, "keep_keys", current_table(connection, sql)), {"ids": list(ids)})
 
 
 def _raced(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> Iterator[pa.Table]:
     """Those that others have (KEYS). One that was freed since it was found taken is reserved after all."""
     while len(keys):
-        found = arrays.known_table(_probe(connection, sql, keys))
+        found = arrays.known_table(_probe(connection, sql["known_keys"], keys))
         yield found
         free = ~arrays.among(keys, arrays.keys_of(found["key"]))
         keys, hashes = keys[free], hashes[free]
@@ -111,6 +113,10 @@ def _raced(connection: Connection, sql: Statements, child: str, keys: arrays.Key
 
 def _child(sql: Statements, current: Current) -> str:
     return f"{quoted(sql.schema)}.reservation_{current.id:06d}"
+
+
+def _of_child(sql: Statements, name: str, current: Current) -> bytes:
+    return sql[name].replace(b"{child}", _child(sql, current).replace("%", "%%").encode())
 
 
 def _take(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> arrays.Keys:

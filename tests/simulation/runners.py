@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from checkpoint.position import Partition
 from dedup.joined import Member, Share
 from dedup.store import Claim, Head, Holder
 from simulation.copies import Copy
-from simulation.log import TOPIC, Picked
+from simulation.log import TOPIC, Event, Picked
 from simulation.schedule import Schedule
 from simulation.store import SimStore
 from simulation.transaction import SimTransaction
@@ -98,20 +98,19 @@ class JoinedWorld(World):
         consumer = self.consumer(copy)
         member = Member(consumer, sleep=lambda _: copy.pause("wait for the store"), run_id=f"runner{copy.number}")
         member.join()
-        for partition in sorted(range(len(self.log.partitions)), key=lambda p: self.coin("claims", copy.number, p)):
-            self._read(copy, member, partition)
+        for part in sorted(self.log.partitions, key=lambda part: self.coin("claims", copy.number, part[0].partition)):
+            self._read(copy, member, part)
 
-    def _read(self, copy: Copy, member: Member, number: int) -> None:
+    def _read(self, copy: Copy, member: Member, part: Sequence[Event]) -> None:
         while True:
             try:
-                return self._read_on(copy, member, member.claim(Partition(*TOPIC, number)))
+                return self._read_on(copy, member, member.claim(Partition(*TOPIC, part[0].partition)), part)
             except (PartitionLost, StillHeld):
                 if not self.calm and self.coin("again", copy.number, self.tick) < 0.5:
                     return
 
-    def _read_on(self, copy: Copy, member: Member, share: Share) -> None:
+    def _read_on(self, copy: Copy, member: Member, share: Share, part: Sequence[Event]) -> None:
         point = self.shared.head.checkpoints.get(share.claim.partition)
-        part = self.log.partitions[share.claim.partition.partition]
         rest = [e for e in part if point is None or e.number > point.sequence_number]
         while rest:
             copy.pause("receive")

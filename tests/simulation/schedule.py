@@ -61,8 +61,10 @@ class Schedule:
         events = make_log(dice)
         bad = frozenset(key for key in range(KEYS) if dice.random() < 0.1)
         settings = {"chunk": dice.choice((2, 3, 1000)), "bisect": dice.random() < 0.7, "patient": dice.random() < 0.5}
-        shuffled = dice.random() < 0.3
-        return cls(seed, bool(seed % 2), seed // 2 % 5 == 4, events, _moves(dice), bad, **settings, shuffled=shuffled)
+        shuffled, runners = dice.random() < 0.3, seed // 2 % 5 == 4
+        if runners:  # they go on at the checkpoint, so that nothing below it can come late
+            events = tuple(e._replace(held=False) for e in events)
+        return cls(seed, bool(seed % 2), runners, events, _moves(dice), bad, **settings, shuffled=shuffled)
 
     @property
     def size(self) -> tuple[int, int]:
