@@ -76,13 +76,18 @@ class Statements:
     schema: str
 
     def __getitem__(self, name: str) -> bytes:
-        return _filled(name, self.schema)
+        return _filled(name, schema=quoted(self.schema))
+
+    def of(self, name: str, table: str) -> bytes:
+        """A statement about one table, whose name is quoted already."""
+        return _filled(name, schema=quoted(self.schema), child=table)
 
 
 @functools.cache
-def _filled(name: str, schema: str) -> bytes:
-    # A percent sign in the schema's name must not look like a parameter: every statement is run with parameters.
-    return queries()[name].text.replace("{schema}", quoted(schema).replace("%", "%%")).encode()
+def _filled(name: str, **parts: str) -> bytes:
+    # In one pass, for a schema may be called {child}; and a percent sign must not look like a parameter.
+    names = "|".join(parts)
+    return re.sub(rf"\{{({names})\}}", lambda found: parts[found[1]].replace("%", "%%"), queries()[name].text).encode()
 
 
 def fill(statement: bytes, **parts: str) -> bytes:

@@ -158,7 +158,7 @@ class KnownFilter:
     def _of_table(self, connection: Connection, table: str) -> Iterator[Keys]:
         """The keys of one table, which must not be rewritten meanwhile (VACUUM FULL would move rows to pages that were read)."""
         node, pages = self._now(connection, table)
-        statement = self._sql["keys_of_pages"].replace(b"{child}", table.replace("%", "%%").encode())
+        statement = self._sql.of("keys_of_pages", table)
         for first in range(0, pages + 1, _PAGES):
             last = first + _PAGES if first + _PAGES <= pages else 2**32 - 2
             if self._closed.is_set():

@@ -59,7 +59,7 @@ def ask(connection: Connection, sql: Statements, keys: pa.Array, known_filter: K
     if maybe is None:
         answer = beside.submit(_probe, connection, sql["known_keys"], wanted)
     else:
-        answer = beside.submit(_probe, connection, _of_child(sql, "likely_keys", current), wanted[maybe])
+        answer = beside.submit(_probe, connection, sql.of("likely_keys", _child(sql, current)), wanted[maybe])
     beside.shutdown(wait=False)
     return Asked(current, order, wanted, answer, known_filter, maybe is not None)
 
@@ -97,7 +97,7 @@ def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
     Crash: undone with the transaction.
     """
     connection.execute(sql["share_reservations"], {})
-    connection.execute(_of_child(sql, "keep_keys", current_table(connection, sql)), {"ids": list(ids)})
+    connection.execute(sql.of("keep_keys", _child(sql, current_table(connection, sql))), {"ids": list(ids)})
 
 
 def _raced(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> Iterator[pa.Table]:
@@ -115,10 +115,6 @@ def _child(sql: Statements, current: Current) -> str:
     return f"{quoted(sql.schema)}.reservation_{current.id:06d}"
 
 
-def _of_child(sql: Statements, name: str, current: Current) -> bytes:
-    return sql[name].replace(b"{child}", _child(sql, current).replace("%", "%%").encode())
-
-
 def _take(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> arrays.Keys:
     """Write the reservations; returns those that another transaction committed since the probe."""
     statement = f"copy {child} (key, payload_hash) from stdin (format binary)".encode()
@@ -133,7 +129,7 @@ def _take(connection: Connection, sql: Statements, child: str, keys: arrays.Keys
 
 
 def _take_free(connection: Connection, sql: Statements, child: str, keys: arrays.Keys, hashes: Any) -> arrays.Keys:
-    statement = sql["reserve_one_by_one"].replace(b"{child}", child.replace("%", "%%").encode())
+    statement = sql.of("reserve_one_by_one", child)
     with connection.cursor(binary=True) as cursor:
         row = cursor.execute(statement, {"keys": arrays.uuid_array(keys), "hashes": arrays.int8_array(hashes)}).fetchone()
     assert row is not None
