@@ -6,7 +6,7 @@ The order is: guard -> chunks -> sift (positions) -> settle (keys) -> handler ->
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError, KeyConflict, PositionGap, SettingsChanged, StoreRestored
+from checkpoint.errors import KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import HOLDS_NO_KEY, Kind
 from dedup.index import KEY_ONLY, Bools, Index, Ints, first_of_each_key, key_bytes
@@ -255,69 +255,3 @@ def apply_outcomes(settled: Settled, outcomes: Mapping[int, Ints]) -> Settled:
     for outcome, rows in outcomes.items():
         state[rows] = outcome
     return replace(settled, state=state)
-
-
-MOST_LIFTED = 1_000_000_000
-"""Events that one decision may admit. `budget=None` admits all of them, for ever."""
-
-
-def lift_budget(head: Head, events: int) -> Head:
-    """So many more events may fail without being held back. Raises ConfigError above MOST_LIFTED."""
-    if not 1 <= events <= MOST_LIFTED:
-        raise ConfigError(f"A budget is lifted for 1 to {MOST_LIFTED:,} events; {events:,} is no flood that anybody knows.")
-    return replace(head, lifted=head.decided + events)
-
-
-def accept_gap(head: Head) -> Head:
-    """The next query may begin after positions that nobody has seen, in every partition."""
-    return replace(head, gap_accepted=True)
-
-
-def close_gap(head: Head) -> Head:
-    """From now on a gap is an error again."""
-    return replace(head, gap_accepted=False)
-
-
-def accept_incarnation(head: Head, source: str, topic: str) -> Head:
-    """The topic begins a new life: its checkpoints are dropped, old batch records no longer apply; keys still count."""
-    lives = {**head.incarnations, (source, topic): head.incarnations.get((source, topic), 0) + 1}
-    return replace(
-        head,
-        incarnations=lives,
-        incarnation_ids={t: told for t, told in head.incarnation_ids.items() if t != (source, topic)},
-        checkpoints={p: c for p, c in head.checkpoints.items() if (p.source, p.topic) != (source, topic)},
-        floors={p: f for p, f in head.floors.items() if (p.source, p.topic) != (source, topic)},
-        passed={p: n for p, n in head.passed.items() if (p.source, p.topic) != (source, topic)},
-    )
-
-
-def accept_restore(head: Head) -> Head:
-    """Go on from the restored state: a new generation that remembers no Spark query.
-
-    Nor do its checkpoints: the query from before, restarted by itself, goes on behind what was lost, and that is a gap of positions now.
-    """
-    points = {p: replace(point, query_id="") for p, point in head.checkpoints.items()}
-    return replace(head, generation=head.generation + 1, query_id=None, batch_id=None, checkpoints=points)
-
-
-def reset(head: Head) -> Head:
-    """Begin again as if nothing had been processed: checkpoints, records and reservations of the old life no longer count."""
-    return replace(
-        head,
-        generation=head.generation + 1,
-        keyspace=head.generation + 1,
-        settings=None,
-        query_id=None,
-        batch_id=None,
-        gap_accepted=False,
-        decided=0,
-        failures=(),
-        lifted=0,
-        checkpoints={},
-        floors={},
-        passed={},
-        incarnation_ids={},
-    )
-
-
-Amendment = Callable[[Head], Head]

@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "after an accepted restore the old query goes on where it was",
-        "dedup/planning.py",
+        "dedup/amendments.py",
         'replace(point, query_id="") for p, point',
         "point for p, point",
         _GUARDS + "test_the_old_query_cannot_leave_out_what_a_restore_lost",

@@ -15,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
 from checkpoint.errors import CommitConflict, CommitUnknown, ConfigError, Fenced, StateTooNew, StillHeld, StoreRestored, StoreUnavailable
-from dedup import planning
+from dedup import amendments
 from dedup.delta import DeltaStore, decide, state, tables
 from dedup.steps import Commit
 from dedup.store import Holder, Selection
@@ -183,7 +183,7 @@ def test_foreign_decisions_are_read_in_before_planning(place: Path) -> None:
     number = kit.epoch(one)
     kit.process(one, number, kit.events([1]))
     kit.process(two, number, kit.events([2], 1), 1)
-    two.amend(kit.NAME, planning.accept_gap, by="me", reason="test")
+    two.amend(kit.NAME, amendments.accept_gap, by="me", reason="test")
     assert kit.process(one, number, kit.events([1, 2, 3], 2), 2).written == [3]
     assert one.head(kit.NAME).gap_accepted is False and one.head(kit.NAME).seq == 5
 
@@ -202,8 +202,8 @@ def test_a_restored_ledger_is_refused_until_a_person_accepts(place: Path) -> Non
             kit.epoch(store)
     assert "restored" in open_store(place).problems(kit.NAME)[0]
     with pytest.raises(StoreRestored):
-        open_store(place).amend(kit.NAME, planning.accept_gap, by="me", reason="this does not accept it")
-    head = open_store(place).amend(kit.NAME, planning.accept_restore, by="me", reason="backup")
+        open_store(place).amend(kit.NAME, amendments.accept_gap, by="me", reason="this does not accept it")
+    head = open_store(place).amend(kit.NAME, amendments.accept_restore, by="me", reason="backup")
     assert (head.generation, head.seq) == (1, 4)
     fresh = open_store(place)
     number = kit.epoch(fresh)
@@ -219,7 +219,7 @@ def test_a_restore_to_an_older_generation_is_noticed(place: Path) -> None:
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
     before = ledger(place).version()
-    store.amend(kit.NAME, planning.reset, by="me", reason="again")
+    store.amend(kit.NAME, amendments.reset, by="me", reason="again")
     ledger(place).restore(before)
     with pytest.raises(StoreRestored):
         kit.epoch(open_store(place))

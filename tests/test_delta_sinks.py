@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from checkpoint.errors import CommitConflict, ConfigError, PublicationStuck, SinkMismatch
-from dedup import planning
+from dedup import amendments
 from dedup.delta import DeltaStore, sink
 from dedup.delta.engine import DeltaRs
 from dedup.delta.publish import Publisher
@@ -250,7 +250,7 @@ def test_after_a_reset_nothing_old_comes_up_in_new_sinks(place: Path) -> None:
     number = kit.epoch(store)
     die_before_publishing(store, number, kit.events([1, 2]))
     shutil.rmtree(place / "orders")
-    open_store(place).amend(kit.NAME, planning.reset, by="me", reason="again")
+    open_store(place).amend(kit.NAME, amendments.reset, by="me", reason="again")
     kit.create(str(place / "orders"))
     fresh = open_store(place)
     assert kit.process(fresh, number, kit.events([1, 2])).written == [1, 2]

@@ -27,6 +27,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChanged, PositionGap
 from checkpoint.position import Partition
 from dedup import Consumer
+from dedup.amendments import accept_gap
 from dedup.eventhub import Connection, Namespace, rows, run_async, runner_client, runner_loop
 from dedup.eventhub.lease import Leases, owners_beside
 from dedup.eventhub.lease_folder import FolderOwnership
@@ -34,7 +35,6 @@ from dedup.eventhub.namespace import Span
 from dedup.eventhub.runner_loop import Runner
 from dedup.eventhub.runner_partition import Bounds, Gathered
 from dedup.joined import Share
-from dedup.planning import accept_gap
 from dedup.store import Claim, Holder
 from dedup.trial import untried
 

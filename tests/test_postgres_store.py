@@ -262,18 +262,18 @@ def test_a_person_decides_between_two_batches_and_is_recorded(store: PostgresSto
     """amend replaces the head; who, why, before and after are kept."""
     number = epoch(store)
     chunk(store, number, 0, 9)
-    from dedup import planning
+    from dedup import amendments
 
-    head = store.amend("shop", lambda h: planning.accept_incarnation(h, "broker", "orders"), by="ann", reason="hub re-created")
+    head = store.amend("shop", lambda h: amendments.accept_incarnation(h, "broker", "orders"), by="ann", reason="hub re-created")
     assert head.incarnations == {("broker", "orders"): 1} and head.checkpoints == {} and head.seq == 2
     with store.begin("shop", number) as tx:
         assert tx.seen({ORDERS: (0, 9)}) == {ORDERS: Ranges()}, "records of the old life do not apply"
-    head = store.amend("shop", planning.reset, by="bob", reason="start over")
+    head = store.amend("shop", amendments.reset, by="bob", reason="start over")
     assert (head.generation, head.keyspace, head.query_id) == (1, 1, None)
     told = run(postgres, "select by, reason, before -> 'checkpoints' from dedup.consumer_action order by id")
     assert told == [("ann", "hub re-created", {"broker/orders/0": 9}), ("bob", "start over", {})]
     with pytest.raises(ConfigError, match="no consumer 'nobody'"):
-        store.amend("nobody", planning.reset, by="x", reason="y")
+        store.amend("nobody", amendments.reset, by="x", reason="y")
 
 
 def test_consumers_are_sorted_and_apart(store: PostgresStore) -> None:

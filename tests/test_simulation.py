@@ -15,7 +15,7 @@ import pytest
 from simulation import invariants, run, runners
 from simulation.schedule import DEEDS, Schedule
 
-from dedup import decision, order, planning
+from dedup import amendments, decision, order, planning
 from dedup.steps import Advance
 
 SCHEDULES = int(os.environ.get("DEDUP_SCHEDULES", "5000"))
@@ -90,8 +90,8 @@ def reserves_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def remembers_the_query(patch: pytest.MonkeyPatch) -> None:
     """After an accepted restore the old query may leave positions out."""
-    accept = planning.accept_restore
-    patch.setattr(planning, "accept_restore", lambda head: replace(accept(head), checkpoints=head.checkpoints))
+    accept = amendments.accept_restore
+    patch.setattr(amendments, "accept_restore", lambda head: replace(accept(head), checkpoints=head.checkpoints))
 
 
 def compares_no_claim(patch: pytest.MonkeyPatch) -> None:

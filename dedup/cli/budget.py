@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dedup import planning
+from dedup import amendments
 from dedup.cli.consumers import By, Name, Reason, Yes, amend
 from dedup.cli.show import AsJson, print_json, print_table
 from dedup.cli.stores import StoreUrl, check_consumer, open_store
@@ -46,7 +46,7 @@ def lift(
     reason: Reason = "",
 ) -> None:
     """Admit a known flood: of the next events all may fail and become dead letters, and none of them counts."""
-    amend(open_store(store), name, lambda head: planning.lift_budget(head, events), yes, by, reason)
+    amend(open_store(store), name, lambda head: amendments.lift_budget(head, events), yes, by, reason)
 
 
 def _budget_json(head: Head) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 import dedup
-from dedup import planning
+from dedup import amendments
+from dedup.amendments import Amendment
 from dedup.cli.show import AsJson, print_json, print_table
 from dedup.cli.stores import StoreUrl, check_consumer, open_store
-from dedup.planning import Amendment
 from dedup.store import Head, Store
 
 Name = Annotated[str, typer.Argument(help="The consumer's name.", show_default=False)]
@@ -62,7 +62,7 @@ def show(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
 @commands.command(epilog="Example: dedup consumer accept-gap orders --reason 'retention passed over the weekend' --yes")
 def accept_gap(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
     """Go on although positions between the checkpoint and the next batch were never delivered."""
-    amend(open_store(store), name, planning.accept_gap, yes, by, reason)
+    amend(open_store(store), name, amendments.accept_gap, yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer accept-incarnation orders --source broker-1 --topic orders --yes")
@@ -83,19 +83,19 @@ def accept_incarnation(
         raise dedup.ConfigError(
             f"{name!r} has no checkpoint of topic {topic!r} of {source!r}. It has: {', '.join(map('/'.join, sorted(known)))}."
         )
-    amend(opened, name, lambda head: planning.accept_incarnation(head, source, topic), yes, by, reason)
+    amend(opened, name, lambda head: amendments.accept_incarnation(head, source, topic), yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer accept-restore orders --reason 'database restored to 09:00' --yes")
 def accept_restore(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
     """Go on from state that was restored to an older time, once what is missing is understood."""
-    amend(open_store(store), name, planning.accept_restore, yes, by, reason)
+    amend(open_store(store), name, amendments.accept_restore, yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer reset orders --reason 'new sink, read all again' --yes")
 def reset(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
     """Begin again as if nothing had been processed. Events that are read again have their effect again; sinks stay as they are."""
-    amend(open_store(store), name, planning.reset, yes, by, reason)
+    amend(open_store(store), name, amendments.reset, yes, by, reason)
 
 
 def amend(store: Store, name: str, change: Amendment, yes: bool, by: str, reason: str) -> None:

@@ -22,7 +22,7 @@ from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
 from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld
 from checkpoint.position import Partition
 from deadletter.redact import redact
-from dedup import outage, planning, seldom, starting
+from dedup import amendments, outage, seldom, starting
 from dedup.consumer import Consumer
 from dedup.eventhub.lease import Leases
 from dedup.eventhub.namespace import Namespace, Span, Spans
@@ -169,9 +169,9 @@ class Runner:
         head = self._consumer.store.head(self._member.name)
         if head.gap_accepted:
             with contextlib.suppress(PositionGap):
-                strict = planning.close_gap(head)
+                strict = amendments.close_gap(head)
                 starting.positions(strict, self._source, Spans(self._namespace.look().spans), [self._connection.hub])
-                self._consumer.store.amend(self._member.name, planning.close_gap, by="runner", reason="no partition has a gap any more")
+                self._consumer.store.amend(self._member.name, amendments.close_gap, by="runner", reason="no partition has a gap any more")
 
     async def _on_claimed(self, context: Any) -> None:
         """The client has got a partition: claim it for commits, too, and find out where it goes on."""

@@ -15,9 +15,9 @@ from places import Place
 
 from checkpoint.errors import BudgetExceeded, ConfigError, HandlerError, PositionsMissing, ReprocessStopped, SettingsChanged
 from dedup.absent import fill
+from dedup.amendments import accept_gap, lift_budget
 from dedup.envelope import POSITION
 from dedup.pages import ReprocessOptions
-from dedup.planning import accept_gap, lift_budget
 from dedup.replaying import replay
 from dedup.reprocessing import reprocess
 from dedup.store import Selection, Store

@@ -15,8 +15,8 @@ from places import Place
 
 from checkpoint.errors import ConfigError, Fenced, PartitionLost, StillHeld
 from checkpoint.position import Partition
+from dedup.amendments import accept_gap, reset
 from dedup.joined import Member
-from dedup.planning import accept_gap, reset
 from dedup.process import this_process
 from dedup.store import Holder, Store
 

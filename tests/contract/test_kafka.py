@@ -20,7 +20,7 @@ from places import Place
 from checkpoint.errors import IncarnationChanged, PositionGap, PositionsMissing
 from checkpoint.position import Partition, Ranges
 from deadletter.selection import Selection
-from dedup import ReprocessOptions, planning, replay, reprocess
+from dedup import ReprocessOptions, amendments, replay, reprocess
 from dedup import kafka as dk
 from dedup.consumer import Consumer
 from dedup.verify import verify
@@ -119,7 +119,7 @@ def test_positions_that_retention_took_are_named(place: Place, kafka: kafka_serv
     broker = kafka_broker(kafka)
     with pytest.raises(PositionGap, match=rf"{topic.name}/0 4-5.*accept-gap shop"):
         run.starting_offsets(broker, topic.name)
-    place.store().amend("shop", planning.accept_gap, by="test", reason="known loss")
+    place.store().amend("shop", amendments.accept_gap, by="test", reason="known loss")
     assert json.loads(run.starting_offsets(broker, topic.name)) == {topic.name: {"0": 6, "1": -2}}
     late = reading(place, kafka.servers, query="two")
     stream(late, topic, first=10)
@@ -175,7 +175,7 @@ def test_a_topic_that_is_created_again_begins_a_new_life(place: Place, kafka: ka
         with pytest.raises(IncarnationChanged, match="accept-incarnation shop"):
             refused()
     source = broker.cluster_id()
-    place.store().amend("shop", lambda head: planning.accept_incarnation(head, source, topic.name), by="test", reason="re-created")
+    place.store().amend("shop", lambda head: amendments.accept_incarnation(head, source, topic.name), by="test", reason="re-created")
     assert json.loads(again.starting_offsets(broker, topic.name)) == {topic.name: {"0": -2}}
     stream(again, topic)
     assert ids(place.read()) == ["k0", "k1", "k2", *(f"x{n}" for n in range(6))]

@@ -11,7 +11,7 @@ from people import ALL, ANN, BODY, actions, failing, statuses
 from places import Place
 
 from checkpoint.errors import CommitConflict, ConfigError
-from dedup import DeadLetters, Selection, planning
+from dedup import DeadLetters, Selection, amendments
 
 
 def test_a_letter_is_shown_with_its_first_failure_and_its_body(place: Place) -> None:
@@ -294,7 +294,7 @@ def test_letters_of_a_life_before_a_reset_can_be_given_up_and_taken_back(place: 
     """Their keys no longer count; what is done with them leaves the new life as it is."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
-    store.amend("shop", planning.reset, by="ann", reason="again")
+    store.amend("shop", amendments.reset, by="ann", reason="again")
     assert run(batch(event(1, "b", -1), event(2, "d", 1)), 0).processed == 1
     assert found.discard(ALL, **ANN, release_key=True).changed == 4
     assert_proven(store)

@@ -14,7 +14,7 @@ from places import Place, PostgresPlace
 
 from checkpoint.errors import HandlerError
 from dedup import DeadLetters
-from dedup.planning import reset
+from dedup.amendments import reset
 from dedup.replaying import replay
 from dedup.reprocessing import reprocess
 from dedup.store import Selection

@@ -15,7 +15,7 @@ from places import Place, PostgresPlace
 
 from checkpoint.errors import ConfigError
 from checkpoint.position import Ranges
-from dedup import books, planning, proof
+from dedup import amendments, books, proof
 from dedup import verify as verifying
 from dedup.coverage import coverage
 from dedup.store import Selection
@@ -69,7 +69,7 @@ def test_a_proof_of_another_state_is_not_believed(place: Place) -> None:
     for wrong in (dataclasses.replace(proven, digest="x"), dataclasses.replace(proven, seq=10**9), dataclasses.replace(proven, keyspace=7)):
         report = verify(place.store(), "shop", wrong)
         assert report.ok and report.since == 0 and any("another state" in note for note in report.notes)
-    place.store().amend("shop", planning.reset, by="test", reason="start over")
+    place.store().amend("shop", amendments.reset, by="test", reason="start over")
     assert verify(place.store(), "shop", proven).since == 0
 
 

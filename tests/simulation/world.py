@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from checkpoint.errors import PositionGap, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition
-from dedup import DeadLetters, planning
+from dedup import DeadLetters, amendments
 from dedup.consumer import Consumer
 from dedup.pages import ReprocessOptions
 from dedup.reprocessing import reprocess
@@ -105,7 +105,7 @@ class World:
                 except PositionGap:  # queries took turns, and positions are missing between them: a person looks, and accepts
                     if self._missing(places):
                         raise
-                    self.store(lambda _: None).amend(NAME, planning.accept_gap)
+                    self.store(lambda _: None).amend(NAME, amendments.accept_gap)
                     continue
                 except StoreRestored:
                     if self.calm or self.coin("accept", copy.number) < 0.5:
@@ -137,7 +137,7 @@ class World:
 
     def accept_restore(self) -> None:
         """As documented: accept, and start a query at the checkpoint."""
-        self.store(lambda _: None).amend(NAME, planning.accept_restore)
+        self.store(lambda _: None).amend(NAME, amendments.accept_restore)
         self.shared.ahead, self.shared.restored = {}, False
         self.new_checkpoint(at_ours=True)
 
