@@ -18,7 +18,7 @@ from simulation.schedule import DEEDS, Schedule
 from dedup import amendments, decision, order, planning
 from dedup.steps import Advance
 
-SCHEDULES = int(os.environ.get("DEDUP_SCHEDULES", "5000"))
+SCHEDULES = int(os.environ.get("DEDUP_SCHEDULES", "30000"))
 PORTION = 2500
 """Schedules of one test: with several processes of pytest they are played beside each other, and beside other tests."""
 
