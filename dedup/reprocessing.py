@@ -38,6 +38,7 @@ from dedup.pages import (
     Reprocessed,
     ReprocessOptions,
     alike,
+    count,
     eligible,
     losing,
     outcome,
@@ -69,7 +70,7 @@ def reprocess(
     Args:
         spark: the session, for handlers that take DataFrames; without it they get pyarrow tables.
         from_log: run no letters but the positions of the selected range that were never delivered, as those of an accepted gap.
-        dry_run: count what is selected, by kind; nothing runs and nothing changes.
+        dry_run: count what is selected, by kind, and what waits behind it; nothing runs and nothing changes.
 
     Raises:
         ReprocessStopped: `options.stop_after` letters in a row failed.
@@ -87,12 +88,12 @@ def reprocess(
         filled = fill(chosen, consumer, dry_run=dry_run, options=how)
         report.absent, report.filled, report.lost = filled.absent, filled.ran, len(filled.lost)
         return report
-    kinds = [kind for page in pages(store, chosen, how.limit, lambda: LARGEST_PAGE) for kind in page["kind"].to_pylist()]
-    report.selected, report.by_kind = len(kinds), {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+    report.by_kind, report.following = count(store, chosen, how, behind=dry_run)
+    report.selected = sum(report.by_kind.values())
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
         covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]
         report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
-    if not dry_run and kinds:
+    if not dry_run and report.selected:
         consumer.policy()
         _Reprocess(consumer, spark, how, report).run(chosen)
     return report

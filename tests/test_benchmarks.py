@@ -42,7 +42,10 @@ NAMES = {
     "eventhubs/runner_vs_blob_receive",
     "eventhubs/checkpoint_calls",
     "outbox/commit_path",
+    "outbox/commit_path_floor",
     "outbox/dispatch_vs_producer",
+    "postgres/growth",
+    "delta/growth",
     "postgres/commit_path_vs_copy",
     "postgres/staged_on_conflict",
     *(f"postgres/{way}_copies_{share}" for way in ("on_conflict", "staged_on_conflict", "jdbc_append", "copy_floor") for share in (0, 50)),
@@ -237,5 +240,9 @@ def test_the_outbox_and_what_it_is_compared_with_send_everything(spark: SparkSes
     with database(postgres) as dsn:
         measures, seconds = ways.compare_commits(spark, dsn, tmp_path, sizes)
     more, others = ways.compare_dispatch(spark, postgres, tmp_path, sizes)
-    assert [m.measure for m in (*measures, *more)] == ["outbox/commit_path", "outbox/dispatch_vs_producer"]
-    assert [len(taken) for taken in (*seconds.values(), *others.values())] == [1] * 4
+    assert [m.measure for m in (*measures, *more)] == [
+        "outbox/commit_path",
+        "outbox/commit_path_floor",
+        "outbox/dispatch_vs_producer",
+    ]
+    assert [len(taken) for taken in (*seconds.values(), *others.values())] == [1] * 5
