@@ -111,7 +111,7 @@ def count(store: Store, chosen: Selection, options: ReprocessOptions, *, behind:
         kinds.update(page["kind"].to_pylist())
         sequences.update(page["sequence"].drop_null().to_pylist() if behind else ())
         waiting += _blocked(page)
-    more = _blocked_in(store, chosen.consumer, sorted(sequences)) - waiting if behind else 0
+    more = max(0, _blocked_in(store, chosen.consumer, sorted(sequences)) - waiting) if behind else 0
     return dict(sorted(kinds.items())), more if options.limit is None else min(more, options.limit - kinds.total())
 
 
