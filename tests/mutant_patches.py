@@ -20,6 +20,10 @@ _PG, _COMMIT, _TAKEOVER = "tests/test_postgres_store.py::", "tests/test_postgres
 _LEDGER, _SINKS, _PLAN = "tests/test_delta_ledger.py::", "tests/test_delta_sinks.py::", "tests/test_planning.py::"
 _DELIVERY, _GUARDS, _FAILURES = "tests/contract/test_delivery.py::", "tests/contract/test_guards.py::", "tests/contract/test_failures.py::"
 _TRIES, _JOIN, _EDITS = "tests/test_attempts.py::", "tests/contract/test_join.py::", "tests/contract/test_letter_edits.py::"
+_HELD = """    union all
+    select d.key, coalesce(d.payload_hash, 0)
+    from {schema}.dead_letter d
+    where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status"""
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
 _SIMULATION = "tests/test_simulation.py::test_no_schedule_of_crashes_copies_and_replays_breaks_an_invariant"
 
@@ -268,9 +272,16 @@ MUTANTS = (
     Mutant(
         "letters do not hold their keys",
         _QUERIES,
-        "where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status",
-        "where false and d.key = any(%(keys)s::uuid[]) and d.status",
+        "limit 1) r\n" + _HELD,
+        "limit 1) r\n" + _HELD + " = 'NONE' and d.status",
         "tests/test_postgres_retention.py::test_a_purge_never_frees_a_key_that_a_letter_holds",
+    ),
+    Mutant(
+        "letters do not hold keys that the filter says may be known",
+        _QUERIES,
+        "    ) r\n" + _HELD,
+        "    ) r\n" + _HELD + " = 'NONE' and d.status",
+        "tests/test_postgres_known_filter.py::test_keys_of_letters_are_known_where_their_table_was_purged",
     ),
     Mutant(
         "the generation of a batch record is not checked",
