@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
 from deadletter.letter import Action, Status
@@ -41,7 +40,6 @@ class Reprocessed:
 
     selected: int = 0
     by_kind: dict[str, int] = field(default_factory=dict)
-    following: int = 0  # of a dry run: letters behind these in their sequences, which are run as well where those before them pass
     reprocessed: int = 0
     duplicates: int = 0  # their message turned out to be decided elsewhere
     failed: int = 0  # again; the same letters with one more attempt
@@ -102,27 +100,12 @@ def pages(store: Store, selection: Selection, limit: int | None, size: Callable[
         left = None if left is None else left - page.num_rows
 
 
-def count(store: Store, chosen: Selection, options: ReprocessOptions, *, behind: bool) -> tuple[dict[str, int], int]:
-    """How many letters can be run, by kind; and how many more wait behind them, where that is asked for."""
+def count(store: Store, chosen: Selection, options: ReprocessOptions) -> dict[str, int]:
+    """How many letters can be run, by kind."""
     kinds: Counter[str] = Counter()
-    sequences: set[bytes] = set()
-    waiting = 0
     for page in pages(store, chosen, options.limit, lambda: LARGEST_PAGE):
         kinds.update(page["kind"].to_pylist())
-        sequences.update(page["sequence"].drop_null().to_pylist() if behind else ())
-        waiting += _blocked(page)
-    more = max(0, _blocked_in(store, chosen.consumer, sorted(sequences)) - waiting) if behind else 0
-    return dict(sorted(kinds.items())), more if options.limit is None else min(more, options.limit - kinds.total())
-
-
-def _blocked_in(store: Store, consumer: str | None, sequences: Sequence[bytes]) -> int:
-    portions = (tuple(sequences[i : i + LARGEST_PAGE]) for i in range(0, len(sequences), LARGEST_PAGE))
-    asked = (Selection(consumer, sequences=portion) for portion in portions)
-    return sum(_blocked(page) for selection in asked for page in pages(store, selection, None, lambda: LARGEST_PAGE))
-
-
-def _blocked(page: pa.Table) -> int:
-    return int(pc.sum(pc.equal(page["status"], Status.BLOCKED)).as_py() or 0)
+    return dict(sorted(kinds.items()))
 
 
 def outcome(state: int | None, status: str) -> str:

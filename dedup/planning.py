@@ -68,6 +68,13 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
             f"lost, or the query ran without this consumer until now. What was decided before is not recognised. Bring the state back, or "
             f"start a new query that reads all again, or run `dedup consumer accept-gap {head.consumer}` to begin at this batch."
         )
+    if _is_stranger(head, run) and not head.gap_accepted:
+        raise StoreRestored(
+            f"Consumer {head.consumer!r}: Spark query {run.query_id} goes on at batch {run.batch_id}, and the state knows nothing of it: "
+            f"it was restored to before the query began, a restore was accepted since, or other queries went on with all of its "
+            f"partitions. What it decided before may be missing. Start a new query at the checkpoint; or, where you know that nothing is missing, run "
+            f"`dedup consumer accept-gap {head.consumer}` to let it go on."
+        )
     found = gaps(head, run, firsts)
     if found:
         raise PositionGap(
@@ -115,19 +122,15 @@ def gaps(head: Head, run: Run, firsts: Mapping[Partition, int]) -> dict[Partitio
 
 def _gap(head: Head, run: Run, partition: Partition, first: int) -> Range | None:
     point = head.checkpoints.get(partition)
-    if point is None and first > 0 and _comes_back(head, run):
-        return Range(0, first - 1)
     if point is None or point.query_id == run.query_id or first <= point.sequence_number + 1:
         return None  # the same query may jump: transaction markers and compaction leave gaps
     return Range(point.sequence_number + 1, first - 1)
 
 
-def _comes_back(head: Head, run: Run) -> bool:
-    """Whether a query goes on that the state does not know, as after a restore: partitions that it does not know either begin too late."""
-    if head.query_id is None and head.generation == head.keyspace:  # nothing yet, or reset: somebody wants it to begin anywhere
-        return False
+def _is_stranger(head: Head, run: Run) -> bool:
+    """Whether a query goes on, and no position that was decided is of it. Let through once, it would pass for known in each partition."""
     known = {head.query_id, *(point.query_id for point in head.checkpoints.values())}
-    return run.durable and run.batch_id > 0 and run.query_id not in known
+    return run.durable and run.batch_id > 0 and bool(head.checkpoints) and run.query_id not in known
 
 
 def _settings_message(head: Head, settings: Mapping[str, str]) -> str:

@@ -70,7 +70,7 @@ def reprocess(
     Args:
         spark: the session, for handlers that take DataFrames; without it they get pyarrow tables.
         from_log: run no letters but the positions of the selected range that were never delivered, as those of an accepted gap.
-        dry_run: count what is selected, by kind, and what waits behind it; nothing runs and nothing changes.
+        dry_run: count what is selected, by kind; nothing runs and nothing changes.
 
     Raises:
         ReprocessStopped: `options.stop_after` letters in a row failed.
@@ -88,7 +88,7 @@ def reprocess(
         filled = fill(chosen, consumer, dry_run=dry_run, options=how)
         report.absent, report.filled, report.lost = filled.absent, filled.ran, len(filled.lost)
         return report
-    report.by_kind, report.following = count(store, chosen, how, behind=dry_run)
+    report.by_kind = count(store, chosen, how)
     report.selected = sum(report.by_kind.values())
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
         covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]

@@ -89,11 +89,11 @@ MUTANTS = (
         _GUARDS + "test_the_old_query_cannot_leave_out_what_a_restore_lost",
     ),
     Mutant(
-        "after an accepted restore the old query begins partitions that the state does not know",
+        "a query that the state does not know goes on",
         "dedup/planning.py",
-        "if point is None and first > 0 and _comes_back(head, run):",
+        "if _is_stranger(head, run) and not head.gap_accepted:",
         "if False:",
-        _GUARD,
+        _GUARDS + "test_the_old_query_cannot_leave_out_what_a_restore_lost",
     ),
     Mutant(
         "a gap of one position is let through",

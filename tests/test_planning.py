@@ -90,6 +90,7 @@ def test_keys_survive_the_way_through_numbers(keys: list[bytes]) -> None:
 
 
 POINT = Checkpoint(9, None, None, "old")
+NAMELESS = Checkpoint(9, None, None, "")
 PARTITION = Partition(*TOPIC, 0)
 OTHER = Partition("another source", "topic", 0)
 
@@ -108,22 +109,20 @@ OTHER = Partition("another source", "topic", 0)
         (Head(NAME, query_id="q", batch_id=6, batch_ended=False), Run("q", 7, durable=True), 10, StoreRestored),
         (Head(NAME, query_id="q", batch_id=6, batch_ended=False), Run("q", 6, durable=True), 10, None),
         (Head(NAME, query_id="q", batch_id=5), Run("q", 7, durable=False), 10, None),
-        (Head(NAME, query_id="other", batch_id=5), Run("q", 7, durable=True), 10, PositionGap),
+        (Head(NAME, query_id="other", batch_id=5), Run("q", 7, durable=True), 10, None),  # no position is decided yet
         (Head(NAME, checkpoints={PARTITION: POINT}), Run("q", 0), 10, None),
         (Head(NAME, checkpoints={PARTITION: POINT}), Run("q", 0), 11, PositionGap),
         (Head(NAME, checkpoints={PARTITION: POINT}, gap_accepted=True), Run("q", 0), 11, None),
         (Head(NAME, checkpoints={PARTITION: POINT}), Run("old", 0), 99, None),
         (Head(NAME, settings={"key": "a"}), Run("q", 0), 0, SettingsChanged),
-        # a restore was accepted, and the restored state does not know the partition
-        (Head(NAME, generation=1, query_id="new", batch_id=0), Run("old", 7, durable=True), 1, PositionGap),
-        (Head(NAME, generation=1, query_id="new", batch_id=0), Run("old", 7, durable=True), 0, None),
-        (Head(NAME, generation=1, query_id="new", batch_id=0, gap_accepted=True), Run("old", 7, durable=True), 1, None),
-        (Head(NAME, generation=1, query_id="new", batch_id=0), Run("newer", 0, durable=True), 1, None),
-        (Head(NAME, generation=1, query_id="new", batch_id=6), Run("new", 7, durable=True), 1, None),
-        # nobody has accepted one yet, but it is none of the queries that the state knows
-        (Head(NAME, query_id="older", batch_id=0), Run("old", 7, durable=True), 1, PositionGap),
-        (Head(NAME, query_id="older", batch_id=0), Run("old", 7), 1, None),
-        (Head(NAME, query_id="other", checkpoints={OTHER: Checkpoint(1, None, None, "q")}), Run("q", 7, durable=True), 1, None),
+        # the query goes on, and the state, restored or not, has nothing of it: wherever its batch begins
+        (Head(NAME, generation=1, checkpoints={OTHER: NAMELESS}), Run("old", 7, durable=True), 0, StoreRestored),
+        (Head(NAME, query_id="new", batch_id=0, checkpoints={PARTITION: NAMELESS}), Run("old", 7, durable=True), 10, StoreRestored),
+        (Head(NAME, query_id="new", batch_id=0, checkpoints={PARTITION: NAMELESS}), Run("old", 7), 10, None),
+        (Head(NAME, query_id="new", checkpoints={PARTITION: NAMELESS}, gap_accepted=True), Run("old", 7, durable=True), 11, None),
+        (Head(NAME, query_id="new", batch_id=0, checkpoints={PARTITION: NAMELESS}), Run("newer", 0, durable=True), 10, None),
+        (Head(NAME, query_id="new", batch_id=6, checkpoints={PARTITION: NAMELESS}), Run("new", 7, durable=True), 10, None),
+        (Head(NAME, query_id="new", batch_id=0, checkpoints={OTHER: POINT}), Run("old", 7, durable=True), 1, None),
         (Head(NAME, generation=1, keyspace=1), Run("old", 7, durable=True), 1, None),
     ],
 )

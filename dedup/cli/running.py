@@ -163,8 +163,6 @@ def _print_reprocessed(done: Reprocessed, from_log: bool) -> None:
     names = ("reprocessed", "duplicates", "failed", "waiting", "left", "expired", "lost")
     if not done.dry_run:
         print_table(["became of them", "letters"], [(name, getattr(done, name)) for name in names])
-    if done.following:
-        typer.echo(f"{done.following} more wait behind these in their sequences: each is run, too, where all before it pass.")
     if done.failed:
         typer.echo("Why they failed again: `dedup dead-letters groups`, and `show ID`.")
     if done.processed:

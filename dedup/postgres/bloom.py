@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dedup.postgres.arrays import HALVES, Keys
 
 BITS = 16
-"""Of memory for each key: with so many about one key in nine hundred that is not in seems to be, with half as many one in 16,000."""
+"""Of memory for each key: with so many about one key in seven hundred that is not in seems to be, with half as many one in 16,000."""
 
 _SET = 3
 """Bits that a key sets in each of its two words."""

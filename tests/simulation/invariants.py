@@ -67,7 +67,7 @@ def decided_up_to(shared: Shared, points: Iterable[Partition]) -> None:
 
 def accepted(shared: Shared, run: Run) -> None:
     """A query that is past what the restored tables do not know commits nothing, unless another one has begun: then positions tell gaps."""
-    if shared.head.query_id not in (None, run.query_id):
+    if shared.begun - {run.query_id}:
         return
     lost = [at for at, batch in shared.ahead.get(run.query_id, {}).items() if batch < run.batch_id and at not in shared.seen]
     require(RESTORED, not lost, f"query {run.query_id} commits batch {run.batch_id}, and the restored tables lack {lost}")

@@ -36,6 +36,7 @@ class Shared:
     open: list[SimTransaction] = field(default_factory=list)
     backups: list[Shared] | None = None  # one after each commit, where the schedule restores any
     restored: bool = False  # and nobody has accepted it yet
+    begun: set[str] = field(default_factory=set)  # queries that committed since
     ahead: dict[str, dict[tuple[int, int], int]] = field(default_factory=dict)  # query -> position that a restore took away -> its batch
 
     def waiting(self, sequence: bytes | None) -> list[dict[str, Any]]:
@@ -59,7 +60,7 @@ class Shared:
         """The tables are as they were then; who is at work on them finds out."""
         for name, value in {**backup._copied(), "head": backup.head, "published": backup.published}.items():
             setattr(self, name, value)
-        self.version, self.restored = self.version + 1, True
+        self.version, self.restored, self.begun = self.version + 1, True, set()
         for transaction in self.open:
             transaction.ended = True
 

@@ -166,6 +166,7 @@ class SimTransaction:
             for step in self.todo:
                 if isinstance(step, Record):
                     invariants.accepted(shared, step.run)
+                    shared.begun.add(step.run.query_id)
         head = shared.head
         for step in self.todo:
             head = self._apply(step, head)

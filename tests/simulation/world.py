@@ -104,6 +104,8 @@ class World:
                     consumer._through_outages(feed, batch)
                 except PositionGap:  # queries took turns, and positions are missing between them: a person looks, and accepts
                     if self._missing(places):
+                        if self.calm:
+                            self.new_checkpoint(at_ours=True)
                         raise
                     self.store(lambda _: None).amend(NAME, amendments.accept_gap)
                     continue
@@ -272,8 +274,10 @@ class World:
             self._start_anew()
 
     def _start_anew(self) -> None:
-        """As documented: whoever restores tables stops a query that begins at a checkpoint they do not have, and has it begin at theirs."""
-        lost = [c for c in self.checkpoints if not c.finished and any(at not in self.shared.seen for at in c.passed)]
+        """As documented: whoever restores tables starts a new query anew that begins late in partitions that they do not know."""
+        known = {point.partition for point in self.shared.head.checkpoints}
+        passed = [(c, {at for at in c.passed if at[0] not in known}) for c in self.checkpoints if not c.finished]
+        lost = [checkpoint for checkpoint, places in passed if places - self.shared.seen]
         for copy in [c for c in self.copies if any(c.reads is checkpoint for checkpoint in lost)]:
             copy.abandon()
             self.copies.remove(copy)
