@@ -72,8 +72,8 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
         raise StoreRestored(
             f"Consumer {head.consumer!r}: Spark query {run.query_id} goes on at batch {run.batch_id}, and the state knows nothing of it: "
             f"it was restored to before the query began, a restore was accepted since, or other queries went on with all of its "
-            f"partitions. What it decided before may be missing. Start a new query at the checkpoint; or, where you know that nothing is missing, run "
-            f"`dedup consumer accept-gap {head.consumer}` to let it go on."
+            f"partitions. What it decided before may be missing. Start a new query at the checkpoint; or, where you know that nothing is "
+            f"missing, run `dedup consumer accept-gap {head.consumer}` to let it go on."
         )
     found = gaps(head, run, firsts)
     if found:
