@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from benchmarks import postgres
 from benchmarks.events import Topic, land
-from benchmarks.ours import SINK, consumer
+from benchmarks.ours import SINK, consumer, load
 from benchmarks.report import Measure, throughput
 from benchmarks.stream import Seconds, Sizes, contest
 from dedup.outbox import Dispatcher
@@ -54,8 +54,8 @@ def compare_commits(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[l
         with psycopg.connect(third) as connection:
             connection.execute("CREATE TABLE kept (key bytea, body bytea)")
         stores = {name: stack.enter_context(closing(PostgresStore(place))) for name, place in places.items()}
-        handlers = {"with an outbox": load_and_publish, "plain rows": load_and_keep}
-        ways = {name: consumer(store, *([handlers[name]] if name in handlers else [])) for name, store in stores.items()}
+        handlers = {"with an outbox": load_and_publish, "without": load, "plain rows": load_and_keep}
+        ways = {name: consumer(store, handlers[name]) for name, store in stores.items()}
         taken = contest(spark, folder / "topic", ways, sizes.warm)
         stored = stores["with an outbox"].outbox("benchmark").lag().waiting
         for place in places.values():

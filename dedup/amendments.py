@@ -45,7 +45,7 @@ def accept_incarnation(head: Head, source: str, topic: str) -> Head:
 def accept_restore(head: Head) -> Head:
     """Go on from the restored state: a new generation that remembers no Spark query.
 
-    Nor do its checkpoints: the query from before, restarted by itself, goes on behind what was lost, and that is a gap of positions now.
+    Nor do its checkpoints: the query from before, restarted by itself, would go on behind what was lost, and is one that nobody knows now.
     """
     points = {p: replace(point, query_id="") for p, point in head.checkpoints.items()}
     return replace(head, generation=head.generation + 1, query_id=None, batch_id=None, checkpoints=points)
