@@ -38,10 +38,13 @@ from dedup.spark.session import JDBC, local_session
 Part = Callable[[Any, Path, str, Sizes], tuple[list[Measure], Seconds]]
 """(Spark session, empty folder, DSN of a server, sizes) -> measures, and the seconds of every batch behind them."""
 
+HEAP = {"spark.driver.memory": "4g"}
+"""Large batches of several ways go through one JVM here, one after another."""
+
 
 def run(sizes: Sizes, parts: list[str]) -> tuple[list[Measure], Seconds]:
     """The measures of these parts. Raises AssertionError where a way has not written what it promises."""
-    spark = local_session("dedup benchmarks", packages=(JDBC,))
+    spark = local_session("dedup benchmarks", packages=(JDBC,), **HEAP)
     measures: list[Measure] = []
     seconds: Seconds = {}
     with server() as dsn, tempfile.TemporaryDirectory(prefix="dedup-bench-") as home:

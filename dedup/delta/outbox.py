@@ -206,7 +206,7 @@ class DeltaOutbox:
             return 0
         found = self.entries(Chosen(of, numbers=tuple(numbers), limit=None))
         if found:
-            self.note([_row(e.number, to) for e in found], dispatching=False)
+            self.note([_row(e.number, to, e.attempts if to == State.DISCARDED else 0) for e in found], dispatching=False)
         return len(found)
 
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
