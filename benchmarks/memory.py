@@ -5,10 +5,14 @@ The JVM beside it has the heap that it was given. Only on Linux, which counts th
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from benchmarks import delta, postgres
 from benchmarks.events import Topic, decoded, land
@@ -64,7 +68,10 @@ def _watched(way: Way, held: list[float]) -> Way:
 
 
 def _reset() -> int:
-    """Bytes that the process holds now; the high-water mark begins again there. Source: proc(5), clear_refs."""
+    """Bytes that the process needs now, without what allocators keep; the high-water mark begins again there (proc(5), clear_refs)."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return _high_water()
 

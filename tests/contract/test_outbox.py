@@ -182,6 +182,17 @@ def test_ids_are_given_derived_or_random(place: Place) -> None:
         run(batch(event(5, "twice")), 1)
 
 
+def test_an_id_that_is_given_twice_is_sent_twice(place: Place) -> None:
+    """In one batch and in two: each is a message of its own, and its id tells whoever looks at ids that they are one."""
+    run, receiver = consumer(place.store()), Receiver()
+    run._handler = None
+    run.foreach_batch(lambda rows, tx: tx.publish([{"id": "same", "body": b"1"}, {"id": "same", "body": b"2"}], "out", id="id"))
+    run(batch(*orders(range(2))), 0)
+    run(batch(*orders(range(2, 4))), 1)
+    assert dispatcher(place, receiver).once().sent == 4
+    assert ({m.id for m in receiver.got}, sorted(receiver.bodies())) == ({"same"}, [b"1", b"1", b"2", b"2"])
+
+
 def test_a_message_that_cannot_be_sent_holds_back_its_own_key_only(place: Place) -> None:
     """It is dead, those behind it wait, all other keys leave; retry sends it and then the others, in order."""
     publisher(place.store())(batch(*[event(n, f"o{n}", n % 2) for n in range(8)]), 0)
