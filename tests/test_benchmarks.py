@@ -53,6 +53,7 @@ NAMES = {
     "delta/append_500k",
     "delta/merge_10m",
     "foreach/scaling",
+    *(f"{store}/driver_memory_{events}k" for store in ("postgres", "delta") for events in (10, 50, 100, 500)),
 }
 
 
