@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation import invariants, run, runners
+import tenacity
+from simulation import clock, invariants, run, runners
+from simulation.log import Log
 from simulation.schedule import DEEDS, Schedule
 
 from dedup import amendments, decision, order, planning
 from dedup.steps import Advance
 
 SCHEDULES = int(os.environ.get("DEDUP_SCHEDULES", "30000"))
-PORTION = 2500
-"""Schedules of one test: with several processes of pytest they are played beside each other, and beside other tests."""
+ITEMS = max(1, min(24, SCHEDULES // 2500))
+"""Tests that share them: with several processes of pytest they are played beside each other, and beside other tests."""
 
 JOBS = "1" if "PYTEST_XDIST_WORKER" in os.environ else str(len(os.sched_getaffinity(0)))
 ROOT = Path(__file__).parent.parent
@@ -43,9 +45,9 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def portions() -> Iterator[Any]:
     """All schedules, by what a test of its own plays."""
-    for first in range(0, SCHEDULES, PORTION):
-        seeds = range(first, min(first + PORTION, SCHEDULES))
-        marks = pytest.mark.xdist_group(f"simulation {first}")
+    for item in range(ITEMS):
+        seeds = range(SCHEDULES)[SCHEDULES * item // ITEMS : SCHEDULES * (item + 1) // ITEMS]
+        marks = pytest.mark.xdist_group(f"simulation {item}")
         yield pytest.param(seeds, id=f"seeds {seeds[0]}-{seeds[-1]}", marks=marks)
 
 
@@ -74,6 +76,43 @@ def test_schedules_have_everything_that_can_be_done() -> None:
     assert {move.deed for schedule in first for move in schedule.moves} == set(DEEDS)
     assert {(schedule.ledger, schedule.runners) for schedule in first} == {(a, b) for a in (False, True) for b in (False, True)}
     assert any(e.held for schedule in first for e in schedule.events) and any(schedule.shuffled for schedule in first)
+
+
+def batches_of(seed: int) -> tuple[Log, list[list[tuple[int, int]]]]:
+    """The log of a schedule, and the batches of a query that reads all of it."""
+    world = run.world_of(Schedule.of(seed))
+    reads = world.checkpoints[0]
+    while reads.plan(len(reads.planned), world.coin):
+        pass
+    return world.log, [reads.batch(number) for number in range(len(reads.planned))]
+
+
+def test_batches_leave_partitions_idle_and_no_event_out() -> None:
+    """Of partitions that have more, some have nothing in a batch, also in the first one; each event comes once, and no batch is empty."""
+    idle = []
+    for seed in range(300):
+        log, batches = batches_of(seed)
+        assert sorted(at for places in batches for at in places) == sorted(e.at for e in log.events)
+        if len(log.partitions) > 1:
+            idle += [number for number, places in enumerate(batches[:2]) if len({p for p, _ in places}) == 1]
+        assert all(batches) or any(e.held for e in log.events), "only events that come late leave a batch empty"
+    assert idle.count(0) >= 10 and idle.count(1) >= 10
+
+
+@pytest.mark.parametrize(("jumps", "attempts"), [((1,), 1), ((0, 2, 0, 1), 4)])
+def test_a_jump_of_the_clock_ends_patience_and_a_step_back_does_not(jumps: tuple[int, ...], attempts: int) -> None:
+    """What time.monotonic counts has passed when a stopped process goes on; that a clock is put back (even numbers) changes nothing."""
+    left = iter((*jumps, *range(0, 20, 4)))
+
+    def fails() -> None:
+        clock.jump(next(left))
+        raise ConnectionError
+
+    ends = tenacity.stop_any(tenacity.stop_after_delay(300), tenacity.stop_after_attempt(6))
+    patient = tenacity.Retrying(stop=ends, sleep=lambda _: None)
+    with clock.simulated(run.world_of(Schedule.of(0))), pytest.raises(tenacity.RetryError) as told:
+        patient(fails)
+    assert told.value.last_attempt.attempt_number == attempts
 
 
 def forgets_redeliveries(patch: pytest.MonkeyPatch) -> None:

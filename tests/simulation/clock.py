@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import tenacity
+
 import dedup.attempts
 import dedup.deadletters
 import dedup.epoch
@@ -26,6 +28,7 @@ DAYS = {n: dt.timedelta(days=n) for n in (1, 5, 10)}
 BEGIN = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 
 _now = [BEGIN]
+_running = [0.0]
 
 
 class _DateTime(dt.datetime):
@@ -45,9 +48,20 @@ class _Dt:
 _THERE = ((dedup.flow, "dt"), (dedup.attempts, "dt"), (dedup.deadletters, "dt"), (dedup.pages, "dt"), (dedup.reprocessing, "dt"))
 
 
+class _Time:
+    """The module `time`, as far as patience is counted with it: time.monotonic goes on while a process is stopped, and never back."""
+
+    @staticmethod
+    def monotonic() -> float:
+        """Seconds."""
+        return _running[0]
+
+
 def jump(number: int) -> None:
-    """By a day or ten, backwards or forwards."""
-    _now[0] += DAYS[1 if number % 4 < 2 else 10] * (1 if number % 2 else -1)
+    """By a day or ten, backwards or forwards. Whoever was trying again meanwhile has lost its patience, if it went forwards."""
+    by = DAYS[1 if number % 4 < 2 else 10] * (1 if number % 2 else -1)
+    _now[0] += by
+    _running[0] += max(0.0, by.total_seconds())
 
 
 def _once_each(index_of: Callable[[Any], Index]) -> Callable[[Any], Index]:
@@ -68,10 +82,10 @@ def simulated(world: World) -> Iterator[None]:
     here = Process("here", 1, "")
     changes: list[tuple[Any, str, Any]] = [(module, name, _Dt) for module, name in _THERE]
     changes += [(dedup.reprocessing, "open_feed", lambda table, _: LetterFeed(table, world.log)), (dedup.letter_work, "PAUSE_SECONDS", 0)]
-    changes += [(dedup.joined, "ArrowFeed", feed), (dedup.flow, "index_of", _once_each(dedup.flow.index_of))]
+    changes += [(tenacity, "time", _Time), (dedup.joined, "ArrowFeed", feed), (dedup.flow, "index_of", _once_each(dedup.flow.index_of))]
     changes += [(module, "this_process", lambda: here) for module in (dedup.epoch, dedup.joined)]
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
-    _now[0] = BEGIN
+    _now[0], _running[0] = BEGIN, 0.0
     for change in changes:
         setattr(*change)
     try:

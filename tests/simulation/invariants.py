@@ -19,7 +19,7 @@ ONE_EFFECT = "effect once per key, or the key held by one letter"
 NOTHING_PASSED = "the checkpoint never passes an undecided position"
 FENCED = "a fenced copy commits nothing"
 ORDER = "the blocked stay behind the blocker"
-RESTORED = "nothing commits after a restore until a person accepts it"
+RESTORED = "no query goes on behind what a restore lost until a person accepts it, or another query has begun"
 COMPLETE = "it comes to the end of the log, and what can be reprocessed is"
 PROVABLE = "verify proves it from the tables"
 
@@ -66,8 +66,14 @@ def decided_up_to(shared: Shared, points: Iterable[Partition]) -> None:
 
 
 def accepted(shared: Shared, run: Run) -> None:
-    """A query that is past what the restored tables do not know commits nothing, unless another one has begun: then positions tell gaps."""
-    if shared.begun - {run.query_id}:
+    """A query that has finished what the restored tables lack commits nothing of its later batches.
+
+    Where another query has begun since, one that the tables still know is compared by positions alone (NOTHING_PASSED); one that they
+    know nothing of is refused all the same, unless a person accepted a gap.
+    """
+    head = shared.head
+    known = {head.query_id, *(point.query_id for point in head.checkpoints.values())}
+    if shared.begun - {run.query_id} and (run.query_id in known or head.gap_accepted):
         return
     lost = [at for at, batch in shared.ahead.get(run.query_id, {}).items() if batch < run.batch_id and at not in shared.seen]
     require(RESTORED, not lost, f"query {run.query_id} commits batch {run.batch_id}, and the restored tables lack {lost}")

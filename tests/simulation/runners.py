@@ -89,7 +89,7 @@ class JoinedWorld(World):
         if not self.calm and self.coin("start", self.starts) < 0.15:
             super().start()
         else:
-            self._go("runner", self.runner)
+            self.go("runner", self.runner)
 
     def runner(self, copy: Copy) -> None:
         """Claims what it likes, reads on at the checkpoint, a few batches at a time, and claims anew when it has lost a partition."""

@@ -21,7 +21,7 @@ DEEDS = {
     "person": "a person reprocesses letters, or gives some up",
     "reset": "the Spark checkpoint is thrown away; a new query begins at the earliest position, or at our checkpoint",
     "restore": "the tables are taken back to an older state",
-    "clock": "the clock jumps, by a day or by ten, backwards or forwards",
+    "clock": "the clock jumps, by a day or by ten, backwards or forwards; forwards, whoever tries again loses its patience",
 }
 """What can be done, in words."""
 

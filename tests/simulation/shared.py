@@ -45,9 +45,9 @@ class Shared:
             return []
         return sorted((x for x in self.letters.values() if x["sequence"] == sequence and x["status"] in WAITING), key=place)
 
-    def next(self, head: Head, rows: list[dict[str, Any]]) -> None:
+    def next(self, head: Head, rows: list[dict[str, Any]], **changes: Any) -> None:
         """One decision more."""
-        self.head = replace(head, seq=self.head.seq + 1)
+        self.head = replace(head, **changes, seq=self.head.seq + 1)
         self.version += 1
         self.decided.append(rows)
 

@@ -26,16 +26,20 @@ class SparkCheckpoint:
         return (e.at for part, begin in zip(self.log.partitions, self.begin, strict=True) for e in part[:begin])
 
     def plan(self, batch: int, coin: Callable[..., float]) -> bool:
-        """Plan the next batch; False where there is nothing left.
+        """Plan the next batch: of each partition up to three events, of some nothing; False where there is nothing left.
 
         Args:
             coin: how much of a partition, from 0 to 1, by query, batch and partition.
         """
         parts, ends = self.log.partitions, self._ends(batch)
-        if self._reached(ends) and not self._late(batch - 1):
+        late = self._late(batch - 1)
+        if self._reached(ends) and not late:
             return False
-        sizes = [1 + int(coin(self.query_id, batch, p) * 3) for p in range(len(parts))]
-        self.planned.append([(a, min(len(part), a + size)) for a, part, size in zip(ends, parts, sizes, strict=True)])
+        more = [(a, len(part), coin(self.query_id, batch, part[0].partition)) for a, part in zip(ends, parts, strict=True)]
+        planned = [(a, min(length, a + int(much * 4))) for a, length, much in more]
+        if not late and planned == [(a, a) for a in ends]:  # of the others nothing is asked
+            planned = [(a, min(length, a + 1)) for a, length, _ in more]
+        self.planned.append(planned)
         return True
 
     def batch(self, batch: int) -> Places:

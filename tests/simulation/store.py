@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -28,6 +27,11 @@ def _listed(names: tuple[str, ...]) -> pa.StructType:
     return pa.struct([_LISTED.field(name) for name in names])
 
 
+@cache
+def _no_letters(names: tuple[str, ...]) -> pa.Table:
+    return table_of([], _listed(names))
+
+
 class SimStore:
     """Opened by one process; what it says to `pause` is where that process can be stopped."""
 
@@ -41,7 +45,7 @@ class SimStore:
         """A new epoch, at any time, as if the clocks had allowed it; in the transactional model older backends are ended."""
         self.on_step("epoch")
         shared = self.shared
-        shared.next(replace(shared.head, epoch=shared.head.epoch + 1), [])
+        shared.next(shared.head, [], epoch=shared.head.epoch + 1)
         if not self.ledger:
             for transaction in shared.open:
                 transaction.ended |= not transaction.letters_only
@@ -128,7 +132,8 @@ class SimStore:
         for name, chosen in (("id", asked.ids), ("status", asked.statuses), ("sequence", asked.sequences)):
             rows = [x for x in rows if chosen is None or x[name] in chosen]
         rows = [x for x in rows if asked.partition in (None, x["partition"])][: asked.limit]
-        return table_of([{"duplicates": 0, **x} for x in rows], _listed(tuple(columns or _LISTED.names)))
+        names = tuple(columns or _LISTED.names)
+        return table_of([{"duplicates": 0, **x} for x in rows], _listed(names)) if rows else _no_letters(names)
 
     def history(self, *letter_ids: str) -> pa.Table:
         """Of these letters."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -167,20 +166,21 @@ class SimTransaction:
                 if isinstance(step, Record):
                     invariants.accepted(shared, step.run)
                     shared.begun.add(step.run.query_id)
-        head = shared.head
+        changes: dict[str, Any] = {}
         for step in self.todo:
-            head = self._apply(step, head)
+            changes |= self._apply(step, shared.head)
         for key, payload in self.new:
             invariants.require(invariants.ONE_EFFECT, key not in shared.reserved, f"key {key.hex()} is reserved twice")
             shared.reserved[key] = payload
         if not self.store.ledger:
             shared.sink.extend(self.rows)
-        shared.next(head, self.rows)
+        shared.next(shared.head, self.rows, **changes)
         shared.back_up()
         invariants.in_order(shared, self.rows)
         invariants.decided_up_to(shared, points)
 
-    def _apply(self, step: Any, head: Head) -> Head:
+    def _apply(self, step: Any, head: Head) -> dict[str, Any]:
+        """Change the tables; what changes of the head."""
         shared = self.store.shared
         match step:
             case Park(letters):
@@ -203,10 +203,10 @@ class SimTransaction:
                 shared.batches.extend(new)
                 shared.seen.update((b["partition"], n) for b in new for r in b["seen"] for n in range(r["first"], r["last"] + 1))
                 last = {"query_id": run.query_id, "batch_id": run.batch_id, "batch_ended": run.ends}
-                head = replace(head, settings=settings, gap_accepted=False, **last)
+                return {"settings": settings, "gap_accepted": False, **last}
             case Advance(checkpoints):
-                head = replace(head, checkpoints={**head.checkpoints, **checkpoints})
-        return head
+                return {"checkpoints": {**head.checkpoints, **checkpoints}}
+        return {}
 
     def _link(self, sequence: bytes | None) -> None:
         before = None

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import copy as copying
-import inspect
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import pyarrow as pa
 
-from checkpoint.errors import PositionGap, StoreRestored, StoreUnavailable
+from checkpoint.errors import PositionGap, StoreRestored
 from checkpoint.position import Partition
 from dedup import DeadLetters, amendments
 from dedup.consumer import Consumer
 from dedup.pages import ReprocessOptions
 from dedup.reprocessing import reprocess
 from dedup.store import Checkpoint, Selection
-from simulation import clock
-from simulation.copies import DONE, Boom, Copy, Crash
+from simulation import clock, deeds
+from simulation.copies import DONE, Boom, Copy
 from simulation.log import TOPIC, Log, SimFeed
-from simulation.schedule import Move, Schedule
+from simulation.schedule import Schedule
 from simulation.shared import NAME, Shared
 from simulation.spark import Places, SparkCheckpoint
 from simulation.store import SimStore
-
-_HANDLER = inspect.signature(lambda rows, tx: None)
-
-COPIES = 5
-"""At once, at most."""
 
 
 class World:
@@ -43,13 +37,14 @@ class World:
         self.copies: list[Copy] = []
         self.current: Copy | None = None
         self.tick, self.starts, self.crashes, self.calm = 0, 0, 0, False
+        self.taken_back = False  # tables were restored
         self.checkpoints = [SparkCheckpoint("q0", self.log, tuple(0 for _ in self.log.partitions))]
 
     # What happens is decided by the schedule's number and by what it is about: it stays when other things are left out of the schedule.
 
     def coin(self, *about: object) -> float:
-        """Between 0 and 1."""
-        return zlib.crc32(repr((self.schedule.seed, *about)).encode()) / 2**32
+        """Between 0 and 1. A digest: checksums of texts that differ in a digit, as those of two partitions do, are not independent."""
+        return int.from_bytes(blake2b(repr((self.schedule.seed, *about)).encode(), digest_size=4).digest()) / 2**32
 
     def store(self, pause: Callable[[str], None]) -> SimStore:
         """As one process opens it."""
@@ -59,7 +54,7 @@ class World:
     def _consumer(self) -> Consumer:
         asked = self.schedule
         options: dict[str, Any] = {"max_events_per_transaction": asked.chunk, "bisect": asked.bisect, "budget": None}
-        options["max_outage"] = 1e9 if asked.patient else 0.0
+        options["max_outage"] = 300.0 if asked.patient else 0.0  # a jump of the clock is longer
         return Consumer(NAME, self.store(lambda _: None), idempotence_key="k", sequence_key="s", **options)  # type: ignore[arg-type]
 
     def consumer(self, copy: Copy, *, repaired: bool = False, stream: bool = True) -> Consumer:
@@ -79,8 +74,7 @@ class World:
             if bad or (not self.calm and self.coin(copy.number, run) < 0.07):
                 raise Boom
 
-        handle.__signature__ = _HANDLER  # type: ignore[attr-defined]  # else each copy finds it out anew
-        consumer.foreach_batch(handle)
+        consumer._handler = handle  # registered: that it takes a frame and a tx need not be found out for each copy
         return consumer
 
     def _sink_rows(self, rows: pa.Table, places: Places) -> pa.Table:
@@ -107,7 +101,7 @@ class World:
                         if self.calm:
                             self.new_checkpoint(at_ours=True)
                         raise
-                    self.store(lambda _: None).amend(NAME, amendments.accept_gap)
+                    self._accept_gap(checkpoint)
                     continue
                 except StoreRestored:
                     if self.calm or self.coin("accept", copy.number) < 0.5:
@@ -117,9 +111,21 @@ class World:
                 checkpoint.finished = max(checkpoint.finished, batch + 1)
                 batch += 1
                 if self.shared.restored:
-                    self._note_ahead()
+                    self.note_ahead()
 
         return body
+
+    def _accept_gap(self, checkpoint: SparkCheckpoint) -> None:
+        """As documented: it lets any query through, so whoever has restored tables stops the others first."""
+        if self.taken_back:
+            self.stop([other for other in self.checkpoints if other is not checkpoint])
+        self.store(lambda _: None).amend(NAME, amendments.accept_gap)
+
+    def stop(self, queries: Sequence[SparkCheckpoint]) -> None:
+        """Every copy of them."""
+        for copy in [c for c in self.copies if any(c.reads is checkpoint for checkpoint in queries)]:
+            copy.abandon()
+            self.copies.remove(copy)
 
     def _delivered(self, places: Places, batch: int, copy: Copy) -> Places:
         if not self.schedule.shuffled:
@@ -130,12 +136,19 @@ class World:
     def _missing(self, places: Places) -> bool:
         """Whether a batch would leave events out, and not only positions that no event has."""
         points = self.shared.head.checkpoints
-        for p, part in enumerate(self.log.partitions):
-            point = points.get(Partition(*TOPIC, p), Checkpoint(-1))
-            first = min((n for q, n in places if q == p), default=None)
+        for part in self.log.partitions:
+            number = part[0].partition
+            point = points.get(Partition(*TOPIC, number), Checkpoint(-1))
+            first = min((n for q, n in places if q == number), default=None)
             if any(first is not None and point.sequence_number < e.number < first and not e.held for e in part):
                 return True
         return False
+
+    def note_ahead(self) -> None:
+        """What queries have finished, and the restored tables do not know."""
+        for checkpoint in self.checkpoints:
+            finished = {at: batch for batch in range(checkpoint.finished) for at in checkpoint.batch(batch)}
+            self.shared.ahead[checkpoint.query_id] = {at: batch for at, batch in finished.items() if at not in self.shared.seen}
 
     def accept_restore(self) -> None:
         """As documented: accept, and start a query at the checkpoint."""
@@ -145,9 +158,9 @@ class World:
 
     def new_checkpoint(self, *, at_ours: bool) -> None:
         """Spark's directory is thrown away; what comes late would be missed by a query that does not begin at the earliest position."""
-        points, begin = self.shared.head.checkpoints, [0 for _ in self.log.partitions]
-        for p, point in points.items() if at_ours and not any(e.held for e in self.log.events) else ():
-            begin[p.partition] = sum(e.number <= point.sequence_number for e in self.log.partitions[p.partition])
+        points = self.shared.head.checkpoints if at_ours and not any(e.held for e in self.log.events) else {}
+        passed = {p.partition: point.sequence_number for p, point in points.items()}
+        begin = (sum(e.number <= passed.get(e.partition, -1) for e in part) for part in self.log.partitions)
         self.checkpoints.append(SparkCheckpoint(f"q{len(self.checkpoints)}", self.log, tuple(begin)))
 
     # People
@@ -168,9 +181,10 @@ class World:
 
     def start(self) -> None:
         """One more copy of the newest query."""
-        self._go("query", self.query(self.checkpoints[-1], f"run{self.starts}"), self.checkpoints[-1])
+        self.go("query", self.query(self.checkpoints[-1], f"run{self.starts}"), self.checkpoints[-1])
 
-    def _go(self, what: str, body: Callable[[Copy], None], reads: object = None) -> None:
+    def go(self, what: str, body: Callable[[Copy], None], reads: object = None) -> None:
+        """One more process; it is its turn."""
         self.starts += 1
         self.current = Copy(self.starts, what, body)
         self.current.reads = reads
@@ -182,8 +196,8 @@ class World:
             try:
                 for move in self.schedule.moves:
                     while self.tick < move.tick and (self.copies or not self.checkpoints[-1].at_the_end):
-                        self._turn(self._awake())
-                    self._do(move)
+                        self.turn(self.awake())
+                    deeds.do(self, move)
                 self._rest()
             finally:
                 for copy in self.copies:
@@ -207,7 +221,7 @@ class World:
 
     def _repair(self) -> None:
         if self.shared.letters:
-            self._go("person", self.person)
+            self.go("person", self.person)
 
     def _exhaust(self) -> None:
         while self.copies:  # in turns: who waits for a row lock gives up after a while
@@ -215,82 +229,21 @@ class World:
                 copy.asleep = 0
                 for _ in range(20):
                     if not copy.done:
-                        self._turn(copy)
+                        self.turn(copy)
 
-    def _awake(self) -> Copy | None:
+    def awake(self) -> Copy | None:
+        """Whose turn it is; where all sleep, one more copy starts."""
         if self.current is not None and not self.current.done and self.current.asleep <= self.tick:
             return self.current
         awake = [c for c in self.copies if c.asleep <= self.tick]
-        if not awake and len(self.copies) < COPIES:
+        if not awake and len(self.copies) < deeds.COPIES:
             self.start()
             return self.current
         self.current = awake[0] if awake else None
         return self.current
 
-    def _do(self, move: Move) -> None:
-        copy = self._awake()
-        if self.tell is not None:
-            self.tell(f"turn {self.tick}: {move.deed} {move.number}" + (f" at {copy}, before {copy.at}" if copy else ""))
-        getattr(self, f"_{move.deed}")(copy, move.number)
-
-    def _switch(self, _copy: Copy | None, number: int) -> None:
-        if self.copies:
-            self.current = self.copies[number % len(self.copies)]
-            self.current.asleep = 0
-
-    def _start(self, _copy: Copy | None, _number: int) -> None:
-        if len(self.copies) < COPIES:
-            self.start()
-
-    def _crash(self, copy: Copy | None, _number: int) -> None:
-        self.crashes += 1
-        self._turn(copy, Crash())
-
-    def _fail(self, copy: Copy | None, _number: int) -> None:
-        if copy is not None and copy.at not in ("start", "plan", "finish", "receive"):  # those do not ask the store
-            self._turn(copy, StoreUnavailable())
-
-    def _sleep(self, copy: Copy | None, number: int) -> None:
-        if copy is not None:
-            copy.asleep = self.tick + number
-
-    def _person(self, _copy: Copy | None, _number: int) -> None:
-        if self.shared.letters and len(self.copies) < COPIES:
-            self._go("person", self.person)
-
-    def _reset(self, _copy: Copy | None, number: int) -> None:
-        self.new_checkpoint(at_ours=number % 2 == 0)
-        self.start()
-
-    def _clock(self, _copy: Copy | None, number: int) -> None:
-        clock.jump(number)
-
-    def _restore(self, _copy: Copy | None, number: int) -> None:
-        shared = self.shared
-        if shared.backups:
-            del shared.backups[max(1, len(shared.backups) - number % 4) :]
-            shared.restore(shared.backups[-1])
-            self._note_ahead()
-            self._start_anew()
-
-    def _start_anew(self) -> None:
-        """As documented: whoever restores tables starts a new query anew that begins late in partitions that they do not know."""
-        known = {point.partition for point in self.shared.head.checkpoints}
-        passed = [(c, {at for at in c.passed if at[0] not in known}) for c in self.checkpoints if not c.finished]
-        lost = [checkpoint for checkpoint, places in passed if places - self.shared.seen]
-        for copy in [c for c in self.copies if any(c.reads is checkpoint for checkpoint in lost)]:
-            copy.abandon()
-            self.copies.remove(copy)
-        if self.checkpoints[-1] in lost:
-            self.new_checkpoint(at_ours=True)
-
-    def _note_ahead(self) -> None:
-        """What queries have finished, and the restored tables do not know."""
-        for checkpoint in self.checkpoints:
-            finished = {at: batch for batch in range(checkpoint.finished) for at in checkpoint.batch(batch)}
-            self.shared.ahead[checkpoint.query_id] = {at: batch for at, batch in finished.items() if at not in self.shared.seen}
-
-    def _turn(self, copy: Copy | None, fault: BaseException | None = None) -> None:
+    def turn(self, copy: Copy | None, fault: BaseException | None = None) -> None:
+        """One copy goes to its next step, or meets a fault where it stands."""
         self.tick += 1
         if copy is None:
             return

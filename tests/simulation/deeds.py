@@ -1,0 +1,100 @@
+"""What a schedule's moves do to a world, by the name of the deed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from checkpoint.errors import StoreUnavailable
+from simulation import clock
+from simulation.copies import Copy, Crash
+from simulation.schedule import Move
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+COPIES = 5
+"""At once, at most."""
+
+ASK_NOBODY = ("start", "plan", "finish", "receive")
+"""Steps that do not ask the store: no call can fail there."""
+
+
+def do(world: World, move: Move) -> None:
+    """One move, to the copy whose turn it is."""
+    copy = world.awake()
+    if world.tell is not None:
+        world.tell(f"turn {world.tick}: {move.deed} {move.number}" + (f" at {copy}, before {copy.at}" if copy else ""))
+    _BY_NAME[move.deed](world, copy, move.number)
+
+
+def _switch(world: World, _copy: Copy | None, number: int) -> None:
+    if world.copies:
+        world.current = world.copies[number % len(world.copies)]
+        world.current.asleep = 0
+
+
+def _start(world: World, _copy: Copy | None, _number: int) -> None:
+    if len(world.copies) < COPIES:
+        world.start()
+
+
+def _crash(world: World, copy: Copy | None, _number: int) -> None:
+    world.crashes += 1
+    world.turn(copy, Crash())
+
+
+def _fail(world: World, copy: Copy | None, _number: int) -> None:
+    if copy is not None and copy.at not in ASK_NOBODY:
+        world.turn(copy, StoreUnavailable())
+
+
+def _sleep(world: World, copy: Copy | None, number: int) -> None:
+    if copy is not None:
+        copy.asleep = world.tick + number
+
+
+def _person(world: World, _copy: Copy | None, _number: int) -> None:
+    if world.shared.letters and len(world.copies) < COPIES:
+        world.go("person", world.person)
+
+
+def _reset(world: World, _copy: Copy | None, number: int) -> None:
+    world.new_checkpoint(at_ours=number % 2 == 0)
+    world.start()
+
+
+def _clock(_world: World, _copy: Copy | None, number: int) -> None:
+    clock.jump(number)
+
+
+def _restore(world: World, _copy: Copy | None, number: int) -> None:
+    shared = world.shared
+    if shared.backups:
+        del shared.backups[max(1, len(shared.backups) - number % 4) :]
+        shared.restore(shared.backups[-1])
+        world.taken_back = True
+        world.note_ahead()
+        _start_anew(world)
+
+
+def _start_anew(world: World) -> None:
+    """As documented: whoever restores tables starts a new query anew that begins late in partitions that they do not know."""
+    known = {point.partition for point in world.shared.head.checkpoints}
+    passed = [(c, {at for at in c.passed if at[0] not in known}) for c in world.checkpoints if not c.finished]
+    lost = [checkpoint for checkpoint, places in passed if places - world.shared.seen]
+    world.stop(lost)
+    if world.checkpoints[-1] in lost:
+        world.new_checkpoint(at_ours=True)
+
+
+_BY_NAME = {
+    "switch": _switch,
+    "start": _start,
+    "crash": _crash,
+    "fail": _fail,
+    "sleep": _sleep,
+    "person": _person,
+    "reset": _reset,
+    "restore": _restore,
+    "clock": _clock,
+}
