@@ -20,7 +20,7 @@ from simulation.schedule import DEEDS, Schedule
 from dedup import amendments, decision, order, planning
 from dedup.steps import Advance
 
-SCHEDULES = int(os.environ.get("DEDUP_SCHEDULES", "30000"))
+SCHEDULES = int(os.environ.get("DEDUP_SCHEDULES", "100000"))
 ITEMS = max(1, min(24, SCHEDULES // 2500))
 """Tests that share them: with several processes of pytest they are played beside each other, and beside other tests."""
 
