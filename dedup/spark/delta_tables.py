@@ -86,7 +86,8 @@ class SparkTables(SparkSide):
 
         Crash: the table shows all rows, with the id, or none.
         """
-        frame = self.session.createDataFrame(rows).coalesce(1)
+        # in one piece: Spark takes an empty piece for the end of the rows, and drops all that come behind it
+        frame = self.session.createDataFrame(rows.combine_chunks()).coalesce(1)
         writer = frame.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
         try:
             save(writer.option(NOTE, json.dumps({"dedup": dict(note)})), uri)
