@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Run = Callable[..., tuple[int, str, str]]
 """Runs `dedup` with a line of arguments, at a place with a store or without: exit code, output, errors."""
 
-pytest_plugins = ["fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry"]
+pytest_plugins = ["fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry", "variants"]
 
 
 @pytest.fixture(scope="session")

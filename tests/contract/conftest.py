@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from children import Nursery
-from places import DeltaPlace, Place, PostgresPlace, SparkPlace
+from places import LEAN, DeltaPlace, Place, PostgresPlace, SparkPlace
+from variants import in_ci, of_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PLACES = [
     pytest.param("postgres", marks=pytest.mark.postgres),
@@ -29,27 +34,30 @@ def _place(request: pytest.FixtureRequest, folder: Path) -> Place:
         return PostgresPlace(request.getfixturevalue("postgres"))
     if request.param == "delta":
         return DeltaPlace(folder)
-    request.getfixturevalue("spark")
+    request.getfixturevalue("lean_spark")
     return SparkPlace(folder)
+
+
+@pytest.fixture
+def lean_spark(spark: SparkSession) -> Iterator[None]:
+    """The session, with settings that make small actions cheap while the test runs."""
+    before = {name: spark.conf.get(name) for name in LEAN}
+    for name, value in LEAN.items():
+        spark.conf.set(name, value)
+    yield
+    for name, found in before.items():
+        spark.conf.set(name, found)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On the store whose commits Spark makes, CI runs a selection; `make slow` runs all."""
+    """On the store whose commits Spark makes, `make test` runs a selection; `make slow` runs the others. Reports say which store it was."""
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and callspec.params.get("place") == "delta-spark" and item.originalname not in SELECTED:
+        store = of_store(item)
+        if store is not None:
+            item.user_properties.append(("store", store))
+        if store == "delta-spark" and not in_ci(item):
             item.add_marker(pytest.mark.slow)
-
-
-SELECTED = frozenset(
-    {
-        "test_a_batch_is_written_once_and_accounted_for",
-        "test_a_replayed_batch_changes_nothing",
-        "test_an_older_copy_is_fenced",
-    }
-)
-"""Tests that run in CI on the store whose commits Spark makes: one for each promise that rests on another mechanism there."""
 
 
 @pytest.fixture(scope="session")

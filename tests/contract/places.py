@@ -18,6 +18,16 @@ SINK = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("amount"
 POSITIONS = pa.schema([ENVELOPE.field(n) for n in POSITION])
 """A sink that keeps where each row came from."""
 
+LEAN = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""For a store whose commits Spark makes: for a handful of rows, generating and compiling code is most of what an action costs."""
+
+SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""For a JVM that is killed before it would have gained from compiling better."""
+
 
 def text_schema(columns: Sequence[str]) -> pa.Schema:
     """Text columns of these names."""
@@ -182,6 +192,6 @@ def place_of(kind: str, where: str) -> Place:
     if kind == "delta-spark":
         from dedup.spark.session import local_session
 
-        local_session("dedup tests, another process", cores=1)
+        local_session("dedup tests, another process", cores=1, **LEAN, **SHORT_LIVED)
         return SparkPlace(Path(where))
     return DeltaPlace(Path(where)) if kind == "delta" else PostgresPlace(where)

@@ -22,7 +22,7 @@ from dedup.store import Store
 def other_place(place: Place, tmp_path: Path) -> Place:
     """A second place like this one."""
     if isinstance(place, DeltaPlace):
-        other: Place = DeltaPlace(tmp_path / "other")
+        other: Place = type(place)(tmp_path / "other")
         other.create_sink()
         return other
     assert isinstance(place, PostgresPlace)

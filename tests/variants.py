@@ -1,0 +1,54 @@
+"""The stores that the contract suite runs on: what of them `make test` runs, and a run's last lines, which say which of them ran."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+CONTRACT = Path(__file__).parent / "contract"
+
+OUTCOMES = ("passed", "failed", "error", "skipped")
+
+SELECTED = frozenset(
+    {
+        "test_a_batch_is_written_once_and_accounted_for",
+        "test_a_replayed_batch_changes_nothing",
+        "test_merge_keeps_the_last_row_of_each_key",
+        "test_an_older_copy_is_fenced",
+        "test_a_lost_partition_cannot_commit",
+        "test_a_store_restored_to_the_middle_of_a_batch_is_noticed",
+        "test_a_parked_event_keeps_its_key_until_it_is_reprocessed",
+    }
+)
+"""What `make test` runs on the store whose commits Spark makes: the commit protocol, as each kind of transaction goes through it."""
+
+
+def of_store(item: pytest.Item) -> str | None:
+    """The store that a test of the contract suite was made for, if it was made for several."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("place") if callspec is not None and item.path.parent == CONTRACT else None
+
+
+def in_ci(item: pytest.Item) -> bool:
+    """Whether it is selected, as it is named or with the values of its parameters: `test_x` or `test_x[value]`."""
+    names = {item.name.partition("[")[0], item.name.replace("[delta-spark]", "").replace("delta-spark-", "")}
+    return not names.isdisjoint(SELECTED)
+
+
+def counted(stats: dict[str, list[pytest.TestReport]]) -> list[str]:
+    """A line for each store that a test ran on."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in OUTCOMES:
+        for report in stats.get(outcome, ()):
+            for name, store in getattr(report, "user_properties", ()):
+                if name == "store":
+                    counts[str(store)][outcome] += 1
+    return [f"contract suite on {store}: {', '.join(f'{n} {what}' for what, n in counts[store].items())}" for store in sorted(counts)]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A store that was left out is seen, and not taken for one that passed."""
+    for line in counted(terminalreporter.stats):
+        terminalreporter.write_line(line)
