@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from dedup.rows import for_spark
+
 
 class LogReader(ABC):
     """Call it with source, topic, partition, first and last position."""
@@ -21,7 +23,7 @@ class LogReader(ABC):
         """
         found = self.read(topic, partition, first, last)
         session = _session()
-        return found if session is None else session.createDataFrame(found)
+        return found if session is None else session.createDataFrame(for_spark(found))
 
     @abstractmethod
     def read(self, topic: str, partition: int, first: int, last: int) -> pa.Table:

@@ -46,7 +46,7 @@ from dedup.pages import (
 )
 from dedup.planning import WAITING, Settled
 from dedup.readlog import read_bodies
-from dedup.rows import picked
+from dedup.rows import for_spark, picked
 from dedup.steps import Change, Commit, Step
 from dedup.store import Run, Transaction
 
@@ -195,7 +195,7 @@ class _Reprocess:
         consumer, head = self.consumer, transaction.head
         first = letters.select(["source", "topic", "incarnation"]).slice(0, 1).to_pylist()[0]
         events = events_of(letters, bodies, positions=consumer.positions is not None)
-        batch = events if self.spark is None else self.spark.createDataFrame(events)
+        batch = events if self.spark is None else self.spark.createDataFrame(for_spark(events))
         spec = as_they_came(consumer.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
         with open_feed(batch, consumer.scratch).materialise(spec) as material:
             index, content = Index.of(material.index, material.payload_hashes), material.content(np.arange(letters.num_rows))

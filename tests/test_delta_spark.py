@@ -307,6 +307,20 @@ def test_the_state_can_be_asked_in_sql(spark: SparkSession, tmp_path: Path) -> N
     assert spark.sql("SELECT kind, cast(body AS string) FROM dedup_dead_letters").collect() == [("REJECTED", "2")]
 
 
+def test_the_views_have_all_consumers(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those behind one that has not processed anything yet: an empty piece of a table is not its end."""
+    kit.create(str(tmp_path / "orders"))
+    store = DeltaStore(str(tmp_path / "state"), tables={"orders": str(tmp_path / "orders")})
+    for number, name in enumerate(("a", "b", "c")):
+        monkeypatch.setattr(kit, "NAME", name)
+        epoch = kit.epoch(store)
+        if name != "b":
+            kit.process(store, epoch, kit.events([number]), number)
+    store.views(spark)
+    found = spark.sql("SELECT consumer FROM dedup_batches ORDER BY consumer").collect()
+    assert [row[0] for row in found] == ["a", "c"]
+
+
 def test_spark_reads_the_ledger(spark: SparkSession, tmp_path: Path) -> None:
     """The ledger is a plain Delta table: after a checkpoint and a compaction by delta-rs, too."""
     kit.create(str(tmp_path / "orders"))

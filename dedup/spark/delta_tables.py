@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.types import sql_type
+from dedup.rows import for_spark
 from dedup.spark.delta_rows import ERRORS, NOTE, SparkSide, first_line, quoted, save, spark_uri, sql_name, tick
 
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
@@ -86,8 +87,7 @@ class SparkTables(SparkSide):
 
         Crash: the table shows all rows, with the id, or none.
         """
-        # in one piece: Spark takes an empty piece for the end of the rows, and drops all that come behind it
-        frame = self.session.createDataFrame(rows.combine_chunks()).coalesce(1)
+        frame = self.session.createDataFrame(for_spark(rows)).coalesce(1)
         writer = frame.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
         try:
             save(writer.option(NOTE, json.dumps({"dedup": dict(note)})), uri)

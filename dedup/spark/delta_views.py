@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from dedup.rows import for_spark
 from dedup.store import Head, Selection, Store
 
 CHECKPOINTS = pa.schema(
@@ -56,7 +57,7 @@ def _view(frame: DataFrame, name: str) -> str:
 def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """Spark knows no fixed-size bytes."""
     fields = [pa.field(f.name, pa.binary() if pa.types.is_fixed_size_binary(f.type) else f.type) for f in table.schema]
-    return spark.createDataFrame(table.cast(pa.schema(fields)))
+    return spark.createDataFrame(for_spark(table.cast(pa.schema(fields))))
 
 
 def _checkpoints(head: Head) -> Iterator[dict[str, object]]:

@@ -24,6 +24,7 @@ from dedup.executors import Tasks
 from dedup.feed import Material, index_columns, numbered, process_run, visible
 from dedup.index import Ints
 from dedup.keys import HIDDEN
+from dedup.rows import for_spark
 from dedup.spark import registry
 from dedup.spark.check import stateful_operators, streaming_plan
 from dedup.spark.frames import SparkFrames
@@ -161,12 +162,13 @@ def _is_local(session: SparkSession) -> bool:
 
 def create_frame(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """These rows as a DataFrame. Many go to the tasks as Arrow, few stay a local relation, which needs no job."""
+    rows = for_spark(table)
     if table.num_rows < MANY or not hasattr(session, "_jsparkSession"):
-        return session.createDataFrame(table, schema=schema)
+        return session.createDataFrame(rows, schema=schema)
     before = str(session.conf.get(LOCAL_BELOW))
     session.conf.set(LOCAL_BELOW, "0")  # else the driver alone makes rows of all this, twice as slowly
     try:
-        return session.createDataFrame(table, schema=schema)
+        return session.createDataFrame(rows, schema=schema)
     finally:
         session.conf.set(LOCAL_BELOW, before)
 
@@ -260,7 +262,9 @@ class ScratchMaterial:
         """Nothing to make: a frame is lazy."""
 
     def _chosen(self, rows: Ints, how: str) -> DataFrame:
-        ids = self._session.createDataFrame(pa.table({ROW: np.unique(self._ids[rows])}), schema=StructType().add(ROW, LongType()))
+        ids = self._session.createDataFrame(
+            for_spark(pa.table({ROW: np.unique(self._ids[rows])})), schema=StructType().add(ROW, LongType())
+        )
         return self._rows.join(F.broadcast(ids), on=ROW, how=how)
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from dedup.arrow_frames import to_table
-from dedup.rows import ArrowRows
+from dedup.rows import ArrowRows, for_spark
 from dedup.spark.picked import Origin, anti_join
 from dedup.store import Rows
 
@@ -50,7 +50,7 @@ class SparkFrames:
 
     def _anti_join(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
         names = {c: f"_parked_{c}" for c in positions.column_names}
-        parked = self._session.createDataFrame(positions.rename_columns(list(names.values())))
+        parked = self._session.createDataFrame(for_spark(positions.rename_columns(list(names.values()))))
         same = reduce(lambda a, b: a & b, [rows[c] == parked[p] for c, p in names.items()])
         return rows.join(F.broadcast(parked), on=same, how="left_anti")
 

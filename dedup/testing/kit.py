@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dedup.consumer import Consumer
+from dedup.rows import for_spark
 from dedup.testing import verdict as v
 from dedup.testing.delivery import Faults, events, plan, table_of
 from dedup.testing.dying import AFTERWARDS, Death, Died, file_of
@@ -129,17 +130,17 @@ class _Kit:
         dies = schedule.death is not None and number == schedule.dies_in
         before = life.effect() if dies else {}
         try:
-            life.batch(self._frame(batch), number, schedule.death if dies else None, schedule.now)
+            life.batch(self._frame(for_spark(batch)), number, schedule.death if dies else None, schedule.now)
         except Died:
             life.restart()
             if _undecided(life, schedule.death):
                 played.stayed += _visible(before, life.effect())
             played.after_death = True
-            life.batch(self._frame(batch), number, None, schedule.now)
+            life.batch(self._frame(for_spark(batch)), number, None, schedule.now)
             played.after_death = False
         if schedule.twice:
             life.restart()
-            life.batch(self._frame(batch), number, None, schedule.now)
+            life.batch(self._frame(for_spark(batch)), number, None, schedule.now)
 
     def _delivered(self, faults: Faults, batches: int | None = None, seed: int = 0) -> list[pa.Table]:
         planned = plan(self._rows.num_rows, self._seed, batches or self._count, faults, pace=seed)
@@ -208,7 +209,7 @@ class _Kit:
         for number, batch in enumerate(clean):
             dying = number == len(clean) // 2
             with life.told(lambda name: steps.setdefault(name), (lambda line: visits.update([line])) if dying else None):
-                life.batch(self._frame(batch), number)
+                life.batch(self._frame(for_spark(batch)), number)
         life.close()
         at_lines = (
             [Death(line=(file, line), visit=n) for line, times in visits.items() for n in sorted({1, times // 2 + 1})] if file else []
