@@ -132,13 +132,13 @@ class DeadLetters:
         """
         if not reason.strip():
             raise ConfigError("Letters are given up for a reason. Say it: it is kept with them.")
-        who = _who(by, reason)
         if isinstance(which, Selection) and unsent.is_meant(which):
-            return unsent.discard(self.store, which, who, dry_run=dry_run)
+            return unsent.discard(self.store, which, dry_run=dry_run)
         if not isinstance(which, Selection) and (messages := unsent.ids_among(self.store, which)):
             if set(which) - set(messages):
                 raise ConfigError("Some of these letters are of messages (UNSENT) and some of events: discard them separately.")
-            return unsent.discard(self.store, Selection(kind=Kind.UNSENT, ids=tuple(messages), limit=None), who, dry_run=dry_run)
+            return unsent.discard(self.store, Selection(kind=Kind.UNSENT, ids=tuple(messages), limit=None), dry_run=dry_run)
+        who = _who(by, reason)
 
         def plan(access: Access) -> Plan:
             if not release_key:

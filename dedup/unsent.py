@@ -6,7 +6,6 @@ Called by DeadLetters and reprocess.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,15 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deadletter.letter import LETTERS, Action, Kind, Status, fingerprint, letter_id
+from deadletter.letter import LETTERS, Kind, Status, fingerprint, letter_id
 from deadletter.selection import Selection
-from dedup.letter_plans import Plan, Who
-from dedup.letter_work import Changed, commit, with_replanning
-from dedup.letters import history
+from dedup.letter_work import Changed
 from dedup.outbox.message import Entry, State
 from dedup.outbox.store import Chosen
 from dedup.pages import Reprocessed
-from dedup.steps import Change
 from dedup.store import GROUPS, Store
 
 SOURCE = "outbox"
@@ -61,36 +57,15 @@ def groups(store: Store, selection: Selection) -> pa.Table:
     return found.cast(GROUPS).sort_by([("letters", "descending")])
 
 
-def discard(store: Store, selection: Selection, who: Who, *, dry_run: bool) -> Changed:
-    """Give these messages up; those behind them go on. Who and why is put into the history of their letters.
+def discard(store: Store, selection: Selection, *, dry_run: bool) -> Changed:
+    """Give these messages up; those behind them go on.
 
-    Crash: those of a consumer are given up, or not; where it dies right after that, nobody is named.
+    Crash: those of a consumer are given up, or not.
     """
     numbers = _numbers(store, replace(selection, status=selection.status or Status.OPEN))
     meant = sum(map(len, numbers.values()))
-    changed = meant if dry_run else sum(_give_up(store, consumer, few, who) for consumer, few in numbers.items())
+    changed = meant if dry_run else sum(store.outbox(consumer).discard(few) for consumer, few in numbers.items())
     return Changed(selected=meant, changed=changed, by_kind={Kind.UNSENT.value: changed} if changed else {}, dry_run=dry_run)
-
-
-def _give_up(store: Store, consumer: str, numbers: list[int], who: Who) -> int:
-    outbox = store.outbox(consumer)
-    count = outbox.discard(numbers)
-    gone = outbox.entries(Chosen((State.DISCARDED,), numbers=tuple(numbers), limit=None)) if count else []
-    entries = history([{**who.did(Action.DISCARDED), "at": _right_after(entry), "letter_id": _id(consumer, entry)} for entry in gone])
-
-    def note() -> None:
-        with store.begin_letters(consumer) as transaction:
-            commit(store, transaction, Plan((Change(pa.table({"id": pa.array([], pa.string())}), entries),)))
-
-    if gone:
-        with_replanning(note)
-    return count
-
-
-def _right_after(entry: Entry) -> dt.datetime:
-    """Behind its mark, whose time is all that is known of its failure from then on."""
-    assert entry.changed_at is not None
-    return entry.changed_at + dt.timedelta(microseconds=1)
 
 
 def reprocess(store: Store, selection: Selection, *, dry_run: bool) -> Reprocessed:

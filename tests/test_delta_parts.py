@@ -203,27 +203,6 @@ SINK = pa.schema(
 )
 
 
-def test_only_values_that_repeat_get_a_dictionary(tmp_path: Path) -> None:
-    """In a file of many rows; columns of every type, of other names and of nulls come back as they were."""
-    count = 2_000
-    columns = {
-        "id": [f"{n:032x}" for n in range(count)],
-        "a.b": list(range(count)),
-        "city": [f"city {n % 7}" for n in range(count)],
-        "none": pa.nulls(count, pa.string()),
-        "price": [Decimal(n % 3) for n in range(count)],
-        "at": [dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=n) for n in range(count)],
-        "flag": [n % 2 == 0 for n in range(count)],
-        "bytes": [n.to_bytes(8, "big") for n in range(count)],
-    }
-    rows = pa.table(columns)
-    (add,) = FileWriter(str(tmp_path), None, rows.schema, "t").write(rows)
-    file = pq.ParquetFile(tmp_path / add.path)
-    chunks = [file.metadata.row_group(0).column(i) for i in range(len(columns))]
-    assert {c.path_in_schema for c in chunks if c.has_dictionary_page} == {"city", "none", "price"}
-    assert file.read().cast(rows.schema).equals(rows)
-
-
 def test_rows_are_brought_into_the_sinks_columns_by_name() -> None:
     """Other order, narrower types, missing nullable columns, structs by name, other zones: the same values."""
     at = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)

@@ -38,7 +38,7 @@ def test_the_snippet_and_the_command_run(spark: SparkSession, dedup: Any, tmp_pa
     consumer(rows, 0)
     found = DeltaTable(str(tmp_path / "departures")).to_pyarrow_table()["flight_id"].to_pylist()
     assert sorted(found) == ["0", "1"]
-    (line,) = re.findall(r"```console\n(.*?)\n```", TEXT, re.DOTALL)
+    line, *_ = re.findall(r"```console\n(.*?)\n```", TEXT, re.DOTALL)
     code, out, err = dedup(shlex.join(shlex.split(line.replace("/lake", str(tmp_path)))[1:]))
     assert code == 0 and "2" in out, (out, err)
 

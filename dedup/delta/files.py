@@ -29,9 +29,6 @@ from dedup.delta.storage import Options, put
 FILE_BYTES = 256 * 1024 * 1024
 """Arrow bytes collected before a file is written: the memory one task needs, three times over at most."""
 
-SAMPLE = 1_000
-"""Rows that tell whether the values of a column repeat."""
-
 
 class Add(NamedTuple):
     """One data file, as the transaction log will name it."""
@@ -121,17 +118,10 @@ def write_parquet(uri: str, options: Options, path: str, rows: pa.Table, **codec
     Crash: half a file may stay behind under a name that nobody knows.
     """
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, write_statistics=_trusted(rows), **{"use_dictionary": _repeating(rows), **codec})
+    pq.write_table(rows, sink, write_statistics=_trusted(rows), **codec)
     buffer = sink.getvalue()
     put(uri, options, path, buffer)
     return int(buffer.size)
-
-
-def _repeating(rows: pa.Table) -> bool | list[str]:
-    """Columns to be written with a dictionary: one of values that do not repeat takes longer than all else. Judged by the first rows."""
-    if rows.num_rows < SAMPLE or any(pa.types.is_nested(f.type) for f in rows.schema):
-        return True
-    return [name for name in rows.column_names if pc.count_distinct(rows[name].slice(0, SAMPLE)).as_py() <= SAMPLE // 2]
 
 
 def _trusted(rows: pa.Table) -> bool | list[str]:
