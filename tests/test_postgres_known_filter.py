@@ -110,8 +110,9 @@ def test_new_keys_are_not_looked_up_and_known_ones_are_found(store: PostgresStor
     epoch(store)
     chunk(store, 0, 99)
     store.rotate_reservations()
-    chunk(store, 100, 199)
+    chunk(store, 500, 699)
     assert has_read(store)
+    chunk(store, 100, 199)
     counts = looked_up(store, monkeypatch)
     assert chunk(store, 1000, 1999) == 0
     assert chunk(store, 50, 249) == 150
@@ -484,7 +485,8 @@ def test_a_filter_waits_until_it_is_worth_reading(store: PostgresStore, monkeypa
     read(store).surprised()
     chunk(store, 1000, 1009)
     assert not has_read(store)
-    chunk(store, 2000, 9999)
+    for _ in range(6):  # known ones: the table, whose size is looked at meanwhile, does not grow with what was asked
+        chunk(store, 0, 999)
     assert has_read(store)
 
 
