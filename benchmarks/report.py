@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.stream import Seconds, middle
 from dedup.spark.session import DELTA, JDBC
 
-PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pgpq")
+PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pgpq", "datafusion")
 
 
 @dataclass(frozen=True)

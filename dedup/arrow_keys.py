@@ -1,6 +1,6 @@
 """Keys and payload hashes without Spark: the canonical encoding of dedup/keys.py over Arrow columns.
 
-Everything but SHA-256 itself is columnar. Called by dedup/arrow.py.
+Everything but SHA-256 itself is columnar, and that too where DataFusion is installed. Called by dedup/arrow.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
-from dedup import keys
+from dedup import datafusion, keys
 
 _BYTES = pa.large_binary()
 _NONE = pa.scalar(b"", _BYTES)
@@ -98,6 +98,8 @@ def all_null(parts: Sequence[pa.Array]) -> pa.Array:
 
 def sha256(column: pa.Array) -> npt.NDArray[np.uint8]:
     """The digests, one row of 32 bytes for each value."""
+    if not column.null_count and datafusion.can_hash(len(column)):
+        return np.frombuffer(datafusion.sha256(column), np.uint8).reshape(-1, 32)
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int64, len(column) + 1, column.offset * 8).tolist() if len(column) else [0]
     view = memoryview(data) if data is not None else memoryview(b"")

@@ -73,7 +73,7 @@ class Consumer(Registered):
         query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
         takeover_after: seconds without a sign of life after which another copy is taken over.
         takeover: take over a live copy at once.
-        scratch: folder that driver and executors share, for batches too large for the driver.
+        scratch: folder that driver and executors share, for batches too large for the driver. `collect=False`: for all.
 
     Raises:
         ConfigError: settings that cannot work.
@@ -109,6 +109,7 @@ class Consumer(Registered):
         takeover_after: float = 60.0,
         takeover: bool = False,
         scratch: str | None = None,
+        collect: bool = True,
     ) -> None:
         super().__init__()
         refuse_store(store)
@@ -128,7 +129,7 @@ class Consumer(Registered):
         self.decode, self.positions, self.source, self.part = decode, positions, source, part
         self.incarnation = incarnation
         self.max_events = max_events_per_transaction or store.default_max_events
-        self.max_body, self.query, self.scratch = max_body, query, scratch
+        self.max_body, self.query, self.scratch, self.collect = max_body, query, scratch, collect
         self.takeover_after, self.takeover = takeover_after, takeover
         self._begin_anew()
 
@@ -171,7 +172,7 @@ class Consumer(Registered):
         events finds their positions recorded and drops them.
         """
         self.policy()
-        started, feed = time.monotonic(), open_feed(batch, self.scratch)
+        started, feed = time.monotonic(), open_feed(batch, self.scratch, collect=self.collect)
         report = self._through_outages(feed, int(batch_id))
         self.send_messages()
         log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)

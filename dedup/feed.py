@@ -78,14 +78,14 @@ def process_run() -> str:
     return _run[1]
 
 
-def open_feed(batch: Any, scratch: str | None) -> Feed:
-    """The feed for a pyarrow Table or a Spark DataFrame. Raises ConfigError for anything else."""
+def open_feed(batch: Any, scratch: str | None, *, collect: bool = True) -> Feed:
+    """The feed for a pyarrow Table or a Spark DataFrame, whose rows come to the driver or not. Raises ConfigError for anything else."""
     if isinstance(batch, pa.Table | pa.RecordBatch):
         return ArrowFeed(batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch]))
     if type(batch).__module__.split(".")[0] == "pyspark":
         from dedup.spark.feed import SparkFeed
 
-        return SparkFeed(batch, scratch)
+        return SparkFeed(batch, scratch, collect=collect)
     raise ConfigError(f"A batch is a Spark DataFrame or a pyarrow Table, not {type(batch).__name__}.")
 
 

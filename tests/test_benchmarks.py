@@ -51,6 +51,7 @@ NAMES = {
     *(f"postgres/{way}_copies_{share}" for way in ("on_conflict", "staged_on_conflict", "jdbc_append", "copy_floor") for share in (0, 50)),
     *(f"delta/{way}_copies_{share}" for way in ("append", "append_txn") for share in (0, 50)),
     "delta/append_500k",
+    "delta/append_500k_in_tasks",
     "delta/merge_10m",
     "foreach/scaling",
     *(f"{store}/driver_memory_{events}k" for store in ("postgres", "delta") for events in (10, 50, 100, 500)),

@@ -60,8 +60,8 @@ LOCAL_BELOW = "spark.sql.execution.arrow.localRelationThreshold"
 class SparkFeed:
     """One batch of a Structured Streaming query, or any DataFrame."""
 
-    def __init__(self, batch: DataFrame, scratch: str | None) -> None:
-        self._batch, self._scratch = batch, scratch
+    def __init__(self, batch: DataFrame, scratch: str | None, *, collect: bool = True) -> None:
+        self._batch, self._scratch, self._collect = batch, scratch, collect
         self.query_id = local_property(batch.sparkSession, "sql.streaming.queryId")
         run = local_property(batch.sparkSession, "spark.jobGroup.id") if self.query_id else None
         self.run_key = run or process_run()
@@ -79,8 +79,8 @@ class SparkFeed:
 
     @contextmanager
     def materialise(self, prepare: Prepare) -> Iterator[Material]:
-        """Arrow on the driver; scratch Parquet where Spark says that the result is above spark.driver.maxResultSize."""
-        session, memory = self._batch.sparkSession, self._in_memory(prepare)
+        """Arrow on the driver; scratch Parquet where Spark says that the result is too large, or the user wants it."""
+        session, memory = self._batch.sparkSession, self._in_memory(prepare) if self._collect else None
         if memory is not None:
             yield memory
             return
@@ -151,7 +151,9 @@ def scratch_folder(session: SparkSession, scratch: str | None) -> Iterator[str]:
         yield f"{scratch.rstrip('/')}/dedup-{uuid.uuid4().hex}/rows"
         return
     if not _is_local(session):
-        raise ConfigError("The batch is too large for the driver. Give Consumer(scratch=...) a folder that driver and executors share.")
+        raise ConfigError(
+            "The batch is too large for the driver, or collect=False. Give Consumer(scratch=...) a folder that driver and executors share."
+        )
     with tempfile.TemporaryDirectory(prefix="dedup-") as folder:
         yield f"{folder}/rows"
 
@@ -255,7 +257,11 @@ class ScratchMaterial:
 
     def frame(self, rows: Ints) -> DataFrame:
         """These rows as a DataFrame; their order is Spark's."""
-        chosen = self._rows if len(rows) == len(self._ids) else self._chosen(rows, "left_semi")
+        left_out = np.setdiff1d(np.arange(len(self._ids)), rows)
+        if not len(left_out):
+            return self._rows.drop(*HIDDEN, ROW)
+        few = len(left_out) < len(rows)  # the shorter list goes to every task
+        chosen = self._chosen(left_out, "left_anti") if few else self._chosen(rows, "left_semi")
         return chosen.drop(*HIDDEN, ROW)
 
     def expect(self, rows: Ints) -> None:

@@ -150,22 +150,21 @@ def test_a_result_that_spark_cannot_keep_goes_through_scratch_files(caplog: pyte
         feed.SparkFeed(other, None).collect(other)
 
 
-def test_a_batch_too_large_for_the_driver_goes_through_scratch_files(spark: SparkSession, place: Place, tmp_path: Path) -> None:
-    """The same effect when the rows stay with the tasks, in several chunks, with a replay."""
+@pytest.mark.parametrize("size", [40, 1000])
+def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
+    size: int, spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same effect with collect=False, in several chunks or one, with a replay; no rows are asked for."""
     from dedup.spark import feed
 
-    class Scratch(feed.SparkFeed):
-        def collect(self, rows: DataFrame) -> None:
-            """As if Spark had refused."""
-
+    monkeypatch.delattr(feed.SparkFeed, "collect")
     topic = Topic(spark, tmp_path)
     topic.append(*[(n, f"k{n % 90}", n % 90 - 1) for n in range(100)], (100, None, 1))
     frame = spark.read.schema("offset bigint, value string").json(str(topic.folder))
     frame = frame.selectExpr("'orders' topic", "0 partition", "offset sequence_number", "cast(value as binary) body", "'broker' source")
     for _ in range(2):
-        consumer = make(place, scratch=str(tmp_path / "scratch"), query="q", max_events_per_transaction=40)
-        consumer.policy()
-        consumer._with_replanning(Scratch(frame, consumer.scratch), 0)
+        consumer = make(place, scratch=str(tmp_path / "scratch"), query="q", max_events_per_transaction=size, collect=False)
+        consumer(frame, 0)
     assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(1, 90))
     assert [(x["kind"], x["sequence_number"]) for x in letters(place.store())] == [("REJECTED", 0), ("NO_KEY", 100)]
     assert_proven(place.store())
