@@ -189,7 +189,7 @@ class Consumer(Registered):
         """
         self.policy()
         head = self.known_head()
-        feed = open_feed(frame, self.scratch)
+        feed = open_feed(frame, self.scratch, collect=self.collect)
         feed.check(self.prepare(head))
         if (tasks := executors.tasks_of(self, feed)) is not None:
             executors.check(self, tasks, head)

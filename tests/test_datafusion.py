@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import multiprocessing
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -14,6 +18,8 @@ from hypothesis import strategies as st
 from dedup import arrow_keys, datafusion
 
 MANY = datafusion.ENOUGH
+
+ROOT = Path(__file__).parent.parent
 
 
 def by_hashlib(values: pa.Array) -> bytes:
@@ -65,8 +71,30 @@ def test_without_datafusion_keys_are_the_same(monkeypatch: pytest.MonkeyPatch) -
     """It may be installed on one machine and missing on the next."""
     column = values(MANY + 1)
     with_it = arrow_keys.sha256(column).tobytes()
-    monkeypatch.setattr(datafusion, "_installed", lambda: False)
+    monkeypatch.setattr(datafusion, "_module", lambda: None)
     assert arrow_keys.sha256(column).tobytes() == with_it == by_hashlib(column)
+
+
+@pytest.mark.parametrize("program", ["raise ImportError('no such library')", "x = 1"])
+def test_an_installation_that_does_not_work_is_left_alone(program: str, tmp_path: Path) -> None:
+    """Keys are made by hashlib where DataFusion is broken, or something else of that name."""
+    (tmp_path / "datafusion").mkdir()
+    (tmp_path / "datafusion/__init__.py").write_text(program)
+    check = f"import dedup.datafusion as d; print(d.can_hash({MANY}))"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_nothing_of_what_was_hashed_is_kept() -> None:
+    """Neither keys nor bodies stay in memory: a stream hashes for months."""
+    column = pa.array([b"x" * 1_000] * MANY, pa.large_binary())
+    datafusion.sha256(column)
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    for _ in range(5):
+        datafusion.sha256(pa.concat_arrays([column]))
+    gc.collect()
+    assert pa.total_allocated_bytes() - before < column.nbytes
 
 
 def _in_child(answers: multiprocessing.Queue[tuple[bool, bytes]]) -> None:
@@ -75,12 +103,12 @@ def _in_child(answers: multiprocessing.Queue[tuple[bool, bytes]]) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_hashes_by_itself() -> None:
-    """DataFusion's threads stay with the parent; the child does not wait for them."""
+    """DataFusion does not promise to work there: its threads stay with the parent."""
     assert datafusion.can_hash(MANY)
     datafusion.sha256(values(MANY))
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    child = context.Process(target=_in_child, args=(answers,))
+    child = context.Process(target=_in_child, args=(answers,), daemon=True)
     child.start()
     assert answers.get(timeout=60) == (False, by_hashlib(values(MANY)))
     child.join(60)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.delta, pytest.mark.postgres]
 
 HERE = Path(__file__).parent
 
-LEFT_OUT = ("stateful_operators", "error_of_ours", "too_large_for_the_driver", "too_large_for_pyarrow")
+LEFT_OUT = ("stateful_operators", "error_of_ours", "stays_with_the_tasks", "scratch_folders", "too_large_for_pyarrow")
 """Not true there or not known yet (docs/spark-connect.md), or no matter of Connect."""
 
 IN_TASKS = ("each_partition", "connections_have_a_cap", "without_events", "everything_that", "stacks")

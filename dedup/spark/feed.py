@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -30,6 +28,7 @@ from dedup.spark.check import stateful_operators, streaming_plan
 from dedup.spark.frames import SparkFrames
 from dedup.spark.plain import plain
 from dedup.spark.prepare import prepare as prepare_columns
+from dedup.spark.scratch import require_shared, scratch_folder
 from dedup.spark.selects import named
 from dedup.spark.tasks import SparkTasks
 from dedup.tx import Frames
@@ -68,8 +67,10 @@ class SparkFeed:
         self.tasks: Tasks | None = SparkTasks(batch)
 
     def check(self, prepare: Prepare) -> None:
-        """Raise ConfigError for what can be seen without running a job: missing columns, stateful operators upstream."""
+        """Raise ConfigError for what needs no job to be seen: missing columns, stateful operators upstream, no folder to share."""
         prepare_columns(self._batch, prepare)
+        if not self._collect:
+            require_shared(self._batch.sparkSession, self._scratch)
         found = stateful_operators(streaming_plan(self._batch, self.query_id)) if prepare.positions else []
         if found:
             raise ConfigError(
@@ -90,7 +91,8 @@ class SparkFeed:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
             with registry.answers():
                 rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
-            yield ScratchMaterial(session.read.schema(_with_row(rows.schema)).parquet(folder))
+            whole = session.read.schema(_with_row(rows.schema)).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
+            yield ScratchMaterial(whole.parquet(folder))
 
     def _in_memory(self, prepare: Prepare) -> MemoryMaterial | None:
         easy = plain(self._batch, prepare)
@@ -142,24 +144,6 @@ def local_property(session: SparkSession, name: str) -> str | None:
         return session.sparkContext.getLocalProperty(name)
     except (PySparkException, AttributeError):
         return None
-
-
-@contextmanager
-def scratch_folder(session: SparkSession, scratch: str | None) -> Iterator[str]:
-    """A folder of one attempt, removed afterwards where it is local. Raises ConfigError where none can be shared."""
-    if scratch is not None:
-        yield f"{scratch.rstrip('/')}/dedup-{uuid.uuid4().hex}/rows"
-        return
-    if not _is_local(session):
-        raise ConfigError(
-            "The batch is too large for the driver, or collect=False. Give Consumer(scratch=...) a folder that driver and executors share."
-        )
-    with tempfile.TemporaryDirectory(prefix="dedup-") as folder:
-        yield f"{folder}/rows"
-
-
-def _is_local(session: SparkSession) -> bool:
-    return str(session.conf.get("spark.master", "")).startswith("local")
 
 
 def create_frame(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:

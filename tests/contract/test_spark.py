@@ -15,6 +15,7 @@ from places import Place
 
 from checkpoint.errors import ConfigError
 from dedup import Columns, Consumer, decode
+from dedup.envelope import Prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,6 +151,28 @@ def test_a_result_that_spark_cannot_keep_goes_through_scratch_files(caplog: pyte
         feed.SparkFeed(other, None).collect(other)
 
 
+def test_without_a_folder_to_share_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster collect=False is refused by `check`, before anything is taken over, where no scratch= is given."""
+    from dedup.spark import feed
+
+    monkeypatch.setattr(feed, "prepare_columns", lambda *_: None)
+    batch = SimpleNamespace(sparkSession=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "yarn")))
+    with pytest.raises(ConfigError, match="scratch="):
+        feed.SparkFeed(batch, None, collect=False).check(Prepare("shop"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("where", ["{}", "file:{}"])
+def test_scratch_folders_are_removed(where: str, spark: SparkSession, tmp_path: Path) -> None:
+    """With a batch's end nothing of its rows stays, wherever the folder is; not even where the batch failed."""
+    from dedup.spark.scratch import scratch_folder
+
+    with pytest.raises(OSError, match="away"), scratch_folder(spark, where.format(tmp_path)) as folder:
+        spark.range(3).write.parquet(folder)
+        assert list(tmp_path.rglob("*.parquet"))
+        raise OSError("away")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("size", [40, 1000])
 def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
     size: int, spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +191,7 @@ def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
     assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(1, 90))
     assert [(x["kind"], x["sequence_number"]) for x in letters(place.store())] == [("REJECTED", 0), ("NO_KEY", 100)]
     assert_proven(place.store())
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_an_exploded_event_needs_part(spark: SparkSession, place: Place) -> None:
