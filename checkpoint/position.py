@@ -13,6 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+LAST = 2**63 - 1
+"""The largest sequence number: both stores keep them in 64 bits."""
+
 
 class Partition(NamedTuple):
     """One partition of one topic of one source; sorts in that order."""

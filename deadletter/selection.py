@@ -9,8 +9,7 @@ import datetime as dt
 from dataclasses import dataclass
 
 from checkpoint.errors import ConfigError
-
-_LAST = 2**63 - 1
+from checkpoint.position import LAST
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         for name in ("partition", "first", "last", "limit"):
-            if not -_LAST <= (getattr(self, name) or 0) <= _LAST:
+            if not -LAST <= (getattr(self, name) or 0) <= LAST:
                 raise ConfigError(f"{name}={getattr(self, name)} is outside of what 64 bits hold: no letter is there.")
         if self.limit is not None and self.limit < 0:
             raise ConfigError(f"limit={self.limit}: give how many letters, or None for all.")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
-from dedup.index import FEW
+from dedup.locate import FEW
 from dedup.rows import ArrowRows, picked
 from dedup.store import Rows
 

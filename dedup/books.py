@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from checkpoint.position import Partition, Ranges
 from dedup import advice
-from dedup.index import KEY_ONLY, places
+from dedup.index import KEY_ONLY
+from dedup.locate import places
 from dedup.proof import Life, Proof
 from dedup.spans import Ints, Spans, overlapping
 

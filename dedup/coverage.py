@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from checkpoint.errors import ConfigError
-from checkpoint.position import Partition, Range, Ranges
+from checkpoint.position import LAST, Partition, Range, Ranges
 from deadletter.selection import Selection
 from dedup.store import Head, Store
-from dedup.wanted import LAST, Wanted
+from dedup.wanted import Wanted
 
 log = logging.getLogger("dedup")
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
+from checkpoint.position import LAST
 from deadletter.letter import PROPERTIES
 from dedup.decode import Decoder
 from dedup.keys import INTERNAL as INTERNAL
@@ -236,9 +237,6 @@ def _list(names: Sequence[str] | Iterator[str]) -> str:
 def does_not_fit(column: str, origin: str, kind: str, wanted: str) -> ConfigError:
     """The error for an input column whose type cannot become its envelope column."""
     return ConfigError(f"{column} comes from {origin} of type {kind}; it must be {wanted}. Cast or rename it before the consumer.")
-
-
-LAST = 2**63 - 1
 
 
 def check_positions(table: pa.Table) -> None:

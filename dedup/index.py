@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import AmbiguousPosition
 from checkpoint.position import Partition
-from dedup.locate import Ranks, match
+from dedup.locate import Ranks, match, places
 from dedup.store import KEYS
 
 Ints = npt.NDArray[np.int64]
@@ -30,9 +30,6 @@ _KEY, _NO_KEYS = pa.binary(16), KEYS.empty_table()
 
 KEY_ONLY = Partition("", "", -1)
 """The partition of events without positions."""
-
-FEW = 100
-"""Rows up to which a loop in Python is quicker than to call for columns."""
 
 INDEX_COLUMNS = ("source", "topic", "partition", "sequence_number", "part", "_key", "_undecodable")
 
@@ -266,39 +263,3 @@ def check_repeats(index: Index, repeats: Ints, content: pa.Table) -> None:
                 f"Position {index.describe(int(row))} occurs twice in one batch with different contents. "
                 f"If one event was exploded into several rows, name the column that numbers them: Consumer(..., part='column')."
             )
-
-
-def places(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
-    """The distinct partitions, sorted, and for each row which of them it belongs to. Columns source, topic, partition."""
-    few = table.num_rows <= FEW and not any(table[name].null_count for name in INDEX_COLUMNS[:3])
-    return _places_of_few(table) if few else _places_of_many(table)
-
-
-def _places_of_few(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
-    rows = list(zip(*(table[name].to_pylist() for name in INDEX_COLUMNS[:3]), strict=True))
-    partitions = tuple(sorted(Partition(*row) for row in set(rows)))
-    rank: dict[tuple[object, ...], int] = {partition: i for i, partition in enumerate(partitions)}
-    return partitions, np.array([rank[row] for row in rows], dtype=np.int64)
-
-
-def _places_of_many(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
-    codes: list[npt.NDArray[np.int64]] = []
-    values: list[list[object]] = []
-    for name in ("source", "topic", "partition"):
-        encoded = table[name].combine_chunks().dictionary_encode()
-        codes.append(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
-        values.append(encoded.dictionary.to_pylist())
-    combined = (codes[0] * max(len(values[1]), 1) + codes[1]) * max(len(values[2]), 1) + codes[2]
-    encoded = pa.array(combined).dictionary_encode()
-    place = encoded.indices.to_numpy().astype(np.int64)
-    names = [_name(values, code) for code in encoded.dictionary.to_pylist()]
-    rank = sorted(range(len(names)), key=lambda i: names[i])
-    back = np.empty(len(names), dtype=np.int64)
-    back[rank] = np.arange(len(names))
-    return tuple(names[i] for i in rank), back[place] if len(place) else np.zeros(0, dtype=np.int64)
-
-
-def _name(values: list[list[object]], code: int) -> Partition:
-    code, partition = divmod(code, max(len(values[2]), 1))
-    source, topic = divmod(code, max(len(values[1]), 1))
-    return Partition(str(values[0][source]), str(values[1][topic]), int(str(values[2][partition])))

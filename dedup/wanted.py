@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.position import Partition
-
-LAST = 2**63 - 1
+from checkpoint.position import LAST, Partition
 
 
 @dataclass(frozen=True)

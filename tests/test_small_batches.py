@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deadletter.letter import HISTORY
-from dedup import arrow_frames, books, index
+from dedup import arrow_frames, books, locate
 from dedup.arrow_frames import ArrowFrames
 from dedup.index import INDEX_COLUMNS, Keys, key_words
 from dedup.order import Order
@@ -39,7 +39,7 @@ def table(rows: Sequence[tuple[tuple[str, str, int], int, int]]) -> pa.Table:
 @given(rows=ROWS)
 def test_partitions_of_few_rows_are_those_of_many(rows: list[tuple[tuple[str, str, int], int, int]]) -> None:
     """Which partition a row belongs to does not depend on how many there are."""
-    few, many = index._places_of_few(table(rows)), index._places_of_many(table(rows))
+    few, many = locate._places_of_few(table(rows)), locate._places_of_many(table(rows))
     assert few[0] == many[0] == tuple(sorted({place for place, *_ in rows}))
     assert few[1].tolist() == many[1].tolist()
 

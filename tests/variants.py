@@ -21,6 +21,7 @@ SELECTED = frozenset(
         "test_a_store_restored_to_the_middle_of_a_batch_is_noticed",
         "test_a_parked_event_keeps_its_key_until_it_is_reprocessed",
         "test_a_released_key_is_free_until_it_is_taken_again",
+        "test_events_wait_behind_a_dead_letter_of_their_sequence",
     }
 )
 """What `make test` runs on the store whose commits Spark makes: the commit protocol, as each kind of transaction goes through it."""

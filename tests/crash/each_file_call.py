@@ -54,13 +54,14 @@ def in_this_process(place: DeltaPlace, number: int, way: str, *, reads: bool) ->
 
 
 def in_a_process_that_dies(place: DeltaPlace, number: int, way: str, *, reads: bool) -> tuple[str, str]:
-    """The same; nothing is told of the operation but that it was reached."""
+    """The same; nothing is told of the operation but that it was reached. Raises RuntimeError where it was reached and nobody died."""
     pid = os.fork()  # nothing has been done with delta-rs in this process: it has no threads yet
     if not pid:
-        in_this_process(place, number, way, reads=reads)
-        os._exit(0)
+        os._exit(1 if in_this_process(place, number, way, reads=reads) != ("passed", "") else 0)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return ("killed", "?") if code == -signal.SIGKILL else ("passed", "")
+    if code not in (0, -signal.SIGKILL):
+        raise RuntimeError(f"operation {number} was to kill the process, which ended with {code}")
+    return ("killed", "?") if code else ("passed", "")
 
 
 def in_a_new_process(work: Callable[[], Any]) -> Any:

@@ -148,7 +148,11 @@ DIR *opendir(const char *path) {
     REAL("opendir", DIR *, const char *);
     if (below(path)) {
         int how = due(1, "list", path);
-        if (how != PASS) { errno = EIO; return NULL; }
+        if (how == ERROR || how == FULL) { errno = EIO; return NULL; }
+        DIR *got = real(path);
+        if (how == KILL_AFTER) kill(getpid(), SIGKILL);
+        if (how == LOST) { if (got) closedir(got); errno = EIO; return NULL; }
+        return got;
     }
     return real(path);
 }
