@@ -17,7 +17,7 @@ help: ## Show this help
 demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_ARGS="--store postgresql://... --seed 7")
 	@$(BIN)/dedup demo $(DEMO_ARGS)
 
-test: java $(VENV)/.jars ## Run all tests, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x")
+test: java $(VENV)/.jars ## Run the tests but the slow ones, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x")
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 slow: java $(VENV)/.jars ## Run the tests that take minutes each

@@ -103,7 +103,7 @@ class Prepare:
         if self.keys.columns and self.keys.null_key == "position":
             raise ConfigError('null_key="position" needs positions; with positions=None an event without a key can only be a dead letter.')
         if self.part or isinstance(self.columns, Columns):
-            raise ConfigError("positions=None takes no columns= and no part=: such rows have no position to map.")
+            raise ConfigError("positions=None takes no part=: such rows have no position to map.")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _recognised(names: Sequence[str], spec: Prepare) -> tuple[dict[str, Origin],
     lacks = "; ".join(f"for {what} it lacks {_list(n for n in need if n not in names)}" for what, need in missing.items())
     raise ConfigError(
         f"The input is not recognised. It has the columns {_list(names)}; {lacks}. Map it with "
-        "columns=Columns(topic=..., partition=..., sequence_number=..., body=...), or use positions=None if its rows have no position."
+        "positions=Columns(topic=..., partition=..., sequence_number=..., body=...), or use positions=None if its rows have no position."
     )
 
 
@@ -196,7 +196,7 @@ def _explicit(names: Sequence[str], columns: Columns) -> tuple[dict[str, Origin]
     given = {f.name: value for f in fields(columns) if (value := getattr(columns, f.name)) is not None}
     missing = [f"{value!r} (for {name})" for name, value in given.items() if value not in names and value.isidentifier()]
     if missing:
-        raise ConfigError(f"columns= names what the input does not have: {_list(missing)}. It has the columns {_list(names)}.")
+        raise ConfigError(f"positions= names what the input does not have: {_list(missing)}. It has the columns {_list(names)}.")
     return {name: _origin(names, value, name) for name, value in given.items()}, set(given.values())
 
 

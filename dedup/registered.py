@@ -52,7 +52,7 @@ class Registered:
 
         Args:
             into: the sink of the rows it returns.
-            on: "executors" or "driver". Default: in Spark's tasks with PostgresStore, else here. See docs/foreach.md.
+            on: "executors" or "driver". Default: in Spark's tasks, with either store. See docs/foreach.md.
             connections: how many the tasks of the whole cluster may have at once, two for each task. Default: two a core, at most 64.
             concurrency: events that an async handler has in hand at once, in each slice. Default 16.
         """

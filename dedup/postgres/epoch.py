@@ -79,7 +79,7 @@ def _wait(connection: Connection, sql: Statements, consumer: str, holder: Holder
         if alive and now - started >= 2 * patience.takeover_after:
             raise StillHeld(
                 f"Consumer {consumer!r} is run by {_who(row)}, which shows life. Stop it first. "
-                f"If it must not go on, take over by force: takeover=True, or --takeover."
+                f"If it must not go on, take over by force: Consumer(..., takeover=True)."
             )
         patience.on_wait(left, _who(row))
         time.sleep(min(1.0, left, max(patience.takeover_after / 10, 0.01)))

@@ -22,7 +22,7 @@ from checkpoint.errors import ConfigError
 from checkpoint.position import Partition
 from dedup import slices
 from dedup.envelope import POSITION, Prepare
-from dedup.executors import MOST_TASKS, RunTask
+from dedup.executors import RunTask
 from dedup.slices import OUTCOMES
 from dedup.spark import registry
 from dedup.spark.prepare import prepare as prepare_columns
@@ -77,7 +77,7 @@ class SparkTasks:
 
     def each(self, frame: DataFrame, run: RunTask, answers: pa.Schema) -> pa.Table:
         """Bring each partition's rows of a handler's frame to one task, in order, and run this there; returns what it yields."""
-        return _placed(frame, min(self.cores, MOST_TASKS)).mapInArrow(run, from_arrow_schema(answers)).toArrow()
+        return _placed(frame, max(self.cores, 1)).mapInArrow(run, from_arrow_schema(answers)).toArrow()
 
 
 def _placed(rows: DataFrame, tasks: int) -> DataFrame:
