@@ -14,6 +14,9 @@ from dedup.rows import for_spark
 class LogReader(ABC):
     """Call it with source, topic, partition, first and last position."""
 
+    arrow = False
+    """Whether a call gives Arrow tables also where a Spark session is active: for handlers that take them."""
+
     def __call__(self, source: str, topic: str, partition: int, first: int, last: int) -> Any:
         """The events of these positions that the log still has, in order: a DataFrame where a Spark session is active, else an Arrow table.
 
@@ -22,7 +25,7 @@ class LogReader(ABC):
             SourceUnavailable: the broker does not answer.
         """
         found = self.read(topic, partition, first, last)
-        session = _session()
+        session = None if self.arrow else _session()
         return found if session is None else session.createDataFrame(for_spark(found))
 
     @abstractmethod

@@ -27,11 +27,14 @@ class Fixed(LogReader):
 
 
 def test_a_session_makes_it_a_dataframe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a Spark session is active the rows become its DataFrame; where there is none, or no Spark, they stay Arrow."""
+    """Where a Spark session is active the rows become its DataFrame; without one, or where Arrow is asked for, they stay Arrow."""
     for active, wanted in ((SimpleNamespace(createDataFrame=lambda rows: ("frame", rows)), ("frame", ROWS)), (None, ROWS)):
         known = SimpleNamespace(SparkSession=SimpleNamespace(getActiveSession=lambda active=active: active))
         monkeypatch.setitem(sys.modules, "pyspark.sql", known)
         assert Fixed()("s", "t", 0, 0, 1) == wanted
+        reader = Fixed()
+        reader.arrow = True
+        assert reader("s", "t", 0, 0, 1) is ROWS
     monkeypatch.delitem(sys.modules, "pyspark.sql")
     assert Fixed()("s", "t", 0, 0, 1) is ROWS
 
@@ -39,7 +42,8 @@ def test_a_session_makes_it_a_dataframe(monkeypatch: pytest.MonkeyPatch) -> None
 def test_every_broker_is_read_by_it() -> None:
     """Kafka's reader and that of Event Hubs answer a call with the very same code."""
     for reader in (
-        kafka.log_reader("127.0.0.1:1"),
-        eventhub.log_reader("Endpoint=sb://h/;SharedAccessKeyName=a;SharedAccessKey=YQ==", "h"),
+        kafka.log_reader("127.0.0.1:1", arrow=True),
+        eventhub.log_reader("Endpoint=sb://h/;SharedAccessKeyName=a;SharedAccessKey=YQ==", "h", arrow=True),
     ):
+        assert reader.arrow
         assert type(reader).__call__ is LogReader.__call__

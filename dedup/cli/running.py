@@ -16,6 +16,7 @@ from dedup.cli.progress import progress
 from dedup.cli.show import AsJson, print_json, print_table
 from dedup.cli.targets import find
 from dedup.consumer import Consumer
+from dedup.log_reader import LogReader
 from dedup.pages import Reprocessed, ReprocessOptions
 from dedup.replaying import Replayed, replay
 from dedup.reprocessing import reprocess
@@ -78,7 +79,7 @@ def reprocess_(
 ) -> None:
     """Send dead letters through the handler again, while the stream goes on. Safe to stop at any moment and to repeat."""
     consumer, look = _consumer(target), dry_run or not yes
-    spark = None if look else _session(frames)
+    spark = None if look else _session(consumer, frames)
     with progress("reprocessing") as told:
         options = ReprocessOptions(who(by), reason or None, selection.limit, rate, stop_after, skip_missing, told)
         done = reprocess(selection, consumer, spark=spark, from_log=from_log, dry_run=look, options=options)
@@ -111,7 +112,7 @@ def replay_(
     """
     consumer, look = _consumer(target), dry_run or not yes
     if not look:
-        _session(frames)
+        _session(consumer, frames)
     with progress("replaying") as told:
         options = ReprocessOptions(who(by), reason or None, skip_missing=skip_missing, on_progress=told)
         done = replay(selection, consumer, accept_double=accept_double, dry_run=look, options=options)
@@ -130,12 +131,14 @@ def _consumer(target: str) -> Consumer:
     return found
 
 
-def _session(frames: FrameKind | None) -> Any | None:
-    """The Spark session that frames are made with; None for Arrow tables.
+def _session(consumer: Consumer, frames: FrameKind | None) -> Any | None:
+    """The Spark session that frames are made with; None for Arrow tables, also of what our own readers read from the log.
 
     The one that the consumer's module has made, as it is: its time zone and settings are part of what the handler means. Else a local one.
     """
     if frames == FrameKind.ARROW or (frames is None and importlib.util.find_spec("pyspark") is None):
+        if isinstance(consumer.read_log, LogReader):
+            consumer.read_log.arrow = True
         return None
     from dedup.spark.session import active_session, local_session
 

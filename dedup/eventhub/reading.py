@@ -16,8 +16,8 @@ from dedup.log_reader import LogReader as AnyLogReader
 class LogReader(AnyLogReader):
     """What `log_reader` returns: call it with source, topic, partition, first and last sequence number. Picklable."""
 
-    def __init__(self, connection: Connection, receive: Receive) -> None:
-        self.connection, self._receive = connection, receive
+    def __init__(self, connection: Connection, receive: Receive, arrow: bool = False) -> None:
+        self.connection, self._receive, self.arrow = connection, receive, arrow
 
     def __repr__(self) -> str:
         return f"log_reader({self.connection!r})"
@@ -42,7 +42,9 @@ class LogReader(AnyLogReader):
         return replace(self.connection, hub=topic)
 
 
-def log_reader(connection: Connection | str, hub: str | None = None, *, group: str = "$Default", timeout: float = 60.0) -> LogReader:
+def log_reader(
+    connection: Connection | str, hub: str | None = None, *, group: str = "$Default", timeout: float = 60.0, arrow: bool = False
+) -> LogReader:
     """What to register as `consumer.log`: `consumer.log(log_reader(connection_string, "orders"))`.
 
     Args:
@@ -50,9 +52,10 @@ def log_reader(connection: Connection | str, hub: str | None = None, *, group: s
         hub: name of the event hub, where the connection string has none.
         group: a consumer group in which no stream reads: streams are exclusive by default.
         timeout: seconds without an event, after which reading is given up.
+        arrow: give Arrow tables also where a Spark session is active: for handlers that take them.
 
     Raises:
         ConfigError: the connection string cannot be read.
     """
     made = Connection.of(connection, hub, group) if isinstance(connection, str) else connection
-    return LogReader(made, Receive(timeout=timeout, fail_on_data_loss=False))
+    return LogReader(made, Receive(timeout=timeout, fail_on_data_loss=False), arrow)

@@ -47,8 +47,8 @@ class LogReader(AnyLogReader):
     Its rows have the columns of Spark's Kafka source.
     """
 
-    def __init__(self, broker: Broker, isolation: str, headers: bool) -> None:
-        self.broker = broker
+    def __init__(self, broker: Broker, isolation: str, headers: bool, arrow: bool = False) -> None:
+        self.broker, self.arrow = broker, arrow
         self._isolation, self._headers = isolation, headers
 
     def __repr__(self) -> str:
@@ -129,6 +129,7 @@ def log_reader(
     *,
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
     headers: bool = True,
+    arrow: bool = False,
 ) -> LogReader:
     """What reads a range of a topic again: `consumer.log(kafka.log_reader("host:9092"))`.
 
@@ -137,8 +138,9 @@ def log_reader(
         settings: of librdkafka, where an address is given.
         isolation: that of the stream (`kafka.isolation.level`): otherwise aborted messages are read as if they were events.
         headers: whether the stream has them (`includeHeaders`).
+        arrow: give Arrow tables also where a Spark session is active: for handlers that take them.
     """
-    return LogReader(broker if isinstance(broker, Broker) else Broker(broker, settings), isolation, headers)
+    return LogReader(broker if isinstance(broker, Broker) else Broker(broker, settings), isolation, headers, arrow)
 
 
 def _table(messages: list[Message], headers: bool) -> pa.Table:

@@ -104,9 +104,9 @@ def test_a_gap_that_is_accepted_counts_as_absent(spark: SparkSession, place: Pla
 
 
 def test_the_log_is_read_again_by_replay_and_reprocess(place: Place, eventhubs: Double, new_hub: MakeHub) -> None:
-    """consumer.log(log_reader(...)) is all that replay, reprocess --from-log and letters above max_body need; no Spark here."""
+    """consumer.log(log_reader(...)) is all that replay, reprocess --from-log and large letters need; handlers of Arrow tables here."""
     hub = new_hub()
-    log = log_reader(eventhubs.connection_string, hub)
+    log = log_reader(eventhubs.connection_string, hub, arrow=True)
     eventhubs.put(hub, 0, [json.dumps({"id": key, "amount": amount}).encode() for key, amount in (("a", 1), ("b", -2), ("c", 3), ("d", 4))])
     place.create_merge_sink("balances")
     run = _merging(place, Namespace(log.connection), max_body=5)

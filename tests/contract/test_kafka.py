@@ -30,7 +30,7 @@ def reading(place: Place, servers: str, **settings: Any) -> Consumer:
     """The consumer of the contract suite, which can read this broker's log again."""
     broker = dk.Broker(servers)
     made = consumer(place.store(), source=broker.cluster_id(), incarnation=broker.topic_ids, **settings)
-    made.log(dk.log_reader(broker))
+    made.log(dk.log_reader(broker, arrow=True))
     return made
 
 
