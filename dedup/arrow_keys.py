@@ -98,8 +98,8 @@ def all_null(parts: Sequence[pa.Array]) -> pa.Array:
 
 def sha256(column: pa.Array) -> npt.NDArray[np.uint8]:
     """The digests, one row of 32 bytes for each value."""
-    if not column.null_count and datafusion.can_hash(len(column)):
-        return np.frombuffer(datafusion.sha256(column), np.uint8).reshape(-1, 32)
+    if not column.null_count and (hashed := datafusion.digests(column)) is not None:
+        return np.frombuffer(hashed, np.uint8).reshape(-1, 32)
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int64, len(column) + 1, column.offset * 8).tolist() if len(column) else [0]
     view = memoryview(data) if data is not None else memoryview(b"")

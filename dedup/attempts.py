@@ -28,6 +28,7 @@ from dedup.feed import Material
 from dedup.index import Ints
 from dedup.order import Order
 from dedup.planning import Settled
+from dedup.settings import refuse_answer
 from dedup.store import Head, Transaction
 from dedup.trial import Trials
 from dedup.tx import Handler, Tx
@@ -193,7 +194,7 @@ class Attempts:
         self.on_step("handler")
         with limited(self.care.timeout), self.transaction.attempt():
             try:
-                self.handler(self.material.frame(self.settled.index.order[rows]), tx)
+                refuse_answer(self.handler(self.material.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
             except BaseException as left:
                 if _is_of_the_handler_alone(left):
                     raise HandlerExited from left

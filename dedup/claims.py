@@ -72,5 +72,8 @@ class Slicing(Protocol):
     def in_tasks(self) -> Any:
         """The same store for a process of tasks."""
 
+    def trials(self, consumer: str) -> list[str]:
+        """What slices have kept by `set_trial` and not recorded a batch since."""
+
     def room(self, consumer: str) -> int:
         """How many connections this role could have for tasks, those of this consumer's tasks included."""

@@ -229,17 +229,23 @@ class Consumer(Registered):
         return self._process(feed, batch_id)
 
     def _process(self, feed: Feed, batch_id: int) -> Report:
-        tasks, held = executors.tasks_of(self, feed), self._live
-        head = self._hold(feed, tasks)
+        tasks = executors.tasks_of(self, feed)
+        head, first = self._hold(feed, tasks), self._begins()
         query = self.query or feed.query_id
         run = Run(query or feed.run_key, batch_id, durable=query is not None)
         with self.store.heartbeat(self.name, head.epoch, every=max(self.takeover_after / 6, 0.1)):
             if tasks is not None and isinstance(self.store, Slicing):
-                report, reached = executors.process(self, tasks, head, run, first=self._live is not held)
+                report, reached = executors.process(self, tasks, head, run, first=first)
             else:
                 report, reached = on_driver.process(self, feed, head, run, executors.policy_in(self, tasks), self._culprits)
-        self._live = Live(feed.run_key, replace(reached, epoch=head.epoch))
+        self._live = Live(feed.run_key, replace(reached, epoch=head.epoch), begun=True)
         return report
+
+    def _begins(self) -> bool:
+        """Whether this is the first try of a query run in this process, or the one after a try that failed."""
+        assert self._live is not None
+        first, self._live = not self._live.begun, replace(self._live, begun=False)
+        return first
 
     def _hold(self, feed: Feed, tasks: Tasks | None) -> Head:
         """The head under the epoch of this query run, which is taken at its first batch."""

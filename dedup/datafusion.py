@@ -29,6 +29,17 @@ def can_hash(count: int) -> bool:
     return count >= ENOUGH and _module() is not None and os.getpid() == _home()
 
 
+def digests(column: pa.Array) -> bytes | None:
+    """As `sha256`, or None where hashlib should hash: few values, no DataFusion, a forked child, or a failure of DataFusion's."""
+    if not can_hash(len(column)):
+        return None
+    try:
+        return sha256(column)
+    except Exception as error:  # noqa: BLE001 - hashlib comes to the same digests, or says what is wrong
+        log.warning("DataFusion could not hash %d values, hashlib does: %s", len(column), error)
+        return None
+
+
 def sha256(column: pa.Array) -> bytes:
     """The digests of these binary values one after another, 32 bytes each, in their order. None of them may be null."""
     engine = _module()

@@ -17,6 +17,7 @@ class Live:
 
     run_key: str
     head: Head
+    begun: bool = False  # whether the last try of a batch was through
 
 
 def take_epoch(store: Store, consumer: str, run_key: str, takeover_after: float, *, force: bool) -> Head:

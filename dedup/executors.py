@@ -26,7 +26,7 @@ from dedup.in_tasks import InTasks
 from dedup.report import Report
 from dedup.slices import Work
 from dedup.store import Checkpoint, Head, Run
-from dedup.trial import untried
+from dedup.trial import Trial, untried
 
 if TYPE_CHECKING:
     from dedup.consumer import Consumer
@@ -134,7 +134,7 @@ def process(consumer: Consumer, tasks: Tasks, head: Head, run: Run, *, first: bo
     """One batch: guards, slices, and what they leave to the driver; returns what became of the rows, and what the state cannot be behind.
 
     Args:
-        first: of this run of the query: gaps are looked for before anything is written.
+        first: of this run of the query, or after a failure: gaps are looked for before anything is written, and whether tasks have died.
 
     Raises:
         What a slice raised: what no waiting can mend comes first.
@@ -144,7 +144,7 @@ def process(consumer: Consumer, tasks: Tasks, head: Head, run: Run, *, first: bo
     report = Report()
     planning.guard(head, run, consumer.settings, {})
     vouched = _vouched(consumer, tasks, head, run) if first and _may_gap(head, run) else frozenset()
-    outcomes = _run(consumer, tasks, head, run, vouched)
+    outcomes = _run(consumer, tasks, head, run, vouched, alone=first and _have_died(consumer))
     if any(isinstance(error, PositionGap) for error in _errors(outcomes)):
         outcomes = _run(consumer, tasks, consumer.store.head(consumer.name), run, _vouched(consumer, tasks, head, run))
     for row in outcomes:
@@ -164,8 +164,19 @@ def _vouched(consumer: Consumer, tasks: Tasks, head: Head, run: Run) -> frozense
     return frozenset(found)
 
 
-def _run(consumer: Consumer, tasks: Tasks, head: Head, run: Run, vouched: frozenset[Partition]) -> list[dict[str, Any]]:
-    packed, count = _pack(consumer, tasks, _work(consumer, head, run, vouched)), _at_once(consumer, tasks)
+def _have_died(consumer: Consumer) -> bool:
+    """Whether a slice was being tried at the end of two runs. Spark ends others with the one that kills: only alone they are told apart."""
+    assert isinstance(consumer.store, Slicing)
+    found = any(trial.running is not None and trial.deaths for trial in map(Trial.read, consumer.store.trials(consumer.name)))
+    if found:
+        log.warning("%s: processes of tasks have died; slices run one at a time until the batch is through", consumer.name)
+    return found
+
+
+def _run(
+    consumer: Consumer, tasks: Tasks, head: Head, run: Run, vouched: frozenset[Partition], *, alone: bool = False
+) -> list[dict[str, Any]]:
+    packed, count = _pack(consumer, tasks, _work(consumer, head, run, vouched)), 1 if alone else _at_once(consumer, tasks)
     # Where every core may have its connections, the processes of tasks keep them: there are never more than the cap.
     keep = tasks.cores <= count
     outcomes: list[dict[str, Any]] = tasks.run(consumer.prepare(head), packed, count, keep=keep).to_pylist()

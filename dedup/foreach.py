@@ -89,7 +89,7 @@ class EachEvent:
                     raise
                 found.failed[number] = error
             else:
-                found.add(number, rows, skipped=made is None and not tx.published)
+                found.add(number, rows, skipped=made is None and not tx.recorded)
         found.hand_over(table, tx, self.into)
 
     def rows(self, made: Any) -> Sequence[Row]:
@@ -107,19 +107,28 @@ class Found:
     """What became of the events of one run of the handler."""
 
     written: list[dict[str, Any]] = field(default_factory=list)
+    authors: list[int] = field(default_factory=list)  # rows of the run that returned them
     skipped: list[int] = field(default_factory=list)  # rows of the run
     failed: dict[int, BaseException] = field(default_factory=dict)  # row -> what it raised
 
     def add(self, number: int, rows: Sequence[Row], *, skipped: bool) -> None:
         """The event passed."""
-        self.written += map(dict, rows)
+        if rows:
+            self.written += map(dict, rows)
+            self.authors.append(number)
         if skipped:
             self.skipped.append(number)
 
     def hand_over(self, table: pa.Table, tx: Tx, into: str | None) -> None:
-        """Record it. Raises EventsFailed where events did; then nothing of the run counts."""
+        """Record it.
+
+        Raises:
+            EventsFailed: where events did; then nothing of the run counts.
+            HandlerError: the handler has parked an event, and returned rows of it.
+        """
         if self.failed:
             raise EventsFailed(_positions(table, list(self.failed)), list(self.failed.values()))
+        tx.refuse_parked(_positions(table, self.authors))
         if self.skipped:
             tx.skip_positions(_positions(table, self.skipped))
         if self.written and into:

@@ -47,6 +47,7 @@ class AsyncTx:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._closed = False
 
     @property
     def connection(self) -> Any:
@@ -56,7 +57,16 @@ class AsyncTx:
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name not in ("write", "merge", "publish", "dead_letter"):
             raise AttributeError(f"An async handler has tx.write, tx.merge, tx.publish and tx.dead_letter, and no tx.{name}.")
-        return lambda *given, **named: self.calls.append((name, given, named))
+        return lambda *given, **named: self._keep(name, given, named)
+
+    def close(self) -> None:
+        """The handler has returned: what a task that it left behind records now would belong to nothing."""
+        self._closed = True
+
+    def _keep(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._closed:
+            raise HandlerError("The handler has returned, and its tx is closed: await what it starts before it returns.")
+        self.calls.append((name, given, named))
 
 
 @dataclass(frozen=True)
@@ -66,10 +76,12 @@ class EachEventAsync(EachEvent):
     concurrency: int = CONCURRENCY
 
     def __call__(self, frame: Any, tx: Tx) -> None:
-        """Handle every row of the frame; raises as `EachEvent` does."""
+        """Handle every row of the frame; raises as `EachEvent` does, and HandlerError where events got no answer."""
         table = frame if isinstance(frame, pa.Table) else frame.toArrow()
         run = _Run(self, _lanes(table, tx.lanes))
         on_loop(run.all())
+        if not run.failed and len(run.passed) != table.num_rows:
+            raise HandlerError(f"{table.num_rows - len(run.passed)} events got no answer: the handler cancels the task that it runs in.")
         found = Found(failed=dict(sorted(run.failed.items())))
         for number, (event, own, made) in sorted(run.passed.items()):
             self._record(number, event, own, made, tx, found)
@@ -85,7 +97,7 @@ class EachEventAsync(EachEvent):
                 raise
             found.failed[number] = error
         else:
-            found.add(number, self.rows(made), skipped=made is None and not tx.published)
+            found.add(number, self.rows(made), skipped=made is None and not tx.recorded)
 
 
 @dataclass
@@ -117,11 +129,18 @@ class _Run:
         except SystemExit as left:  # it would end the loop
             self.failed[number] = HandlerExited(f"the handler called sys.exit({left.code!r})")
             return False
+        except asyncio.CancelledError:  # of something that it awaited; a task group would not even notice
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            self.failed[number] = HandlerExited("what the handler awaited was cancelled")
+            return False
         except Exception as error:
             if is_ours(error):
                 raise
             self.failed[number] = error
             return False
+        finally:
+            own.close()
         self.passed[number] = (event, own, made)
         return True
 

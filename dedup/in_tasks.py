@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError, DedupError
+from checkpoint.errors import ConfigError, DedupError, StoreError
 from deadletter.classify import PERMANENT, Rule, classify, outlasted
 from deadletter.failure import Elsewhere, describe
 from dedup.arrow_frames import ArrowFrames
@@ -34,6 +34,8 @@ from dedup.tx import Tx
 
 if TYPE_CHECKING:
     from dedup.executors import Tasks
+
+_NONE = np.zeros(0, np.int64)
 
 OUTCOME = pa.schema([pa.field("outcome", pa.binary(), nullable=False)])
 """One row per partition: a pickled Outcome."""
@@ -63,7 +65,7 @@ class Work:
 class Outcome:
     """What a task made of one partition's events. Rows are numbers of `Work.events`. Travels to the driver."""
 
-    first: int
+    rows: Ints  # all that it was given, ascending
     rejected: dict[int, str] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     failed: list[tuple[int, BaseException]] = field(default_factory=list)
@@ -96,8 +98,9 @@ class InTasks:
         files = transaction.task_files(into) if into else None
         packed = self.tasks.pack(Work(self.handler, tx.events(), tx.lanes, files, self.rules))
         found = self.tasks.each(frame, partial(run, packed=packed), OUTCOME)["outcome"].to_pylist()
-        outcomes = sorted(map(pickle.loads, found), key=lambda outcome: outcome.first)
+        outcomes = sorted(map(pickle.loads, found), key=lambda outcome: tuple(outcome.rows[:1]))
         _raise(outcomes, tx)
+        _require_all(outcomes, tx)
         _adopt(outcomes, tx, into)
 
 
@@ -110,26 +113,33 @@ def _raise(outcomes: Sequence[Outcome], tx: Tx) -> None:
         raise EventsFailed(tx.events().positions(np.array([row for row, _ in failed])), [error for _, error in failed])
 
 
+def _require_all(outcomes: Sequence[Outcome], tx: Tx) -> None:
+    """Raise StoreError unless each event that tasks were given has come back from one of them, once."""
+    rows = np.sort(np.concatenate([np.zeros(0, np.int64), *(outcome.rows for outcome in outcomes)]))
+    if not np.array_equal(rows, np.arange(len(tx.given))):
+        raise StoreError(
+            f"Of {len(tx.given)} events that Spark's tasks were given, {len(np.unique(rows))} came back, {len(rows)} times in all. "
+            "Nothing was committed; run the batch again."
+        )
+
+
 def _adopt(outcomes: Sequence[Outcome], tx: Tx, into: str | None) -> None:
     given = tx.given
     for made in outcomes:
         tx.adopt({int(given[row]): reason for row, reason in made.rejected.items()}, given[made.skipped].tolist())
     files = [line for made in outcomes for line in made.files]
-    transaction: Any = tx.transaction
     if files:
-        transaction.adopt(into, files)
+        tx.adopt_files(str(into), files)
     _write([each for made in outcomes for each in made.writes], tx)
     for messages in _by_topic([each for made in outcomes for each in made.messages]):
-        transaction.publish(messages)
+        tx.transaction.publish(messages)
 
 
 def _write(writes: list[tuple[str, pa.Table, Merge | None]], tx: Tx) -> None:
-    """What handlers wrote by themselves: the rows of one table together, in the order of their positions."""
-    together: dict[tuple[str, Merge | None], list[pa.Table]] = {}
-    for table, rows, how in writes:
-        together.setdefault((table, how), []).append(rows)
-    for (table, how), parts in together.items():
-        rows = pa.concat_tables(parts, promote_options="permissive")
+    """What handlers wrote by themselves, for each table in the order of the calls; what can be written at once is."""
+    by_table = sorted(writes, key=lambda one: one[0])
+    for (table, how, _), calls in groupby(by_table, lambda one: (one[0], one[2], sorted(one[1].column_names))):
+        rows = pa.concat_tables([rows for _, rows, _ in calls], promote_options="permissive")
         if how is None:
             tx.write(rows, table)
         else:
@@ -137,8 +147,8 @@ def _write(writes: list[tuple[str, pa.Table, Merge | None]], tx: Tx) -> None:
 
 
 def _by_topic(messages: list[Messages]) -> Iterator[Messages]:
-    kind: Callable[[Messages], tuple[str, bool]] = lambda one: (one.topic, one.derived)  # noqa: E731
-    for _, found in groupby(sorted(messages, key=kind), kind):
+    """Those of one topic together, in their order."""
+    for _, found in groupby(sorted(messages, key=lambda one: one.topic), lambda one: (one.topic, one.derived)):
         same = list(found)
         yield replace(same[0], rows=pa.concat_tables([one.rows for one in same]))
 
@@ -157,7 +167,7 @@ def run(batches: Iterable[pa.RecordBatch], packed: bytes) -> Iterator[pa.RecordB
     work: Work | ConfigError | None = None
     for _, table in cut(batches, sys.maxsize):
         work = work or _unpacked(packed)
-        outcome = Outcome(0, error=work) if isinstance(work, ConfigError) else _handle(table, work)
+        outcome = Outcome(_NONE, error=work) if isinstance(work, ConfigError) else _handle(table, work)
         yield pa.RecordBatch.from_pylist([{"outcome": pickle.dumps(outcome)}], schema=OUTCOME)
 
 
@@ -178,18 +188,18 @@ def _handle(table: pa.Table, work: Work) -> Outcome:
     rows = rows[order]
     made = _Made(work)
     tx = Tx(ArrowFrames(), work.events, rows, made, work.lanes[rows])  # type: ignore[arg-type]
-    outcome = Outcome(int(rows[0]), files=made.files, writes=made.writes, messages=made.messages)
+    outcome = Outcome(rows, files=made.files, writes=made.writes, messages=made.messages)
     try:
         work.handler(table.take(pa.array(order)), tx)
         tx.close()
         tx.perform_writes()
     except EventsFailed as found:
         at = work.events.locate(found.positions).tolist()
-        return Outcome(int(rows[0]), failed=[(row, told(error, work.rules)) for row, error in zip(at, found.errors, strict=True)])
+        return Outcome(rows, failed=[(row, told(error, work.rules)) for row, error in zip(at, found.errors, strict=True)])
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - the driver judges it
-        return Outcome(int(rows[0]), error=told(error, work.rules))
+        return Outcome(rows, error=told(error, work.rules))
     outcome.rejected, outcome.skipped = tx.rejected, tx.skipped.tolist()
     return outcome
 

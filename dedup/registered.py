@@ -11,7 +11,7 @@ from dedup.executors import On, Where
 from dedup.foreach import EachSlice, EventHandler, Registers, SliceHandler
 from dedup.foreach_async import each_event
 from dedup.outbox import Destination, Dispatcher
-from dedup.settings import refuse_handler
+from dedup.settings import refuse_coroutine, refuse_handler
 from dedup.store import Store
 from dedup.tx import Handler, LogReader, Undo
 
@@ -39,6 +39,7 @@ class Registered:
         if self._handler is not None:
             raise ConfigError(f"Consumer {self.name!r} has a handler already. Use one consumer per handler.")
         refuse_handler(handler, "(frame, tx)")
+        refuse_coroutine(handler)
         self._handler = handler
         return handler
 
@@ -79,6 +80,7 @@ class Registered:
 
         def register(handler: SliceHandler) -> SliceHandler:
             refuse_handler(handler, "(table, tx)")
+            refuse_coroutine(handler)
             self.foreach_batch(EachSlice(handler, into, where))
             return handler
 

@@ -8,8 +8,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, HandlerError
 from dedup.envelope import Columns
+
+_FRAMES = ("DataFrame", "Table", "RecordBatch")
 
 
 def refuse_unusable(name: str, on_key_conflict: str, max_events: int | None) -> None:
@@ -30,12 +32,33 @@ def refuse_store(store: object) -> None:
 
 def refuse_handler(handler: Callable[..., Any], takes: str) -> None:
     """Raise ConfigError for a handler that cannot be called with two arguments: else every event would fail by itself."""
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise ConfigError(f"The handler is a generator: calling it with {takes} would run nothing of it. Take out `yield`.")
     try:
         inspect.signature(handler).bind(None, None)
     except TypeError as error:
         raise ConfigError(f"The handler has to take two arguments, {takes}: {error}.") from error
     except ValueError:  # what is built in does not tell
         return
+
+
+def refuse_coroutine(handler: Callable[..., Any]) -> None:
+    """Raise ConfigError for an `async def` where nobody would await it."""
+    call = getattr(handler, "__call__", None)  # noqa: B004 - of an object whose class defines it
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
+        raise ConfigError("The handler is an `async def`, which only handlers of single events may be: @consumer.foreach.")
+
+
+def refuse_answer(answer: object) -> None:
+    """Raise HandlerError where a handler of batches has returned what it may have meant to be written, or awaited."""
+    if inspect.iscoroutine(answer):
+        answer.close()  # else Python warns that nobody has awaited it
+    lazy = inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer)
+    if lazy or type(answer).__name__ in _FRAMES:
+        raise HandlerError(
+            f"The handler of batches returned a {type(answer).__name__}, which nobody would write or wait for. Rows go through tx.write, "
+            "tx.merge or tx.publish; the handler returns nothing."
+        )
 
 
 def mapping(positions: Columns | Literal["auto"] | None) -> str:

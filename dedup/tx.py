@@ -67,12 +67,14 @@ class Tx:
         self._outcomes: dict[bool, dict[int, str]] = {True: {}, False: {}}  # rejected?, row -> reason
         self._messages: list[tuple[str, Any, Names]] = []
         self._event: tuple[Mapping[str, Any], int] | None = None  # the event in hand, and how many messages it has published
+        self._filed: tuple[str, Sequence[str]] | None = None  # a sink, and the files with its rows that tasks have written
+        self.recorded = False  # whether the event in hand has written, merged, published, or had the connection
 
     @property
     def connection(self) -> Any:
         """The store's own connection, inside this transaction (PostgreSQL: psycopg). Transaction control is refused."""
         self._require_open()
-        self.lent = True
+        self.lent = self.recorded = True
         return self._transaction.connection
 
     def write(self, rows: Any, table: str) -> None:
@@ -83,8 +85,7 @@ class Tx:
             table: PostgreSQL: `table` or `schema.table`; Delta: a path, a catalog name or a name from the store's `tables`.
         """
         self._require_open()
-        if not (isinstance(rows, list | dict) and not rows):  # no row at all: nothing to write
-            self._writes.append((table, rows, None))
+        self._record(table, rows, None)
 
     def merge(self, rows: Any, table: str, keys: str | Sequence[str], newer_by: str | None = None, delete_when: str | None = None) -> None:
         """Insert or update by key: afterwards the sink holds the last row of each key.
@@ -104,8 +105,7 @@ class Tx:
         names = (keys,) if isinstance(keys, str) else tuple(keys)
         if not names:
             raise HandlerError("tx.merge needs keys=: the columns that name a row of the sink.")
-        if not (isinstance(rows, list | dict) and not rows):
-            self._writes.append((table, rows, Merge(names, newer_by, delete_when)))
+        self._record(table, rows, Merge(names, newer_by, delete_when))
 
     def publish(
         self,
@@ -140,6 +140,7 @@ class Tx:
             position, before = self._event
             rows, names = of_event(rows, names, position, before), names.own()
             self._event = (position, before + len(rows))
+            self.recorded |= bool(rows)
             if rows and self._messages and self._messages[-1][0] == topic and self._messages[-1][2] == names:
                 self._messages[-1][1].extend(rows)
                 return
@@ -164,8 +165,19 @@ class Tx:
         return self._settle_rows(rows, condition, "", rejected=False)
 
     def dead_letter(self, rows: Any, reason: str) -> None:
-        """Park all events of `rows`, which must have their position columns."""
-        self._mark(self._positions(rows, None), reason, rejected=True)
+        """Park all events of `rows`, which must have their position columns; in a handler of single events: the event."""
+        self._mark(_position_of(rows) if isinstance(rows, tuple) else self._positions(rows, None), reason, rejected=True)
+
+    def _record(self, table: str, rows: Any, how: Merge | None) -> None:
+        if isinstance(rows, list | dict) and not rows:  # no row at all: nothing to write
+            return
+        self.recorded = True
+        if self._event is not None and type(rows) in (dict, list):
+            rows = [rows] if isinstance(rows, dict) else list(rows)
+            if self._writes and _goes_on(self._writes[-1], table, rows, how):
+                self._writes[-1][1].extend(rows)
+                return
+        self._writes.append((table, rows, how))
 
     def _settle_rows(self, rows: Any, condition: Any, reason: str, *, rejected: bool) -> Any:
         positions = self._positions(rows, condition)
@@ -206,13 +218,8 @@ class Tx:
         self._frames = frames
 
     def at_event(self, position: Mapping[str, Any]) -> None:
-        """From now on `publish` is about the event at this position (columns of POSITION)."""
-        self._event = (position, 0)
-
-    @property
-    def published(self) -> int:
-        """How many messages the event in hand has published."""
-        return self._event[1] if self._event else 0
+        """From now on `publish` and `recorded` are about the event at this position (columns of POSITION)."""
+        self._event, self.recorded = (position, 0), False
 
     @property
     def given(self) -> Ints:
@@ -228,11 +235,20 @@ class Tx:
         self._outcomes[True].update(rejected)
         self._outcomes[False].update(dict.fromkeys(skipped, ""))
 
+    def adopt_files(self, table: str, files: Sequence[str]) -> None:
+        """Files that tasks have written for this sink: they come behind everything that was recorded for it."""
+        self._filed = (table, files)
+
     @property
     def transaction(self) -> Transaction:
         """For what is written while the handler runs."""
         self._require_open()
         return self._transaction
+
+    def refuse_parked(self, positions: pa.Table) -> None:
+        """Raise HandlerError where one of these positions was parked: its rows are about to be written."""
+        if self.rejected and (both := [row for row in self._index.locate(positions).tolist() if row in self.rejected]):
+            raise HandlerError(f"The handler has parked {self._index.describe(both[0])} and returned rows of it: return None there.")
 
     def skip_positions(self, positions: pa.Table) -> None:
         """Skip the events at these positions (columns of POSITION)."""
@@ -255,6 +271,8 @@ class Tx:
             made = [ahead.begin(rows.num_rows, job) for rows, job in self._outgoing(parked)]
             for table, given, merge in self._writes:
                 self._write(table, given, merge, parked)
+            if self._filed is not None:
+                self._transaction.adopt(*self._filed)  # type: ignore[attr-defined]
             for messages in made:
                 self._transaction.publish(messages())
 
@@ -281,3 +299,13 @@ class Tx:
             rows = rows_of(given) if self._event is not None else Checked(self._frames.rows(given), self._index, parked, topic).arrow()
             if rows.num_rows:
                 yield rows, partial(messages_of, topic, rows, names, self._index, self.given)
+
+
+def _position_of(event: Any) -> pa.Table:
+    return pa.table({name: [getattr(event, name)] for name in POSITION})
+
+
+def _goes_on(before: tuple[str, Any, Merge | None], table: str, rows: list[Any], how: Merge | None) -> bool:
+    """Whether these rows of an event can be written together with those before them: one table, one way, the same columns."""
+    first = before[1][0] if type(before[1]) is list and before[0] == table and before[2] == how else None
+    return isinstance(first, dict) and all(isinstance(row, dict) and row.keys() == first.keys() for row in rows)

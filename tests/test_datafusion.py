@@ -97,6 +97,17 @@ def test_nothing_of_what_was_hashed_is_kept() -> None:
     assert pa.total_allocated_bytes() - before < column.nbytes
 
 
+def test_where_datafusion_fails_hashlib_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory, or a bug of its own: the batch goes on, with the same keys."""
+
+    def fails(column: pa.Array) -> bytes:
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(datafusion, "sha256", fails)
+    column = values(MANY)
+    assert arrow_keys.sha256(column).tobytes() == by_hashlib(column)
+
+
 def _in_child(answers: multiprocessing.Queue[tuple[bool, bytes]]) -> None:
     answers.put((datafusion.can_hash(MANY), arrow_keys.sha256(values(MANY)).tobytes()))
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from checkpoint.position import Ranges
 from dedup.delta.files import FileWriter, partition_text
 from dedup.delta.fit import check_schema, conform
 from dedup.delta.keyindex import KeyIndex, halves
+from dedup.delta.publish import Publisher
 from dedup.delta.seen import Seen
 from dedup.delta.stats import statistics
 from dedup.delta.storage import consumer_name, safe_name
@@ -333,3 +335,14 @@ def test_a_process_is_known_by_its_start() -> None:
     child.wait()
     assert is_alive(host, int(pid), started) is False
     child.stdout.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=2, unique=True))
+def test_a_part_of_a_decision_is_above_all_of_those_before(places: list[tuple[int, int]]) -> None:
+    """However many writes a decision has for one sink: none of a later one looks as if it had been done."""
+    versions = []
+    for seq, part in sorted(places):
+        header, entry = SimpleNamespace(seq=seq), SimpleNamespace(name="orders", part=part, parts=part + 2)
+        publisher = SimpleNamespace(app=lambda header, name: name)
+        versions.append(Publisher.mark_of(publisher, header, entry)[1])  # type: ignore[arg-type]
+    assert versions[0] < versions[1] < 2**63

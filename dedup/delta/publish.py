@@ -24,8 +24,8 @@ from dedup.delta.storage import Options, filesystem, is_away, join, remove
 MERGE_ATTEMPTS = 20
 """The same for a merge, which gives way to any other commit."""
 
-MAX_PARTS = 1000
-"""Writes of one decision to one sink."""
+MAX_PARTS = 1 << 32
+"""More writes of one decision to one sink than there can be: each has a number of its own, above those of all decisions before."""
 
 ATTEMPTS = 5
 """How often one publication is tried while others commit to the same sink."""

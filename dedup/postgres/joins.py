@@ -10,6 +10,7 @@ from typing import Any, Self
 from checkpoint.position import Partition
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
+from dedup.claims import OVER_BUDGET
 from dedup.postgres import heartbeat, join, slices, state
 from dedup.postgres.epoch import Patience
 from dedup.process import this_process
@@ -109,6 +110,11 @@ class Joins:
         with self._connection(f"Reading what {consumer!r} was trying") as connection:
             row = connection.execute(self._sql["trial"], {"consumer": consumer, "scope": scope}).fetchone()
         return row[0] if row else None
+
+    def trials(self, consumer: str) -> list[str]:
+        """What slices have kept by `set_trial` and not recorded a batch since."""
+        with self._connection(f"Reading what {consumer!r} was trying") as connection:
+            return [row[0] for row in connection.execute(self._sql["trials"], {"consumer": consumer, "note": OVER_BUDGET})]
 
     def set_trial(self, consumer: str, trial: str | None, scope: str = "") -> None:
         """Note what is about to be tried, outside any transaction.

@@ -576,6 +576,12 @@ select pg_xact_status(%(xid)s::text::xid8);
 -- One row, one snapshot.
 select t.trial from {schema}.trial t join {schema}.consumer c on c.id = t.consumer_id where c.name = %(consumer)s and t.scope = %(scope)s;
 
+-- name: trials
+-- What slices of a consumer were about to try, and no batch of theirs was recorded since.
+-- One snapshot, while none of them runs.
+select t.trial from {schema}.trial t join {schema}.consumer c on c.id = t.consumer_id
+where c.name = %(consumer)s and t.trial is not null and t.scope not in ('', %(note)s);
+
 -- name: set_trial
 -- Note what a consumer is about to try.
 -- Outside the batch, so that it outlives it, and without waiting for the disk: it need not outlive the server.

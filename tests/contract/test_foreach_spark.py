@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,6 +216,36 @@ def test_a_worker_that_is_killed_leaves_nothing_and_the_batch_comes_again(spark:
     report = made(frame(spark, *events), 0)
     assert (report.redelivered, report.processed) == (10, 20) and base.store().head("shop").batch_ended
     assert sorted(ids(base.read())) == sorted(f"p0-{n}" for n in range(30))
+    assert_proven(base.store())
+
+
+@pytest.mark.postgres
+@pytest.mark.crash
+def test_who_is_ended_beside_a_killer_is_not_taken_for_one(spark: SparkSession, base: PostgresPlace, tmp_path: Path) -> None:
+    """Spark ends the other tasks of a job with the one that dies: from the second time on slices run alone, and one event is parked."""
+    made, beside, tries = bare(base.store(), query="q"), tmp_path / "beside", 0
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        if event.data["id"] == "p0-1":
+            until = time.monotonic() + 3
+            while not beside.exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if event.partition == 1:
+            beside.touch()
+            time.sleep(6)
+        return {"id": event.data["id"], "amount": 1}
+
+    report = None
+    while report is None and tries < 9:
+        beside.unlink(missing_ok=True)
+        tries += 1
+        with contextlib.suppress(Exception):  # the workers that died
+            report = made(frame(spark, *orders(range(3)), *orders([0], partition=1), parts=2), 0)
+    assert tries > 3 and report is not None and report.dead_lettered == 1
+    assert [(x["idempotence_key"], x["kind"]) for x in letters(base.store())] == [("p0-1", "CRASHED")]
+    assert sorted(ids(base.read())) == ["p0-0", "p0-2", "p1-0"]
     assert_proven(base.store())
 
 

@@ -1,0 +1,206 @@
+"""What handlers of single events say by themselves, on every store: in the order in which they said it, and nothing of it lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from foreach_kit import bare
+from orders import assert_proven, batch, event, flatten, ids, letters, orders
+from places import Place
+
+from checkpoint.errors import ConfigError, HandlerError
+from dedup import Consumer, replay
+from dedup.foreach import Event
+from dedup.store import Selection
+
+
+def row(event: Event) -> dict[str, Any]:
+    """What the sink gets of an order."""
+    return {"id": event.data["id"], "amount": event.data["amount"]}
+
+
+def test_an_event_that_wrote_by_itself_is_processed_and_replayed(place: Place) -> None:
+    """None is "nothing to do" only where nothing was done: else replay would leave out what was merged."""
+    place.create_merge_sink("balances")
+    made, factor, events = bare(place.store()), 1, batch(*orders(range(4)))
+
+    @made.foreach()
+    def book(event: Event, tx: Any) -> None:
+        if event.data["amount"]:
+            tx.merge({"id": event.data["id"], "amount": factor * event.data["amount"]}, "balances", keys="id")
+
+    report = made(events, 0)
+    assert (report.processed, report.skipped) == (3, 1)
+    factor = 10
+    made.log(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
+    assert replay(Selection("shop", topic="orders"), made).replayed == 3
+    assert [r["amount"] for r in place.read("balances")] == [10, 20, 30]
+    assert_proven(place.store())
+
+
+def test_merges_of_single_events_take_effect_in_their_order(place: Place) -> None:
+    """Insert, delete and insert of one row, by merges of two kinds: what the last one says is true."""
+    place.create_merge_sink("balances")
+    made = bare(place.store())
+
+    @made.foreach()
+    def book(event: Event, tx: Any) -> None:
+        changed = {"id": event.data["id"][0], "amount": event.data["amount"]}
+        if event.data["amount"] < 0:
+            tx.merge({**changed, "gone": True}, "balances", keys="id", delete_when="gone")
+        else:
+            tx.merge(changed, "balances", keys="id")
+
+    said = [("a1", 1), ("b1", 5), ("a2", -1), ("c1", 7), ("a3", 2), ("c2", -1)]
+    assert made(batch(*(event(n, key, amount) for n, (key, amount) in enumerate(said))), 0).processed == 6
+    assert place.read("balances") == [{"id": "a", "amount": 2}, {"id": "b", "amount": 5}]
+
+
+def test_rows_of_events_are_written_together(place: Place) -> None:
+    """A thousand calls of tx.write with the same columns are no thousand files or statements, and the handler's list stays its own."""
+    place.create_sink("audit")
+    made, given = bare(place.store()), []
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> dict[str, Any]:
+        given.append([row(event)])
+        tx.write(given[-1], "audit")
+        return row(event)
+
+    made(batch(*orders(range(1_000))), 0)
+    assert len(place.read("audit")) == len(place.read()) == 1_000
+    assert {len(rows) for rows in given} == {1}
+    if hasattr(place, "path"):
+        from deltalake import DeltaTable
+
+        assert len(DeltaTable(place.path("audit")).file_uris()) == 1
+
+
+def test_what_a_coroutine_awaits_may_be_cancelled(place: Place) -> None:
+    """A cancelled task that several events wait for is the failure of those events: none of them vanishes, and the others pass."""
+    made = bare(place.store())
+
+    @made.foreach(into="orders", concurrency=3)
+    async def book(event: Event, tx: Any) -> dict[str, Any]:
+        if event.sequence_number in (3, 4, 11):
+            shared = asyncio.ensure_future(asyncio.sleep(10))
+            shared.cancel()
+            await shared
+        return row(event)
+
+    report = made(batch(*orders(range(20))), 0)
+    assert (report.processed, report.dead_lettered) == (17, 3)
+    assert [x["idempotence_key"] for x in letters(place.store())] == ["p0-3", "p0-4", "p0-11"]
+    assert sorted(ids(place.read())) == sorted(f"p0-{n}" for n in range(20) if n not in (3, 4, 11))
+    assert_proven(place.store())
+
+
+def test_a_coroutine_that_cancels_its_own_task_stops_the_batch(place: Place) -> None:
+    """Nobody could say what became of the events that this worker would have had: nothing is committed."""
+    made = bare(place.store())
+
+    @made.foreach(into="orders", concurrency=2)
+    async def book(event: Event, tx: Any) -> dict[str, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        if event.sequence_number == 2:
+            task.cancel()
+        await asyncio.sleep(0)
+        return row(event)
+
+    with pytest.raises(HandlerError, match="no answer"):
+        made(batch(*orders(range(5))), 0)
+    assert place.read() == [] and letters(place.store()) == []
+
+
+def test_what_a_coroutine_left_behind_is_refused(place: Place) -> None:
+    """A task that writes after its handler has returned gets an error, as it would with any other tx."""
+    made, told = bare(place.store()), []
+
+    @made.foreach(into="orders")
+    async def book(event: Event, tx: Any) -> dict[str, Any]:
+        async def later() -> None:
+            await asyncio.sleep(0.01)
+            try:
+                tx.write(row(event), "orders")
+            except HandlerError as error:
+                told.append(str(error))
+
+        left = asyncio.ensure_future(later())
+        if event.sequence_number == 2:  # stays in hand until the others' tasks have tried
+            await asyncio.sleep(0.2)
+        del left
+        return row(event)
+
+    assert made(batch(*orders(range(3))), 0).processed == 3
+    assert len(told) == 2 and "closed" in told[0]
+    assert len(place.read()) == 4, "the third one's task was in time"
+
+
+def test_an_event_can_be_parked_by_its_handler(place: Place) -> None:
+    """tx.dead_letter takes the event itself, also in coroutines; returning rows of it as well is an error."""
+    made = bare(place.store())
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        if event.data["amount"] in (1, 4):
+            return tx.dead_letter(event, "not this one")
+        return row(event)
+
+    report = made(batch(*orders(range(3))), 0)
+    assert (report.processed, report.dead_lettered) == (2, 1)
+    assert [(x["idempotence_key"], x["kind"], x["reason"]) for x in letters(place.store())] == [("p0-1", "REJECTED", "not this one")]
+    soon = bare(place.store())
+
+    @soon.foreach(into="orders")
+    async def book_soon(event: Event, tx: Any) -> Any:
+        tx.dead_letter(event, "nor this one")
+        return row(event) if event.data["amount"] == 5 else None
+
+    assert soon(batch(*orders([4])), 1).dead_lettered == 1
+    with pytest.raises(HandlerError, match="parked broker/orders/0 5 and returned rows"):
+        soon(batch(*orders([5])), 2)
+    assert len(place.read()) == 2
+    assert_proven(place.store())
+
+
+async def _coroutine(rows: Any, tx: Any) -> None:
+    tx.write(flatten(rows), "orders")
+
+
+def _generator(rows: Any, tx: Any) -> Any:
+    yield tx.write(flatten(rows), "orders")
+
+
+@pytest.mark.parametrize("handler", [_coroutine, _generator])
+def test_a_handler_of_batches_that_nobody_would_run_is_refused(place: Place, handler: Any) -> None:
+    """Calling an `async def` or a generator runs nothing: all events would count as processed, and no row be there."""
+    with pytest.raises(ConfigError, match=r"async def|generator"):
+        bare(place.store()).foreach_batch(handler)
+    with pytest.raises(ConfigError, match=r"async def|generator"):
+        bare(place.store()).foreach_arrow()(handler)
+
+
+@pytest.mark.parametrize("answer", [_coroutine, _generator, lambda rows, tx: flatten(rows)])
+def test_rows_that_a_handler_of_batches_returns_are_not_dropped(place: Place, answer: Any) -> None:
+    """What it returns is written by nobody: it is told so, and nothing is committed."""
+    made = bare(place.store())
+    made.foreach_batch(lambda rows, tx: answer(rows, tx))
+    with pytest.raises(HandlerError, match="returned a"):
+        made(batch(*orders(range(3))), 0)
+    assert place.read() == [] and letters(place.store()) == []
+
+
+def test_a_try_that_failed_begins_anew(place: Place) -> None:
+    """Guards that look only at the first batch of a query run look again where its try did not get through."""
+    made: Consumer = bare(place.store())
+    made.foreach_batch(lambda rows, tx: None)
+    made(batch(*orders([0])), 0)
+    assert made._live is not None and made._live.begun
+    made._handler = lambda rows, tx: pa.table({"x": [1]})  # type: ignore[assignment,return-value]
+    with pytest.raises(HandlerError):
+        made(batch(*orders([1])), 1)
+    assert not made._live.begun
