@@ -173,7 +173,8 @@ class Tx:
             return
         self.recorded = True
         if self._event is not None and type(rows) in (dict, list):
-            rows = [rows] if isinstance(rows, dict) else list(rows)
+            # Copies: a handler may use one dict for all of its events.
+            rows = [dict(row) if isinstance(row, dict) else row for row in ([rows] if isinstance(rows, dict) else rows)]
             if self._writes and _goes_on(self._writes[-1], table, rows, how):
                 self._writes[-1][1].extend(rows)
                 return

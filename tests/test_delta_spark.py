@@ -168,6 +168,30 @@ def test_a_publication_that_spark_did_and_nobody_heard_of_is_not_done_again(
     assert spark.read.format("delta").load(strict).count() == 1
 
 
+@pytest.mark.parametrize("how", [None, Merge(("id",))])
+def test_two_publishers_of_staged_rows_publish_them_once(
+    spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch, how: Merge | None
+) -> None:
+    """The other one was quicker, and removed the staged files. That is no error: the transaction id in the sink says that it is done."""
+    from dedup.spark.delta_rows import SparkSide
+
+    first, name = DeltaStore(str(tmp_path / "state")), "append" if how is None else "merge"
+    real = getattr(SparkSide, name)
+
+    def other_first(self: SparkSide, *given: Any) -> None:
+        monkeypatch.setattr(SparkSide, name, real)
+        assert DeltaStore(first.path).publish(kit.NAME) == 1
+        real(self, *given)
+
+    monkeypatch.setattr(SparkSide, name, other_first)
+    with first.begin(kit.NAME, kit.epoch(first)) as tx:
+        rows = ArrowRows(pa.table({"id": [1, 2], "name": ["a", "b"]}))
+        tx.write(strict, rows) if how is None else tx.merge(strict, rows, how)
+        tx.execute(Commit())
+    assert sorted(r["id"] for r in spark.read.format("delta").load(strict).collect()) == [1, 2]
+    assert DeltaStore(first.path).problems(kit.NAME) == []
+
+
 @pytest.mark.parametrize(
     ("rows", "says"),
     [

@@ -135,6 +135,7 @@ def each_file_call(way: str, *options: str) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     print(told)
     assert told["calls"] > 40 and told["wrong"] == [], told
+    assert set(told["ended"]) <= {"passed", "killed", "StoreUnavailable", "CommitUnknown", "StoreError", "CommitConflict"}, told
 
 
 @pytest.mark.delta

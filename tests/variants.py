@@ -27,10 +27,20 @@ SELECTED = frozenset(
 """What `make test` runs on the store whose commits Spark makes: the commit protocol, as each kind of transaction goes through it."""
 
 
+SEVERAL = frozenset({"test_runner_processes.py", "test_dispatchers_at_once_share_the_work_and_keep_the_order"})
+"""Modules and tests in which several processes commit at once. They are not of that store: on a local disk Delta's Spark writer is safe
+inside one JVM only (docs/delta-engine-spark.md)."""
+
+
 def of_store(item: pytest.Item) -> str | None:
     """The store that a test of the contract suite was made for, if it was made for several."""
     callspec = getattr(item, "callspec", None)
     return callspec.params.get("place") if callspec is not None and item.path.parent == CONTRACT else None
+
+
+def possible(item: pytest.Item) -> bool:
+    """Whether the test can be run on its store."""
+    return of_store(item) != "delta-spark" or SEVERAL.isdisjoint({item.path.name, item.name.partition("[")[0]})
 
 
 def in_ci(item: pytest.Item) -> bool:

@@ -67,12 +67,12 @@ class SparkSide:
         """Append staged rows to a sink with a transaction id.
 
         Raises:
-            StoreUnavailable: Spark said no; whether it landed has to be read back.
+            StoreUnavailable: Spark said no, or another publisher has done it and the files are gone; whether it landed has to be read back.
 
         Crash: the sink shows all rows, with the transaction id, or none.
         """
-        rows = self._read(files)
         try:
+            rows = self._read(files)
             writer = rows.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
             save(writer.options(**self.note(app, version)), uri)
         except ERRORS as error:
@@ -82,11 +82,14 @@ class SparkSide:
         """Merge staged rows into a sink with a transaction id.
 
         Raises:
-            StoreUnavailable: Spark said no; whether it landed has to be read back.
+            StoreUnavailable: as for `append`.
 
         Crash: the sink shows all of it, with the transaction id, or nothing of it.
         """
-        rows = self.session.read.option("mergeSchema", "true").parquet(*(spark_uri(f) for f in files))
+        try:
+            rows = self.session.read.option("mergeSchema", "true").parquet(*(spark_uri(f) for f in files))
+        except ERRORS as error:
+            raise StoreUnavailable(f"Spark cannot read what is to be merged into {uri}: {first_line(error)}") from error
         names = [n for n in rows.columns if n != _DELETE]
         match = " AND ".join(f"t.{tick(k)} = s.{tick(k)}" for k in how.keys)
         t, s = (f"{side}.{tick(how.newer_by or '')}" for side in "ts")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from children import Nursery
 from places import LEAN, DeltaPlace, Place, PostgresPlace, SparkPlace
-from variants import in_ci, of_store
+from variants import in_ci, of_store, possible
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,8 +50,10 @@ def lean_spark(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On the store whose commits Spark makes, `make test` runs a selection; `make slow` runs the others. Reports say which store it was."""
+    config.hook.pytest_deselected(items=[item for item in items if not possible(item)])
+    items[:] = filter(possible, items)
     for item in items:
         store = of_store(item)
         if store is not None:

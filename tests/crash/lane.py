@@ -72,7 +72,6 @@ class Lane:
 def wrong(place: Place, seed: int, batches: int) -> tuple[list[Any], list[Any], list[str]]:
     """What is lost, what is doubled, and what contradicts itself, after so many batches of the log."""
     store = place.store()
-    store.publish("shop")
     parked = letters(store)
     coins = [x["idempotence_key"] for x in parked if x["reason"] == "coin"]
     have = _found(place, parked, child.SINKS[0])
