@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from checkpoint.errors import StoreUnavailable
 from dedup.delta.header import Header
 from dedup.delta.storage import Options, filesystem, is_local, put, remove
 from dedup.delta.tables import DELTA_ERRORS
@@ -56,14 +57,17 @@ class Note:
             return None
 
     def write(self, text: str) -> None:
-        """Replace the content in one piece. Crash: the old or the new content is there."""
+        """Replace the content in one piece. Raises StoreUnavailable. Crash: the old or the new content is there."""
         content = pa.py_buffer(text.encode())
         if not is_local(self.root):
             put(self.root, self.options, self._path, content)
             return
         temporary = f"{self._path}.{uuid.uuid4().hex}.tmp"
         put(self.root, self.options, temporary, content)
-        filesystem(self.root, self.options).move(temporary, self._path)
+        try:
+            filesystem(self.root, self.options).move(temporary, self._path)
+        except DELTA_ERRORS as error:
+            raise StoreUnavailable(f"The note {self._path} below {self.root} could not be kept: {error}") from error
 
     def keep(self, text: str | None) -> None:
         """Replace the content, or delete it. Crash: as `write` says."""
