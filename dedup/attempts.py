@@ -94,17 +94,17 @@ class Attempts:
         except BaseException:
             self.trials.survived()
             raise
+        if self.trials.deaths:  # whoever dies at the commit must not be taken for one that the last events killed
+            self.trials.survived()
         return self.outcome
 
     def _parts(self) -> Iterator[Ints]:
-        """The rows to try together. Known culprits come alone, after the others: without an order nothing waits for them."""
-        known = np.array(sorted(self.culprits), dtype=np.int64)
+        """The rows to try together. Known culprits come alone, each in its place: it may pass now, and what it writes keeps its order."""
+        known = np.flatnonzero(np.isin(self._new, sorted(self.culprits)))
         if not len(known) or self.order.kept or self.trials.careful:
             yield self._new
             return
-        yield np.setdiff1d(self._new, known)
-        for row in np.intersect1d(self._new, known):
-            yield np.array([row])
+        yield from (part for part in np.split(self._new, np.unique([known, known + 1])) if len(part))
 
     def _decide(self, rows: Ints, *, fails: bool) -> bool:
         """Decide these rows; returns whether any of them failed.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from checkpoint.errors import ConfigError
@@ -17,6 +17,9 @@ from dedup.store import Head, Store
 from dedup.wanted import Wanted
 
 log = logging.getLogger("dedup")
+
+MERGED = -1
+"""The batch id of a record that a purge has made of several (sql/postgres, merge_batches)."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Coverage:
     duplicates: Ranges
     skipped: Ranges
     absent: Ranges  # below the checkpoint, never delivered
+    forgotten: Ranges = field(default_factory=Ranges)  # a purge has merged their records: duplicates and skipped ones count as processed
 
 
 def partitions_of(head: Head, selection: Selection) -> list[Partition]:
@@ -95,7 +99,8 @@ def coverage(store: Store, head: Head, partition: Partition, selection: Selectio
     duplicates, skipped = _union(mine, "duplicates") & asked, _union(mine, "skipped") & asked
     lettered = _lettered(store, head, partition, life, first, last) & asked
     processed = (seen & asked) - duplicates - skipped - lettered
-    return Coverage(partition, asked, processed, lettered, duplicates, skipped, asked - seen)
+    forgotten = _union([b for b in mine if b["batch_id"] == MERGED], "seen") & asked
+    return Coverage(partition, asked, processed, lettered, duplicates, skipped, asked - seen, forgotten)
 
 
 def _window(partition: Partition, selection: Selection) -> Wanted:

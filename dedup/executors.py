@@ -146,7 +146,8 @@ def process(consumer: Consumer, tasks: Tasks, head: Head, run: Run, *, first: bo
     vouched = _vouched(consumer, tasks, head, run) if first and _may_gap(head, run) else frozenset()
     outcomes = _run(consumer, tasks, head, run, vouched, alone=first and _have_died(consumer))
     if any(isinstance(error, PositionGap) for error in _errors(outcomes)):
-        outcomes = _run(consumer, tasks, consumer.store.head(consumer.name), run, _vouched(consumer, tasks, head, run))
+        now = replace(consumer.store.head(consumer.name), epoch=head.epoch)
+        outcomes = _run(consumer, tasks, now, run, _vouched(consumer, tasks, head, run))
     for row in outcomes:
         report.count(np.asarray(row["states"]))
     _raise_worst(_errors(outcomes))
@@ -232,7 +233,7 @@ def _close(consumer: Consumer, known: Head, run: Run) -> Head:
 
     Crash: recorded or not; the batch is delivered again.
     """
-    head = consumer.store.head(consumer.name)
+    head = replace(consumer.store.head(consumer.name), epoch=known.epoch)  # whoever took over meanwhile must not be spoken for
     planning.refuse_older(head, known)
     if (head.query_id, head.batch_id, head.batch_ended, head.gap_accepted) == (run.query_id, run.batch_id, True, False):
         return known

@@ -215,16 +215,21 @@ def handle(
 
 def order_of(chunk: Chunk, settled: Settled, transaction: Transaction) -> Order:
     """The sequences of the chunk: blocked by letters that are there, and by rows that become letters before the handler."""
-    index = chunk.material.index
-    if SEQUENCE[0] not in index.column_names:
-        return Order(None, len(settled.index))
-    order = Order(picked(index.select(SEQUENCE[:1]), settled.index.order)[SEQUENCE[0]], len(settled.index))
+    order = sequences(chunk, settled)
     lettered = letter_rows(settled)
     asked = order.asked(np.union1d(settled.new, lettered))
     if len(asked):
         order.block_behind_letters(transaction.blocked(asked))
     order.block_behind(lettered)
     return order
+
+
+def sequences(chunk: Chunk, settled: Settled) -> Order:
+    """Which rows belong to one sequence. Nothing is blocked yet."""
+    index = chunk.material.index
+    if SEQUENCE[0] not in index.column_names:
+        return Order(None, len(settled.index))
+    return Order(picked(index.select(SEQUENCE[:1]), settled.index.order)[SEQUENCE[0]], len(settled.index))
 
 
 def _decide(chunk: Chunk, settled: Settled, why: Why, spent: Spent, head: Head, policy: Policy) -> tuple[Step, ...]:

@@ -18,7 +18,7 @@ from dedup.arrow_frames import ArrowFrames
 from dedup.attempts import EventsFailed, is_ours
 from dedup.envelope import POSITION
 from dedup.executors import Where
-from dedup.rows import EventRows
+from dedup.rows import copied
 from dedup.tx import Tx
 
 Row = Mapping[str, Any]
@@ -76,8 +76,7 @@ class EachEvent:
             HandlerError: the handler returned what is no row.
             Whatever an event raised, where the handler has used `tx.connection`: the event is searched for as in a batch.
         """
-        table = frame if isinstance(frame, pa.Table) else frame.toArrow()
-        found = Found()
+        table, found = table_of(frame, tx), Found()
         for number, event in enumerate(events_of(table)):
             tx.at_event(position_of(event))
             try:
@@ -89,17 +88,17 @@ class EachEvent:
                     raise
                 found.failed[number] = error
             else:
-                found.add(number, rows, skipped=made is None and not tx.recorded)
+                found.add(number, rows, tx, skipped=made is None)
         found.hand_over(table, tx, self.into)
 
-    def rows(self, made: Any) -> Sequence[Row]:
-        """What a handler returned, as rows. Raises HandlerError for anything else."""
+    def rows(self, made: Any) -> list[dict[str, Any]]:
+        """What a handler returned, as rows of ours: as they are now. Raises HandlerError for anything else."""
         rows = () if made is None else (made,) if isinstance(made, dict | Mapping) else made
         if not isinstance(rows, list | tuple) or not all(isinstance(row, dict | Mapping) for row in rows):
             raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
         if rows and not self.into:
             raise HandlerError("The handler returned rows, and the consumer does not know where to: @consumer.foreach(into='table').")
-        return rows
+        return [copied(row) for row in rows]
 
 
 @dataclass
@@ -107,16 +106,16 @@ class Found:
     """What became of the events of one run of the handler."""
 
     written: list[dict[str, Any]] = field(default_factory=list)
-    authors: list[int] = field(default_factory=list)  # rows of the run that returned them
+    authors: list[int] = field(default_factory=list)  # rows of the run that have an effect
     skipped: list[int] = field(default_factory=list)  # rows of the run
     failed: dict[int, BaseException] = field(default_factory=dict)  # row -> what it raised
 
-    def add(self, number: int, rows: Sequence[Row], *, skipped: bool) -> None:
-        """The event passed."""
-        if rows:
-            self.written += map(dict, rows)
+    def add(self, number: int, rows: Sequence[dict[str, Any]], tx: Tx, *, skipped: bool) -> None:
+        """The event passed. Nothing was to be done for it where it did not say anything either."""
+        self.written += rows
+        if rows or tx.wrote:
             self.authors.append(number)
-        if skipped:
+        if skipped and not tx.recorded:
             self.skipped.append(number)
 
     def hand_over(self, table: pa.Table, tx: Tx, into: str | None) -> None:
@@ -124,7 +123,7 @@ class Found:
 
         Raises:
             EventsFailed: where events did; then nothing of the run counts.
-            HandlerError: the handler has parked an event, and returned rows of it.
+            HandlerError: the handler has parked an event that has an effect.
         """
         if self.failed:
             raise EventsFailed(_positions(table, list(self.failed)), list(self.failed.values()))
@@ -132,7 +131,7 @@ class Found:
         if self.skipped:
             tx.skip_positions(_positions(table, self.skipped))
         if self.written and into:
-            tx.write(EventRows(self.written), into)
+            tx.returns(self.written, into)
 
 
 @dataclass(frozen=True)
@@ -146,14 +145,19 @@ class EachSlice:
     def __call__(self, frame: Any, tx: Tx) -> None:
         """Handle all rows at once. Raises HandlerError where something else than a table is returned, or nobody said where to."""
         tx.take(ArrowFrames())
-        made = self.handler(frame if isinstance(frame, pa.Table) else frame.toArrow(), tx)
+        made = self.handler(table_of(frame, tx), tx)
         if made is None:
             return
         if not isinstance(made, pa.Table):
             raise HandlerError(f"A handler of Arrow tables returns a pyarrow.Table or None, not {type(made).__name__}.")
         if not self.into:
             raise HandlerError("The handler returned rows, and the consumer does not know where to: foreach_arrow(into='table').")
-        tx.write(made, self.into)
+        tx.returns(made, self.into)
+
+
+def table_of(frame: Any, tx: Tx) -> pa.Table:
+    """The rows of the handler's frame, in the order of their positions."""
+    return frame if isinstance(frame, pa.Table) else tx.in_order(frame.toArrow())
 
 
 def position_of(event: Event) -> dict[str, Any]:

@@ -20,14 +20,18 @@ import pyarrow as pa
 from checkpoint.errors import ConfigError, HandlerError
 from dedup.attempts import HandlerExited, is_ours
 from dedup.executors import Where
-from dedup.foreach import EachEvent, Event, EventHandler, Found, events_of, position_of
+from dedup.foreach import EachEvent, Event, EventHandler, Found, events_of, position_of, table_of
 from dedup.index import Ints
+from dedup.rows import copied
 from dedup.tx import Tx
 
 CONCURRENCY = 16
 
 Numbered = tuple[int, Event]
 """Row of the run, event."""
+
+Rows = list[dict[str, Any]] | None
+"""What the handler of an event returned; None where it returned nothing."""
 
 
 def each_event(handler: EventHandler, into: str | None, where: Where, concurrency: int | None) -> EachEvent:
@@ -66,7 +70,7 @@ class AsyncTx:
     def _keep(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self._closed:
             raise HandlerError("The handler has returned, and its tx is closed: await what it starts before it returns.")
-        self.calls.append((name, given, named))
+        self.calls.append((name, copied(given), copied(named)))
 
 
 @dataclass(frozen=True)
@@ -77,17 +81,17 @@ class EachEventAsync(EachEvent):
 
     def __call__(self, frame: Any, tx: Tx) -> None:
         """Handle every row of the frame; raises as `EachEvent` does, and HandlerError where events got no answer."""
-        table = frame if isinstance(frame, pa.Table) else frame.toArrow()
+        table = table_of(frame, tx)
         run = _Run(self, _lanes(table, tx.lanes))
         on_loop(run.all())
         if not run.failed and len(run.passed) != table.num_rows:
             raise HandlerError(f"{table.num_rows - len(run.passed)} events got no answer: the handler cancels the task that it runs in.")
         found = Found(failed=dict(sorted(run.failed.items())))
-        for number, (event, own, made) in sorted(run.passed.items()):
-            self._record(number, event, own, made, tx, found)
+        for number, (event, own, rows) in sorted(run.passed.items()):
+            self._record(number, event, own, rows, tx, found)
         found.hand_over(table, tx, self.into)
 
-    def _record(self, number: int, event: Event, own: AsyncTx, made: Any, tx: Tx, found: Found) -> None:
+    def _record(self, number: int, event: Event, own: AsyncTx, rows: Rows, tx: Tx, found: Found) -> None:
         tx.at_event(position_of(event))
         try:
             for name, given, named in own.calls:
@@ -97,7 +101,7 @@ class EachEventAsync(EachEvent):
                 raise
             found.failed[number] = error
         else:
-            found.add(number, self.rows(made), skipped=made is None and not tx.recorded)
+            found.add(number, rows or (), tx, skipped=rows is None)
 
 
 @dataclass
@@ -106,7 +110,7 @@ class _Run:
 
     each: EachEventAsync
     lanes: Iterator[list[Numbered]]
-    passed: dict[int, tuple[Event, AsyncTx, Any]] = field(default_factory=dict)
+    passed: dict[int, tuple[Event, AsyncTx, Rows]] = field(default_factory=dict)
     failed: dict[int, BaseException] = field(default_factory=dict)
 
     async def all(self) -> None:
@@ -125,7 +129,7 @@ class _Run:
         own = AsyncTx()
         try:
             made = await self.each.handler(event, own)  # type: ignore[arg-type]
-            self.each.rows(made)
+            rows = self.each.rows(made)
         except SystemExit as left:  # it would end the loop
             self.failed[number] = HandlerExited(f"the handler called sys.exit({left.code!r})")
             return False
@@ -141,7 +145,7 @@ class _Run:
             return False
         finally:
             own.close()
-        self.passed[number] = (event, own, made)
+        self.passed[number] = (event, own, None if made is None else rows)
         return True
 
 

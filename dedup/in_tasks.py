@@ -73,6 +73,7 @@ class Outcome:
     files: list[str] = field(default_factory=list)
     writes: list[tuple[str, pa.Table, Merge | None]] = field(default_factory=list)
     messages: list[Messages] = field(default_factory=list)
+    of_events: bool = False  # whether what was written is values of single events
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def _adopt(outcomes: Sequence[Outcome], tx: Tx, into: str | None) -> None:
     given = tx.given
     for made in outcomes:
         tx.adopt({int(given[row]): reason for row, reason in made.rejected.items()}, given[made.skipped].tolist())
+    tx.of_events = any(made.of_events for made in outcomes)
     files = [line for made in outcomes for line in made.files]
     if files:
         tx.adopt_files(str(into), files)
@@ -186,13 +188,13 @@ def _handle(table: pa.Table, work: Work) -> Outcome:
     rows = work.events.locate(table.select(list(POSITION)))
     order = np.argsort(rows, kind="stable")
     rows = rows[order]
-    made = _Made(work)
+    made = _Made()
     tx = Tx(ArrowFrames(), work.events, rows, made, work.lanes[rows])  # type: ignore[arg-type]
-    outcome = Outcome(rows, files=made.files, writes=made.writes, messages=made.messages)
+    outcome = Outcome(rows, writes=made.writes, messages=made.messages)
     try:
         work.handler(table.take(pa.array(order)), tx)
         tx.close()
-        tx.perform_writes()
+        tx.perform_writes(lambda _, returned: outcome.files.extend(_filed(returned, work)))
     except EventsFailed as found:
         at = work.events.locate(found.positions).tolist()
         return Outcome(rows, failed=[(row, told(error, work.rules)) for row, error in zip(at, found.errors, strict=True)])
@@ -200,8 +202,13 @@ def _handle(table: pa.Table, work: Work) -> Outcome:
         raise
     except BaseException as error:  # noqa: BLE001 - the driver judges it
         return Outcome(rows, error=told(error, work.rules))
-    outcome.rejected, outcome.skipped = tx.rejected, tx.skipped.tolist()
+    outcome.rejected, outcome.skipped, outcome.of_events = tx.rejected, tx.skipped.tolist(), tx.of_events
     return outcome
+
+
+def _filed(rows: Rows, work: Work) -> list[str]:
+    assert work.files is not None
+    return work.files.write(rows.arrow())
 
 
 def told(error: BaseException, rules: Sequence[Rule]) -> BaseException:
@@ -215,25 +222,21 @@ def told(error: BaseException, rules: Sequence[Rule]) -> BaseException:
 
 
 class _Made:
-    """The transaction of a task: rows that the handler returned become files, everything else is kept for the driver."""
+    """The transaction of a task: what the handler said is kept for the driver."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self.files: list[str] = []
+    def __init__(self) -> None:
         self.writes: list[tuple[str, pa.Table, Merge | None]] = []
         self.messages: list[Messages] = []
 
     @property
     def connection(self) -> Any:
+        """None. Raises AttributeError."""
         raise AttributeError("A task has no tx.connection here: Delta has no transaction that a statement could join. Use tx.write.")
 
     def write(self, table: str, rows: Rows) -> int:
-        """Into files at once where it is the handler's own sink."""
+        """Kept for the driver."""
         found = rows.arrow()
-        if self._work.files is not None and table == self._work.handler.into:
-            self.files += self._work.files.write(found)
-        else:
-            self.writes.append((table, found, None))
+        self.writes.append((table, found, None))
         return int(found.num_rows)
 
     def merge(self, table: str, rows: Rows, how: Merge) -> int:

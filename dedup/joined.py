@@ -118,10 +118,10 @@ class Member:
         claim = store.claim(self.name, self.epoch, self.run_id, partition, takeover_after=self.consumer.takeover_after)
         head = store.head(self.name)
         share = Share(claim, Trials(lambda: None, lambda _: None), life=_life(head, partition), reached=_point(head, partition))
-        kept = json.loads(store.trial(self.name, claim.scope) or "null")
-        if kept:
+        kept = json.loads(store.trial(self.name, claim.scope) or "{}")
+        if "span" in kept:  # one without is of a slice of Spark's, whose batches are others
             share.hold = kept["span"][1]
-        share.trials = Trials(lambda: kept["trial"] if kept else None, lambda text: self._keep(share, text))
+        share.trials = Trials(lambda: kept.get("trial"), lambda text: self._keep(share, text))
         return share
 
     def _keep(self, share: Share, trial: str | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import HandlerError
+from checkpoint.errors import RowsMisfit
 from dedup.envelope import POSITION
 from dedup.steps import Merge
 
@@ -19,11 +19,11 @@ def last_per_key(rows: pa.Table, merge: Merge) -> pa.Table:
     """The rows that count, in the order of their positions.
 
     Raises:
-        HandlerError: a column that `merge` names is missing.
+        RowsMisfit: a column that `merge` names is missing.
     """
     missing = [c for c in (*merge.keys, merge.newer_by, merge.delete_when) if c is not None and c not in rows.column_names]
     if missing:
-        raise HandlerError(f"tx.merge names {', '.join(map(repr, missing))}, which the rows do not have: {', '.join(rows.column_names)}.")
+        raise RowsMisfit(f"tx.merge names {', '.join(map(repr, missing))}, which the rows do not have: {', '.join(rows.column_names)}.")
     order = _order(rows, merge)
     ordered = rows.take(pc.sort_indices(_sortable(rows, merge), sort_keys=order)) if order else rows
     numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))

@@ -7,7 +7,7 @@ one transaction; who did it and when is in the letter history. Where an event fa
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,19 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import HandlerError, PositionsMissing, ReprocessStopped
+from checkpoint.errors import ConfigError, HandlerError, PositionsMissing, ReprocessStopped
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import LETTERS, Action, Status
 from deadletter.selection import Selection
 from dedup import flow
 from dedup.consumer import Consumer
-from dedup.coverage import coverage, partitions_of
+from dedup.coverage import Coverage, coverage, partitions_of
 from dedup.envelope import POSITION
 from dedup.feed import Material
 from dedup.index import Index, first_of_each_key
 from dedup.letter_work import with_replanning
 from dedup.letters import history
-from dedup.order import Order
 from dedup.outbox.message import Messages
 from dedup.pages import ReprocessOptions
 from dedup.planning import NEW, SKIPPED, Settled
@@ -62,7 +61,8 @@ def replay(
         accept_double: let `tx.write` append again what it wrote before, although nothing takes the old rows back.
 
     Raises:
-        ConfigError: no topic is selected, or nothing is registered with `consumer.log`.
+        ConfigError: no topic is selected, or nothing is registered with `consumer.log`; a purge has left nothing that tells processed
+            events from duplicates, and doubles are not accepted.
         HandlerError: the handler writes with `tx.write`, and there is neither `consumer.undo` nor `accept_double`.
         ReprocessStopped: an event fails or is rejected now. Pages before it are done.
         PositionsMissing: the log does not have some positions any more; without `options.skip_missing`.
@@ -75,6 +75,8 @@ def replay(
     done = Replayed(dry_run=dry_run)
     for name in ("processed", "lettered", "duplicates", "skipped", "absent"):
         setattr(done, name, sum(len(getattr(cover, name)) for cover in covers))
+    if not accept_double:
+        _refuse_forgotten(covers)
     if dry_run:
         return done
     for cover in covers:
@@ -82,6 +84,16 @@ def replay(
             with_replanning(partial(_replay, _Page(consumer, cover.partition, span, selection, how, accept_double), done))
             how.on_progress(done.replayed, done.processed)
     return done
+
+
+def _refuse_forgotten(covers: Iterable[Coverage]) -> None:
+    for cover in covers:
+        if forgotten := cover.processed & cover.forgotten:
+            raise ConfigError(
+                f"{cover.partition} {forgotten}: what was known of these positions was purged with their reservations, and duplicates and "
+                "skipped events among them would be taken for processed ones. Select positions from "
+                f"{forgotten.items[-1].last + 1} on, or accept that with --accept-double."
+            )
 
 
 @dataclass(frozen=True)
@@ -154,8 +166,7 @@ def _handle(page: _Page, material: Material, index: Index, transaction: Transact
     guarded = _Anew(transaction) if consumer.take_back or page.accept_double else _NoAppends(transaction)
     settled = Settled(index, np.zeros(len(index), dtype=np.int8), np.zeros(len(index), dtype=bool), 0)
     chunk = flow.Chunk(material, index, Run("replay", 0), transaction.head)
-    policy = consumer.policy().unwatched()
-    order = Order(None, len(index))
+    policy, order = consumer.policy().unwatched(), flow.sequences(chunk, settled)
     settled, why, _ = flow.handle(chunk, settled, order, guarded, policy, consumer.store.on_step)
     wrong = np.flatnonzero(~np.isin(settled.state, (NEW, SKIPPED)))
     if len(wrong):
@@ -183,6 +194,14 @@ class _Anew:
 
 class _NoAppends(_Anew):
     """A transaction in which what was appended before cannot be appended again."""
+
+    @property
+    def connection(self) -> Any:
+        """Refused."""
+        raise HandlerError(
+            "The handler uses tx.connection, and nobody can tell what repeating its statements would do. Write with tx.merge, register "
+            "what takes the old rows back with @consumer.undo, or accept doubles with --accept-double."
+        )
 
     def publish(self, messages: Messages) -> None:
         """Refused."""

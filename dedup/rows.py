@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import numpy as np
@@ -51,5 +53,16 @@ def for_spark(table: pa.Table) -> pa.Table:
     return pa.Table.from_batches(pieces or [pa.RecordBatch.from_pylist([], table.schema)])
 
 
-class EventRows(list[dict[str, Any]]):
-    """Rows that handlers of single events returned: columns and types are values of single events, and a misfit is an event's fault."""
+def copied(value: Any) -> Any:
+    """The value as it is now: a handler may use one dict, list or array for all of its events. Mappings become dicts."""
+    if isinstance(value, Mapping):
+        return {name: inner if type(inner) in _PLAIN else copied(inner) for name, inner in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
+        return (tuple if type(value) is tuple else list)(inner if type(inner) in _PLAIN else copied(inner) for inner in value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return bytes(value) if isinstance(value, bytearray) else value
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, dt.datetime, dt.date})
+"""What cannot change, and is most of what rows hold."""

@@ -31,10 +31,10 @@ class Trial:
 
     @classmethod
     def read(cls, text: str | None) -> Trial:
-        """The marker as it was kept; none is an empty one."""
-        if not text:
+        """The marker as it was kept; none is an empty one, and so is one of a runner's (dedup/joined.py), whose batches are others."""
+        known = json.loads(text) if text else {}
+        if "running" not in known:
             return cls()
-        known = json.loads(text)
         running = known["running"]
         return cls(known["chunk"], known["deaths"], tuple((a, b) for a, b in known["dead"]), tuple(running) if running else None)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from dedup.outbox.ahead import Ahead
 from dedup.outbox.message import Messages
 from dedup.outbox.recording import Names, messages_of, of_event, rows_of
 from dedup.reduce import last_per_key
-from dedup.rows import ArrowRows, EventRows
+from dedup.rows import ArrowRows, copied
 from dedup.steps import Merge
 from dedup.store import Rows, Transaction
 
@@ -63,18 +63,21 @@ class Tx:
         self._given[given] = True
         self._closed = False
         self.lent = False  # whether the handler has had the connection: an error may have spoilt what it does next
-        self._writes: list[tuple[str, Any, Merge | None]] = []
+        self._writes: list[_Call] = []
+        self._returned: _Call | None = None  # rows that the handler returned
         self._outcomes: dict[bool, dict[int, str]] = {True: {}, False: {}}  # rejected?, row -> reason
         self._messages: list[tuple[str, Any, Names]] = []
         self._event: tuple[Mapping[str, Any], int] | None = None  # the event in hand, and how many messages it has published
         self._filed: tuple[str, Sequence[str]] | None = None  # a sink, and the files with its rows that tasks have written
-        self.recorded = False  # whether the event in hand has written, merged, published, or had the connection
+        self.of_events = False  # whether the handler is one of single events
+        self.wrote = False  # whether the event in hand has written, merged or published
+        self._asked = False  # whether it has had the connection
 
     @property
     def connection(self) -> Any:
         """The store's own connection, inside this transaction (PostgreSQL: psycopg). Transaction control is refused."""
         self._require_open()
-        self.lent = self.recorded = True
+        self.lent = self._asked = True
         return self._transaction.connection
 
     def write(self, rows: Any, table: str) -> None:
@@ -140,7 +143,7 @@ class Tx:
             position, before = self._event
             rows, names = of_event(rows, names, position, before), names.own()
             self._event = (position, before + len(rows))
-            self.recorded |= bool(rows)
+            self.wrote |= bool(rows)
             if rows and self._messages and self._messages[-1][0] == topic and self._messages[-1][2] == names:
                 self._messages[-1][1].extend(rows)
                 return
@@ -171,14 +174,13 @@ class Tx:
     def _record(self, table: str, rows: Any, how: Merge | None) -> None:
         if isinstance(rows, list | dict) and not rows:  # no row at all: nothing to write
             return
-        self.recorded = True
-        if self._event is not None and type(rows) in (dict, list):
-            # Copies: a handler may use one dict for all of its events.
-            rows = [dict(row) if isinstance(row, dict) else row for row in ([rows] if isinstance(rows, dict) else rows)]
+        self.wrote = True
+        if self._event is not None and isinstance(rows, Mapping | list):
+            rows = copied([rows] if isinstance(rows, Mapping) else rows)
             if self._writes and _goes_on(self._writes[-1], table, rows, how):
-                self._writes[-1][1].extend(rows)
+                self._writes[-1].rows.extend(rows)
                 return
-        self._writes.append((table, rows, how))
+        self._writes.append(_Call(table, rows, how))
 
     def _settle_rows(self, rows: Any, condition: Any, reason: str, *, rejected: bool) -> Any:
         positions = self._positions(rows, condition)
@@ -219,8 +221,22 @@ class Tx:
         self._frames = frames
 
     def at_event(self, position: Mapping[str, Any]) -> None:
-        """From now on `publish` and `recorded` are about the event at this position (columns of POSITION)."""
-        self._event, self.recorded = (position, 0), False
+        """From now on `publish`, `recorded` and `wrote` are about the event at this position (columns of POSITION)."""
+        self._event, self.of_events, self.wrote, self._asked = (position, 0), True, False, False
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the event in hand has written, merged, published, or had the connection."""
+        return self.wrote or self._asked
+
+    def in_order(self, rows: pa.Table) -> pa.Table:
+        """The handler's rows in the order of their positions, where Spark may have kept none."""
+        found = self._index.locate(rows.select(list(POSITION)))
+        return rows if bool((found[1:] > found[:-1]).all()) else rows.take(pa.array(np.argsort(found, kind="stable")))
+
+    def returns(self, rows: Any, table: str) -> None:
+        """What the handler returned: it comes behind everything that was recorded."""
+        self._returned = _Call(table, rows, None)
 
     @property
     def given(self) -> Ints:
@@ -247,9 +263,12 @@ class Tx:
         return self._transaction
 
     def refuse_parked(self, positions: pa.Table) -> None:
-        """Raise HandlerError where one of these positions was parked: its rows are about to be written."""
+        """Raise HandlerError where one of these positions was parked: what was said for it is about to become true."""
         if self.rejected and (both := [row for row in self._index.locate(positions).tolist() if row in self.rejected]):
-            raise HandlerError(f"The handler has parked {self._index.describe(both[0])} and returned rows of it: return None there.")
+            raise HandlerError(
+                f"The handler has parked {self._index.describe(both[0])} and returned rows of it, written or published: it can have an "
+                "effect or a letter, not both. Return None there, and say nothing else through tx."
+            )
 
     def skip_positions(self, positions: pa.Table) -> None:
         """Skip the events at these positions (columns of POSITION)."""
@@ -265,34 +284,44 @@ class Tx:
         """Rows of the chunk that the handler skipped and did not park."""
         return np.array(sorted(set(self._outcomes[False]) - set(self.rejected)), dtype=np.int64)
 
-    def perform_writes(self) -> None:
-        """Evaluate and hand over what was recorded, each once, in the order of the calls."""
+    def perform_writes(self, returned: Callable[[str, Rows], Any] | None = None) -> None:
+        """Evaluate and hand over what was recorded, each once, in the order of the calls.
+
+        Args:
+            returned: takes the rows that the handler returned; else they are written as others are.
+        """
+        try:
+            self._perform(returned or self._transaction.write)
+        except RowsMisfit as misfit:
+            if self.of_events:  # columns and types are values of single events
+                raise RowsRefused(str(misfit)) from misfit
+            raise
+
+    def _perform(self, returned: Callable[[str, Rows], Any]) -> None:
         parked = np.array(sorted(self.rejected), dtype=np.int64)
         with Ahead() as ahead:
             made = [ahead.begin(rows.num_rows, job) for rows, job in self._outgoing(parked)]
-            for table, given, merge in self._writes:
-                self._write(table, given, merge, parked)
+            for call in self._writes:
+                self._write(call, parked, self._transaction.write)
+            if self._returned is not None:
+                self._write(self._returned, parked, returned)
             if self._filed is not None:
                 self._transaction.adopt(*self._filed)  # type: ignore[attr-defined]
             for messages in made:
                 self._transaction.publish(messages())
 
-    def _write(self, table: str, given: Any, merge: Merge | None, parked: Ints) -> None:
+    def _write(self, call: _Call, parked: Ints, append: Callable[[str, Rows], Any]) -> None:
+        table, given, merge = call
         rows = Checked(self._frames.rows(given), self._index, parked, table)
         if merge is not None and merge.newer_by is None and rows.in_tasks and not set(POSITION) <= set(rows.schema.names):
             raise HandlerError(
                 "In a batch as large as this Spark keeps no order of rows: let the rows of tx.merge carry their position columns, "
                 "or name a column with newer_by=."
             )
-        try:
-            if merge is None:
-                self._transaction.write(table, rows)
-            else:
-                self._transaction.merge(table, ArrowRows(last_per_key(rows.arrow(), merge)), merge)
-        except RowsMisfit as misfit:
-            if isinstance(given, EventRows):
-                raise RowsRefused(str(misfit)) from misfit
-            raise
+        if merge is None:
+            append(table, rows)
+        else:
+            self._transaction.merge(table, ArrowRows(last_per_key(rows.arrow(), merge)), merge)
 
     def _outgoing(self, parked: Ints) -> Iterator[tuple[pa.Table, Callable[[], Messages]]]:
         """The rows that were published, and what makes messages of them."""
@@ -302,11 +331,19 @@ class Tx:
                 yield rows, partial(messages_of, topic, rows, names, self._index, self.given)
 
 
+class _Call(NamedTuple):
+    """Rows for a table, appended or merged."""
+
+    table: str
+    rows: Any
+    how: Merge | None
+
+
 def _position_of(event: Any) -> pa.Table:
     return pa.table({name: [getattr(event, name)] for name in POSITION})
 
 
-def _goes_on(before: tuple[str, Any, Merge | None], table: str, rows: list[Any], how: Merge | None) -> bool:
+def _goes_on(before: _Call, table: str, rows: list[Any], how: Merge | None) -> bool:
     """Whether these rows of an event can be written together with those before them: one table, one way, the same columns."""
-    first = before[1][0] if type(before[1]) is list and before[0] == table and before[2] == how else None
+    first = before.rows[0] if type(before.rows) is list and before.table == table and before.how == how else None
     return isinstance(first, dict) and all(isinstance(row, dict) and row.keys() == first.keys() for row in rows)

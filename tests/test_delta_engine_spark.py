@@ -214,7 +214,7 @@ def test_a_dispatcher_whose_turn_was_taken_notes_nothing(lake: Path) -> None:
     mine, theirs = store.outbox(kit.NAME), open_store(lake).outbox(kit.NAME)
     found = mine._look()
     assert found is not None
-    theirs.note([_row(1, State.SENT)], dispatching=False)
+    theirs.note(lambda _: [_row(1, State.SENT)], dispatching=False)
     assert not mine._commit(found, [_row(2, State.SENT)], "mine/1")
     again = mine._look(anew=True)
     assert again is not None and not again.landed("mine/1") and again.turn == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -259,3 +260,30 @@ def test_a_task_tells_whose_fault_it_is(place: Path) -> None:
         with pytest.raises(SinkMismatch) as told:
             Add.from_json(line)
         assert type(told.value) is kind
+
+
+def test_a_publisher_that_was_overtaken_takes_no_files_for_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has seen that nothing is published, the other one publishes and removes the staged files: then there is nothing left to do."""
+    from dedup.delta.publish import Publisher
+
+    sink, made = str(tmp_path / "sink"), DeltaStore(str(tmp_path / "state"))
+    kit.create(sink)
+
+    def on_step(name: str) -> None:
+        if name == "publish":
+            raise RuntimeError("died")
+
+    made.on_step = on_step
+    with contextlib.suppress(RuntimeError), made.begin(kit.NAME, kit.epoch(made)) as tx:
+        tx.merge(sink, ArrowRows(pa.table({"id": [1, 2]})), Merge(("id",)))
+        tx.execute(Commit())
+    first, real = DeltaStore(made.path), Publisher.missing
+
+    def other_first(self: Publisher, *given: Any) -> list[str]:
+        monkeypatch.setattr(Publisher, "missing", real)
+        assert DeltaStore(made.path).publish(kit.NAME) == 1
+        return real(self, *given)
+
+    monkeypatch.setattr(Publisher, "missing", other_first)
+    assert first.publish(kit.NAME) == 0
+    assert kit.ids(sink) == [1, 2] and DeltaStore(made.path).problems(kit.NAME) == []

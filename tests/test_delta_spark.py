@@ -12,12 +12,15 @@ import delta_kit as kit
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from checkpoint.errors import PublicationStuck, RowsRefused, SinkMismatch
+from checkpoint.errors import ConfigError, PublicationStuck, RowsRefused, SinkMismatch
 from dedup.delta import DeltaStore
 from dedup.delta.engine import DeltaRs
 from dedup.delta.sink import Sinks
 from dedup.rows import ArrowRows
+from dedup.spark.delta_rows import quoted, tick
 from dedup.steps import Commit, Merge
 
 if TYPE_CHECKING:
@@ -271,8 +274,6 @@ def test_a_sink_that_refuses_after_all_is_told_with_its_rows(spark: SparkSession
 
 def test_a_table_of_the_catalog_is_found_by_its_name(spark: SparkSession, tmp_path: Path) -> None:
     """One, two and three parts; what is no Delta table is told."""
-    from checkpoint.errors import ConfigError
-
     spark.sql(f"CREATE TABLE named_sink (id BIGINT, text STRING) USING delta LOCATION '{tmp_path}/named'")
     try:
         store = DeltaStore(str(tmp_path / "state"))
@@ -283,6 +284,30 @@ def test_a_table_of_the_catalog_is_found_by_its_name(spark: SparkSession, tmp_pa
             write(store, "no_such", [pa.table({"id": [1]})])
     finally:
         spark.sql("DROP TABLE named_sink")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(parts=st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=3))
+@example(parts=["a.b", "c`d"])
+@example(parts=["`; drop table x; --", "``"])
+def test_any_name_of_a_table_is_a_name(spark: SparkSession, parts: list[str]) -> None:
+    """Spark's own parser finds in what we write for a table's name the parts that it was given, and nothing else."""
+    parser = spark._jsparkSession.sessionState().sqlParser()  # type: ignore[attr-defined]
+
+    def parsed(name: str) -> list[str]:
+        return [str(part) for part in parser.parseMultipartIdentifier(quoted(name)).mkString("\0").split("\0")]
+
+    given = [part.replace("\0", "") or "x" for part in parts]
+    assert parsed(".".join(tick(part) for part in given)) == given
+    plain = [part.replace(".", "").replace("`", "") or "x" for part in given]
+    assert parsed(".".join(plain)) == plain
+
+
+@pytest.mark.parametrize("name", ["", ".a", "a.", "a..b", "a`b", "`a", "``", "`x` y", "a.`b`c"])
+def test_what_is_no_name_of_a_table_is_refused(name: str) -> None:
+    """Empty parts, and backticks that belong to nothing."""
+    with pytest.raises(ConfigError, match="is not the name of a table"):
+        quoted(name)
 
 
 def test_files_that_tasks_write_are_published_like_others(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The batch has all kinds of outcome: rows of two sinks, a merge, letters of each 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from typing import get_args
 import psycopg
 import pytest
 from crash import child, file_calls, lane, log
+from local_tasks import run_here, run_in_tasks
 from orders import consumer
 from pg_calls import Calls, Way, counted
 from places import PostgresPlace
@@ -29,14 +31,15 @@ SEED, BATCHES = 6, 3
 """Of the log; the batch that fails is the last one."""
 
 
-def run_batches(place: PostgresPlace, numbers: range, *, patience: float = 0.0) -> None:
-    """In one process, in which nothing is remembered of earlier ones."""
+def run_batches(place: PostgresPlace, numbers: range, *, patience: float = 0.0, in_tasks: bool = False) -> None:
+    """In one process, in which nothing is remembered of earlier ones; by a handler of batches, or of events in tasks (a double)."""
     store = place.store()
     run = consumer(store, max_outage=patience, budget=None)
-    run._handler = lambda rows, tx: child.handle(rows, tx, 0.0)
+    run._handler = None
+    run.foreach()(child.handle_one) if in_tasks else run.foreach_batch(lambda rows, tx: child.handle(rows, tx, 0.0))
     try:
         for number in numbers:
-            run(log.planned(SEED, number), number)
+            (run_in_tasks if in_tasks else run_here)(run, log.planned(SEED, number), number)
     finally:
         store.close()  # type: ignore[attr-defined]
 
@@ -73,47 +76,62 @@ def admin(dsn: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def fails_once(calls: Calls, dsn: str, *, patience: float) -> str:
+def fails_once(calls: Calls, dsn: str, *, patience: float, in_tasks: bool) -> str:
     """What the batch ended with, through the proxy."""
     away = make_conninfo(dsn, host="127.0.0.1", port=calls.port, sslmode="disable", gssencmode="disable")
     try:
-        run_batches(PostgresPlace(away), range(BATCHES - 1, BATCHES), patience=patience)
+        run_batches(PostgresPlace(away), range(BATCHES - 1, BATCHES), patience=patience, in_tasks=in_tasks)
     except Exception as error:  # noqa: BLE001 - whatever it is: it is counted by its name
         return type(error).__name__
     return "passed"
 
 
-HERE = [("lost", 0.0), ("error", 30.0)]
-"""In CI; the other pairs are slow."""
+HERE = [("lost", 0.0, False), ("error", 30.0, False)]
+"""In CI, each call; the others are slow."""
 
-PAIRS = [
+EVERY = 5
+"""Of the calls of slices one of so many fails in CI."""
+
+WAYS = [
     pytest.param(
-        way, patience, id=f"{way}, {'the same' if patience else 'a new'} process", marks=() if (way, patience) in HERE else pytest.mark.slow
+        *each,
+        id=f"{each[0]}, {'the same' if each[1] else 'a new'} process{', in tasks' * each[2]}",
+        marks=() if each in HERE else pytest.mark.slow,
     )
-    for way in get_args(Way)
-    for patience in (0.0, 30.0)
+    for each in itertools.product(get_args(Way), (0.0, 30.0), (False, True))
 ]
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize(("way", "patience"), PAIRS)
-def test_each_call_to_postgres_may_fail(postgres: str, copies: Callable[[], str], way: Way, patience: float) -> None:
+def test_calls_of_slices_may_fail(postgres: str, copies: Callable[[], str]) -> None:
+    """Where tasks commit by themselves, on connections of their own: the same, in CI for some of the calls."""
+    each_call(postgres, copies, "cut", 0.0, in_tasks=True, every=EVERY)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(("way", "patience", "in_tasks"), WAYS)
+def test_each_call_to_postgres_may_fail(postgres: str, copies: Callable[[], str], way: Way, patience: float, in_tasks: bool) -> None:
     """Cut off before the call, its answer lost, or refused by the server: then all of the batch is true, or none, and it is run again."""
+    each_call(postgres, copies, way, patience, in_tasks=in_tasks)
+
+
+def each_call(postgres: str, copies: Callable[[], str], way: Way, patience: float, *, in_tasks: bool, every: int = 1) -> None:
+    """One call of so many, until the batch passes without a fault."""
     ended: Counter[str] = Counter()
     with counted(int(conninfo_to_dict(postgres)["port"] or 5432)) as calls:
-        for number in range(1, 1_000):
+        for number in range(1, 1_000, every):
             dsn = copies()
             calls.arm(number, way)
-            ended[how := fails_once(calls, dsn, patience=patience)] += 1
+            ended[how := fails_once(calls, dsn, patience=patience, in_tasks=in_tasks)] += 1
             if not calls.failed:
                 break
             if patience and not calls.failed.startswith("d"):  # rows of a COPY: a client can only have it cancelled, which ends the query
                 assert how == "passed", f"call {number} ({calls.failed!r}) ended with {how}"
             place = PostgresPlace(dsn)
-            run_batches(place, range(BATCHES - 1, BATCHES))
+            run_batches(place, range(BATCHES - 1, BATCHES), in_tasks=in_tasks)
             wrong = lane.wrong(place, SEED, BATCHES)
             assert wrong == ([], [], []), f"call {number} ({calls.failed!r}), {way}, ended with {how}: {wrong}"
-    print(way, patience, number - 1, "calls", dict(ended))
+    print(way, patience, in_tasks, number - 1, "calls", dict(ended))
     assert number > 20, "the batch has fewer calls than it has statements"
     assert set(ended) <= {"passed", "StoreUnavailable", "CommitUnknown", "StoreError"}, ended
 

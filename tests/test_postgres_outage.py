@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pg_server
@@ -19,6 +21,9 @@ pytestmark = [pytest.mark.postgres, pytest.mark.crash]
 
 EVENTS, BEFORE, AFTER = 20, 5, 10
 """Events a batch, batches until the database goes away, and batches from then on."""
+
+MOST_GROWN = 64 * 1024 * 1024
+"""Bytes that an outage may leave behind."""
 
 
 @pytest.fixture
@@ -57,7 +62,7 @@ def test_a_database_that_is_down_for_fifty_batches_parks_nothing(server: pg_serv
     begun = time.monotonic()
     for n in range(BEFORE):
         run(numbered(n), n)
-    length = 50 * (time.monotonic() - begun) / BEFORE
+    length, memory = 50 * (time.monotonic() - begun) / BEFORE, _memory()
     run._handler, down = killing(server)
     with ThreadPoolExecutor(1) as stream:
         reports = [stream.submit(run, numbered(n), n) for n in range(BEFORE, BEFORE + AFTER)]
@@ -65,9 +70,15 @@ def test_a_database_that_is_down_for_fifty_batches_parks_nothing(server: pg_serv
         time.sleep(length)
         server.start()  # here: it ends with the thread that started it
         assert [report.result().processed for report in reports] == [EVENTS] * AFTER
+    assert _memory() < memory + MOST_GROWN, "what an outage leaves in memory does not grow with it"
     assert letters(place.store()) == []
     assert sorted(ids(place.read())) == sorted(f"p0-{n}" for n in range(EVENTS * (BEFORE + AFTER)))
     assert_proven(place.store())
+
+
+def _memory() -> int:
+    """Bytes that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_patience_with_a_database_that_stays_away_ends_with_one_error(server: pg_server.Server) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -24,6 +24,9 @@ from dedup.outbox.store import Asked, Chosen, Failed, Marks
 
 CONFLICT_ATTEMPTS = 20
 
+Plan = Callable[[Found], list[dict[str, Any]]]
+"""What is there -> rows of MARKS to add."""
+
 CLAIM = -1
 """The number of a row of marks that says who dispatches."""
 
@@ -33,7 +36,6 @@ class MessageWrites:
 
     def __init__(self, state: Any, root: str, writes: Any) -> None:
         self._state, self._root, self._writes = state, root, writes
-        self._count = 0
 
     def add(self, messages: Messages) -> None:
         """List messages with the decision, behind those before.
@@ -44,9 +46,8 @@ class MessageWrites:
         create(self._state.sinks.engine, uri, MESSAGES_TABLE, self._state.ledger.consumer)
         sink = self._state.sinks.open(OUTBOX_SINK, uri)
         self._writes.require_same(sink)
-        rows = numbered(messages, self._state.header.head.seq + 1, self._count, dt.datetime.now(dt.UTC))
-        self._count += messages.rows.num_rows
-        self._writes.own(sink, rows)
+        before = self._writes.count(OUTBOX_SINK)
+        self._writes.own(sink, numbered(messages, self._state.header.head.seq + 1, before, dt.datetime.now(dt.UTC)))
 
 
 def folder(root: str, state: Any) -> tuple[str, str]:
@@ -63,7 +64,7 @@ class DeltaTurn:
         self._outbox = outbox
 
     def mark(self, marks: Marks) -> None:
-        """Note what became of them.
+        """Note what became of them. What somebody has decided about meanwhile is left alone, unless it was sent.
 
         Raises:
             Fenced: another dispatcher has taken over; these messages are sent again by it, with the same ids.
@@ -71,10 +72,14 @@ class DeltaTurn:
         Crash: all of it is noted, or nothing.
         """
         attempts = {m.number: m.attempts for m in self.messages}
-        rows = [_row(number, State.SENT) for number in marks.sent]
-        for state, failed in ((State.DEAD, marks.dead), (State.WAITING, marks.tried)):
-            rows += [_row(f.number, state, attempts[f.number] + 1, f) for f in failed]
-        self._outbox.note(rows, dispatching=True)
+        failed = [(state, f) for state, some in ((State.DEAD, marks.dead), (State.WAITING, marks.tried)) for f in some]
+
+        def plan(found: Found) -> list[dict[str, Any]]:
+            still = found.open([f.number for _, f in failed]) if failed else set()
+            sent = [_row(number, State.SENT) for number in marks.sent]
+            return sent + [_row(f.number, state, attempts[f.number] + 1, f) for state, f in failed if f.number in still]
+
+        self._outbox.note(plan, dispatching=True)
 
 
 class DeltaOutbox:
@@ -103,7 +108,7 @@ class DeltaOutbox:
             yield DeltaTurn(self, ())
             return
         if not self._claimed:
-            self.note([_row(CLAIM, State.WAITING)], dispatching=False)
+            self.note(lambda _: [_row(CLAIM, State.WAITING)], dispatching=False)
             self._claimed = True
             found = self._look()
             assert found is not None
@@ -131,8 +136,10 @@ class DeltaOutbox:
             self._found = Found(messages, marks)
         return self._found
 
-    def note(self, rows: list[dict[str, Any]], *, dispatching: bool) -> None:
-        """Commit rows of MARKS against the very snapshot that was read; read again where somebody else came first.
+    def note(self, plan: Plan, *, dispatching: bool) -> int:
+        """Commit rows of MARKS against the very snapshot they were planned on; planned again where somebody else came first.
+
+        Returns how many it were.
 
         Raises:
             Fenced: `dispatching`, and another dispatcher has taken over. CommitConflict: others commit all the time.
@@ -145,8 +152,8 @@ class DeltaOutbox:
             assert found is not None
             if dispatching:
                 self._require_mine(found)
-            if self._commit(found, rows, attempt):
-                return
+            if not (rows := plan(found)) or self._commit(found, rows, attempt):
+                return len(rows)
         raise CommitConflict(f"The outbox of {self.consumer!r} is changed all the time; nothing was noted. Try again.")
 
     def _commit(self, found: Found, rows: list[dict[str, Any]], attempt: str) -> bool:
@@ -202,12 +209,12 @@ class DeltaOutbox:
         return self._decide(numbers, (State.WAITING, State.BEHIND, State.DEAD), State.DISCARDED)
 
     def _decide(self, numbers: Sequence[int], of: tuple[State, ...], to: State) -> int:
-        if not numbers:
+        if not numbers or self._now() is None:
             return 0
-        found = self.entries(Chosen(of, numbers=tuple(numbers), limit=None))
-        if found:
-            self.note([_row(e.number, to, e.attempts if to == State.DISCARDED else 0) for e in found], dispatching=False)
-        return len(found)
+        chosen = Chosen(of, numbers=tuple(numbers), limit=None)
+        return self.note(
+            lambda found: [_row(e.number, to, e.attempts if to == State.DISCARDED else 0) for e in found.entries(chosen)], dispatching=False
+        )
 
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
         """Delete what was sent or discarded before that time, up to the first decision with a message that was not; returns how many.

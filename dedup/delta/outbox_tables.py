@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from checkpoint.errors import ConfigError
 from deadletter.letter import PROPERTIES
 from dedup.delta.engine import Engine
 from dedup.outbox.message import Entry, Message, Messages, State
@@ -62,10 +64,10 @@ def create(engine: Engine, uri: str, schema: pa.Schema, consumer: str) -> None:
 
 
 def numbered(messages: Messages, seq: int, first: int, now: dt.datetime) -> pa.Table:
-    """Messages as rows of MESSAGES_TABLE. Raises OverflowError for more messages in one decision than there are numbers."""
+    """Messages as rows of MESSAGES_TABLE. Raises ConfigError for more messages in one decision than there are numbers."""
     count = messages.rows.num_rows
     if first + count >= 1 << ROWS_BITS:
-        raise OverflowError(f"More than {1 << ROWS_BITS} messages in one batch. Make it smaller: max_events_per_transaction=.")
+        raise ConfigError(f"More than {1 << ROWS_BITS} messages in one decision. Make it smaller: max_events_per_transaction=.")
     columns = {
         "seq": pa.repeat(pa.scalar(seq, pa.int64()), count),
         "number": pa.array((seq << ROWS_BITS) + first + np.arange(count)),
@@ -75,6 +77,10 @@ def numbered(messages: Messages, seq: int, first: int, now: dt.datetime) -> pa.T
         "created_at": pa.repeat(pa.scalar(now, pa.timestamp("us", tz="UTC")), count),
     }
     return pa.table([columns[f.name] for f in MESSAGES_TABLE], schema=MESSAGES_TABLE)
+
+
+UNKNOWN = -1
+"""No version of any table."""
 
 
 class Found:
@@ -115,9 +121,15 @@ class Found:
     def took(self, rows: pa.Table) -> None:
         """What was committed by ourselves, on top of what was found."""
         self.marks.update_incremental()
-        self._versions = self._versions[0], self.marks.version()
+        # Where somebody else has committed since, all has to be read again.
+        alone = self.marks.version() == self._versions[1] + 1
+        self._versions = self._versions[0], self.marks.version() if alone else UNKNOWN
         self._marks = pa.concat_tables([self._marks, rows])
         self._summarise()
+
+    def open(self, numbers: Sequence[int]) -> set[int]:
+        """Those of these messages that are still to be sent."""
+        return {e.number for e in self.entries(Chosen((State.WAITING, State.BEHIND), numbers=tuple(numbers), limit=None))}
 
     def landed(self, attempt: str) -> bool:
         """Whether this commit is in the table."""

@@ -81,8 +81,8 @@ class Publisher:
                 if entry.staged:
                     remove(self.root, self.options, [add.path for add in entry.adds])
                 return tried and failure is None  # after a refusal it was somebody else, or cannot be told
-            if not fresh or failure is not None:
-                self._check_files(header, entry, sink)
+            if (not fresh or failure is not None) and not self._has_files(header, entry, sink):
+                continue
             if not entry.staged and sink.fingerprint != entry.fingerprint:
                 self._check_schema(header, entry, sink)
             tried = True
@@ -115,8 +115,10 @@ class Publisher:
 
     def is_done(self, header: Header, entry: SinkFiles) -> bool:
         """Whether the table under the entry's name shows it."""
-        table = self.state.sinks.table(entry.uri)
-        app, version = self.mark_of(header, entry)
+        return self._shows(entry.uri, *self.mark_of(header, entry))
+
+    def _shows(self, uri: str, app: str, version: int) -> bool:
+        table = self.state.sinks.table(uri)
         return table is not None and (table.transaction_version(app) or -1) >= version
 
     def _open(self, header: Header, entry: SinkFiles) -> Sink:
@@ -137,15 +139,19 @@ class Publisher:
         require_same(sink, consumer, expected, mark)
         return sink
 
-    def _check_files(self, header: Header, entry: SinkFiles, sink: Sink) -> None:
-        """Before files of an earlier time are added: are they still there?"""
+    def _has_files(self, header: Header, entry: SinkFiles, sink: Sink) -> bool:
+        """Before files of an earlier time are added: are they still there? False where another publisher was quicker, and removed them."""
         missing = self.missing(entry, sink.uri)
-        if missing:
-            raise PublicationStuck(
-                f"Decision {header.seq} for the sink {entry.name!r}: {len(missing)} of {len(entry.adds)} files with its rows are gone "
-                f"(VACUUM, or the folder was deleted): {', '.join(missing[:3])}. Bring them back, or give those rows up with "
-                f"`dedup publish {self.state.ledger.consumer} --accept-sink {entry.name} --lost`."
-            )
+        if not missing:
+            return True
+        self.state.sinks.forget(sink.uri)
+        if self._shows(sink.uri, *self.mark_of(header, entry)):
+            return False
+        raise PublicationStuck(
+            f"Decision {header.seq} for the sink {entry.name!r}: {len(missing)} of {len(entry.adds)} files with its rows are gone "
+            f"(VACUUM, or the folder was deleted): {', '.join(missing[:3])}. Bring them back, or give those rows up with "
+            f"`dedup publish {self.state.ledger.consumer} --accept-sink {entry.name} --lost`."
+        )
 
     def missing(self, entry: SinkFiles, sink_uri: str) -> list[str]:
         """Files of an entry that are not there."""

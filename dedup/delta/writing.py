@@ -104,6 +104,10 @@ class SinkWrites:
             replace(entry, part=names[:i].count(entry.name), parts=names.count(entry.name)) for i, entry in enumerate(self._entries)
         )
 
+    def count(self, name: str) -> int:
+        """Rows for this sink so far, without those that were undone."""
+        return sum(entry.rows for entry in self._entries if entry.name == name)
+
     def append(self, table: str, rows: Rows) -> int:
         """Rows for a sink; returns their number.
 

@@ -70,7 +70,7 @@ class Runner:
         self._namespace = Namespace(connection)
         self._owned: dict[str, Gathered] = {}
         self._ends: dict[str, int] = {}  # partition -> sequence number after its newest event, as the process began
-        self._doubted: dict[str, int] = {}  # partition -> where a hole was seen when it was read the last time
+        self._doubted: dict[str, set[tuple[int, int]]] = {}  # partition -> holes that were seen since its last commit
         self._links: Counter[str] = Counter()  # of the client: partition -> links so far
         self._worker = ThreadPoolExecutor(1, "dedup-batch")  # one transaction at a time
         self._failure: BaseException | None = None
@@ -191,7 +191,7 @@ class Runner:
         head = self._consumer.known_head()
         first = self._first(head, number, self._namespace.span(number))
         log.info("%s: partition %d claimed (number %d), from %s", self._member.name, number, share.claim.number, first or self._start)
-        return Gathered(share, self._bounds, first, doubted=self._doubted.pop(str(number), None))
+        return Gathered(share, self._bounds, first, doubted=frozenset(self._doubted.get(str(number), ())))
 
     def _first(self, head: Head, number: int, span: Span) -> int | None:
         """Which event comes first; None where there is no checkpoint. Raises PositionGap, IncarnationChanged."""
@@ -234,6 +234,7 @@ class Runner:
         if error is not None:
             self._note(partition, part, error)
             raise error
+        self._doubted.pop(partition, None)
 
     async def _judge(self, partition: str, part: Gathered, first: int, last: int) -> None:
         """Positions did not come: lost to retention, to the link, or never there (compaction)."""
@@ -246,8 +247,8 @@ class Runner:
             )
             self._fail(error)
             raise error
-        if span.first <= first and part.doubted != first:
-            self._doubted[partition] = first
+        if span.first <= first and (first, last) not in part.doubted:
+            self._doubted.setdefault(partition, set()).add((first, last))
             raise NotClaimed(f"positions {first}-{last} of partition {partition} did not come: read again from the checkpoint")
         behind = min(last + 1, span.first) if span.first > first else last + 1  # retention took nothing above its border
         log.warning("%s: positions %d-%d of partition %s are not in the log", self._member.name, first, behind - 1, partition)

@@ -35,7 +35,7 @@ class Gathered:
     bounds: Bounds
     first: int | None
     order: InOrder | None = None
-    doubted: int | None = None  # where a hole was seen the last time; the log was read again since then
+    doubted: frozenset[tuple[int, int]] = frozenset()  # holes that were seen before: the log was read again since then
     events: list[pa.RecordBatch] = field(default_factory=list)
     count: int = 0  # of these events
     size: int = 0  # bytes of their bodies

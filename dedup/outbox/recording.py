@@ -15,6 +15,7 @@ from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
 from dedup.envelope import POSITION
 from dedup.index import KEY_ONLY, Index, Ints, key_bytes
 from dedup.outbox.message import MESSAGES, Messages, hex_text, lanes, random_ids
+from dedup.rows import copied
 
 ORDER = "_order"
 """Numbers the messages of one event, where the events are handled one by one."""
@@ -45,7 +46,7 @@ class Names:
 def of_event(rows: Any, names: Names, position: Mapping[str, Any], first: int) -> list[dict[str, Any]]:
     """The rows that a handler of one event publishes, with the event's position and numbered from `first`; their columns are `names.own()`.
 
-    Raises HandlerError for rows that are neither a dict nor a list of dicts, or lack a column.
+    Raises HandlerError for rows that are neither a dict nor a list of dicts, RowsRefused where one lacks a column.
     """
     given: Sequence[Any] = [rows] if isinstance(rows, Mapping) else rows
     if not isinstance(given, list | tuple) or not all(isinstance(row, Mapping) for row in given):
@@ -53,9 +54,9 @@ def of_event(rows: Any, names: Names, position: Mapping[str, Any], first: int) -
     asked = [name for name in names.columns() if name != names.order]
     for row in given:
         if missing := [name for name in asked if name not in row]:
-            raise HandlerError(f"tx.publish: the row has no {', '.join(missing)}. It has {', '.join(map(str, row)) or 'nothing'}.")
+            raise RowsRefused(f"tx.publish: the row has no {', '.join(missing)}. It has {', '.join(map(str, row)) or 'nothing'}.")
     own = [(ours, theirs) for ours, theirs in zip(astuple(names.own()), astuple(names), strict=True) if ours and ours != ORDER]
-    return [{**{ours: row[theirs] for ours, theirs in own}, **position, ORDER: first + number} for number, row in enumerate(given)]
+    return [{**{ours: copied(row[theirs]) for ours, theirs in own}, **position, ORDER: first + number} for number, row in enumerate(given)]
 
 
 def rows_of(recorded: list[dict[str, Any]]) -> pa.Table:

@@ -6,6 +6,7 @@ one landed is read back by the caller, because Spark skips a known id silently. 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ NOTE = "userMetadata"
 _TXN_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _TXN_APP, _TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 _MERGING = threading.Lock()  # a MERGE takes its id from the session's settings, which consumers in other threads may share
+_PART = re.compile(r"(?:^|(?<!^)\.)(?:`((?:[^`]|``)+)`|([^.`]+))")
 _DELETE = "_dedup_delete"  # of staged rows: true deletes the sink's row
 
 
@@ -170,8 +172,14 @@ def tick(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name of one to three parts as SQL takes it."""
-    return ".".join(part if part.startswith("`") else f"`{part}`" for part in name.split("."))
+    """A table of the catalog as SQL takes it: parts between dots, each as it is, or in backticks, which are doubled inside.
+
+    Raises ConfigError for anything else.
+    """
+    found = list(_PART.finditer(name))
+    if not found or "".join(part[0] for part in found) != name:
+        raise ConfigError(f"{name!r} is not the name of a table. Write parts that have dots or backticks in backticks: `a.b`.`c``d`.")
+    return ".".join(tick(part[1].replace("``", "`") if part[1] else part[2]) for part in found)
 
 
 def spark_uri(uri: str) -> str:

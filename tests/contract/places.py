@@ -128,7 +128,7 @@ class DeltaPlace:
         """A new store object that knows sinks by their plain names."""
         from dedup.delta import DeltaStore
 
-        names = ("orders", "audit", "late", "missing", "positions", "balances", "order_lines")
+        names = ("orders", "audit", "late", "missing", "positions", "balances", "latest", "order_lines")
         return DeltaStore(str(self.folder / "state"), tables={n: self.path(n) for n in names}, **{"engine": self.engine, **options})
 
     def create_sink(self, name: str = "orders") -> None:

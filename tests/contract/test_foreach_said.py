@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict, defaultdict
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from foreach_kit import bare
+from local_tasks import run_here, run_in_tasks
 from orders import assert_proven, batch, event, flatten, ids, letters, orders
 from places import Place
 
 from checkpoint.errors import ConfigError, HandlerError
 from dedup import Consumer, replay
 from dedup.foreach import Event
+from dedup.outbox import Call, Dispatcher, Message
 from dedup.store import Selection
 
 
@@ -78,6 +82,35 @@ def test_rows_of_events_are_written_together(place: Place) -> None:
         from deltalake import DeltaTable
 
         assert len(DeltaTable(place.path("audit")).file_uris()) == 1
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, partial(defaultdict, list)], ids=["dict", "OrderedDict", "defaultdict"])
+def test_rows_are_those_of_the_moment_in_which_they_were_said(place: Place, kind: Any) -> None:
+    """One dict, with a list in it, for all events: what it held is written, published and returned, by coroutines as well."""
+    place.create_sink("audit")
+    row_of, headers = kind(), list[dict[str, Any]]()
+
+    def say(event: Event, tx: Any) -> dict[str, Any]:
+        row_of.update(row(event))
+        tx.write(row_of, "audit")
+        headers[:] = [{"key": "n", "value": event.data["id"].encode()}]
+        tx.publish({"body": event.data["id"], "headers": headers}, "out", headers="headers")
+        row_of["amount"] += 100
+        tx.write([row_of], "audit")
+        return row_of
+
+    async def say_soon(event: Event, tx: Any) -> dict[str, Any]:
+        return say(event, tx)
+
+    for number, handler in enumerate((say, say_soon)):
+        made = bare(place.store())
+        made.foreach(into="orders")(handler)
+        assert made(batch(*orders(range(3 * number, 3 * number + 3))), number).processed == 3
+    assert sorted(r["amount"] for r in place.read()) == [100 + n for n in range(6)]
+    assert sorted(r["amount"] for r in place.read("audit")) == [*range(6), *(100 + n for n in range(6))]
+    sent: list[Message] = []
+    Dispatcher(place.store().outbox("shop"), Call(sent.extend)).once()
+    assert [m.headers for m in sent] == [(("n", m.body),) for m in sent] and len(sent) == 6
 
 
 def test_what_a_coroutine_awaits_may_be_cancelled(place: Place) -> None:
@@ -166,6 +199,85 @@ def test_an_event_can_be_parked_by_its_handler(place: Place) -> None:
         soon(batch(*orders([5])), 2)
     assert len(place.read()) == 2
     assert_proven(place.store())
+
+
+SAYS: dict[str, Any] = {
+    "write": lambda event, tx: tx.write(row(event), "orders"),
+    "merge": lambda event, tx: tx.merge(row(event), "balances", "id"),
+    "publish": lambda event, tx: tx.publish({"body": event.data["id"]}, "out"),
+}
+
+
+@pytest.mark.parametrize("how", SAYS)
+@pytest.mark.parametrize("soon", [False, True], ids=["at once", "coroutine"])
+def test_an_event_has_an_effect_or_a_letter(place: Place, how: str, soon: bool) -> None:
+    """What was written, merged or published for an event that is parked as well would come twice once it is reprocessed: an error."""
+    place.create_merge_sink("balances")
+    made = bare(place.store())
+
+    def book(event: Event, tx: Any) -> None:
+        SAYS[how](event, tx)
+        tx.dead_letter(event, "and not")
+
+    async def book_soon(event: Event, tx: Any) -> None:
+        book(event, tx)
+
+    made.foreach()(book_soon if soon else book)
+    for run in (made, lambda rows, number: run_in_tasks(made, rows, number)):
+        with pytest.raises(HandlerError, match="an effect or a letter, not both"):
+            run(batch(*orders(range(2))), 0)
+    assert place.read() == place.read("balances") == letters(place.store()) == []
+    Dispatcher(place.store().outbox("shop"), Call(lambda messages: pytest.fail(f"{messages}"))).once()
+
+
+MISFITS: dict[str, Any] = {
+    "write": lambda tx, row, bad: tx.write(row | {"amount": "many"} if bad else row, "orders"),
+    "merge": lambda tx, row, bad: tx.merge(row | {"amount": "many"} if bad else row, "balances", "id"),
+    "merge without its key": lambda tx, row, bad: tx.merge({"amount": 1} if bad else row, "balances", "id"),
+    "publish": lambda tx, row, bad: tx.publish({"body": 5 if bad else row["id"]}, "out"),
+    "publish without a body": lambda tx, row, bad: tx.publish({} if bad else {"body": row["id"]}, "out"),
+}
+
+
+@pytest.mark.parametrize("how", MISFITS)
+def test_a_row_that_does_not_fit_is_its_events_fault(place: Place, how: str) -> None:
+    """However it is said, and wherever the handler runs: the event is parked, the others pass, the stream goes on."""
+    place.create_merge_sink("balances")
+    for number, run in enumerate((run_here, run_in_tasks)):
+        made = bare(place.store())
+
+        @made.foreach()
+        def book(event: Event, tx: Any) -> None:
+            MISFITS[how](tx, row(event), event.data["amount"] % 4 == 2)
+
+        report = run(made, batch(*orders(range(4 * number, 4 * number + 4))), number)
+        assert (report.processed, report.dead_lettered) == (3, 1)
+    assert [x["idempotence_key"] for x in letters(place.store())] == ["p0-2", "p0-6"]
+    if not how.startswith("publish"):
+        assert sorted(r["amount"] for r in place.read("orders" if how == "write" else "balances")) == [0, 1, 3, 4, 5, 7]
+    assert_proven(place.store())
+
+
+def test_replayed_coroutines_of_one_sequence_come_one_after_the_other(place: Place) -> None:
+    """Replay keeps their order as the stream did: what they read and write elsewhere belongs together."""
+    place.create_merge_sink("balances")
+    made, in_hand, together, began = bare(place.store(), sequence_key="data.amount"), list[int](), list[int](), list[int]()
+
+    @made.foreach()
+    async def book(event: Event, tx: Any) -> None:
+        together.extend(n for n in in_hand if n == event.data["amount"])
+        in_hand.append(event.data["amount"])
+        began.append(event.sequence_number)
+        await asyncio.sleep(0.01)
+        in_hand.remove(event.data["amount"])
+        tx.merge(row(event), "balances", keys="id")
+
+    events = batch(*(event(n, f"k{n}", n % 2) for n in range(6)))
+    made(events, 0)
+    began.clear()
+    made.log(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
+    assert replay(Selection("shop", topic="orders"), made).replayed == 6
+    assert sorted(began) == list(range(6)) and together == []
 
 
 async def _coroutine(rows: Any, tx: Any) -> None:

@@ -26,6 +26,9 @@ from dedup.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+DRIVERS = 3
+"""Connections of the driver's own."""
+
 
 @pytest.fixture
 def base(postgres: str) -> PostgresPlace:
@@ -85,6 +88,28 @@ def test_a_partition_is_one_task_in_order_however_it_came(spark: SparkSession, b
     assert_proven(base.store())
 
 
+@pytest.mark.parametrize("soon", [False, True], ids=["at once", "coroutine"])
+def test_the_driver_hands_out_events_of_scratch_files_in_order(
+    spark: SparkSession, place: Place, tmp_path_factory: pytest.TempPathFactory, soon: bool
+) -> None:
+    """Seven shuffled Spark partitions in files, of which Spark keeps no order: each partition's events still come ascending."""
+    scratch = str(tmp_path_factory.mktemp("scratch"))
+    made, seen = bare(place.store(), collect=False, scratch=scratch, sequence_key="data.amount"), list[tuple[int, int]]()
+
+    def book(event: Event, tx: Any) -> Any:
+        seen.append((event.partition, event.sequence_number))
+        return {"id": event.data["id"], "amount": 1}
+
+    async def book_soon(event: Event, tx: Any) -> Any:
+        return book(event, tx)
+
+    made.foreach(into="orders", on="driver")(book_soon if soon else book)
+    same = [e | {"body": e["body"].replace(b'"amount": ', b'"amount": 7, "n": ')} for e in spread(range(40))]
+    assert made(frame(spark, *same, parts=7), 0).processed == 120
+    for partition in range(3):
+        assert [n for p, n in seen if p == partition] == list(range(40))
+
+
 @pytest.mark.postgres
 def test_arrow_tables_and_connections_in_tasks(spark: SparkSession, base: PostgresPlace) -> None:
     """foreach_arrow gets one partition at a time; tx.connection is its transaction's, and a failing handler undoes it with all else."""
@@ -125,19 +150,24 @@ def test_what_cannot_travel_is_told_before_anything_is_written(spark: SparkSessi
 
 
 @pytest.mark.postgres
-def test_connections_have_a_cap_and_a_database_with_fewer_is_refused(spark: SparkSession, base: PostgresPlace) -> None:
+def test_connections_have_a_cap_and_a_database_with_fewer_is_refused(spark: SparkSession, base: PostgresPlace, tmp_path: Path) -> None:
     """With connections=2 one task runs at a time, with two sessions, which go with it; a database without room for two tasks is told."""
     made = bare(base.store())
 
     @made.foreach(into="orders", connections=2)
     def book(event: Event, tx: Any) -> Any:
-        row = tx.connection.execute(
-            "select count(*) from pg_stat_activity a join dedup.member m on m.backend_pid = a.pid and m.backend_start = a.backend_start"
-        ).fetchone()
-        return {"id": event.data["id"], "amount": row[0]}
+        row = tx.connection.execute("select count(*) from pg_stat_activity where datname = current_database()").fetchone()
+        mine = tmp_path / str(event.partition)
+        if event.sequence_number == 0:
+            mine.touch()
+            time.sleep(1)  # time for a second task, if there were one
+        at_once = len(list(tmp_path.iterdir()))
+        if event.sequence_number == 3:
+            mine.unlink()
+        return {"id": f"{at_once} at once, {'few' if row[0] <= 2 + DRIVERS else row[0]} sessions", "amount": event.sequence_number}
 
     assert made(frame(spark, *spread(range(4))), 0).processed == 12
-    assert {r["amount"] for r in base.read()} == {1}
+    assert {r["id"] for r in base.read()} == {"1 at once, few sessions"}
     made.store.close()
     base.execute("do $$ begin execute format('alter database %I connection limit 4', current_database()); end $$")
     other = each(base.store(), name="other")
@@ -146,6 +176,21 @@ def test_connections_have_a_cap_and_a_database_with_fewer_is_refused(spark: Spar
     assert "other" not in other.store.consumers()
     other.store.close()
     assert each(base.store(), connections=2)(frame(spark, *orders([100])), 1).processed == 1
+
+
+@pytest.mark.postgres
+def test_connections_stay_with_their_process_from_batch_to_batch(spark: SparkSession, base: PostgresPlace) -> None:
+    """Where every core may have its connections, a Python worker opens them once: each process has one session for all batches."""
+    made = bare(base.store())
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        return {"id": str(os.getpid()), "amount": tx.connection.execute("select pg_backend_pid()").fetchone()[0]}
+
+    for number in range(3):
+        made(frame(spark, *spread(range(4 * number, 4 * number + 4))), number)
+    pairs = [(r["id"], r["amount"]) for r in base.read()]
+    assert len(pairs) == 36 and len(set(pairs)) == len({process for process, _ in pairs}) <= 4
 
 
 @pytest.mark.postgres

@@ -8,68 +8,35 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from foreach_kit import bare
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from local_tasks import Tasks, run_in
 from orders import batch, event, letters, orders
 from places import DeltaPlace
 
 from checkpoint.errors import StoreError
-from dedup import Consumer, consumer
-from dedup.executors import RunTask
-from dedup.feed import ArrowFeed
+from dedup import Consumer
 from dedup.foreach import Event
 from dedup.outbox import Call, Dispatcher, Message
 
 pytestmark = pytest.mark.delta
 
-PLACE = ("source", "topic", "partition", "sequence_number", "part")
-
 MERGED = ("id", "name", "mail")
-
-
-class Tasks:
-    """Spark's shuffle and its tasks. Loses the last `lost` rows."""
-
-    def __init__(self, lost: int = 0) -> None:
-        self.cores, self.lost = 2, lost
-
-    def pack(self, what: object) -> bytes:
-        """As Spark's."""
-        from pyspark import cloudpickle
-
-        return bytes(cloudpickle.dumps(what))  # type: ignore[no-untyped-call]
-
-    def each(self, frame: pa.Table, run: RunTask, answers: pa.Schema) -> pa.Table:
-        """All partitions in one task."""
-        rows = frame.sort_by([(name, "ascending") for name in PLACE])
-        return pa.Table.from_batches(run(rows.slice(0, rows.num_rows - self.lost).to_batches(max_chunksize=3)), answers)
-
-
-def run_in(tasks: Tasks | None, made: Consumer, rows: pa.Table, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """One batch, its events handled in these tasks or on the driver."""
-
-    def opened(given: Any, *args: Any, **named: Any) -> ArrowFeed:
-        feed = ArrowFeed(given)
-        feed.tasks = tasks  # type: ignore[assignment]
-        return feed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(consumer, "open_feed", opened)
-        return made(rows, 0)
 
 
 def made_of(place: DeltaPlace, calls: list[list[tuple[str, str, int]]]) -> Consumer:
     """A consumer whose n-th event makes these calls: what, whose row, number."""
     made, people = bare(place.store()), place.path("people")
 
-    @made.foreach()
+    @made.foreach(into=people)
     def book(event: Event, tx: Any) -> None:
         for what, key, number in calls[event.data["amount"]]:
             if what == "write":
                 tx.write({"id": key, "amount": number}, "audit")
+            elif what == "own":
+                tx.write({"id": key, "name": str(number)}, people)
             elif what == "gone":
                 tx.merge({"id": key, "gone": True}, people, keys="id", delete_when="gone")
             elif what in MERGED:
@@ -82,7 +49,7 @@ def made_of(place: DeltaPlace, calls: list[list[tuple[str, str, int]]]) -> Consu
 
 ID: dict[str, dict[str, Any]] = {"send": {}, "send by id": {"id": "name"}}
 
-CALLS = st.tuples(st.sampled_from(["write", "gone", "name", "mail", *ID]), st.sampled_from("ab"), st.integers(0, 99))
+CALLS = st.tuples(st.sampled_from(["write", "own", "gone", "name", "mail", *ID]), st.sampled_from("ab"), st.integers(0, 99))
 
 
 def became(place: DeltaPlace) -> dict[str, Any]:
@@ -90,7 +57,7 @@ def became(place: DeltaPlace) -> dict[str, Any]:
     sent: list[Message] = []
     Dispatcher(place.store().outbox("shop"), Call(sent.extend)).once()
     return {
-        "people": place.read_text("people", MERGED).sort_by("id").to_pylist(),
+        "people": place.read_text("people", MERGED).sort_by([(n, "ascending") for n in MERGED]).to_pylist(),
         "audit": sorted((r["id"], r["amount"]) for r in place.read("audit")),
         "sent": {key: [m.body for m in sent if m.key == key] for key in (b"a", b"b")},
     }
@@ -103,11 +70,11 @@ def test_tasks_do_what_the_driver_does(calls: list[list[tuple[str, str, int]]], 
     rows = batch(*(event(n, f"e{n}", n, partition=int(split and n > len(calls) // 2)) for n in range(len(calls))))
     found = []
     for tasks in (None, Tasks()):
-        with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
+        with TemporaryDirectory() as folder:
             place = DeltaPlace(Path(folder))
             place.create_sink("audit")
             place.create_text_sink("people", MERGED)
-            report = run_in(tasks, made_of(place, calls), rows, monkeypatch)
+            report = run_in(tasks, made_of(place, calls), rows)
             assert (report.processed, report.skipped) == (sum(map(bool, calls)), sum(not c for c in calls))
             found.append(became(place))
     assert found[0] == found[1]
@@ -121,7 +88,7 @@ def lake(tmp_path: Path) -> DeltaPlace:
     return place
 
 
-def test_rows_of_the_sink_come_behind_what_was_merged_into_it(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_sink_come_behind_what_was_merged_into_it(lake: DeltaPlace) -> None:
     """A handler that merges into the sink of its own rows: the driver takes the returned ones last, and so do tasks."""
     made = bare(lake.store())
 
@@ -130,15 +97,15 @@ def test_rows_of_the_sink_come_behind_what_was_merged_into_it(lake: DeltaPlace, 
         tx.merge({"id": event.data["id"], "amount": -1}, "orders", keys="id")
         return {"id": event.data["id"], "amount": 1}
 
-    run_in(Tasks(), made, batch(*orders(range(2))), monkeypatch)
+    run_in(Tasks(), made, batch(*orders(range(2))))
     assert sorted((r["id"], r["amount"]) for r in lake.read()) == [("p0-0", -1), ("p0-0", 1), ("p0-1", -1), ("p0-1", 1)]
 
 
-def test_events_that_do_not_come_back_from_tasks_stop_the_batch(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_do_not_come_back_from_tasks_stop_the_batch(lake: DeltaPlace) -> None:
     """Whatever loses rows between the driver and the tasks: none of them counts as processed."""
     made = bare(lake.store())
     made.foreach(into="orders")(lambda event, tx: {"id": event.data["id"], "amount": 1})
     with pytest.raises(StoreError, match="Of 5 events that Spark's tasks were given, 3 came back"):
-        run_in(Tasks(lost=2), made, batch(*orders(range(5))), monkeypatch)
+        run_in(Tasks(lost=2), made, batch(*orders(range(5))))
     assert lake.read() == [] and letters(lake.store()) == []
-    assert run_in(Tasks(), made, batch(*orders(range(5))), monkeypatch).processed == 5
+    assert run_in(Tasks(), made, batch(*orders(range(5)))).processed == 5

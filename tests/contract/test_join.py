@@ -40,6 +40,17 @@ def elsewhere() -> Holder:
     return Holder("another-host", next(PIDS), this_process().started, uuid.uuid4().hex)
 
 
+def test_what_a_slice_of_spark_was_trying_does_not_stop_a_runner(place: Place) -> None:
+    """A query's task was killed, and a runner goes on with its partition: the note is none of a runner's."""
+    one = member(place.store())
+    share = one.claim(at(0))
+    one.process(share, batch(*orders(range(3))))
+    place.store().set_trial("shop", '{"chunk": "c", "deaths": 1, "dead": [], "running": [0, 2]}', share.claim.scope)
+    again = one.claim(at(0))
+    assert again.hold is None
+    assert one.process(again, batch(*orders(range(3, 5)))).processed == 2
+
+
 def test_two_processes_share_an_epoch(place: Place) -> None:
     """The second one joins without raising the epoch, and both commit, each for its own partition."""
     one, two = member(place.store()), member(place.store())

@@ -152,3 +152,20 @@ def test_a_topic_that_takes_nothing_holds_back_no_other(place: Place, daemon: bo
         one.once()
     assert states(place) == {"SENT": 200} and all(entry.attempts == 0 for entry in place.store().outbox("shop").entries(Chosen(limit=None)))
     assert got == {topic: [b"%d" % n for n in range(100)] for topic in ("good", "missing")}
+
+
+def test_numbers_of_messages_that_are_undone_are_given_again(place: Place) -> None:
+    """A search for a bad event runs the handler many times over: the messages that are left are numbered as if it had run once."""
+    run = consumer(place.store())
+    run._handler = None
+
+    @run.foreach_batch
+    def handle(rows: pa.Table, tx: Any) -> None:
+        data = pa.Table.from_struct_array(rows["data"].combine_chunks())
+        tx.publish(pa.table({"body": data["id"]}), "out")
+        tx.publish(pa.table({"body": data["id"], "id": pc.if_else(pc.equal(data["amount"], 7), None, data["id"])}), "to judge", id="id")
+
+    assert run(batch(*(event(n, f"k{n}", n) for n in range(16))), 0).dead_lettered == 1
+    numbers = [e.number for e in place.store().outbox("shop").entries(Chosen())]
+    assert place.kind == "postgres" or numbers == list(range(numbers[0], numbers[0] + 30))
+    assert len(numbers) == 30

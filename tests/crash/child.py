@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from places import DeltaPlace, Place, PostgresPlace
 from crash import log
 
 SINKS = ("orders", "audit")
-"""Appended to; `balances` is merged."""
+"""Appended to."""
+
+MERGED = ("balances", "latest")
+"""Merged: by the greatest value; by the order of the events, and some take their row away."""
 
 
 def place_of(kind: str, where: str) -> Place:
@@ -28,11 +32,12 @@ def create(place: Place) -> None:
     """The sinks."""
     for name in SINKS:
         place.create_sink(name)
-    place.create_merge_sink("balances")
+    for name in MERGED:
+        place.create_merge_sink(name)
 
 
 def handle(rows: pa.Table, tx: Any, coin: float) -> None:
-    """Two sinks and a merge; negative amounts are rejected, and some at random: it answers differently each time."""
+    """Two sinks and two merges; negative amounts are rejected, and some at random: it answers differently each time."""
     rest = tx.reject(rows, pc.less(pc.struct_field(rows["data"], "amount"), 0), "negative")
     rest = tx.reject(rest, pa.array([random.random() < coin for _ in range(rest.num_rows)], pa.bool_()), "coin")
     for name in SINKS:
@@ -40,10 +45,26 @@ def handle(rows: pa.Table, tx: Any, coin: float) -> None:
     keys = pc.struct_field(rest["data"], "id").to_pylist()
     places = zip(rest["partition"].to_pylist(), rest["sequence_number"].to_pylist(), keys, strict=True)
     found = [log.Fact(partition, number // 2, key, junk=False) for partition, number, key in places]
-    merged = pa.table(
-        [pa.array([f.account for f in found], pa.string()), pa.array([log.mark(f) for f in found], pa.int64())], ["id", "amount"]
-    )
-    tx.merge(merged, "balances", ["id"], newer_by="amount")
+    marks = pa.array([f.mark for f in found], pa.int64())
+    tx.merge(pa.table([_text(f.account for f in found), marks], ["id", "amount"]), "balances", ["id"], newer_by="amount")
+    leaves = pa.array([f.leaves for f in found], pa.bool_())
+    tx.merge(pa.table([_text(f.seat for f in found), marks, leaves], ["id", "amount", "leaves"]), "latest", ["id"], delete_when="leaves")
+
+
+def handle_one(event: Any, tx: Any) -> None:
+    """The same for one event, but for what is rejected at random."""
+    if event.data["amount"] < 0:
+        return tx.dead_letter(event, "negative")
+    for name in SINKS:
+        tx.write(event.data, name)
+    one = log.Fact(event.partition, event.sequence_number // 2, event.data["id"], junk=False)
+    tx.merge({"id": one.account, "amount": one.mark}, "balances", ["id"], newer_by="amount")
+    tx.merge({"id": one.seat, "amount": one.mark, "leaves": one.leaves}, "latest", ["id"], delete_when="leaves")
+    return None
+
+
+def _text(values: Iterable[str]) -> pa.Array:
+    return pa.array(list(values), pa.string())
 
 
 def main(task: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from children import Child
 from orders import letters
@@ -22,6 +22,7 @@ from dedup.verify import verify
 class Lane:
     """Where the processes of some iterations write, one after another or at once."""
 
+    lives: ClassVar[int] = 25  # iterations of one lane: its tables grow, and what is old has to stay true
     kind: str  # "postgres" or "delta"
     place: Place
     folder: Path
@@ -89,5 +90,5 @@ def wrong(place: Place, seed: int, batches: int) -> tuple[list[Any], list[Any], 
 def _found(place: Place, parked: list[dict[str, Any]], sink: str) -> log.Outcome:
     rows = Counter((r["id"], r["amount"]) for r in place.read(sink))
     held = Counter(x["idempotence_key"] for x in parked if x["holds_key"])
-    merged = Counter((r["id"], r["amount"]) for r in place.read("balances"))
-    return log.Outcome(rows, held, sum(not x["holds_key"] for x in parked), merged)
+    merged, latest = (Counter((r["id"], r["amount"]) for r in place.read(name)) for name in child.MERGED)
+    return log.Outcome(rows, held, sum(not x["holds_key"] for x in parked), merged, latest)

@@ -33,8 +33,23 @@ class Fact:
 
     @property
     def account(self) -> str:
-        """The row of the merged sink that it belongs to."""
+        """The row of `balances` that it belongs to: the greatest mark stays there."""
         return f"b{zlib.crc32((self.key or '').encode()) % 5}"
+
+    @property
+    def seat(self) -> str:
+        """The row of `latest` that it belongs to, one of its partition: the last event stays there, or takes it away."""
+        return f"{self.partition}-{self.number % 3}"
+
+    @property
+    def mark(self) -> int:
+        """What its merged rows hold: greater for later positions, and of one event only."""
+        return PARTITIONS * self.number + self.partition + 1
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it takes the row of `latest` away."""
+        return self.mark % 4 == 0
 
     def delivered(self) -> dict[str, Any]:
         """As a source delivers it."""
@@ -43,10 +58,15 @@ class Fact:
 
 
 def fact(seed: int, partition: int, number: int) -> Fact:
-    """About a third repeats a key of any partition; a few have none, or a body that does not decode."""
+    """About a third repeats a key of any partition, or of its own; a few have none, or a body that does not decode."""
     dice = random.Random(f"{seed}/{partition}/{number}")
-    key, kind = f"k{dice.randrange(2 * (number + 1))}", dice.random()
+    key, kind = f"k{partition if apart(seed) else ''}-{dice.randrange(2 * (number + 1))}", dice.random()
     return Fact(partition, number, None if kind < 0.05 else key, kind > 0.95)
+
+
+def apart(seed: int) -> bool:
+    """Whether no key is in two partitions: where slices commit side by side, either one may be first."""
+    return seed % 4 == 2
 
 
 def facts(seed: int, number: int) -> Iterator[Fact]:
@@ -72,11 +92,12 @@ class Outcome:
     rows: Counter[tuple[str, int]]  # of the sinks that are appended to
     held: Counter[str]  # keys of letters that hold theirs
     keyless: int  # letters that hold none
-    merged: Counter[tuple[str, int]]
+    merged: Counter[tuple[str, int]]  # of `balances`
+    latest: Counter[tuple[str, int]]
 
     def difference(self, other: Outcome) -> tuple[list[Any], list[Any]]:
         """What this has and the other has not, and the reverse."""
-        pairs = [(self.rows, other.rows), (self.held, other.held), (self.merged, other.merged)]
+        pairs = [(self.rows, other.rows), (self.held, other.held), (self.merged, other.merged), (self.latest, other.latest)]
         pairs.append((Counter(keyless=self.keyless), Counter(keyless=other.keyless)))
         return [x for a, b in pairs for x in (a - b).elements()], [x for a, b in pairs for x in (b - a).elements()]
 
@@ -91,16 +112,14 @@ def expected(seed: int, batches: int, coins: Iterable[str]) -> Outcome:
     parked = {key for key, one in first.items() if one.amount < 0} | set(coins)
     written = [one for key, one in first.items() if key not in parked]
     merged: dict[str, int] = {}
+    latest: dict[str, int | None] = {}
     for one in written:
-        merged[one.account] = max(merged.get(one.account, 0), mark(one))
+        merged[one.account] = max(merged.get(one.account, 0), one.mark)
+        latest[one.seat] = None if one.leaves else one.mark
     return Outcome(
         Counter((str(one.key), one.amount) for one in written),
         Counter(parked & set(first)),
         sum(one.junk or one.key is None for one in every),
         Counter(merged.items()),
+        Counter((seat, mark) for seat, mark in latest.items() if mark is not None),
     )
-
-
-def mark(one: Fact) -> int:
-    """What the merged row of this event holds: greater for later positions, and of one event only."""
-    return PARTITIONS * one.number + one.partition + 1

@@ -23,9 +23,6 @@ from crash.faults import FAULTS, Fault, ServerFaults, disk_full
 from crash.lane import Lane
 from crash.spark_lane import KafkaLane, SparkLane
 
-LIVES = 25
-"""Iterations of one lane: its tables grow, and what is old has to stay true."""
-
 DISK_FULL = "disk full"
 
 SPARK, KAFKA = "+spark", "+kafka"
@@ -47,7 +44,7 @@ class Lanes:
 
     def take(self, seed: int) -> Lane:
         """Longer by two batches than what is finished."""
-        if self._lane is None or self._lived == LIVES:
+        if self._lane is None or self._lived == self._made.lives:
             self.forget()
             self._lane, self._lived = self._made.new(self._kind, self._where(), self._nursery, seed), 0
         self._lived += 1

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from orders import consumer
 
 from crash import log
-from crash.child import SINKS, place_of
+from crash.child import SINKS, handle_one, place_of
 from crash.drivers import ANSWER, DONE
 from dedup.demo.delivery import ENVELOPE_DDL
 
@@ -34,14 +35,24 @@ def handle(rows: Any, tx: Any, started: Path) -> None:
 
     started.touch()
     rest = tx.reject(rows, "data.amount < 0", "negative")
-    flat = rest.select("data.id", "data.amount", "partition", "sequence_number").mapInArrow(
-        slowly, "id string, amount bigint, partition int, sequence_number bigint"
-    )
+    names = ["source", "topic", "partition", "sequence_number", "part"]
+    flat = rest.select("data.id", "data.amount", *names)
+    flat = flat.mapInArrow(slowly, flat.schema)
     for name in SINKS:
         tx.write(flat.select("id", "amount"), name)
-    number = log.PARTITIONS * (F.col("sequence_number") / 2).cast("bigint") + F.col("partition") + 1
-    account = F.concat(F.lit("b"), (F.crc32(F.col("id").cast("binary")) % 5).cast("string"))
-    tx.merge(flat.select(account.alias("id"), number.cast("bigint").alias("amount")), "balances", ["id"], newer_by="amount")
+    number = (F.col("sequence_number") / 2).cast("bigint")
+    mark = (log.PARTITIONS * number + F.col("partition") + 1).cast("bigint").alias("amount")
+    account = F.concat(F.lit("b"), (F.crc32(F.col("id").cast("binary")) % 5).cast("string")).alias("id")
+    tx.merge(flat.select(account, mark), "balances", ["id"], newer_by="amount")
+    seat = F.concat_ws("-", "partition", number % 3).alias("id")
+    tx.merge(flat.select(seat, mark, (mark % 4 == 0).alias("leaves"), *names), "latest", ["id"], delete_when="leaves")
+
+
+def handle_slowly(event: Any, tx: Any, started: Path) -> None:
+    """One event, in a task of Spark."""
+    started.touch()
+    time.sleep(0.03)
+    handle_one(event, tx)
 
 
 def stream(spark: Any, task: dict[str, Any]) -> Any:
@@ -59,7 +70,12 @@ def query(spark: Any, task: dict[str, Any]) -> None:
     source = None if "landing" in task else "broker"
     settings = {"max_events_per_transaction": 8, "takeover_after": 1.0, "budget": None, "query": None, "source": source}
     run = consumer(store, max_outage=task["patience"], **settings)
-    run._handler = lambda rows, tx: handle(rows, tx, Path(task["started"]))
+    started = Path(task["started"])
+    if task["in_tasks"]:
+        run._handler = None
+        run.foreach()(partial(handle_slowly, started=started))
+    else:
+        run._handler = lambda rows, tx: handle(rows, tx, started)
     try:
         writer = stream(spark, task).writeStream.foreachBatch(run).option("checkpointLocation", f"{task['folder']}/spark")
         writer.trigger(availableNow=True).start().awaitTermination()

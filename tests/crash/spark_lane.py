@@ -23,11 +23,14 @@ from crash.lane import Lane
 class SparkLane(Lane):
     """Its log is a folder of files, one for each batch; its progress is Spark's own."""
 
+    lives = 8  # two for each fault, so that short runs have both kinds of handlers
+
     def start(self, **task: Any) -> Driver:  # type: ignore[override]
         """A driver that reads to the end of the log."""
         source = self.prepare_log()
         where = str(self.place.folder) if self.kind == "delta" else self.place.url  # type: ignore[attr-defined]
         told = {"kind": self.kind, "place": where, "folder": str(self.folder), "patience": 0.0, "started": str(self.folder / "mark")}
+        told["in_tasks"] = log.apart(self.seed)
         driver: Driver = self.nursery.start({**told, **source, **task})  # type: ignore[assignment]
         return driver
 
@@ -44,7 +47,7 @@ class SparkLane(Lane):
 
     @classmethod
     def new(cls, kind: str, where: str, nursery: Any, seed: int) -> SparkLane:
-        """Rejections at random are the plain loops'."""
+        """Rejections at random are the plain loops'. Of two lanes one has a handler of events, in tasks, and no key in two partitions."""
         made = super().new(kind, where, nursery, 2 * seed)
         assert isinstance(made, SparkLane)
         return made
