@@ -50,7 +50,7 @@ def test_whatever_is_broken_nothing_is_lost_or_doubled(kind: str, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", THROUGH_SPARK)
 def test_whatever_of_spark_or_the_broker_dies_nothing_is_lost_or_doubled(kind: str, tmp_path: Path) -> None:
-    """Driver, JVM, Python workers, broker, and a driver that is stopped while another one takes over: each once, then the same count."""
+    """Driver, JVM, Python workers, broker, a driver that is stopped, two that take over from each other: each once, then the same count."""
     faults = spark_lane.KAFKA_FAULTS if kind.endswith(run.KAFKA) else spark_lane.FAULTS
     made = run.run(kind, range(len(faults)), tmp_path / "journal.jsonl")
     print(report.markdown(made))

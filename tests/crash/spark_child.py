@@ -69,7 +69,7 @@ def query(spark: Any, task: dict[str, Any]) -> None:
     store: Any = place_of(task["kind"], task["place"]).store()
     source = None if "landing" in task else "broker"
     settings = {"max_events_per_transaction": 8, "takeover_after": 1.0, "budget": None, "query": None, "source": source}
-    run = consumer(store, max_outage=task["patience"], **settings)
+    run = consumer(store, max_outage=task["patience"], takeover=task["takeover"], **settings)
     started = Path(task["started"])
     if task["in_tasks"]:
         run._handler = None
@@ -77,7 +77,7 @@ def query(spark: Any, task: dict[str, Any]) -> None:
     else:
         run._handler = lambda rows, tx: handle(rows, tx, started)
     try:
-        writer = stream(spark, task).writeStream.foreachBatch(run).option("checkpointLocation", f"{task['folder']}/spark")
+        writer = stream(spark, task).writeStream.foreachBatch(run).option("checkpointLocation", task["query"])
         writer.trigger(availableNow=True).start().awaitTermination()
         store.publish("shop")
     finally:

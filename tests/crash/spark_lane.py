@@ -23,13 +23,14 @@ from crash.lane import Lane
 class SparkLane(Lane):
     """Its log is a folder of files, one for each batch; its progress is Spark's own."""
 
-    lives = 8  # two for each fault, so that short runs have both kinds of handlers
+    lives = 10  # two for each fault, so that short runs have both kinds of handlers
 
     def start(self, **task: Any) -> Driver:  # type: ignore[override]
         """A driver that reads to the end of the log."""
         source = self.prepare_log()
         where = str(self.place.folder) if self.kind == "delta" else self.place.url  # type: ignore[attr-defined]
-        told = {"kind": self.kind, "place": where, "folder": str(self.folder), "patience": 0.0, "started": str(self.folder / "mark")}
+        told = {"kind": self.kind, "place": where, "patience": 0.0, "started": str(self.folder / "mark")}
+        told |= {"query": str(self.folder / "spark"), "takeover": False}
         told["in_tasks"] = log.apart(self.seed)
         driver: Driver = self.nursery.start({**told, **source, **task})  # type: ignore[assignment]
         return driver
@@ -83,10 +84,10 @@ class KafkaLane(SparkLane):
         self.broker.start()
 
 
-def _at_work(lane: Lane) -> Any:
+def _at_work(lane: Lane, **task: Any) -> Any:
     """A driver in the middle of a batch."""
     mark = lane.folder / f"mark-{uuid.uuid4().hex[:8]}"
-    driver: Any = lane.start(started=str(mark))
+    driver: Any = lane.start(started=str(mark), **task)
     while not mark.exists() and not driver.ended:
         time.sleep(0.01)
     return driver
@@ -130,6 +131,17 @@ def stop_and_take_over(lane: Lane, dice: random.Random) -> str:
     return moment
 
 
+def two_at_once(lane: Lane, dice: random.Random) -> str:
+    """Another query of the same consumer, with a Spark checkpoint of its own, takes over in mid-batch; then the first one does, again."""
+    first = _at_work(lane)
+    moment, lane.missed = _wait(dice), first.ended
+    second = _at_work(lane, query=str(lane.folder / uuid.uuid4().hex), takeover=True)
+    lane.wait(first)
+    lane.wait(_at_work(lane, takeover=True))
+    lane.wait(second)
+    return moment
+
+
 def kill_broker(lane: Lane, dice: random.Random) -> str:
     """SIGKILL of the broker while a query reads; the query lives through it, or ends and is started again."""
     driver = _at_work(lane)
@@ -158,6 +170,7 @@ FAULTS = {
     "Spark: kill -9 of the JVM": _killed("java"),
     "Spark: kill -9 of a Python worker": _killed("pyspark.daemon"),
     "Spark: driver stopped, taken over, continued": stop_and_take_over,
+    "Spark: two drivers at once, each takes over": two_at_once,
 }
 """Of every store."""
 
