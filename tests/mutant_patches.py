@@ -25,6 +25,7 @@ _HELD = """    union all
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status"""
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
+_SLICES = "tests/contract/test_slices.py::"
 _SIMULATION = "tests/test_simulation.py::test_no_schedule_of_crashes_copies_and_replays_breaks_an_invariant"
 
 MUTANTS = (
@@ -289,6 +290,34 @@ MUTANTS = (
         "join {schema}.batch b on b.consumer_id = %(id)s and b.generation >= %(keyspace)s and b.topic_id = w.topic_id",
         "join {schema}.batch b on b.consumer_id = %(id)s and %(keyspace)s >= 0 and b.topic_id = w.topic_id",
         _GUARDS + "test_after_a_reset_the_same_events_are_new_in_any_order",
+    ),
+    Mutant(
+        "two tasks have one slice at once",
+        "dedup/postgres/slices.py",
+        "return bool(row and row[0])\n\n\ndef _look(",
+        "return True\n\n\ndef _look(",
+        _SLICES + "test_two_tasks_of_one_slice_take_turns",
+    ),
+    Mutant(
+        "a slice begins wherever the checkpoint stands",
+        "dedup/postgres/slices.py",
+        "if stands == claim.expected or (",
+        "if True or (",
+        _SLICES + "test_a_task_of_an_older_batch_finds_its_checkpoint_elsewhere",
+    ),
+    Mutant(
+        "a slice commits although another one was over the budget",
+        "dedup/postgres/slices.py",
+        "if row is not None and row[0] == claim.attempt:",
+        "if False:",
+        "tests/contract/test_foreach_spark.py::test_after_a_slice_over_the_budget_no_other_one_begins",
+    ),
+    Mutant(
+        "a slice begins behind a gap",
+        "dedup/slices.py",
+        "        self._refuse_gap(index)\n",
+        "",
+        "tests/contract/test_foreach_spark.py::test_a_gap_is_refused_before_anything_is_written",
     ),
     # Delta
     Mutant(

@@ -24,13 +24,14 @@ class SparkLane(Lane):
     """Its log is a folder of files, one for each batch; its progress is Spark's own."""
 
     lives = 10  # two for each fault, so that short runs have both kinds of handlers
+    query: str = "spark"  # the Spark checkpoint that a restart goes on with
 
     def start(self, **task: Any) -> Driver:  # type: ignore[override]
         """A driver that reads to the end of the log."""
         source = self.prepare_log()
         where = str(self.place.folder) if self.kind == "delta" else self.place.url  # type: ignore[attr-defined]
         told = {"kind": self.kind, "place": where, "patience": 0.0, "started": str(self.folder / "mark")}
-        told |= {"query": str(self.folder / "spark"), "takeover": False}
+        told |= {"query": str(self.folder / self.query), "takeover": False}
         told["in_tasks"] = log.apart(self.seed)
         driver: Driver = self.nursery.start({**told, **source, **task})  # type: ignore[assignment]
         return driver
@@ -132,13 +133,18 @@ def stop_and_take_over(lane: Lane, dice: random.Random) -> str:
 
 
 def two_at_once(lane: Lane, dice: random.Random) -> str:
-    """Another query of the same consumer, with a Spark checkpoint of its own, takes over in mid-batch; then the first one does, again."""
+    """Another query of the same consumer, with a Spark checkpoint of its own, takes over in mid-batch; then the first one does, again.
+
+    Whichever went on is what the state knows, so a third query reads all of it again.
+    """
+    assert isinstance(lane, SparkLane)
     first = _at_work(lane)
     moment, lane.missed = _wait(dice), first.ended
     second = _at_work(lane, query=str(lane.folder / uuid.uuid4().hex), takeover=True)
     lane.wait(first)
     lane.wait(_at_work(lane, takeover=True))
     lane.wait(second)
+    lane.query = uuid.uuid4().hex
     return moment
 
 
