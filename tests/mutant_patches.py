@@ -292,11 +292,11 @@ MUTANTS = (
         _GUARDS + "test_after_a_reset_the_same_events_are_new_in_any_order",
     ),
     Mutant(
-        "two tasks have one slice at once",
+        "a task that is tried again does not know where its own chunks ended",
         "dedup/postgres/slices.py",
-        "return bool(row and row[0])\n\n\ndef _look(",
-        "return True\n\n\ndef _look(",
-        _SLICES + "test_two_tasks_of_one_slice_take_turns",
+        'row = connection.execute(sql["slice_end"], asked).fetchone()',
+        "row = asked and None",
+        _SLICES + "test_a_task_that_is_killed_at_any_step_is_tried_again",
     ),
     Mutant(
         "a slice begins wherever the checkpoint stands",
@@ -310,7 +310,7 @@ MUTANTS = (
         "dedup/postgres/slices.py",
         "if row is not None and row[0] == claim.attempt:",
         "if False:",
-        "tests/contract/test_foreach_spark.py::test_after_a_slice_over_the_budget_no_other_one_begins",
+        "tests/contract/test_slices_fail.py::test_after_a_slice_over_the_budget_no_slice_of_another_task_begins",
     ),
     Mutant(
         "a slice begins behind a gap",

@@ -9,6 +9,7 @@ import pickle
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from orders import batch
 
@@ -42,18 +43,33 @@ class Tasks:
 
     def run(self, prepare: Prepare, packed: bytes, tasks: int, *, keep: bool) -> pa.Table:
         """All partitions in one task, which has a store of its own."""
-        rows = arrow.prepare(self._rows, prepare).sort_by(IN_ORDER)
-        packed_store, work = pickle.loads(packed)
-        store = pickle.loads(packed_store).in_tasks()
-        try:
-            return pa.Table.from_batches(slices.run(rows.to_batches(max_chunksize=3), work, store), slices.OUTCOMES)
-        finally:
-            store.close()
+        return run_task(arrow.prepare(self._rows, prepare), packed)
 
     def each(self, frame: pa.Table, run: RunTask, answers: pa.Schema) -> pa.Table:
         """All partitions in one task."""
         rows = frame.sort_by(IN_ORDER)
         return pa.Table.from_batches(run(rows.slice(0, rows.num_rows - self.lost).to_batches(max_chunksize=3)), answers)
+
+
+class TaskEach(Tasks):
+    """Each partition in a task of its own, one after the other."""
+
+    def run(self, prepare: Prepare, packed: bytes, tasks: int, *, keep: bool) -> pa.Table:
+        """In the order of their numbers."""
+        rows = arrow.prepare(self._rows, prepare)
+        numbers = sorted(set(rows["partition"].to_pylist()))
+        return pa.concat_tables(run_task(rows.filter(pc.equal(rows["partition"], number)), packed) for number in numbers)
+
+
+def run_task(rows: pa.Table, packed: bytes) -> pa.Table:
+    """OUTCOMES of one task, which has a store of its own."""
+    packed_store, work = pickle.loads(packed)
+    store = pickle.loads(packed_store).in_tasks()
+    try:
+        batches = rows.sort_by(IN_ORDER).to_batches(max_chunksize=3)
+        return pa.Table.from_batches(slices.run(batches, work, store), slices.OUTCOMES)
+    finally:
+        store.close()
 
 
 def run_in(tasks: Tasks | None, made: Consumer, rows: pa.Table, number: int = 0) -> Report:

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from foreach_kit import bare
-from local_tasks import run_in_tasks
+from local_tasks import TaskEach, run_in, run_in_tasks
 from orders import assert_proven, batch, event, flatten, ids, letters, orders
 from places import PostgresPlace
 
-from checkpoint.errors import ConfigError, Fenced, HandlerError
+from checkpoint.errors import BudgetExceeded, ConfigError, Fenced, HandlerError
 from deadletter.known import SYSTEMIC, TRANSIENT
 from dedup import Retry, executors, replay
 from dedup.consumer import Consumer
@@ -129,6 +129,25 @@ def test_a_failed_statement_of_one_event_is_that_events_alone(base: PostgresPlac
     assert (report.processed, report.dead_lettered) == (3, 1)
     assert [(x["idempotence_key"], x["error_type"]) for x in letters(base.store())] == [("k2", "psycopg.errors.DivisionByZero")]
     assert ids(base.read()) == ["k0", "k1", "k3", "own k0", "own k1", "own k3"]
+    assert_proven(base.store())
+
+
+def test_after_a_slice_over_the_budget_no_slice_of_another_task_begins(base: PostgresPlace) -> None:
+    """The first task is over the budget; the second one, which has good events alone, commits nothing. The next try decides anew."""
+    made, outage = bare(base.store()), [True]
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        if event.partition == 0 and outage[0]:
+            raise ValueError("an outage")
+        return row(event)
+
+    events = batch(*orders(range(120)), *orders(range(120, 125), partition=1))
+    with pytest.raises(BudgetExceeded, match="None of this batch was parked"):
+        run_in(TaskEach(events), made, events)
+    assert letters(base.store()) == [] and base.read() == []
+    outage[0] = False
+    assert run_in(TaskEach(events), made, events).processed == 125
     assert_proven(base.store())
 
 
