@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import delta_kit as kit
+import pyarrow as pa
 import pytest
 from fix_postgres import run
 from orders import batch, consumer, orders
 from places import PostgresPlace
 
+from dedup.delta import DeltaStore
+from dedup.steps import Advance, Commit, Record
+from dedup.store import BATCHES as RECORD
+from dedup.store import Checkpoint, Run
 from dedup.wanted import Wanted
 
 BATCHES, PARTITIONS, WIDTH, GAP = 10_000, 4, 2_500, 100
@@ -29,9 +36,9 @@ cross join lateral (
 
 CHILD = """
 import json, resource, sys, time
-from dedup import PostgresStore
+from dedup import DeltaStore, PostgresStore
 from dedup.verify import verify
-store = PostgresStore(sys.argv[1])
+store = (DeltaStore if sys.argv[1].startswith("/") else PostgresStore)(sys.argv[1])
 began = time.monotonic()
 report = verify(store, "shop")
 full = time.monotonic() - began
@@ -59,9 +66,26 @@ def generated(postgres: str, batches: int) -> PostgresPlace:
     return place
 
 
-def measured(postgres: str) -> dict[str, float]:
+def decided(where: Path, batches: int, width: int) -> None:
+    """A ledger with so many decisions, each about `width` positions of each partition, with the same holes. No sink."""
+    store, n = DeltaStore(str(where)), width - width // GAP
+    epoch = kit.epoch(store)
+    for number in range(batches):
+        starts = range(number * width, (number + 1) * width, GAP)
+        seen = [{"first": first, "last": first + GAP - 2} for first in starts]
+        row = {f.name: [] if pa.types.is_list(f.type) else 0 for f in RECORD}
+        row |= {"source": "broker", "topic": "orders", "query_id": "q", "batch_id": number, "seen": seen, "delivered": n, "processed": n}
+        records = pa.Table.from_pylist([{**row, "partition": p} for p in range(PARTITIONS)], schema=RECORD)
+        with store.begin(kit.NAME, epoch) as tx:
+            tx.execute(Record(records, Run("q", number, durable=True), {"key": "id"}))
+            tx.execute(Advance({kit.partition(p): Checkpoint(seen[-1]["last"], query_id="q") for p in range(PARTITIONS)}))
+            tx.execute(Commit())
+    store.close()
+
+
+def measured(where: str) -> dict[str, float]:
     """What a process of its own found, and what it took."""
-    done = subprocess.run([sys.executable, "-c", CHILD, postgres], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", CHILD, where], capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -81,4 +105,24 @@ def test_a_hundred_million_positions_are_proven_in_bounded_memory(postgres: str)
     told = measured(postgres)
     print(told)
     assert told["ok"] and told["seen"] == BATCHES * PARTITIONS * (WIDTH - WIDTH // GAP), told
+    assert told["megabytes"] < 2_000, told
+
+
+@pytest.mark.delta
+def test_ten_thousand_ranges_are_proven_on_delta(tmp_path: Path) -> None:
+    """The same positions in the records of a ledger."""
+    decided(tmp_path / "state", 10, 25_000)
+    told = measured(str(tmp_path / "state"))
+    assert told["ok"] and told["seen"] == 10 * PARTITIONS * (25_000 - 25_000 // GAP), told
+    assert told["ranges"] == 10 * PARTITIONS * 25_000 // GAP
+
+
+@pytest.mark.slow
+@pytest.mark.delta
+def test_a_hundred_million_positions_are_proven_in_bounded_memory_on_delta(tmp_path: Path) -> None:
+    """A million ranges in the records of a thousand decisions; a second proof reads next to nothing."""
+    decided(tmp_path / "state", 1_000, 25_000)
+    told = measured(str(tmp_path / "state"))
+    print(told)
+    assert told["ok"] and told["seen"] == 1_000 * PARTITIONS * (25_000 - 25_000 // GAP), told
     assert told["megabytes"] < 2_000, told
