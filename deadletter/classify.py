@@ -43,8 +43,8 @@ def classify(error: BaseException, rules: Sequence[Rule] = ()) -> ErrorClass:
 def outlasted(error: BaseException) -> ErrorClass:
     """What a TRANSIENT error is that retries have not outlasted: PERMANENT where it may be this event's own, else SYSTEMIC.
 
-    A time-out, a lock or an internal error of another service may come of what one event asks for. A connection that cannot be made, or a
-    service that refuses everybody, does not.
+    A time-out, a lock, an internal error of another service or the death of a Python worker may come of what one event asks for. A
+    connection that cannot be made, or a service that refuses everybody, does not.
     """
     if type(error) is Elsewhere:
         return error.outlasted
@@ -56,7 +56,8 @@ def _may_be_its_own(error: BaseException) -> bool:
     statuses = (_ask_number(error, "status_code"), _ask_number(error, "status"), _ask_number(response, "status_code"))
     state = _ask(error, "sqlstate") or _ask(error, "pgcode")
     timed_out = any("timeout" in name.rpartition(".")[2].lower() for name in _names(error))
-    return timed_out or state in known.OWN_STATES or any(status in known.OWN_STATUS for status in statuses)
+    killed = (_is_of(error, "pyspark") or _is_of(error, "py4j")) and known.WORKER.search(_text(error)) is not None
+    return killed or timed_out or state in known.OWN_STATES or any(status in known.OWN_STATUS for status in statuses)
 
 
 def _by_rules(error: BaseException, rules: Sequence[Rule]) -> ErrorClass | None:
@@ -139,7 +140,7 @@ def _of_spark(error: BaseException) -> ErrorClass | None:
     if not (_is_of(error, "pyspark") or _is_of(error, "py4j") or _is_of(error, "delta")):
         return None
     text = _text(error)
-    if known.DELTA.search(text) or known.TASK.search(text):
+    if known.DELTA.search(text) or known.TASK.search(text) or known.WORKER.search(text):
         return TRANSIENT
     if known.DATA.search(text):
         return PERMANENT

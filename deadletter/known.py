@@ -152,6 +152,15 @@ ERRNOS: dict[int, ErrorClass] = dict.fromkeys(
 TASK = re.compile(
     r"(?:Lost task|Job aborted).{0,2000}?(?:ExecutorLostFailure|FetchFailed|MetadataFetchFailed|Executor heartbeat timed out)", re.DOTALL
 )
+WORKER = re.compile(
+    r"Python worker exited unexpectedly"
+    r"|(?:SocketException|ClosedChannelException|Broken pipe|Connection reset).{0,2000}?org\.apache\.spark\.api\.python",
+    re.DOTALL,
+)
+"""A Python worker died while it worked. Without retries of tasks, as on local[N], one death ends the job; an event may be what kills it.
+
+Source: BasePythonRunner of Spark 4, whose writer passes on what the socket says.
+"""
 DELTA = re.compile(r"io\.delta\.exceptions\.(?:Concurrent|MetadataChanged|ProtocolChanged)\w*Exception|\[DELTA_CONCURRENT_")
 GONE = re.compile(
     r"SparkContext was shut down|stopped SparkContext|Answer from Java side is empty|No space left on device|java\.lang\.OutOfMemoryError"

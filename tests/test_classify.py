@@ -19,7 +19,7 @@ from py4j.protocol import Py4JNetworkError
 
 from checkpoint import errors as ours
 from deadletter import ErrorClass
-from deadletter.classify import classify
+from deadletter.classify import classify, outlasted
 
 TRANSIENT, PERMANENT, SYSTEMIC = ErrorClass.TRANSIENT, ErrorClass.PERMANENT, ErrorClass.SYSTEMIC
 
@@ -153,7 +153,8 @@ STAGE = (
         ),
         (java(STAGE + "org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'No space left on device'"), PERMANENT),
         (java(STAGE + "java.io.IOException: No space left on device"), SYSTEMIC),
-        (java(STAGE + "Python worker exited unexpectedly (crashed)"), PERMANENT),
+        (java(STAGE + "Python worker exited unexpectedly (crashed)"), TRANSIENT),
+        (java(STAGE + "java.net.SocketException: Broken pipe\n\tat org.apache.spark.api.python.BasePythonRunner"), TRANSIENT),
         (foreign("delta.exceptions.base.DeltaConcurrentModificationException"), TRANSIENT),
     ],
     ids=show,
@@ -161,6 +162,11 @@ STAGE = (
 def test_spark_and_delta_errors(error: BaseException, expected: ErrorClass) -> None:
     """Data errors and errors in a UDF are an event's fault; lost executors and concurrent commits pass; a bad plan or a dead JVM do not."""
     assert classify(error) is expected
+
+
+def test_a_worker_that_dies_again_and_again_is_the_events_own_fault() -> None:
+    """Spark's JVM names no event; where tries do not outlast the deaths, halves find the one that kills."""
+    assert outlasted(java(STAGE + "Python worker exited unexpectedly (crashed)")) is PERMANENT
 
 
 def test_the_state_of_a_spark_error_is_asked() -> None:

@@ -22,6 +22,7 @@ from orders import assert_proven, event, ids, letters, orders
 from places import DeltaPlace
 
 from checkpoint.errors import BudgetExceeded, ConfigError, SinkMismatch
+from dedup import Retry
 from dedup.foreach import Event
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.reprocessing import reprocess
@@ -271,9 +272,26 @@ def test_an_event_that_kills_its_worker_is_found_by_halves(spark: SparkSession, 
 
 
 @pytest.mark.crash
+def test_an_event_whose_worker_was_killed_once_is_no_letter(spark: SparkSession, lake: DeltaPlace) -> None:
+    """Somebody else may have killed it, out of memory for one: the event is tried again before it is blamed, also where it is alone."""
+    made, mark = bare(lake.store()), lake.folder / "killed"
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row(event)
+
+    assert made(frame(spark, *orders(range(1))), 0).processed == 1
+    assert letters(lake.store()) == [] and ids(lake.read()) == ["p0-0"]
+    assert_proven(lake.store())
+
+
+@pytest.mark.crash
 def test_a_worker_that_is_killed_leaves_nothing_and_the_batch_comes_again(spark: SparkSession, lake: DeltaPlace) -> None:
     """SIGKILL of the Python process in the middle of a batch: nothing of it is true, and the next delivery is whole."""
-    made, mark = bare(lake.store(), bisect=False), lake.folder / "killed"
+    made, mark = bare(lake.store(), bisect=False, retry=Retry(attempts=1)), lake.folder / "killed"
 
     @made.foreach(into="orders")
     def book(event: Event, tx: Any) -> Any:

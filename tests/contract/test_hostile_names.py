@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,15 @@ from dedup.store import Selection, Store
 FRESH = itertools.count()
 """Numbers the examples: they share a database or a folder, and each has positions and keys of its own."""
 
+EXAMPLES = int(os.environ.get("DEDUP_EXAMPLES", 0))
+"""More of them, others each time; 0: twelve, the same each time."""
+
 PATIENT = settings(
-    phases=(Phase.explicit, Phase.generate), max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    phases=(Phase.explicit, Phase.generate),
+    max_examples=EXAMPLES or 12,
+    deadline=None,
+    derandomize=not EXAMPLES,
+    suppress_health_check=list(HealthCheck),
 )
 
 NAMES = st.one_of(
