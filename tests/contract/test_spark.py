@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -296,4 +299,27 @@ def test_what_raises_in_a_dataframe_handler_is_isolated_and_reprocessed(spark: S
     report = reprocess(Selection(topic="orders", partition=0, first=0, last=20), fixed, spark=spark)
     assert (report.reprocessed, report.failed) == (2, 0)
     assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(12))
+    assert_proven(place.store())
+
+
+@pytest.mark.crash
+def test_an_event_whose_worker_was_killed_once_is_written(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """SIGKILL of the Python worker that evaluates what a handler writes: whoever it was, no event is blamed, also not the only one."""
+    topic, mark = Topic(spark, tmp_path), tmp_path / "killed"
+    topic.append((0, "k0", 1))
+    consumer = make(place, max_outage=0.0)
+
+    def killing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from batches
+
+    def handler(rows: DataFrame, tx: Any) -> None:
+        flat = rows.select("data.*")
+        tx.write(flat.mapInArrow(killing, flat.schema), "orders")
+
+    consumer._handler = handler
+    run(topic.stream(), consumer, tmp_path / "one")
+    assert mark.exists() and letters(place.store()) == [] and ids(place.read()) == ["k0"]
     assert_proven(place.store())
