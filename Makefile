@@ -26,7 +26,7 @@ slow: java $(VENV)/.jars ## Run the tests that take minutes each
 simulate: $(VENV)/.ready ## Play N schedules of crashes, copies and replays against the planning code (N=100000), or one of them (SEED=123)
 	@PYTHONPATH=.:tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(N)) $(SIMULATE_ARGS)
 
-mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (about 7 minutes)
+mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (about 8 minutes)
 	@$(BIN)/python tests/mutants.py $(MUTANTS)
 
 crash: $(VENV)/.ready ## Break processes, servers, connections and disks N times a store (N=1000), go on where it ended (CRASH_ARGS="--store delta")
