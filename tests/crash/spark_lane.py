@@ -50,7 +50,7 @@ class SparkLane(Lane):
     @classmethod
     def new(cls, kind: str, where: str, nursery: Any, seed: int) -> SparkLane:
         """Rejections at random are the plain loops'. Of two lanes one has a handler of events, in tasks, and no key in two partitions."""
-        made = super().new(kind, where, nursery, 2 * seed)
+        made = super().new(kind, where, nursery, 2 * (seed // cls.lives))
         assert isinstance(made, SparkLane)
         return made
 
