@@ -56,7 +56,7 @@ def _may_be_its_own(error: BaseException) -> bool:
     statuses = (_ask_number(error, "status_code"), _ask_number(error, "status"), _ask_number(response, "status_code"))
     state = _ask(error, "sqlstate") or _ask(error, "pgcode")
     timed_out = any("timeout" in name.rpartition(".")[2].lower() for name in _names(error))
-    killed = (_is_of(error, "pyspark") or _is_of(error, "py4j")) and known.WORKER.search(_text(error)) is not None
+    killed = known.WORKER.search(_words_of_spark(error)) is not None
     return killed or timed_out or state in known.OWN_STATES or any(status in known.OWN_STATUS for status in statuses)
 
 
@@ -137,14 +137,17 @@ def _by_errno(error: BaseException) -> ErrorClass | None:
 
 def _of_spark(error: BaseException) -> ErrorClass | None:
     """What Spark and Delta say in words only: an error of the JVM that has no class in Python."""
-    if not (_is_of(error, "pyspark") or _is_of(error, "py4j") or _is_of(error, "delta")):
-        return None
-    text = _text(error)
+    text = _words_of_spark(error)
     if known.DELTA.search(text) or known.TASK.search(text) or known.WORKER.search(text):
         return TRANSIENT
     if known.DATA.search(text):
         return PERMANENT
     return SYSTEMIC if known.GONE.search(text) else None
+
+
+def _words_of_spark(error: BaseException) -> str:
+    """The text of an error of Spark or Delta; empty for any other."""
+    return _text(error) if any(_is_of(error, package) for package in ("pyspark", "py4j", "delta")) else ""
 
 
 def _names(error: BaseException) -> Iterator[str]:

@@ -23,7 +23,7 @@ from crash.lane import Lane
 class SparkLane(Lane):
     """Its log is a folder of files, one for each batch; its progress is Spark's own."""
 
-    lives = 10  # two for each fault, so that short runs have both kinds of handlers
+    lives = 10  # two for each fault; the next lane has the other kind of handler
     query: str = "spark"  # the Spark checkpoint that a restart goes on with
 
     def start(self, **task: Any) -> Driver:  # type: ignore[override]
