@@ -16,7 +16,7 @@ from dedup.store import Rows
 
 
 class ArrowFrames:
-    """Implements `dedup.tx.Frames` for pa.Table."""
+    """Implements `dedup.frames.Frames` for pa.Table."""
 
     def columns(self, rows: pa.Table) -> list[str]:
         """Column names."""

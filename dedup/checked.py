@@ -1,4 +1,4 @@
-"""Rows that a handler wrote, looked through for events that it rejected in the same run. Called by dedup/tx.py."""
+"""Rows that a handler wrote, looked through for events that it rejected in the same run. Called by dedup/said.py."""
 
 from __future__ import annotations
 

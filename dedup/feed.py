@@ -20,10 +20,10 @@ from checkpoint.errors import ConfigError
 from dedup import arrow
 from dedup.arrow_frames import ArrowFrames
 from dedup.envelope import SEQUENCE, Prepare
+from dedup.frames import Frames
 from dedup.index import INDEX_COLUMNS, Ints
 from dedup.keys import HIDDEN
 from dedup.rows import picked
-from dedup.tx import Frames
 
 if TYPE_CHECKING:
     from dedup.executors import Tasks

@@ -1,26 +1,20 @@
-"""The handler's side of a transaction: `Tx` records what the handler wants; the flow evaluates it once, afterwards.
-
-`Frames` is how rows of one kind (Spark DataFrame, Arrow table) are asked for what Tx needs of them.
-"""
+"""The handler's side of a transaction: `Tx` records what the handler wants; the flow evaluates it once, afterwards (dedup/said.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
-from dedup.checked import Checked
 from dedup.envelope import POSITION
+from dedup.frames import Frames
 from dedup.index import Index, Ints
-from dedup.outbox.ahead import Ahead
-from dedup.outbox.message import Messages
-from dedup.outbox.recording import Names, messages_of, of_event, rows_of
-from dedup.reduce import last_per_key
-from dedup.rows import ArrowRows, copied
+from dedup.outbox.recording import Names, of_event
+from dedup.rows import copied
+from dedup.said import Call, Performance, Publication, Said
 from dedup.steps import Merge
 from dedup.store import Rows, Transaction
 
@@ -32,22 +26,6 @@ Undo = Callable[[pa.Table, "Tx"], None]
 
 LogReader = Callable[[str, str, int, int, int], Any]
 """(source, topic, partition, first, last) -> DataFrame or Arrow table with those positions of the log."""
-
-
-class Frames(Protocol):
-    """What Tx needs of one kind of rows."""
-
-    def columns(self, rows: Any) -> list[str]:
-        """Column names."""
-
-    def positions(self, rows: Any, condition: Any | None, columns: list[str]) -> pa.Table:
-        """These columns of the rows for which the condition is true (None: of all rows). One evaluation."""
-
-    def without(self, rows: Any, positions: pa.Table) -> Any:
-        """The rows whose position is not among `positions`, compared by its columns."""
-
-    def rows(self, rows: Any) -> Rows:
-        """The rows as a store takes them. Accepts the frame's own kind, an Arrow table, a dict, or a list of dicts."""
 
 
 class Tx:
@@ -63,12 +41,9 @@ class Tx:
         self._given[given] = True
         self._closed = False
         self.lent = False  # whether the handler has had the connection: an error may have spoilt what it does next
-        self._writes: list[_Call] = []
-        self._returned: _Call | None = None  # rows that the handler returned
+        self._said = Said()
         self._outcomes: dict[bool, dict[int, str]] = {True: {}, False: {}}  # rejected?, row -> reason
-        self._messages: list[tuple[str, Any, Names]] = []
         self._event: tuple[Mapping[str, Any], int] | None = None  # the event in hand, and how many messages it has published
-        self._filed: tuple[str, Sequence[str]] | None = None  # a sink, and the files with its rows that tasks have written
         self.of_events = False  # whether the handler is one of single events
         self.wrote = False  # whether the event in hand has written, merged or published
         self._asked = False  # whether it has had the connection
@@ -144,11 +119,9 @@ class Tx:
             rows, names = of_event(rows, names, position, before), names.own()
             self._event = (position, before + len(rows))
             self.wrote |= bool(rows)
-            if rows and self._messages and self._messages[-1][0] == topic and self._messages[-1][2] == names:
-                self._messages[-1][1].extend(rows)
-                return
-        if not (isinstance(rows, list | dict) and not rows):
-            self._messages.append((topic, rows, names))
+            self._said.publish_of_event(Publication(topic, rows, names))
+        elif not _is_empty(rows):
+            self._said.messages.append(Publication(topic, rows, names))
 
     def reject(self, rows: Any, condition: Any, reason: str) -> Any:
         """Park the events for which `condition` is true as dead letters; returns the rest. NULL counts as not rejected.
@@ -172,15 +145,13 @@ class Tx:
         self._mark(_position_of(rows) if isinstance(rows, tuple) else self._positions(rows, None), reason, rejected=True)
 
     def _record(self, table: str, rows: Any, how: Merge | None) -> None:
-        if isinstance(rows, list | dict) and not rows:  # no row at all: nothing to write
+        if _is_empty(rows):
             return
         self.wrote = True
         if self._event is not None and isinstance(rows, Mapping | list):
-            rows = copied([rows] if isinstance(rows, Mapping) else rows)
-            if self._writes and _goes_on(self._writes[-1], table, rows, how):
-                self._writes[-1].rows.extend(rows)
-                return
-        self._writes.append(_Call(table, rows, how))
+            self._said.write_of_event(Call(table, copied([rows] if isinstance(rows, Mapping) else rows), how))
+        else:
+            self._said.writes.append(Call(table, rows, how))
 
     def _settle_rows(self, rows: Any, condition: Any, reason: str, *, rejected: bool) -> Any:
         positions = self._positions(rows, condition)
@@ -236,7 +207,7 @@ class Tx:
 
     def returns(self, rows: Any, table: str) -> None:
         """What the handler returned: it comes behind everything that was recorded."""
-        self._returned = _Call(table, rows, None)
+        self._said.returned = Call(table, rows)
 
     @property
     def given(self) -> Ints:
@@ -254,7 +225,7 @@ class Tx:
 
     def adopt_files(self, table: str, files: Sequence[str]) -> None:
         """Files that tasks have written for this sink: they come behind everything that was recorded for it."""
-        self._filed = (table, files)
+        self._said.files = (table, files)
 
     @property
     def transaction(self) -> Transaction:
@@ -290,60 +261,20 @@ class Tx:
         Args:
             returned: takes the rows that the handler returned; else they are written as others are.
         """
+        parked = np.array(sorted(self.rejected), dtype=np.int64)
+        performance = Performance(self._frames, self._index, self.given, parked, self._transaction, self._event is not None)
         try:
-            self._perform(returned or self._transaction.write)
+            performance.perform(self._said, returned or self._transaction.write)
         except RowsMisfit as misfit:
             if self.of_events:  # columns and types are values of single events
                 raise RowsRefused(str(misfit)) from misfit
             raise
-
-    def _perform(self, returned: Callable[[str, Rows], Any]) -> None:
-        parked = np.array(sorted(self.rejected), dtype=np.int64)
-        with Ahead() as ahead:
-            made = [ahead.begin(rows.num_rows, job) for rows, job in self._outgoing(parked)]
-            for call in self._writes:
-                self._write(call, parked, self._transaction.write)
-            if self._returned is not None:
-                self._write(self._returned, parked, returned)
-            if self._filed is not None:
-                self._transaction.adopt(*self._filed)  # type: ignore[attr-defined]
-            for messages in made:
-                self._transaction.publish(messages())
-
-    def _write(self, call: _Call, parked: Ints, append: Callable[[str, Rows], Any]) -> None:
-        table, given, merge = call
-        rows = Checked(self._frames.rows(given), self._index, parked, table)
-        if merge is not None and merge.newer_by is None and rows.in_tasks and not set(POSITION) <= set(rows.schema.names):
-            raise HandlerError(
-                "In a batch as large as this Spark keeps no order of rows: let the rows of tx.merge carry their position columns, "
-                "or name a column with newer_by=."
-            )
-        if merge is None:
-            append(table, rows)
-        else:
-            self._transaction.merge(table, ArrowRows(last_per_key(rows.arrow(), merge)), merge)
-
-    def _outgoing(self, parked: Ints) -> Iterator[tuple[pa.Table, Callable[[], Messages]]]:
-        """The rows that were published, and what makes messages of them."""
-        for topic, given, names in self._messages:
-            rows = rows_of(given) if self._event is not None else Checked(self._frames.rows(given), self._index, parked, topic).arrow()
-            if rows.num_rows:
-                yield rows, partial(messages_of, topic, rows, names, self._index, self.given)
-
-
-class _Call(NamedTuple):
-    """Rows for a table, appended or merged."""
-
-    table: str
-    rows: Any
-    how: Merge | None
 
 
 def _position_of(event: Any) -> pa.Table:
     return pa.table({name: [getattr(event, name)] for name in POSITION})
 
 
-def _goes_on(before: _Call, table: str, rows: list[Any], how: Merge | None) -> bool:
-    """Whether these rows of an event can be written together with those before them: one table, one way, the same columns."""
-    first = before.rows[0] if type(before.rows) is list and before.table == table and before.how == how else None
-    return isinstance(first, dict) and all(isinstance(row, dict) and row.keys() == first.keys() for row in rows)
+def _is_empty(rows: Any) -> bool:
+    """No row at all."""
+    return isinstance(rows, list | dict) and not rows

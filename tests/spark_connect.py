@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 
 def session() -> Iterator[SparkSession]:
     """Started by PySpark itself, with Delta; callbacks of streams run in Python processes of the server, which find the tests, too."""
+    import maven
     from pyspark.sql import SparkSession
 
     from dedup.spark.session import CONF, DELTA, _jars
@@ -24,7 +25,7 @@ def session() -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (HERE.parent, HERE, HERE / "contract")))
     builder = SparkSession.builder.appName("dedup tests on Connect").remote("local[2]")
-    for name, value in {**CONF, "spark.jars.packages": DELTA, "spark.jars.ivy": _jars()}.items():
+    for name, value in {**CONF, "spark.jars.packages": DELTA, "spark.jars.ivy": _jars(), "spark.jars": maven.spark_kafka()}.items():
         builder = builder.config(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # settings of the server cannot be set again by the client

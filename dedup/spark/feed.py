@@ -20,6 +20,7 @@ from dedup import arrow, too_large
 from dedup.envelope import Prepare
 from dedup.executors import Tasks
 from dedup.feed import Material, index_columns, numbered, process_run, visible
+from dedup.frames import Frames
 from dedup.index import Ints
 from dedup.keys import HIDDEN
 from dedup.rows import for_spark
@@ -31,7 +32,6 @@ from dedup.spark.prepare import prepare as prepare_columns
 from dedup.spark.scratch import require_shared, scratch_folder
 from dedup.spark.selects import named
 from dedup.spark.tasks import SparkTasks
-from dedup.tx import Frames
 
 log = logging.getLogger("dedup")
 

@@ -1,4 +1,4 @@
-"""Spark DataFrames as handler frames: implements `dedup.tx.Frames`, on classic Spark and on Spark Connect."""
+"""Spark DataFrames as handler frames: implements `dedup.frames.Frames`, on classic Spark and on Spark Connect."""
 
 from __future__ import annotations
 

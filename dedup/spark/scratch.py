@@ -46,8 +46,9 @@ def require_shared(session: SparkSession, scratch: str | None) -> None:
 def _remove(session: SparkSession, folder: str) -> None:
     """As a folder of this machine where it is one, else by Spark's own access to the storage, of which Spark Connect has none to offer."""
     try:
-        if Path(folder).is_dir():
-            return shutil.rmtree(folder)
+        here = Path(folder.removeprefix("file:"))
+        if here.is_dir():
+            return shutil.rmtree(here)
         path = session._jvm.org.apache.hadoop.fs.Path(folder)  # type: ignore[union-attr]
         path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
     except Exception as error:  # noqa: BLE001 - whatever the storage or py4j raises: the batch has nothing to do with it

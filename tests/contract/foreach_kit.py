@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -38,12 +39,17 @@ def spread(numbers: range, partitions: int = 3) -> list[dict[str, Any]]:
     return [e for p in range(partitions) for e in orders(numbers, partition=p)]
 
 
+def classic() -> dict[str, str]:
+    """The environment of a process that has classic Spark, also where this one has Spark Connect."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+
+
 def killed_driver(place: Place, folder: Path) -> None:
     """Run foreach_driver.py until a handler of its second batch is at work, then SIGKILL; two of its tasks were killed in the first one."""
     said = folder / "said"
     with said.open("w") as out:
         line = [sys.executable, foreach_driver.__file__, place.where, str(folder), place.kind]
-        driver = subprocess.Popen(line, stdout=out, stderr=out)
+        driver = subprocess.Popen(line, stdout=out, stderr=out, env=classic())
     try:
         while not (folder / "reached").exists():
             assert driver.poll() is None, said.read_text()
