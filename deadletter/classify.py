@@ -7,6 +7,7 @@ of a handler.
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -44,11 +45,23 @@ def outlasted(error: BaseException) -> ErrorClass:
     """What a TRANSIENT error is that retries have not outlasted: PERMANENT where it may be this event's own, else SYSTEMIC.
 
     A time-out, a lock, an internal error of another service or the death of a Python worker may come of what one event asks for. A
-    connection that cannot be made, or a service that refuses everybody, does not.
+    connection that cannot be made (also where that is a time-out), or a service that refuses everybody, does not.
     """
     if type(error) is Elsewhere:
         return error.outlasted
-    return PERMANENT if any(_may_be_its_own(link) for link in chain(error)) else SYSTEMIC
+    links = list(chain(error))
+    return PERMANENT if any(map(_may_be_its_own, links)) and not any(map(_never_connected, links)) else SYSTEMIC
+
+
+def killed_a_worker(error: BaseException) -> bool:
+    """Whether a Python worker of Spark's died. Whose fault that is only another run can tell: anything may have killed it."""
+    return any(known.WORKER.search(_words_of_spark(link)) is not None for link in chain(error))
+
+
+def _never_connected(error: BaseException) -> bool:
+    names = [name.rpartition(".")[2].lower() for name in _names(error)]
+    timed_out = isinstance(error, OSError) and _ask_number(error, "errno") == errno.ETIMEDOUT
+    return timed_out or any("connect" in name and "timeout" in name for name in names)
 
 
 def _may_be_its_own(error: BaseException) -> bool:

@@ -68,6 +68,7 @@ class Elsewhere(Exception):
     def __init__(self, failure: Failure, found: ErrorClass, outlasted: ErrorClass) -> None:
         super().__init__(failure, found, outlasted)
         self.failure, self.found, self.outlasted = failure, found, outlasted
+        self.add_note(failure.stack)
 
     def __str__(self) -> str:
         return f"{self.failure.error_type}: {self.failure.message}"

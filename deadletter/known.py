@@ -51,7 +51,7 @@ STATES: dict[str, ErrorClass] = {
     "58": SYSTEMIC,  # input and output
     "72": TRANSIENT,  # snapshot too old
     "F0": SYSTEMIC,  # configuration file
-    "P0001": PERMANENT,  # RAISE in a trigger
+    "P0001": PERMANENT,  # RAISE in a trigger; raise_error of Spark
     "XX": SYSTEMIC,  # internal error, corruption
 }
 """SQLSTATE, or how it begins. Source: PostgreSQL 16 manual, appendix A; 2D521: error-conditions.json of Delta Lake."""
@@ -59,8 +59,9 @@ STATES: dict[str, ErrorClass] = {
 OWN_STATES = ("40001", "40P01", "55P03", "57014")
 """Of the transient ones, those that one event may bring about again and again: conflicts, locks, its own slow statement."""
 
-SPARK_STATES = ("21", "22", "23", "2D521", "42")
-"""Of Spark's states, those that mean the same in PostgreSQL. Source: error-conditions.json of Spark 4."""
+SPARK_STATES = ("21", "22", "23", "2D521", "42", "P0001")
+"""Of Spark's states, those that mean the same in PostgreSQL. P0001 is `raise_error` and `assert_true`, whose text may be an event's: it is
+not searched for words. Source: error-conditions.json of Spark 4."""
 
 
 NAMES: dict[str, ErrorClass] = {

@@ -22,6 +22,10 @@ LONGEST_WINDOW = 10_000
 """Events. The budget's state is written with every batch and holds up to this many numbers."""
 
 
+def _never(error: BaseException) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Retry:
     """When to run the handler again after a transient error: exponential backoff with full jitter.
@@ -40,7 +44,7 @@ class Retry:
     longest: float = 5.0
     """Seconds: the longest wait before any retry."""
     total: float = 30.0
-    """Seconds, over one chunk: no wait begins that would end later."""
+    """Seconds, over one chunk: no wait begins that would end later, but the first one after the death of a Python worker of Spark's."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -55,6 +59,7 @@ class Retry:
         error_class: Callable[[BaseException], ErrorClass],
         on_retry: Callable[[int, BaseException, float], None],
         deadline: float | None = None,
+        once_more: Callable[[BaseException], bool] = _never,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> tenacity.Retrying:
@@ -64,6 +69,7 @@ class Retry:
             error_class: what an error is; only a TRANSIENT one that is an Exception is tried again.
             on_retry: told the number of the attempt that failed (from 1), its error and the seconds until the next one.
             deadline: value of `clock` that no wait may pass; default: `total` seconds from now.
+            once_more: errors after which a second run is due whatever the time.
             sleep: waits for that many seconds.
             clock: seconds, never going back.
         """
@@ -73,7 +79,9 @@ class Retry:
             return issubclass(type(error), Exception) and error_class(error) is ErrorClass.TRANSIENT
 
         def is_last(state: tenacity.RetryCallState) -> bool:
-            return state.attempt_number >= self.attempts or clock() + state.upcoming_sleep > end
+            error = state.outcome.exception() if state.outcome else None
+            due = state.attempt_number == 1 and error is not None and once_more(error)
+            return state.attempt_number >= self.attempts or (clock() + state.upcoming_sleep > end and not due)
 
         def tell(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import BudgetExceeded, DedupError, RowsRefused
-from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, outlasted
+from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, killed_a_worker, outlasted
 from deadletter.failure import Failure, describe
 from deadletter.letter import Kind
 from deadletter.policy import Budget
@@ -68,7 +68,7 @@ class Attempts:
     care: Care
     trials: Trials
     on_step: Callable[[str], None]
-    culprits: set[int] = field(default_factory=set)  # rows that failed alone when this chunk was tried before: tried alone at once
+    culprits: set[int] = field(default_factory=set)  # rows that halves found when this chunk was tried before: tried alone at once
     outcome: Outcome = field(default_factory=Outcome)
 
     def __post_init__(self) -> None:
@@ -124,6 +124,7 @@ class Attempts:
                 return False
             rows = self._pending(rows)
             if len(rows) == 1:
+                self.culprits.add(int(rows[0]))  # those that a handler of events names are found in one run, however often
                 self._park(int(rows[0]), failures)
                 return True
         middle = (len(rows) + 1) // 2
@@ -145,7 +146,7 @@ class Attempts:
         """Run the handler on these rows, again where the error may pass; the failures if it is the fault of one of them."""
         failures: list[Failure] = []
         whole = len(rows) == 1 or len(rows) == len(self._new)
-        retrying = self.care.retry.retrying(self._class_here, self._tell_retry, self._deadline, sleep=self.care.sleep)
+        retrying = self.care.retry.retrying(self._class_here, self._tell_retry, self._deadline, killed_a_worker, self.care.sleep)
         try:
             if whole:
                 retrying(self._once, rows, failures)
@@ -239,7 +240,6 @@ class Attempts:
 
     def _park(self, row: int, failures: list[Failure]) -> None:
         self.outcome.failed[row] = failures
-        self.culprits.add(row)
         self.order.block_behind(np.array([row]))
         clock = self._clock(row)
         bisect.insort(self._failures, clock)

@@ -136,7 +136,7 @@ class Consumer(Registered):
     def _begin_anew(self) -> None:
         self._live: Live | None = None
         self._trials = Trials(lambda: self.store.trial(self.name), lambda text: self.store.set_trial(self.name, text))
-        self._culprits: dict[tuple[int, int], set[int]] = {}  # (batch, chunk) -> rows that failed alone
+        self._culprits: dict[tuple[int, int], set[int]] = {}  # (batch, chunk) -> rows that halves found
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: value for name, value in self.__dict__.items() if name not in ("_live", "_trials", "_culprits")}

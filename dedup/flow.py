@@ -65,7 +65,7 @@ class Chunk:
     index: Index
     run: Run
     assumed: Head  # the head that the keys were computed with, and the checkpoints that earlier chunks have made
-    culprits: set[int] = field(default_factory=set)  # rows that failed alone when these rows were tried before
+    culprits: set[int] = field(default_factory=set)  # rows that halves found when these rows were tried before
     stream: bool = True  # False: positions that a person runs from the log
     incarnation_ids: Mapping[Topic, str] = field(default_factory=dict)  # what the broker said of its topics after these rows were read
 
@@ -241,7 +241,8 @@ def _decide(chunk: Chunk, settled: Settled, why: Why, spent: Spent, head: Head, 
         parked = Park(letters, make_history(settled, letters, why))
     decided, failures = spent
     batches = decision.batch_record(settled, head, chunk.run)
-    record = Record(batches, chunk.run, policy.settings, decided, failures, chunk.stream, policy.care.budget)
+    tried = policy.trials.tries(chunk.ident)
+    record = Record(batches, chunk.run, policy.settings, decided, failures, chunk.stream, policy.care.budget, tried)
     marks = _marks(chunk, settled) if chunk.stream else {}
     return decision.decide(settled, parked, record, head, chunk.run, marks, incarnation.news(head, chunk.incarnation_ids))
 

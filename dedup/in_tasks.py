@@ -6,7 +6,6 @@ tasks say and commits. Called by dedup/executors.py; a store whose tasks commit 
 
 from __future__ import annotations
 
-import datetime as dt
 import pickle
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,15 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError, DedupError, StoreError
-from deadletter.classify import PERMANENT, Rule, classify, outlasted
-from deadletter.failure import Elsewhere, describe
+from checkpoint.errors import ConfigError, StoreError
+from deadletter.classify import Rule
 from dedup.arrow_frames import ArrowFrames
 from dedup.attempts import EventsFailed
 from dedup.envelope import POSITION
 from dedup.index import Index, Ints
 from dedup.outbox.message import Messages
-from dedup.slices import cut, portable
+from dedup.slices import cut, told
 from dedup.steps import Merge
 from dedup.store import Rows
 from dedup.task_files import Filing, TaskFiles
@@ -209,16 +207,6 @@ def _handle(table: pa.Table, work: Work) -> Outcome:
 def _filed(rows: Rows, work: Work) -> list[str]:
     assert work.files is not None
     return work.files.write(rows.arrow())
-
-
-def told(error: BaseException, rules: Sequence[Rule]) -> BaseException:
-    """The error as the driver can have it: one of ours as it is, another one by what is kept of it."""
-    if isinstance(error, DedupError):
-        carried: BaseException = pickle.loads(portable(error))
-        return carried
-    ours_to_judge = isinstance(error, Exception)  # what else there is means the handler alone: sys.exit, a panic
-    found = classify(error, rules) if ours_to_judge else PERMANENT
-    return Elsewhere(describe(error, dt.datetime.now(dt.UTC)), found, outlasted(error) if ours_to_judge else PERMANENT)
 
 
 class _Made:

@@ -7,16 +7,19 @@ nothing is run again that cannot pass, and the driver raises them as what they a
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import itertools
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import BudgetExceeded, HandlerError, PositionGap, StoreError
+from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, PositionGap, StoreError
 from checkpoint.position import Partition
+from deadletter.classify import PERMANENT, Rule, classify, outlasted
+from deadletter.failure import Elsewhere, describe
 from dedup import flow, incarnation, planning
 from dedup.claims import OVER_BUDGET
 from dedup.feed import ArrowMaterial, process_run
@@ -96,7 +99,7 @@ class _Slice:
         try:
             with_replanning(lambda: self._commit(table, culprits))
         except Exception as error:  # noqa: BLE001 - the driver raises it
-            self.error = error
+            self.error = told(error, self._policy.care.rules)
             if isinstance(error, BudgetExceeded):
                 self._tell_others()
 
@@ -146,17 +149,30 @@ class _Slice:
             "states": self.states.tolist(),
             "decisions": self.head.seq - self.work.head.seq,
             "reached": None if point is None else point.sequence_number,
-            "error": None if self.error is None else portable(self.error),
+            "error": None if self.error is None else pickle.dumps(self.error),
         }
         return pa.RecordBatch.from_pylist([row], schema=OUTCOMES)
 
 
-def portable(error: BaseException) -> bytes:
+def told(error: BaseException, rules: Sequence[Rule]) -> BaseException:
+    """The error as the driver can have it: one of ours as it is, another one by what is kept of it.
+
+    A pickled exception has lost its causes, and with them what told whose fault it is; some cannot be pickled at all.
+    """
+    if isinstance(error, DedupError | MemoryError):
+        carried: BaseException = pickle.loads(_portable(error))
+        return carried
+    ours_to_judge = isinstance(error, Exception)  # what else there is means the handler alone: sys.exit, a panic
+    found = classify(error, rules) if ours_to_judge else PERMANENT
+    return Elsewhere(describe(error, dt.datetime.now(dt.UTC)), found, outlasted(error) if ours_to_judge else PERMANENT)
+
+
+def _portable(error: DedupError | MemoryError) -> bytes:
     """The error, or one that says the same, as bytes that any process of this library can read."""
     try:
         packed = pickle.dumps(error)
         pickle.loads(packed)
-    except Exception:  # noqa: BLE001 - whatever the user's own class does when it is pickled
+    except Exception:  # noqa: BLE001 - whatever it carries
         return pickle.dumps(HandlerError(f"{type(error).__name__}: {error}"))
     return packed
 

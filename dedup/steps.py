@@ -62,7 +62,8 @@ class Note:
 class Record:
     """Keep the batch record (BATCHES schema).
 
-    Of a stream's batch also the last query and batch, the settings and the budget's state; and clear gap_accepted.
+    Of a stream's batch also the last query and batch, the settings and the budget's state; and clear gap_accepted. Where the handler
+    was tried the marker of that is removed: a chunk of nothing but redeliveries leaves the one of a later chunk, in which processes die.
     """
 
     name: ClassVar[str] = "record"
@@ -73,6 +74,7 @@ class Record:
     failures: tuple[int, ...] = ()
     stream: bool = True  # False: positions that a person ran from the log
     budget: Budget | None = None  # judged once more where others commit side by side
+    tried: bool = True  # whether there was anything for the handler
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,10 @@ class Trials:
         elif self._trial.chunk != chunk:
             self._trial = Trial(chunk)
 
+    def tries(self, chunk: str) -> bool:
+        """Whether this chunk is the one that `begin` named last: chunks without new rows are never begun."""
+        return self._trial is not None and self._trial.chunk == chunk
+
     @property
     def deaths(self) -> int:
         """How many processes died in this chunk."""

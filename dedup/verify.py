@@ -65,10 +65,24 @@ def verify(store: Store, consumer: str, since: Proof | None = None) -> VerifyRep
 
     Args:
         since: what was proven before: only decisions after it are read, and reservations and the order of letters are left alone.
-            Where it does not hold any more, everything is checked.
+            Where it does not hold any more, or does not add up with what came since, everything is checked: a state that was restored
+            and went on may look like the one that was proven.
     """
     head = store.head(consumer)
-    known = since if since is not None and since.holds(store, head) else None
+    if since is None:
+        return _checked(store, head, None)
+    if since.holds(store, head):
+        report = _checked(store, head, since)
+        if report.ok:
+            return report
+    report = _checked(store, store.head(consumer), None)
+    report.notes.append("the proof of before is of another state: everything was checked")
+    return report
+
+
+def _checked(store: Store, head: Head, known: Proof | None) -> VerifyReport:
+    """What comes behind the proof, or everything."""
+    consumer = head.consumer
     books = Books.going_on(known) if known else Books(consumer)
     letters, head, still = _read(store, books, head, known.seq if known else 0)
     report = VerifyReport(consumer, books.contradictions, counts=dict(books.counts), since=known.seq if known else 0)
@@ -85,8 +99,6 @@ def verify(store: Store, consumer: str, since: Proof | None = None) -> VerifyRep
     _check_coverage(report, head, books)
     if books.key_only:
         report.notes.append("key-only batches: coverage of positions is not provable")
-    if since is not None and known is None:
-        report.notes.append("the proof of before is of another state: everything was checked")
     if not report.ok:
         return report
     return replace(report, proof=books.proof(head.keyspace, head.seq, digest(store, consumer, books.last)))

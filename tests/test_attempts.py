@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, SinkMismatch, StoreUnavailable
 from deadletter.letter import Kind
 from deadletter.policy import Budget, Retry
-from dedup.attempts import Attempts
+from dedup.attempts import Attempts, EventsFailed
 from dedup.care import Care, Outcome
-from dedup.envelope import ENVELOPE
+from dedup.envelope import ENVELOPE, POSITION
 from dedup.feed import ArrowMaterial
 from dedup.index import Index
 from dedup.order import Order
@@ -210,6 +210,19 @@ def test_known_culprits_are_tried_alone_at_once() -> None:
     assert culprits == {5, 40}
     made, _, runs = attempts(64, raises_for({5, 40}), culprits=culprits)
     assert set(made.run().failed) == {5, 40} and runs == [5, 1, 34, 1, 23]
+
+
+def test_events_that_a_handler_names_cost_one_run_more_however_often_a_chunk_is_planned() -> None:
+    """A handler of single events says which of them failed: after a conflict they are not tried one by one, nor what stands between."""
+
+    def names(numbers: list[int]) -> None:
+        if bad := sorted({5, 40} & set(numbers)):
+            raise EventsFailed(events(64).select(list(POSITION)).take(pa.array(bad)), [ValueError("bad")] * len(bad))
+
+    culprits: set[int] = set()
+    for _ in range(2):
+        made, _, runs = attempts(64, names, culprits=culprits)
+        assert set(made.run().failed) == {5, 40} and runs == [64, 62]
 
 
 def test_who_dies_after_the_handler_has_ended_is_not_blamed_on_an_event() -> None:

@@ -169,18 +169,46 @@ def test_a_worker_that_dies_again_and_again_is_the_events_own_fault() -> None:
     assert outlasted(java(STAGE + "Python worker exited unexpectedly (crashed)")) is PERMANENT
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        foreign("requests.exceptions.ConnectTimeout", foreign("requests.exceptions.ConnectionError").__class__, TimeoutError),
+        foreign("httpx.ConnectTimeout", foreign("httpx.TransportError").__class__),
+        pg.ConnectionTimeout("connection timeout expired"),
+        OSError(errno.ETIMEDOUT, "Connection timed out"),
+    ],
+    ids=show,
+)
+def test_a_connection_that_is_not_made_in_time_is_nobodys_fault(error: Exception) -> None:
+    """Behind a firewall that answers nothing a service is as much away as one that refuses: no event is blamed, whatever the cause says."""
+    error.__context__ = TimeoutError("timed out")
+    assert (classify(error), outlasted(error)) == (TRANSIENT, SYSTEMIC)
+    assert outlasted(TimeoutError("timed out")) is PERMANENT
+
+
 def test_the_state_of_a_spark_error_is_asked() -> None:
-    """A cast that fails is SQLSTATE 22018, also where the class says nothing; a state that only Spark uses leaves the class to decide."""
+    """A cast that fails is SQLSTATE 22018, also where the class says nothing; a state that only Spark uses leaves the class to decide.
+
+    What `raise_error` says is P0001, and may quote an event: no word of it counts.
+    """
 
     class WithState(spark.SparkRuntimeException):
         def __init__(self, state: str) -> None:
-            super().__init__("text")
+            super().__init__("bad order: Java heap space" if state == "P0001" else "text")
             self.state = state
 
         def getSqlState(self) -> str:
             return self.state
 
-    states = {"22018": PERMANENT, "42P01": SYSTEMIC, "38000": PERMANENT, "39000": PERMANENT, "2D521": TRANSIENT, "XX000": PERMANENT}
+    states = {
+        "22018": PERMANENT,
+        "P0001": PERMANENT,
+        "42P01": SYSTEMIC,
+        "38000": PERMANENT,
+        "39000": PERMANENT,
+        "2D521": TRANSIENT,
+        "XX000": PERMANENT,
+    }
     assert {state: classify(WithState(state)) for state in states} == states
 
 

@@ -7,17 +7,24 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
 
 from dedup import Consumer, DeltaStore, decode
 from dedup.testing import Faults, Job, check, deliver, plan, verdict
+from dedup.testing.dying import Death, Died
+from dedup.testing.job import Life
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROWS = pa.table({"id": [f"o{n}" for n in range(24)], "amount": list(range(24))})
 ORDER = pa.schema([("id", pa.string()), ("amount", pa.int64())])
@@ -132,6 +139,30 @@ def changes_its_frame(batch: Any, number: int, memory: dict[str, Any]) -> None:
     batch["seen"] = number
     for row in batch.dropna().to_dict("records"):
         memory["orders"][row["id"]] = {"id": row["id"], "amount": int(row["amount"])}
+
+
+@pytest.mark.spark
+@pytest.mark.delta
+def test_a_handler_of_events_is_watched_on_spark_too(spark: SparkSession, tmp_path: Path) -> None:
+    """It runs where the kit sees it, whatever the job holds: in a task a change of its event, or a death, would be somebody else's."""
+    DeltaTable.create(str(tmp_path / "orders"), schema=ORDER)
+    store = DeltaStore(str(tmp_path / "state"), tables={"orders": str(tmp_path / "orders")})
+    consumer, lock = Consumer("shop", store, idempotence_key="data.id", decode=decode.json(ORDER)), threading.Lock()
+
+    @consumer.foreach(into="orders")
+    def book(event: Any, tx: Any) -> Any:
+        with lock:  # cannot be pickled
+            row = dict(event.data)
+            event.data["amount"] = 0
+            return row
+
+    life = Life(Job(consumer, lambda: {"orders": DeltaTable(str(tmp_path / "orders")).to_pyarrow_table()}))
+    (batch,) = deliver(ROWS, batches=1)
+    with pytest.raises(Died):
+        life.batch(spark.createDataFrame(batch), 0, Death(line=(book.__code__.co_filename, book.__code__.co_firstlineno + 3), visit=1))
+    assert not life.changed_input and not life.effect()["orders"]
+    life.batch(spark.createDataFrame(batch), 0)
+    assert life.changed_input and sum(life.effect()["orders"].values()) == ROWS.num_rows
 
 
 def test_a_frame_that_is_changed_is_told() -> None:

@@ -87,6 +87,18 @@ def test_the_end_of_the_process_is_not_asked_for_its_class() -> None:
     assert times.runs == 1
 
 
+def test_once_more_there_is_time_for_what_asks_for_it() -> None:
+    """A run that took longer than all retries may is tried a second time where its error asks for that, and no third time."""
+    retry = Retry(total=0.0)
+    with pytest.raises(Passing):
+        Times(Passing("it took long")).under(retry)
+    times = Times(Passing("killed"), Passing("killed"))
+    retrying = retry.retrying(class_of, lambda *told: None, None, lambda error: "killed" in str(error), times.sleep, lambda: times.now)
+    with pytest.raises(Passing):
+        retrying(times.run)
+    assert times.runs == 2
+
+
 def test_one_attempt_means_no_retry() -> None:
     """Retries can be switched off."""
     times = Times(Passing())

@@ -38,6 +38,7 @@ class _Collected:
     freed: pa.Table = field(default_factory=KEYS.empty_table)
     batches: pa.Table | None = None
     head: dict[str, Any] = field(default_factory=dict)
+    tried: bool = False  # whether there was anything for the handler
 
 
 class DeltaTransaction:
@@ -152,7 +153,7 @@ class DeltaTransaction:
         elif isinstance(step, Note):
             self._letters.copies.append(step.copies)
         elif isinstance(step, Record):
-            collected.batches = step.batches
+            collected.batches, collected.tried = step.batches, step.tried
             collected.head |= _recorded(step) if step.stream else {}
         elif isinstance(step, Advance):
             collected.head["checkpoints"] = {**self.head.checkpoints, **step.checkpoints}
@@ -177,7 +178,7 @@ class DeltaTransaction:
         self._write_events(held)
         header = self._header(len(keys) + len(held), len(freed))
         decide(self._state, Decision(header, self._collected.batches, keys, held, freed, lasts), self._context.on_step)
-        if self._kind == "batch":
+        if self._collected.tried and self._kind == "batch":
             self._context.committed()
         self._context.on_step("publish")
         self._publisher.publish(fresh=header.seq)

@@ -40,7 +40,7 @@ def record(connection: Connection, sql: Statements, state: State, step: Record, 
         run = {"query_id": step.run.query_id, "batch_id": step.run.batch_id, "batch_ended": step.run.ends}
         run["settings"] = Jsonb(dict(step.settings))
         _judge(connection, sql, state, step)
-        shared = {"joined": state.claim is not None, "scope": state.claim.scope if state.claim else ""}
+        shared = {"joined": state.claim is not None, "scope": state.claim.scope if state.claim else "", "tried": step.tried}
         connection.execute(sql["record"], {"id": state.id, **run, **shared, **_spent(step, state.head)})
     made_by = {"id": state.id, "generation": state.head.generation, "epoch": state.head.epoch, "seq": seq, "attempt": attempt}
     rows = [{**made_by, **_batch_row(connection, sql, state, row)} for row in step.batches.to_pylist()]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dedup.consumer import Consumer
-from dedup.foreach import EachEvent, Event
+from dedup.executors import Where
+from dedup.foreach import EachEvent, EachSlice, Event
 from dedup.store import Selection
 from dedup.testing.clock import standing
 from dedup.testing.delivery import table_of
@@ -58,7 +59,7 @@ class Life:
         self.changed_input = False
         if isinstance(self._run, Consumer):
             self._run = copy.copy(self._run)
-            self._watch_events(self._run)
+            self._bring_here(self._run)
 
     @property
     def consumer(self) -> Consumer | None:
@@ -72,10 +73,14 @@ class Life:
         event_handler = handler.handler if isinstance(handler, EachEvent) else handler
         return getattr(event_handler, "of", event_handler)
 
-    def _watch_events(self, consumer: Consumer) -> None:
+    def _bring_here(self, consumer: Consumer) -> None:
+        """What runs in Spark's tasks would neither be seen there nor die with this process."""
         handler = consumer.policy().handler
+        if isinstance(handler, EachEvent | EachSlice):
+            handler = replace(handler, where=Where("driver"))
         if isinstance(handler, EachEvent):
-            consumer._handler = replace(handler, handler=_Watched(handler.handler, self))
+            handler = replace(handler, handler=_Watched(handler.handler, self))
+        consumer._handler = handler
 
     def restart(self) -> None:
         """As a new process would find it: what was written is there, nothing else."""

@@ -598,10 +598,10 @@ on conflict (consumer_id, scope) do update set trial = excluded.trial, at = excl
 update {schema}.progress set seq = seq + 1, attempt = %(attempt)s where consumer_id = %(id)s returning seq;
 
 -- name: record
--- Keep what a batch leaves: its settings, query and batch, and the state of the budget. What was being tried is done.
+-- Keep what a batch leaves: its settings, query and batch, and the state of the budget. What was being tried is done, if anything was.
 -- In the batch's transaction, after `bump`: the budget's clock goes on from where it stands now, as runners commit side by side. `lifted` is a person's.
 with tried as (
-    update {schema}.trial set trial = null where consumer_id = %(id)s and scope = %(scope)s and trial is not null
+    update {schema}.trial set trial = null where consumer_id = %(id)s and scope = %(scope)s and trial is not null and %(tried)s
 )
 update {schema}.progress p
 set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, batch_ended = %(batch_ended)s,

@@ -201,10 +201,11 @@ def test_killed_anywhere_while_editing(place: Place, nursery: Nursery) -> None:
     assert "change" in die_everywhere(place, nursery, [BROKEN], edited, check)
 
 
-def test_an_event_that_kills_its_process_is_parked_as_crashed(place: Place, nursery: Nursery) -> None:
+@pytest.mark.parametrize("more", [{}, {"max_events_per_transaction": 4, "query": None}], ids=["one chunk", "a later chunk, no query id"])
+def test_an_event_that_kills_its_process_is_parked_as_crashed(place: Place, nursery: Nursery, more: dict[str, Any]) -> None:
     """After three deaths parts are tried, and log2 n deaths later the killer is a letter; the rest is written, the stream goes on."""
     prepare_place(place)
-    task = task_at(place, do="stream", batches=[[*range(8)], [8, 9]], deadly=[5], settings={"sequence_key": None})
+    task = task_at(place, do="stream", batches=[[*range(8)], [8, 9]], deadly=[5], settings={"sequence_key": None, **more})
     deaths = [nursery.start(task).wait()]
     while deaths[-1][0] != 0 and len(deaths) < 20:
         assert deaths[-1][0] == -signal.SIGKILL, deaths[-1][1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,30 @@ def test_a_systemic_error_parks_nothing(base: PostgresPlace) -> None:
     assert ids(base.read()) == ["p0-0", "p0-1"] and letters(base.store()) == []
     away[0] = False
     assert run_in_tasks(made, batch(*orders(range(5)))).processed == 3
+    assert_proven(base.store())
+
+
+class Rude(Exception):
+    """What cannot be unpickled."""
+
+    def __init__(self, *, said: str) -> None:
+        super().__init__(said)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, lambda said: Rude(said=said)], ids=["its cause tells", "cannot travel"])
+def test_an_outage_of_a_service_is_waited_out(base: PostgresPlace, tmp_path: Path, error: Callable[[str], Exception]) -> None:
+    """An error whose cause says that nobody answers is everybody's fault in a task, too: the driver tries the batch again."""
+    made = bare(base.store(), max_outage=60.0, retry=Retry(attempts=1))
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        if len(list(tmp_path.iterdir())) < 2:
+            (tmp_path / str(time.monotonic_ns())).touch()
+            raise error("no price to be had") from ConnectionRefusedError(111, "Connection refused")
+        return row(event)
+
+    assert run_in_tasks(made, batch(*orders(range(3)))).processed == 3
+    assert ids(base.read()) == ["p0-0", "p0-1", "p0-2"] and letters(base.store()) == []
     assert_proven(base.store())
 
 

@@ -73,6 +73,17 @@ def test_a_proof_of_another_state_is_not_believed(place: Place) -> None:
     assert verify(place.store(), "shop", proven).since == 0
 
 
+def test_a_proof_that_a_restore_took_back_is_no_contradiction(place: Place) -> None:
+    """The proof is of two decisions about letters more than a restore has left; batches have taken their numbers: all of it is checked."""
+    fill(place)
+    proven = verify(place.store(), "shop").proof
+    assert proven
+    fill(place, 4)
+    report = verify(place.store(), "shop", dataclasses.replace(proven, seq=proven.seq + 2))
+    assert report.ok and report.since == 0 and any("another state" in note for note in report.notes)
+    assert report.proof and verify(place.store(), "shop", report.proof).since == report.proof.seq
+
+
 def test_a_broken_file_of_proofs_is_told(tmp_path: Path) -> None:
     """What is no such file is refused in words, and is not overwritten; a missing one is empty."""
     (tmp_path / "x").write_text("{")
