@@ -14,23 +14,43 @@ pytestmark = [pytest.mark.spark, pytest.mark.delta, pytest.mark.postgres]
 
 HERE = Path(__file__).parent
 
-LEFT_OUT = ("stateful_operators", "error_of_ours", "stays_with_the_tasks", "scratch_folders", "too_large_for_pyarrow")
-"""Not true there or not known yet (docs/spark-connect.md), or no matter of Connect."""
+FILES = ("spark", "foreach_spark", "foreach_files", "outbox_spark")
+"""Of the contract suite: streams with restarts and replays, handlers in tasks, messages. Those with brokers run on classic Spark."""
 
-IN_TASKS = ("each_partition", "connections_have_a_cap", "without_events", "everything_that", "stacks")
-"""Of the handlers of single events."""
+LEFT_OUT = {
+    "test_stateful_operators_upstream_are_refused_before_anything_is_written": "Connect does not show the plan (docs/spark-connect.md)",
+    "delta-spark": "the store whose commits Spark makes was not run there",
+}
+"""Tests, or values of their parameters, and why they do not run there."""
+
+FEWER = 60
+"""Tests at least: 61 were selected when this was written."""
 
 
+@pytest.mark.timeout(1800)
 def test_the_spark_part_of_the_contract_holds_on_connect() -> None:
-    """Streams with restarts and replays, rejections, mapping, reprocess, handlers in tasks: the same tests on both stores through gRPC."""
+    """The same tests on both stores through gRPC: all of those files but what is named with its reason."""
     pytest.importorskip("grpc")
-    files = [str(HERE / "contract" / f"test_{name}.py") for name in ("spark", "foreach_spark", "foreach_files")]
-    tests = [*files, "-k", f"(test_spark or {' or '.join(IN_TASKS)}) and not delta-spark and not " + " and not ".join(LEFT_OUT)]
-    run = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-W", "default", *tests]
+    files = [str(HERE / "contract" / f"test_{name}.py") for name in FILES]
+    run = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "default",
+        *files,
+        "-k",
+        f"not {' and not '.join(LEFT_OUT)}",
+    ]
     env = {**os.environ, "DEDUP_TEST_SPARK": "connect", "PYTHONPATH": str(HERE.parent)}
     for _ in range(2):
-        done = subprocess.run(run, cwd=HERE.parent, env=env, capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(run, cwd=HERE.parent, env=env, capture_output=True, text=True, timeout=850, check=False)
         if "failed to connect back" not in done.stdout:  # Spark gives its worker ten seconds to start, and a busy machine may not
             break
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) >= 17  # the lines before the last one are of single stores
+    said = done.stdout.splitlines()
+    assert "skipped" not in next(line for line in said if re.search(r"\d+ passed.* in ", line)), "nothing is left out unnamed"
+    assert int(re.findall(r"(\d+) passed.* in ", done.stdout)[-1]) >= FEWER

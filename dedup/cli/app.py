@@ -18,7 +18,7 @@ from dedup.cli.stores import mask_secrets
 
 app = typer.Typer(
     name="dedup",
-    help="Every message handled once, and none lost. The store is --store URL or the variable DEDUP_STORE; "
+    help="Every message has its effect once, and none is lost. The store is --store URL or the variable DEDUP_STORE; "
     "the schema of its state in PostgreSQL, where it is not `dedup`, is the variable DEDUP_SCHEMA.",
     epilog="Example: dedup verify --store postgresql://localhost/shop",
     no_args_is_help=True,
