@@ -49,8 +49,12 @@ def outlasted(error: BaseException) -> ErrorClass:
     """
     if type(error) is Elsewhere:
         return error.outlasted
-    links = list(chain(error))
-    return PERMANENT if any(map(_may_be_its_own, links)) and not any(map(_never_connected, links)) else SYSTEMIC
+    for link in chain(error):
+        if _never_connected(link):
+            return SYSTEMIC
+        if _may_be_its_own(link):
+            return PERMANENT
+    return SYSTEMIC
 
 
 def killed_a_worker(error: BaseException) -> bool:
@@ -59,9 +63,8 @@ def killed_a_worker(error: BaseException) -> bool:
 
 
 def _never_connected(error: BaseException) -> bool:
-    names = [name.rpartition(".")[2].lower() for name in _names(error)]
     timed_out = isinstance(error, OSError) and _ask_number(error, "errno") == errno.ETIMEDOUT
-    return timed_out or any("connect" in name and "timeout" in name for name in names)
+    return timed_out or any(name in known.NEVER_CONNECTED for name in _names(error))
 
 
 def _may_be_its_own(error: BaseException) -> bool:

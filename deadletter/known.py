@@ -145,6 +145,17 @@ AZURE_THINGS = ("BlobNotFound", "PathNotFound", "ResourceNotFound", "EntityNotFo
 """Error codes of a 404 about one thing, which an event may have named, and not about the container, hub or account."""
 
 
+NEVER_CONNECTED = (
+    "requests.exceptions.ConnectTimeout",
+    "httpx.ConnectTimeout",
+    "urllib3.exceptions.ConnectTimeoutError",
+    "botocore.exceptions.ConnectTimeoutError",
+    "aiohttp.client_exceptions.ConnectionTimeoutError",
+    "psycopg.errors.ConnectionTimeout",
+)
+"""Time-outs of connecting alone. Elsewhere a class of such a name may also be an answer that took too long (opensearch-py)."""
+
+
 ERRNOS: dict[int, ErrorClass] = dict.fromkeys(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EIO), SYSTEMIC
 ) | dict.fromkeys((errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EAGAIN), TRANSIENT)

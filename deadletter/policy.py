@@ -69,19 +69,25 @@ class Retry:
             error_class: what an error is; only a TRANSIENT one that is an Exception is tried again.
             on_retry: told the number of the attempt that failed (from 1), its error and the seconds until the next one.
             deadline: value of `clock` that no wait may pass; default: `total` seconds from now.
-            once_more: errors after which a second run is due whatever the time.
+            once_more: errors after which one more run is due, once, whatever the time.
             sleep: waits for that many seconds.
             clock: seconds, never going back.
         """
         end = clock() + self.total if deadline is None else deadline
+        asked: list[BaseException] = []  # what has had its run
 
         def may_pass(error: BaseException) -> bool:
             return issubclass(type(error), Exception) and error_class(error) is ErrorClass.TRANSIENT
 
         def is_last(state: tenacity.RetryCallState) -> bool:
+            if state.attempt_number >= self.attempts:
+                return True
             error = state.outcome.exception() if state.outcome else None
-            due = state.attempt_number == 1 and error is not None and once_more(error)
-            return state.attempt_number >= self.attempts or (clock() + state.upcoming_sleep > end and not due)
+            late = clock() + state.upcoming_sleep > end
+            if late and not asked and error is not None and once_more(error):
+                asked.append(error)
+                return False
+            return late
 
         def tell(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, PositionGap
 from checkpoint.position import Partition
+from deadletter.failure import Elsewhere
 from dedup import flow, planning, starting
 from dedup.claims import Slicing
 from dedup.envelope import ENVELOPE, Prepare
@@ -208,7 +209,7 @@ def _raise_worst(errors: list[BaseException]) -> None:
     if not errors:
         return
     for error in errors:
-        log.warning("a slice failed: %s: %s", type(error).__name__, error)
+        log.warning("a slice failed: %s", error if isinstance(error, Elsewhere) else f"{type(error).__name__}: {error}")
     raise min(errors, key=_rank)
 
 

@@ -71,9 +71,12 @@ class Chunk:
 
     @property
     def ident(self) -> str:
-        """Equal for the same rows delivered again."""
-        spans = [[*p, *span] for p, span in self.index.spans.items()]
-        return hashlib.sha256(repr((len(self.index), spans)).encode()).hexdigest()[:32]
+        """Equal for the same rows delivered again, in one life of the consumer and of its topics."""
+        index, head = self.index, self.assumed
+        spans = [[*p, *span] for p, span in index.spans.items()]
+        keys = b"" if spans else index.high.tobytes() + index.low.tobytes()  # without positions they tell batches apart
+        life = (len(index), spans, head.keyspace, sorted(head.incarnations.items()))
+        return hashlib.sha256(repr(life).encode() + keys).hexdigest()[:32]
 
 
 def index_of(material: Material) -> Index:
@@ -110,6 +113,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     if sifted.replayed.any():
         _check_redeliveries(sifted, transaction, store, head, policy)
     if _nothing_to_record(chunk, sifted, head):
+        policy.trials.forget(chunk.ident)
         return sifted.state
     store.on_step("reserve")
     transaction.ask(sifted.wanted)

@@ -1,7 +1,8 @@
 """What a task does with the events of its partitions: each slice commits by itself, in one transaction or in several, in order.
 
 Runs in Python workers, without a driver beside it: what it needs came with it as a `Work`. Errors go back as values, so that
-nothing is run again that cannot pass, and the driver raises them as what they are. Called by dedup/spark/tasks.py.
+nothing is run again that cannot pass, and the driver raises them: those of this library as they are, others as `Elsewhere`.
+Called by dedup/spark/tasks.py.
 """
 
 from __future__ import annotations
@@ -173,7 +174,8 @@ def _portable(error: DedupError | MemoryError) -> bytes:
         packed = pickle.dumps(error)
         pickle.loads(packed)
     except Exception:  # noqa: BLE001 - whatever it carries
-        return pickle.dumps(HandlerError(f"{type(error).__name__}: {error}"))
+        same = MemoryError if isinstance(error, MemoryError) else HandlerError
+        return pickle.dumps(same(f"{type(error).__name__}: {error}"))
     return packed
 
 

@@ -64,8 +64,17 @@ class Trials:
             self._trial = Trial(chunk)
 
     def tries(self, chunk: str) -> bool:
-        """Whether this chunk is the one that `begin` named last: chunks without new rows are never begun."""
-        return self._trial is not None and self._trial.chunk == chunk
+        """Whether the marker is of this chunk, or would be: that of a later one, in which processes die, is left to that one."""
+        trial = self._trial or Trial.read(self._load())
+        return trial.chunk == chunk
+
+    def forget(self, chunk: str) -> None:
+        """This chunk is decided: a marker of it was left by a process that died right after its commit.
+
+        Crash: the marker is there or not; the next one who finds the chunk decided removes it.
+        """
+        if self.tries(chunk):
+            self._save(None)
 
     @property
     def deaths(self) -> int:

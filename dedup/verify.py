@@ -76,7 +76,8 @@ def verify(store: Store, consumer: str, since: Proof | None = None) -> VerifyRep
         if report.ok:
             return report
     report = _checked(store, store.head(consumer), None)
-    report.notes.append("the proof of before is of another state: everything was checked")
+    what = "is of another state" if report.ok else "does not add up with what is there now"
+    report.notes.append(f"the proof of before {what}: everything was checked")
     return report
 
 

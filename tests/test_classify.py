@@ -186,6 +186,16 @@ def test_a_connection_that_is_not_made_in_time_is_nobodys_fault(error: Exception
     assert outlasted(TimeoutError("timed out")) is PERMANENT
 
 
+def test_a_slow_answer_is_told_from_a_connection_that_is_not_made() -> None:
+    """What a package calls ConnectionTimeout may be one event's slow question; what was handled before an error says nothing of it."""
+    slow = foreign("opensearchpy.exceptions.ConnectionTimeout")
+    slow.__context__ = foreign("urllib3.exceptions.ReadTimeoutError", foreign("urllib3.exceptions.TimeoutError").__class__)
+    assert (classify(slow), outlasted(slow)) == (TRANSIENT, PERMANENT)
+    cancelled = pg.QueryCanceled()
+    cancelled.__context__ = foreign("httpx.ConnectTimeout", foreign("httpx.TransportError").__class__)
+    assert outlasted(cancelled) is PERMANENT
+
+
 def test_the_state_of_a_spark_error_is_asked() -> None:
     """A cast that fails is SQLSTATE 22018, also where the class says nothing; a state that only Spark uses leaves the class to decide.
 

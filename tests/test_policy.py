@@ -88,15 +88,27 @@ def test_the_end_of_the_process_is_not_asked_for_its_class() -> None:
 
 
 def test_once_more_there_is_time_for_what_asks_for_it() -> None:
-    """A run that took longer than all retries may is tried a second time where its error asks for that, and no third time."""
+    """A run that took longer than all retries may is tried once more where its error asks for that, whichever run it was, and not twice."""
     retry = Retry(total=0.0)
     with pytest.raises(Passing):
         Times(Passing("it took long")).under(retry)
-    times = Times(Passing("killed"), Passing("killed"))
+    times = Times(Passing("killed"), Passing("killed"), Passing("killed"))
     retrying = retry.retrying(class_of, lambda *told: None, None, lambda error: "killed" in str(error), times.sleep, lambda: times.now)
     with pytest.raises(Passing):
         retrying(times.run)
     assert times.runs == 2
+    later = Times(Passing("locked"), Passing("killed"), Passing("killed"))
+
+    def slower_each_time() -> str:
+        later.now += 20 * later.runs
+        return later.run()
+
+    retrying = Retry(total=10.0).retrying(
+        class_of, lambda *told: None, None, lambda error: "killed" in str(error), later.sleep, lambda: later.now
+    )
+    with pytest.raises(Passing):
+        retrying(slower_each_time)
+    assert later.runs == 3
 
 
 def test_one_attempt_means_no_retry() -> None:

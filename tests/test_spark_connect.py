@@ -23,8 +23,8 @@ LEFT_OUT = {
 }
 """Tests, or values of their parameters, and why they do not run there."""
 
-FEWER = 60
-"""Tests at least: 61 were selected when this was written."""
+AT_LEAST = 61
+"""Tests that are selected, when this was written."""
 
 
 @pytest.mark.timeout(1800)
@@ -53,4 +53,4 @@ def test_the_spark_part_of_the_contract_holds_on_connect() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     said = done.stdout.splitlines()
     assert "skipped" not in next(line for line in said if re.search(r"\d+ passed.* in ", line)), "nothing is left out unnamed"
-    assert int(re.findall(r"(\d+) passed.* in ", done.stdout)[-1]) >= FEWER
+    assert int(re.findall(r"(\d+) passed.* in ", done.stdout)[-1]) >= AT_LEAST

@@ -70,7 +70,7 @@ class Life:
     def function(self) -> Any:
         """The user's own code."""
         handler = self.consumer.policy().handler if self.consumer else self._run
-        event_handler = handler.handler if isinstance(handler, EachEvent) else handler
+        event_handler = handler.handler if isinstance(handler, EachEvent | EachSlice) else handler
         return getattr(event_handler, "of", event_handler)
 
     def _bring_here(self, consumer: Consumer) -> None:

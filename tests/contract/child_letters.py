@@ -94,7 +94,8 @@ def do(store: Any, task: dict[str, Any]) -> None:
     match task["do"]:
         case "stream":
             for number, numbers in enumerate(task["batches"]):
-                run(batch(*orders_of(task["name"], numbers)), number)
+                rows = batch(*orders_of(task["name"], numbers))
+                run(rows if run.positions is not None else rows.select(["body"]), number)
         case "reprocess":
             reprocess(chosen, run)
         case "reprocess for ever":
