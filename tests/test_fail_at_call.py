@@ -164,6 +164,12 @@ def test_file_operations_of_a_delta_commit_may_fail(way: str) -> None:
 
 
 @pytest.mark.delta
+def test_what_cannot_be_read_is_an_outage_of_the_store() -> None:
+    """Operations that read fail, too: whichever it is, the batch ends with what is waited for (`max_outage`), or passes."""
+    each_file_call("error", "--reads", "--stride", "23")
+
+
+@pytest.mark.delta
 @pytest.mark.slow
 @pytest.mark.parametrize("reads", [[], ["--reads"]], ids=["writing", "all"])
 @pytest.mark.parametrize("way", file_calls.WAYS[1:])

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import ConfigError, PublicationStuck
 from checkpoint.position import Partition
+from dedup.delta import tables
 from dedup.delta.events import LETTERS_SINK
 from dedup.delta.header import Header, Mark
 from dedup.delta.publish import Publisher
@@ -46,7 +47,7 @@ def _unused(state: ConsumerState, head: Head) -> Head:
     if state.table is None or head.generation == state.header.head.generation:
         return head
     free = head.generation
-    while state.table.transaction_version(state.ledger.app(state.table, free)) is not None:
+    while tables.transaction_of(state.table, state.ledger.app(state.table, free)) is not None:
         free += 1
     return replace(head, generation=free, keyspace=free if head.keyspace == head.generation else head.keyspace)
 
@@ -77,7 +78,7 @@ def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str |
 
 
 def _shows(table: DeltaTable, app: str, version: int) -> bool:
-    done = table.transaction_version(app)
+    done = tables.transaction_of(table, app)
     return done is not None and done >= version
 
 

@@ -13,6 +13,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from checkpoint.position import Partition
+from dedup.delta import tables
 from dedup.delta.events import EVENTS, LETTERS_SINK
 from dedup.delta.header import Header, SinkFiles
 from dedup.delta.ledger import BATCH, HEADER, LOG, Ledger, LedgerFile
@@ -67,7 +68,7 @@ def _events(state: ConsumerState, publisher: Publisher) -> Rows:
     parts: list[Rows] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
     for seq in sorted(state.pending):
         header = state.decided[seq]
-        done = table.transaction_version(publisher.app(header, LETTERS_SINK)) if table is not None else None
+        done = tables.transaction_of(table, publisher.app(header, LETTERS_SINK)) if table is not None else None
         if done is None or done < seq:
             parts += [_unpublished(entry, publisher, system) for entry in header.sinks if entry.name == LETTERS_SINK]
     if all(isinstance(part, ds.Dataset) for part in parts):

@@ -90,7 +90,7 @@ def _try(state: ConsumerState, table: DeltaTable, adds: list[Add], header: Heade
     if header.head.generation != state.header.head.generation:
         # The old generation's number moves on, too: a restore to before this decision is then seen by comparing it.
         old = state.ledger.app(table, state.header.head.generation)
-        transactions[old] = max(table.transaction_version(old) or 0, state.header.seq) + 1
+        transactions[old] = max(tables.transaction_of(table, old) or 0, state.header.seq) + 1
     try:
         state.ledger.commit(table, adds, transactions)
     except tables.FAILED as error:

@@ -1,8 +1,7 @@
 """Dead letters as they stand: the newest rows of their events, as of the ledger's head.
 
 Reads what the question needs and no more: first ids, positions and the columns that are asked about, then of the letters that match the
-columns that are wanted. Conditions on what never changes about a letter are pushed down to files and row groups.
-Called by the store and the transaction.
+columns that are wanted. Conditions on what never changes about a letter are pushed down. Called by the store and the transaction.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import pyarrow.dataset as ds
 
 from checkpoint.errors import ConfigError
 from deadletter.letter import HISTORY, LETTERS
+from dedup.delta import tables
 from dedup.delta.events import CHANGED, DUPLICATE, EDITED, EVENTS, HEAVY, HISTORIC, PARKED, STATES
 from dedup.delta.rows import Rows
 from dedup.store import GROUPS, Selection
@@ -101,10 +101,11 @@ class Letters:
 
     def _scan(self, names: list[str], condition: ds.Expression) -> pa.Table:
         read = dict.fromkeys(["seq", "generation", "decided_in", *names])
-        try:
-            rows = self.events.to_table(columns=list(read), filter=condition)
-        except pa.ArrowNotImplementedError:  # delta-rs's UPDATE leaves texts of a type (string_view) that Arrow cannot push a filter to
-            rows = self.events.to_table().filter(condition).select(list(read))
+        with tables.reading("of dead letters"):
+            try:
+                rows = self.events.to_table(columns=list(read), filter=condition)
+            except pa.ArrowNotImplementedError:  # delta-rs's UPDATE leaves texts of a type (string_view) that Arrow cannot push a filter to
+                rows = self.events.to_table().filter(condition).select(list(read))
         return self.decided(rows)
 
     def _filled(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import ConfigError
 from deadletter.letter import PROPERTIES
+from dedup.delta import tables
 from dedup.delta.engine import Engine
 from dedup.outbox.message import Entry, Message, Messages, State
 from dedup.outbox.store import BYTES_PER_TURN, Asked, Chosen, Line
@@ -109,7 +110,7 @@ class Found:
             return False
         if table.version() == self._versions[0]:
             return True
-        if any(entry.get("operation") in ("DELETE", "RESTORE") for entry in table.history(table.version() - self._versions[0])):
+        if any(entry.get("operation") in ("DELETE", "RESTORE") for entry in tables.history_of(table, table.version() - self._versions[0])):
             return False
         last = pc.max(self._seen["seq"]).as_py()
         more = _read(table, SEEN, None if last is None else pc.field("seq") > last)
@@ -204,7 +205,8 @@ class Found:
 
 
 def _read(table: DeltaTable, columns: list[str], where: pc.Expression | None = None) -> pa.Table:
-    return table.to_pyarrow_dataset().to_table(columns=columns, filter=where)
+    with tables.reading(table.table_uri):
+        return table.to_pyarrow_dataset().to_table(columns=columns, filter=where)
 
 
 def _joined(messages: pa.Table, latest: pa.Table) -> pa.Table:

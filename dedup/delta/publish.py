@@ -73,7 +73,7 @@ class Publisher:
         tried = False
         for _ in range(ATTEMPTS if entry.merge is None else MERGE_ATTEMPTS):
             sink = self._open(header, entry)
-            done = sink.table.transaction_version(app)
+            done = tables.transaction_of(sink.table, app)
             if done is not None and done >= version:
                 if not tried and entry.name not in self.state.marks:
                     require_unrestored(sink, self.state.ledger.consumer, header.seq, entry)
@@ -119,7 +119,7 @@ class Publisher:
 
     def _shows(self, uri: str, app: str, version: int) -> bool:
         table = self.state.sinks.table(uri)
-        return table is not None and (table.transaction_version(app) or -1) >= version
+        return table is not None and (tables.transaction_of(table, app) or -1) >= version
 
     def _open(self, header: Header, entry: SinkFiles) -> Sink:
         consumer, mark = self.state.ledger.consumer, self.state.marks.get(entry.name)

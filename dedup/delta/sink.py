@@ -16,6 +16,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from checkpoint.errors import PublicationStuck, SinkMismatch
+from dedup.delta import tables
 from dedup.delta.engine import Engine, Handle
 from dedup.delta.header import Mark, SinkFiles
 from dedup.delta.ledger import FORBIDDEN
@@ -238,4 +239,4 @@ def _require_no_restore(sink: Sink, consumer: str, version: int, since: str) -> 
 
 
 def _restored_since(table: DeltaTable, version: int) -> bool:
-    return any(entry.get("operation") == "RESTORE" for entry in table.history(table.version() - version))
+    return any(entry.get("operation") == "RESTORE" for entry in tables.history_of(table, table.version() - version))

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import Fenced, PartitionLost, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Ranges
+from dedup.delta import tables
 from dedup.delta.engine import Engine
 from dedup.delta.events import LETTERS_SINK
 from dedup.delta.header import Header, Mark, first_header
@@ -241,7 +242,7 @@ class ConsumerState:
                 del self.decided[seq]
 
     def _compare_transaction(self, table: DeltaTable) -> None:
-        version = table.transaction_version(self.ledger.app(table, self.header.head.generation)) or 0
+        version = tables.transaction_of(table, self.ledger.app(table, self.header.head.generation)) or 0
         if version != self.header.seq:
             self._damage = self._advice(
                 f"shows {self.header.seq} decisions and its transaction id says {version}: it was restored to an older state"

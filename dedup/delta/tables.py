@@ -7,8 +7,9 @@ or says so. Called by the ledger and the publisher.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -41,6 +42,28 @@ def open_table(uri: str, options: Options) -> DeltaTable | None:
         return None
     except DELTA_ERRORS as error:
         raise StoreUnavailable(f"The Delta table {uri} cannot be opened: {error}") from error
+
+
+@contextmanager
+def reading(uri: str) -> Iterator[None]:
+    """Raises StoreUnavailable in place of what delta-rs or Arrow raise where the storage does not answer."""
+    try:
+        yield
+    except DELTA_ERRORS as error:
+        raise StoreUnavailable(f"The Delta table {uri} cannot be read: {error}") from error
+
+
+def transaction_of(table: DeltaTable, app: str) -> int | None:
+    """The version of that transaction id, as of the snapshot; None without one. Raises StoreUnavailable."""
+    with reading(table.table_uri):
+        found: int | None = table.transaction_version(app)
+        return found
+
+
+def history_of(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
+    """The newest commits: `operation`. Raises StoreUnavailable."""
+    with reading(table.table_uri):
+        return table.history(limit)
 
 
 class Handle:
