@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from foreach_kit import bare
-from local_tasks import TaskEach, run_in, run_in_tasks
+from local_tasks import TaskEach, Tasks, run_in, run_in_tasks
 from orders import assert_proven, batch, event, flatten, ids, letters, orders
 from places import PostgresPlace
 
@@ -21,6 +21,7 @@ from checkpoint.errors import BudgetExceeded, ConfigError, Fenced, HandlerError
 from deadletter.known import SYSTEMIC, TRANSIENT
 from dedup import Retry, executors, replay
 from dedup.consumer import Consumer
+from dedup.envelope import Prepare
 from dedup.epoch import take_epoch
 from dedup.foreach import Event
 from dedup.store import Run, Selection
@@ -97,6 +98,27 @@ def test_a_systemic_error_parks_nothing(base: PostgresPlace) -> None:
     away[0] = False
     assert run_in_tasks(made, batch(*orders(range(5)))).processed == 3
     assert_proven(base.store())
+
+
+@pytest.mark.parametrize(
+    ("cores", "connections", "expected"), [(2, None, (2, True)), (100, None, (32, False)), (100, 8, (4, False)), (3, 8, (3, True))]
+)
+def test_so_many_tasks_run_at_once(base: PostgresPlace, cores: int, connections: int | None, expected: tuple[int, bool]) -> None:
+    """As many as there are cores, 32 at most, or half of `connections=`; processes keep connections where all cores may have theirs."""
+    store, asked = base.store(), list[tuple[int, bool]]()
+    store.room = lambda consumer: 1000  # type: ignore[method-assign]  # as of a server for a cluster
+    made = bare(store)
+    made.foreach(into="orders", connections=connections)(lambda event, tx: row(event))
+
+    class Cluster(Tasks):
+        def run(self, prepare: Prepare, packed: bytes, tasks: int, *, keep: bool) -> pa.Table:
+            asked.append((tasks, keep))
+            return super().run(prepare, packed, tasks, keep=keep)
+
+    events = batch(*orders(range(3)))
+    cluster = Cluster(events)
+    cluster.cores = cores
+    assert run_in(cluster, made, events).processed == 3 and asked == [expected]
 
 
 class Rude(Exception):
