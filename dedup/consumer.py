@@ -167,7 +167,7 @@ class Consumer(Registered):
                 nothing of the running chunk was committed.
             BudgetExceeded: so many events failed, for that long, that none of the running chunk was parked.
             Anything the handler raised that is not the fault of single events, or with bisect=False. What was raised in Spark's
-                tasks comes as `deadletter.failure.Elsewhere`, with its type, message and stack.
+                tasks and cannot travel whole is a `deadletter.failure.Elsewhere`, with its type, message and stack.
 
         Crash: before a chunk's commit nothing of it is true; after it, all of it is. The next call with the same
         events finds their positions recorded and drops them.

@@ -1,7 +1,7 @@
 """What a task does with the events of its partitions: each slice commits by itself, in one transaction or in several, in order.
 
 Runs in Python workers, without a driver beside it: what it needs came with it as a `Work`. Errors go back as values, so that
-nothing is run again that cannot pass, and the driver raises them: those of this library as they are, others as `Elsewhere`.
+nothing is run again that cannot pass, and the driver raises them: as what they are, or as `Elsewhere` where they cannot travel whole.
 Called by dedup/spark/tasks.py.
 """
 
@@ -100,7 +100,7 @@ class _Slice:
         try:
             with_replanning(lambda: self._commit(table, culprits))
         except Exception as error:  # noqa: BLE001 - the driver raises it
-            self.error = told(error, self._policy.care.rules)
+            self.error = carried(error, self._policy.care.rules)
             if isinstance(error, BudgetExceeded):
                 self._tell_others()
 
@@ -153,6 +153,19 @@ class _Slice:
             "error": None if self.error is None else pickle.dumps(self.error),
         }
         return pa.RecordBatch.from_pylist([row], schema=OUTCOMES)
+
+
+def carried(error: Exception, rules: Sequence[Rule]) -> BaseException:
+    """The error itself where it survives the journey with its class, so that whoever waits for its type has it; else as `told`."""
+    try:
+        same = pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever the user's own class does when it is pickled
+        return told(error, rules)
+    if type(same) is not type(error) or classify(same, rules) != classify(error, rules):
+        return told(error, rules)
+    if not isinstance(error, DedupError):
+        same.add_note(describe(error, dt.datetime.now(dt.UTC)).stack)
+    return same
 
 
 def told(error: BaseException, rules: Sequence[Rule]) -> BaseException:
