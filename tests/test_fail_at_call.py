@@ -108,6 +108,7 @@ def test_calls_of_slices_may_fail(postgres: str, copies: Callable[[], str]) -> N
     each_call(postgres, copies, "cut", 0.0, in_tasks=True, every=EVERY)
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.postgres
 @pytest.mark.parametrize(("way", "patience", "in_tasks"), WAYS)
 def test_each_call_to_postgres_may_fail(postgres: str, copies: Callable[[], str], way: Way, patience: float, in_tasks: bool) -> None:
@@ -169,6 +170,7 @@ def test_what_cannot_be_read_is_an_outage_of_the_store() -> None:
     each_file_call("error", "--reads", "--stride", "23")
 
 
+@pytest.mark.timeout(2 * 3600)
 @pytest.mark.delta
 @pytest.mark.slow
 @pytest.mark.parametrize("reads", [[], ["--reads"]], ids=["writing", "all"])
