@@ -113,7 +113,8 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     if sifted.replayed.any():
         _check_redeliveries(sifted, transaction, store, head, policy)
     if _nothing_to_record(chunk, sifted, head):
-        policy.trials.forget(chunk.ident)
+        if len(chunk.index):
+            policy.trials.forget(chunk.ident)
         return sifted.state
     store.on_step("reserve")
     transaction.ask(sifted.wanted)
@@ -245,7 +246,7 @@ def _decide(chunk: Chunk, settled: Settled, why: Why, spent: Spent, head: Head, 
         parked = Park(letters, make_history(settled, letters, why))
     decided, failures = spent
     batches = decision.batch_record(settled, head, chunk.run)
-    tried = policy.trials.tries(chunk.ident)
+    tried = len(chunk.index) > 0 and policy.trials.tries(chunk.ident)  # an empty one needs no look at the marker
     record = Record(batches, chunk.run, policy.settings, decided, failures, chunk.stream, policy.care.budget, tried)
     marks = _marks(chunk, settled) if chunk.stream else {}
     return decision.decide(settled, parked, record, head, chunk.run, marks, incarnation.news(head, chunk.incarnation_ids))

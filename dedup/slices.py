@@ -157,10 +157,7 @@ class _Slice:
 
 def carried(error: Exception, rules: Sequence[Rule]) -> BaseException:
     """The error itself where it survives the journey with its class, so that whoever waits for its type has it; else as `told`."""
-    try:
-        same = pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - whatever the user's own class does when it is pickled
-        return told(error, rules)
+    same = _travelled(error)
     if type(same) is not type(error) or classify(same, rules) != classify(error, rules):
         return told(error, rules)
     if not isinstance(error, DedupError):
@@ -174,22 +171,20 @@ def told(error: BaseException, rules: Sequence[Rule]) -> BaseException:
     A pickled exception has lost its causes, and with them what told whose fault it is; some cannot be pickled at all.
     """
     if isinstance(error, DedupError | MemoryError):
-        carried: BaseException = pickle.loads(_portable(error))
-        return carried
+        known = MemoryError if isinstance(error, MemoryError) else HandlerError
+        return _travelled(error) or known(f"{type(error).__name__}: {error}")
     ours_to_judge = isinstance(error, Exception)  # what else there is means the handler alone: sys.exit, a panic
     found = classify(error, rules) if ours_to_judge else PERMANENT
     return Elsewhere(describe(error, dt.datetime.now(dt.UTC)), found, outlasted(error) if ours_to_judge else PERMANENT)
 
 
-def _portable(error: DedupError | MemoryError) -> bytes:
-    """The error, or one that says the same, as bytes that any process of this library can read."""
+def _travelled(error: BaseException) -> BaseException | None:
+    """What another process makes of it; None where it cannot travel."""
     try:
-        packed = pickle.dumps(error)
-        pickle.loads(packed)
-    except Exception:  # noqa: BLE001 - whatever it carries
-        same = MemoryError if isinstance(error, MemoryError) else HandlerError
-        return pickle.dumps(same(f"{type(error).__name__}: {error}"))
-    return packed
+        same: BaseException = pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever the user's own class does when it is pickled
+        return None
+    return same
 
 
 def cut(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[tuple[Partition, pa.Table]]:
