@@ -15,7 +15,7 @@ LATEST = Path(__file__).with_name("latest.json")
 
 
 def main() -> None:
-    """Run what was asked for; latest.json is written where that was everything."""
+    """Run what was asked for; latest.json is written where that was everything. What `benchmarks.growth` put there stays."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; default: all, and latest.json is written")
     parser.add_argument("--warm", type=int, default=Sizes.warm, help="how many of them come first and do not count (default: %(default)s)")
@@ -27,9 +27,7 @@ def main() -> None:
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
     measures, seconds = run(Sizes(batches=asked.batches, warm=asked.warm, copies=asked.copies), asked.parts or list(PARTS))
     report.show(measures, seconds, Console())
-    if not asked.parts:
-        report.save(measures, LATEST)
-    elif asked.keep:
+    if asked.keep or not asked.parts:
         report.merge(measures, LATEST)
 
 

@@ -1,4 +1,4 @@
-"""The contests again with no copies among the events, and with half of them copies; 1 % is what the others measure."""
+"""The contests again with other shares of copies than 1 %, and with ten times as many events a batch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,43 @@ from benchmarks.stream import Seconds, Sizes
 
 SHARES = (0.0, 0.5)
 
+LARGE = "_500k"
+"""Ends the names of measures with large batches; `delta_large` has those of Delta with the usual share."""
+
 
 def compare(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
-    """Every measure of both contests for each share, its name with the share in percent. Verified as these are."""
-    from benchmarks.run import database
-
+    """Every measure of both contests with no copies and with half of them, its name with the share in percent. Verified as these are."""
     measures, seconds = [], Seconds()
     for share in SHARES:
-        name, own = f"copies_{100 * share:.0f}", replace(sizes, copies=share)
-        (folder / name).mkdir()
-        with database(dsn) as place:
-            parts = [postgres.compare(spark, place, folder / name / "postgres", own)]
-        parts.append(delta.compare_appends(spark, folder / name / "delta", own))
-        for found, taken in parts:
-            measures += [replace(m, measure=f"{m.measure}_{name}") for m in found]
-            seconds |= {f"{way}, {name}": values for way, values in taken.items()}
+        found, taken = _contests(spark, folder, dsn, replace(sizes, copies=share), _of(share))
+        measures += found
+        seconds |= taken
     return measures, seconds
+
+
+def compare_large(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
+    """The same with large batches, a fifth of them, PostgreSQL with the usual share, too. Verified as these are."""
+    large = replace(sizes, events=sizes.large, batches=max(sizes.batches // 5, 2), warm=max(sizes.warm // 5, 1))
+    measures, seconds = _contests(spark, folder, dsn, large, LARGE, on_delta=False)
+    for share in SHARES:
+        found, taken = _contests(spark, folder, dsn, replace(large, copies=share), LARGE + _of(share))
+        measures += found
+        seconds |= taken
+    return measures, seconds
+
+
+def _of(share: float) -> str:
+    return f"_copies_{100 * share:.0f}"
+
+
+def _contests(spark: Any, folder: Path, dsn: str, sizes: Sizes, ending: str, *, on_delta: bool = True) -> tuple[list[Measure], Seconds]:
+    from benchmarks.run import database
+
+    own = folder / ending.strip("_")
+    own.mkdir()
+    with database(dsn) as place:
+        parts = [postgres.compare(spark, place, own / "postgres", sizes)]
+    if on_delta:
+        parts.append(delta.compare_appends(spark, own / "delta", sizes))
+    measures = [replace(m, measure=m.measure + ending) for found, _ in parts for m in found]
+    return measures, {f"{ending.strip('_')}, {way}": values for _, taken in parts for way, values in taken.items()}

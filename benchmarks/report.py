@@ -14,7 +14,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.stream import Seconds, middle
+from benchmarks.stream import INSIDE, Seconds, middle
 from dedup.spark.session import DELTA, JDBC
 
 PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pgpq", "datafusion")
@@ -76,13 +76,28 @@ def show(measures: Sequence[Measure], spread: Seconds, console: Console) -> None
         digits = {"s": 2, "ms": 1, "bytes": 1, "MB": 1}.get(m.unit, 0)
         table.add_row(m.measure, f"{m.ours:,.{digits}f}", f"{m.other:,.{digits}f}", f"{m.ratio:.2f}", f"{m.unit}, {m.better} is better")
     console.print(table)
+    console.print(_seconds({way: taken for way, taken in spread.items() if INSIDE not in way}))
+    for of in dict.fromkeys(way.split(INSIDE)[0] for way in spread if INSIDE in way):
+        console.print(_steps(of, {way.split(INSIDE)[1]: taken for way, taken in spread.items() if way.startswith(of + INSIDE)}))
+
+
+def _seconds(spread: Seconds) -> Table:
     seconds = Table(caption="Seconds a batch: median, quickest and slowest")
     seconds.add_column("way")
     for name in ("median", "min", "max", "batches"):
         seconds.add_column(name, justify="right")
     for way, taken in spread.items():
         seconds.add_row(way, *(f"{x:.3f}" for x in (middle(taken), min(taken), max(taken))), str(len(taken)))
-    console.print(seconds)
+    return seconds
+
+
+def _steps(of: str, spread: Seconds) -> Table:
+    steps = Table(caption="Milliseconds of a batch, medians")
+    steps.add_column(of)
+    steps.add_column("ms", justify="right")
+    for step, taken in spread.items():
+        steps.add_row(step, f"{1000 * middle(taken):,.0f}")
+    return steps
 
 
 def save(measures: Sequence[Measure], path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -51,7 +52,9 @@ def run(sizes: Sizes, parts: list[str]) -> tuple[list[Measure], Seconds]:
         for name in parts:
             folder = Path(home, name)
             folder.mkdir()
+            print(f"{time.strftime('%H:%M')} {name}", file=sys.stderr, flush=True)
             found, taken = PARTS[name](spark, folder, dsn, sizes)
+            print("\n".join(f"      {m.measure} {m.ratio:.2f}" for m in found), file=sys.stderr, flush=True)
             measures += found
             seconds |= taken
     return measures, seconds
@@ -114,6 +117,7 @@ PARTS: dict[str, Part] = {
     "merge": lambda spark, folder, dsn, sizes: delta.compare_merge(spark, folder, sizes),
     "merge_many": lambda spark, folder, dsn, sizes: delta.compare_merge_many(spark, folder, sizes),
     "copies": copies.compare,
+    "copies_large": copies.compare_large,
     "commit_path": _on_postgres(commit_path.compare),
     "storage": _on_postgres(storage.compare),
     "memory": lambda spark, folder, dsn, sizes: memory.compare(spark, dsn, folder, sizes),

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.events import KAFKA_DDL, PARTITIONS
-
-Way = Callable[[Any, int], Any]
-"""What is given to `foreachBatch`."""
+from benchmarks.where import Way, watched
 
 Seconds = dict[str, list[float]]
 """What was run -> seconds of each of its batches."""
+
+OURS, INSIDE = "ours", " > "
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Sizes:
 
 
 def contest(spark: Any, folder: Path, ways: Mapping[str, Way], warm: int) -> Seconds:
-    """Seconds that each way took for each batch of the folder, without the first `warm` batches."""
+    """Seconds that each way took for each batch of the folder, without the first `warm` batches; of the way "ours" by step, too."""
     seconds: Seconds = {name: [] for name in ways}
 
     def take_turns(batch: Any, batch_id: int) -> None:
@@ -51,8 +52,21 @@ def contest(spark: Any, folder: Path, ways: Mapping[str, Way], warm: int) -> Sec
             ways[name](batch, batch_id)
             seconds[name].append(time.perf_counter() - begun)
 
-    run_query(spark, folder, take_turns, folder.with_name(f"{folder.name}-checkpoint"), files=PARTITIONS)
-    return {name: taken[warm:] for name, taken in seconds.items()}
+    with clocks(ways) as (ways, steps):
+        run_query(spark, folder, take_turns, folder.with_name(f"{folder.name}-checkpoint"), files=PARTITIONS)
+    return {name: taken[warm:] for name, taken in (seconds | steps).items()}
+
+
+@contextmanager
+def clocks(ways: Mapping[str, Way]) -> Iterator[tuple[Mapping[str, Way], Seconds]]:
+    """These ways, and where the seconds of "ours" go, once they have run: "ours", INSIDE, the step."""
+    if OURS not in ways:
+        yield ways, {}
+        return
+    steps: Seconds = {}
+    with watched(ways[OURS]) as (ours, found):
+        yield {**ways, OURS: ours}, steps
+    steps |= {OURS + INSIDE + step: taken for step, taken in found.items()}
 
 
 def run_query(spark: Any, folder: Path, way: Way, checkpoint: Path, *, files: int) -> list[float]:

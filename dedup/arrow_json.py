@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json
@@ -38,6 +39,8 @@ _MOMENT = _DAY + r"[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
 _NOT_NUMBERS = re.compile(rb"[:,[][ \t\r\n]*-?(?:NaN|Inf)")
 """The reader takes these for numbers, JSON does not."""
 
+_PORTION = 1 << 18
+
 _PLAIN = (pa.bool_(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.string())
 
 
@@ -49,7 +52,7 @@ def decode(bodies: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
     """
     if not _reads(pa.struct(list(schema))) or not _plain(bodies):
         return None
-    lines = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(bodies)], pa.int32()), bodies), b"\n")[0].as_buffer()
+    lines = _lines(bodies)
     if _null_between(lines, bodies):
         return None
     try:
@@ -59,9 +62,17 @@ def decode(bodies: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
         return None
 
 
+def _lines(bodies: pa.Array) -> pa.Buffer:
+    """The bodies with a line break between each two. Not through a scalar, which would be a copy of all of them."""
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(bodies)], pa.int32()), bodies), b"\n")
+    ends = joined.buffers()[1]
+    start, end = np.frombuffer(ends, np.int32 if joined.type == pa.binary() else np.int64, 2, joined.offset).tolist()
+    return joined.buffers()[2].slice(start, end - start)
+
+
 def _null_between(lines: pa.Buffer, bodies: pa.Array) -> bool:
     """Whether a null may stand behind an object: there pyarrow's reader reads memory not its own (26.0; apache/arrow#47409)."""
-    flat = np.count_nonzero(np.frombuffer(lines, np.uint8) == ord("}")) == len(bodies)
+    flat = _closing(np.frombuffer(lines, np.uint8)) == len(bodies)
     return not flat and bool(pc.any(pc.match_substring_regex(bodies, r"\}[ \t\r\n]*n")).as_py())
 
 
@@ -74,6 +85,11 @@ def _read(lines: pa.Buffer, wire: pa.Schema) -> pa.Table:
         if _NOT_NUMBERS.search(lines):
             raise
     return json.read_json(pa.BufferReader(lines), whole, json.ParseOptions(wire, unexpected_field_behavior="ignore"))
+
+
+def _closing(data: npt.NDArray[np.uint8]) -> int:
+    """How many braces close, counted in portions that a cache holds."""
+    return sum(int(np.count_nonzero(data[at : at + _PORTION] == ord("}"))) for at in range(0, len(data), _PORTION))
 
 
 class _OtherwiseRead(Exception):

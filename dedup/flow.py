@@ -221,8 +221,10 @@ def handle(
 def order_of(chunk: Chunk, settled: Settled, transaction: Transaction) -> Order:
     """The sequences of the chunk: blocked by letters that are there, and by rows that become letters before the handler."""
     order = sequences(chunk, settled)
+    if not order.kept:
+        return order
     lettered = letter_rows(settled)
-    asked = order.asked(np.union1d(settled.new, lettered))
+    asked = order.asked(np.concatenate([settled.new, lettered]))
     if len(asked):
         order.block_behind_letters(transaction.blocked(asked))
     order.block_behind(lettered)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from checkpoint.errors import AmbiguousPosition
 from checkpoint.position import Partition
 from dedup.locate import Ranks, match, places
+from dedup.sorting import by_key
 from dedup.store import KEYS
 
 Ints = npt.NDArray[np.int64]
@@ -96,7 +97,7 @@ class Index:
     def of_keys(cls, keys: pa.Table) -> Keys:
         """A sorted set of keys to look others up in."""
         high, low = key_words(keys["key"])
-        order = np.lexsort((low, high))
+        order = by_key(high, low)
         return Keys(high[order], low[order], keys["payload_hash"].to_numpy()[order])
 
     def __len__(self) -> int:
@@ -165,7 +166,7 @@ class Index:
     def _groups(self, rows: Ints) -> tuple[Ints, Ints]:
         if not len(rows):
             return rows, rows
-        order = np.lexsort((self.low[rows], self.high[rows]))  # stable: rows of one key stay ascending
+        order = by_key(self.high[rows], self.low[rows])  # rows of one key stay ascending
         ordered = rows[order]
         starts = np.ones(len(rows), dtype=bool)
         starts[1:] = (np.diff(self.high[ordered]) != 0) | (np.diff(self.low[ordered]) != 0)

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dedup.sorting import by_key
+
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -54,8 +56,21 @@ class Run:
 
     def position(self, high: U64, low: U64) -> npt.NDArray[np.intp]:
         """For each key, where it stands or would be inserted."""
-        left, right = np.searchsorted(self.high, high, "left"), np.searchsorted(self.high, high, "right")
-        # Equal high halves are rare for real hashes, but must be right for any keys: a binary search on the low half, all keys at once.
+        left = np.searchsorted(self.high, high, "left")
+        near = np.flatnonzero(self._begins_with(left, high))
+        if len(near):
+            left[near] = self._among_equals(left[near], high[near], low[near])
+        return left
+
+    def _begins_with(self, at: npt.NDArray[np.intp], high: U64) -> Bool:
+        if not len(self):
+            return np.zeros(len(high), dtype=bool)
+        found: Bool = (at < len(self)) & (self.high[np.minimum(at, len(self) - 1)] == high)
+        return found
+
+    def _among_equals(self, left: npt.NDArray[np.intp], high: U64, low: U64) -> npt.NDArray[np.intp]:
+        """A binary search on the low half, all keys at once: equal high halves are rare for real hashes, but must be right for any."""
+        right = np.searchsorted(self.high, high, "right")
         while True:
             open_ = left < right
             if not open_.any():
@@ -94,7 +109,7 @@ class KeyIndex:
     def add(self, keys: pa.Array | pa.ChunkedArray, payload: npt.ArrayLike, held: bool | npt.ArrayLike = False) -> int:
         """Take in keys; those already known keep what they have, of repeats the first counts. Returns how many were new."""
         high, low = halves(keys)
-        order = np.lexsort((low, high))
+        order = by_key(high, low)
         high, low = high[order], low[order]
         first = np.r_[True, (high[1:] != high[:-1]) | (low[1:] != low[:-1])][: len(high)]
         values = np.asarray(payload, dtype=np.int64)[order][first]
@@ -122,7 +137,7 @@ class KeyIndex:
         """For each key: whether it is known, the payload hash it was reserved with (0 if unknown), and whether a letter holds it."""
         high, low = halves(keys)
         # Sorted questions walk the run once; random ones miss the cache at every step.
-        order = np.lexsort((low, high))
+        order = by_key(high, low)
         known, payload, held = np.zeros(len(high), bool), np.zeros(len(high), np.int64), np.zeros(len(high), bool)
         for run in self._runs:
             found, at = run.find(high[order], low[order])

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -230,4 +231,6 @@ def _recorded(step: Record) -> dict[str, Any]:
 
 
 def _in(keys: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not len(among):  # the usual case; to look into nothing would still hash every key
+        return pa.chunked_array([np.zeros(len(keys), dtype=bool)])
     return pc.is_in(keys.cast(pa.binary()), value_set=among.cast(pa.binary()).combine_chunks())

@@ -18,6 +18,7 @@ import pyarrow as pa
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
+from dedup.sorting import by_key
 from dedup.store import KEYS
 
 UUID, UUID_ARRAY, INT8, INT8_ARRAY = 2950, 2951, 20, 1016
@@ -71,7 +72,7 @@ def order_of(keys: Keys) -> npt.NDArray[np.int64]:
     halves = keys.view(HALVES)
     if bool((halves["high"][1:] > halves["high"][:-1]).all()):  # the usual case: they come sorted
         return np.arange(len(keys))
-    return np.lexsort((halves["low"], halves["high"]))
+    return by_key(halves["high"].astype(np.uint64), halves["low"].astype(np.uint64))
 
 
 def uuid_array(keys: Keys) -> UuidArray:
