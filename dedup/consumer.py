@@ -59,7 +59,7 @@ class Consumer(Registered):
         incarnation: tells which life of its topics a broker serves, such as `kafka.Broker(...).topic_ids`: a topic that was deleted and
             created again is refused then, whatever it holds.
         part: column that numbers the rows one event was exploded into.
-        max_events_per_transaction: rows of one commit; bounds driver memory. Default: the store's.
+        max_events_per_transaction: rows of one commit. What a batch takes of the driver's memory it does not bound. Default: the store's.
         max_body: bytes of a body that a dead letter keeps whole.
         sequence_key: columns of the event: within a partition, events that have the same one keep their order. Those behind a dead
             letter wait as dead letters too, until it is reprocessed or discarded.
@@ -68,7 +68,7 @@ class Consumer(Registered):
         bisect: False for a handler that does not mean the same on a part of a batch, as one that aggregates: then the batch fails.
         errors: rules (exception type or predicate, ErrorClass) that come before the shipped ones, first match first.
         max_outage: seconds of trying a batch again, with backoff, while everything fails or the store is away. Then the query stops.
-        handler_timeout: seconds of one run of the handler, after which the process ends with its stacks on stderr. None: no limit.
+        handler_timeout: seconds of one run of the handler and of what it writes; then the process ends with its stacks on stderr.
         retention: age at which you purge reservations; None: never. `reprocess_within`: how old a reprocessed letter may be; no older.
         query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
         takeover_after: seconds without a sign of life after which another copy is taken over.

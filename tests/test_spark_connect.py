@@ -19,19 +19,18 @@ PARTS = {"streams": ("spark", "outbox_spark"), "tasks": ("foreach_spark", "forea
 
 LEFT_OUT = {
     "test_stateful_operators_upstream_are_refused_before_anything_is_written": "Connect does not show the plan (docs/spark-connect.md)",
-    "delta-spark": "the store whose commits Spark makes was not run there",
     "and_a_driver_that_dies": "the driver that dies is a process of its own, on classic Spark",
 }
 """Tests, or values of their parameters, and why they do not run there."""
 
-AT_LEAST = {"streams": 29, "tasks": 30}
+AT_LEAST = {"streams": 31, "tasks": 31}
 """Tests that are selected, when this was written."""
 
 
 @pytest.mark.timeout(3200)
 @pytest.mark.parametrize("part", PARTS)  # one after the other: their servers would have one port
 def test_the_spark_part_of_the_contract_holds_on_connect(part: str) -> None:
-    """The same tests on both stores through gRPC: all of those files but what is named with its reason."""
+    """The same tests through gRPC: all of those files but what is named with its reason; of `engine="spark"` its selection."""
     pytest.importorskip("grpc")
     files = [str(HERE / "contract" / f"test_{name}.py") for name in PARTS[part]]
     options = ["-q", "-p", "no:cacheprovider", "-W", "default", "-k", f"not {' and not '.join(LEFT_OUT)}"]

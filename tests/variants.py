@@ -22,9 +22,13 @@ SELECTED = frozenset(
         "test_a_parked_event_keeps_its_key_until_it_is_reprocessed",
         "test_a_released_key_is_free_until_it_is_taken_again",
         "test_events_wait_behind_a_dead_letter_of_their_sequence",
+        "test_a_stream_is_written_once_through_restarts_and_a_lost_checkpoint",
+        "test_what_raises_in_a_dataframe_handler_is_isolated_and_reprocessed",
+        "test_each_partition_commits_by_itself_and_all_of_it_adds_up",
     }
 )
-"""What `make test` runs on the store whose commits Spark makes: the commit protocol, as each kind of transaction goes through it."""
+"""What `make test` runs on the store whose commits Spark makes: the commit protocol, as each kind of transaction goes through it,
+streams, and handlers in tasks. Those of streams and tasks run on Spark Connect, too."""
 
 
 SEVERAL = frozenset({"test_runner_processes.py", "test_dispatchers_at_once_share_the_work_and_keep_the_order"})

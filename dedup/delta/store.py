@@ -1,7 +1,7 @@
 """DeltaStore: one ledger table per consumer decides, sinks follow.
 
-Promises the Store of dedup/store.py on Delta tables, with all commits made by delta-rs: no Spark is needed except for sinks that only
-Spark may write. Called by the consumer and by the command line.
+Promises the Store of dedup/store.py on Delta tables, with all commits made by delta-rs, or by Spark (`engine="spark"`). With delta-rs no
+Spark is needed except for sinks that only Spark may write. Called by the consumer and by the command line.
 """
 
 from __future__ import annotations

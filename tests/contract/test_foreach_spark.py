@@ -1,4 +1,4 @@
-"""Handlers of single events through Spark: in its tasks on PostgreSQL, on the driver on Delta, with one promise."""
+"""Handlers of single events through Spark, in its tasks, with one promise: on PostgreSQL they commit there, on Delta they write files."""
 
 from __future__ import annotations
 
