@@ -148,7 +148,7 @@ def process(consumer: Consumer, tasks: Tasks, head: Head, run: Run, *, first: bo
     outcomes = _run(consumer, tasks, head, run, vouched, alone=first and _have_died(consumer))
     if any(isinstance(error, PositionGap) for error in _errors(outcomes)):
         now = replace(consumer.store.head(consumer.name), epoch=head.epoch)
-        outcomes = _run(consumer, tasks, now, run, _vouched(consumer, tasks, head, run))
+        outcomes = _run(consumer, tasks, now, run, _vouched(consumer, tasks, head, run), alone=_have_died(consumer))
     for row in outcomes:
         report.count(np.asarray(row["states"]))
     _raise_worst(_errors(outcomes))
@@ -178,7 +178,8 @@ def _have_died(consumer: Consumer) -> bool:
 def _run(
     consumer: Consumer, tasks: Tasks, head: Head, run: Run, vouched: frozenset[Partition], *, alone: bool = False
 ) -> list[dict[str, Any]]:
-    packed, count = _pack(consumer, tasks, _work(consumer, head, run, vouched)), 1 if alone else _at_once(consumer, tasks)
+    count = 1 if alone else _at_once(consumer, tasks)
+    packed = _pack(consumer, tasks, replace(_work(consumer, head, run, vouched), alone=count == 1))
     # Where every core may have its connections, the processes of tasks keep them: there are never more than the cap.
     keep = tasks.cores <= count
     outcomes: list[dict[str, Any]] = tasks.run(consumer.prepare(head), packed, count, keep=keep).to_pylist()

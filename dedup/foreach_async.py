@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,6 +25,8 @@ from dedup.foreach import EachEvent, Event, EventHandler, Found, events_of, posi
 from dedup.index import Ints
 from dedup.rows import copied
 from dedup.tx import Tx
+
+log = logging.getLogger("dedup")
 
 CONCURRENCY = 16
 
@@ -179,11 +182,23 @@ def on_loop(coroutine: Coroutine[Any, Any, None]) -> None:
         raise
 
 
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop for as long as the process lives: sys.exit in a task that a handler has started ends `run_forever`, too.
+
+    Whoever awaits that task gets the SystemExit, once the loop goes on.
+    """
+    while True:
+        try:
+            return loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as left:
+            log.warning("a task that a handler of events has started raised %r", left)
+
+
 def _the_loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _starting:
         if _loop is None or _loop[0] != os.getpid():  # a fork has no threads
             loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="dedup handlers", daemon=True).start()
+            threading.Thread(target=_serve, args=(loop,), name="dedup handlers", daemon=True).start()
             _loop = (os.getpid(), loop)
         return _loop[1]

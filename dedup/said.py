@@ -35,6 +35,16 @@ class Call(NamedTuple):
         first = self.rows[0] if type(self.rows) is list and self.table == later.table and self.how == later.how else None
         return isinstance(first, dict) and all(isinstance(row, dict) and row.keys() == first.keys() for row in later.rows)
 
+    def alike(self) -> Iterator[Call]:
+        """Rows that are dicts, those with the same columns together: what one of them lacks is not NULL because another one has it."""
+        if type(self.rows) is not list:
+            yield self
+            return
+        found: dict[frozenset[str], list[Any]] = {}
+        for row in self.rows:
+            found.setdefault(frozenset(row), []).append(row)
+        yield from (self._replace(rows=rows) for rows in found.values())
+
 
 class Publication(NamedTuple):
     """Rows that become messages for a topic."""
@@ -90,8 +100,8 @@ class Performance:
             made = [ahead.begin(rows.num_rows, job) for rows, job in self._outgoing(said.messages)]
             for call in said.writes:
                 self._write(call, self.transaction.write)
-            if said.returned is not None:
-                self._write(said.returned, returned)
+            for call in said.returned.alike() if said.returned is not None else ():
+                self._write(call, returned)
             if said.files is not None:
                 self.transaction.adopt(*said.files)  # type: ignore[attr-defined]
             for messages in made:

@@ -55,6 +55,7 @@ class Work:
     max_events: int
     witness: Witness | None
     vouched: frozenset[Partition]  # partitions that the driver has found without a gap
+    alone: bool = True  # whether its slices run one at a time
 
 
 def run(batches: Iterable[pa.RecordBatch], work: Work, store: Store) -> Iterator[pa.RecordBatch]:
@@ -91,7 +92,7 @@ class _Slice:
     def __post_init__(self) -> None:
         self.head, self._chunks, name = self.work.head, 0, self.work.head.consumer
         scope = str(self.partition)
-        trials = Trials(lambda: self.store.trial(name, scope), lambda text: self.store.set_trial(name, text, scope))
+        trials = Trials(lambda: self.store.trial(name, scope), lambda text: self.store.set_trial(name, text, scope), alone=self.work.alone)
         self._policy = replace(self.work.policy, trials=trials)
 
     def commit(self, table: pa.Table) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from dedup.index import Ints
 
 MAX_DEATHS = 3
-"""Deaths in one chunk before it is tried in parts. A restart in the middle of a batch counts as one, too, and costs no more than time."""
+"""Deaths in one chunk before it is tried in parts, or once more where it is one event. A restart in the middle of a batch counts, too."""
 
 Span = tuple[int, int]
 """First and last row of a part of the chunk."""
@@ -28,6 +28,7 @@ class Trial:
     deaths: int = 0
     dead: tuple[Span, ...] = ()  # parts that a process died in after MAX_DEATHS
     running: Span | None = None
+    alone: bool = True  # whether nothing else was being tried beside it: else it may have died with another one
 
     @classmethod
     def read(cls, text: str | None) -> Trial:
@@ -36,7 +37,8 @@ class Trial:
         if "running" not in known:
             return cls()
         running = known["running"]
-        return cls(known["chunk"], known["deaths"], tuple((a, b) for a, b in known["dead"]), tuple(running) if running else None)
+        dead = tuple((a, b) for a, b in known["dead"])
+        return cls(known["chunk"], known["deaths"], dead, tuple(running) if running else None, known.get("alone", True))
 
     def resumed(self, chunk: str) -> Trial:
         """The marker of this chunk in a new process."""
@@ -45,15 +47,24 @@ class Trial:
         if self.running is None:
             return self
         deaths = self.deaths + 1
-        dead = (*self.dead, self.running) if deaths >= MAX_DEATHS else self.dead
-        return replace(self, deaths=deaths, dead=dead, running=None)
+        return replace(self, deaths=deaths, dead=(*self.dead, self.running) if self._tells(deaths) else self.dead, running=None)
+
+    def _tells(self, deaths: int) -> bool:
+        """Whether this death says something of the part that was tried: of a chunk of one event, only if that was tried for this."""
+        assert self.running is not None
+        first, last = self.running
+        return self.alone and (deaths > MAX_DEATHS or (deaths == MAX_DEATHS and first < last))
 
 
 class Trials:
-    """The trial of one process of a consumer."""
+    """The trial of one process of a consumer.
 
-    def __init__(self, load: Callable[[], str | None], save: Callable[[str | None], None]) -> None:
-        self._load, self._save = load, save
+    Args:
+        alone: whether nothing else of the consumer is tried meanwhile that could end this process.
+    """
+
+    def __init__(self, load: Callable[[], str | None], save: Callable[[str | None], None], *, alone: bool = True) -> None:
+        self._load, self._save, self._alone = load, save, alone
         self._trial: Trial | None = None
 
     def begin(self, chunk: str) -> None:
@@ -97,7 +108,7 @@ class Trials:
         Crash: the marker is written or not; without it the death in there is not counted.
         """
         if self._trial is not None:
-            self._trial = replace(self._trial, running=(int(rows[0]), int(rows[-1])))
+            self._trial = replace(self._trial, running=(int(rows[0]), int(rows[-1])), alone=self._alone)
             self._save(json.dumps(asdict(self._trial)))
 
     def survived(self) -> None:

@@ -12,6 +12,7 @@ from places import DeltaPlace
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta import files, tables
+from dedup.delta.storage import is_away
 
 pytestmark = pytest.mark.delta
 
@@ -84,3 +85,17 @@ def test_storage_that_is_away_is_waited_for_and_parks_nothing(tmp_path: Path, mo
     assert letters(place.store()) == []
     assert sorted(ids(place.read())) == sorted(f"p0-{n}" for n in range(15))
     assert_proven(place.store())
+
+
+SPARK = (
+    "Job aborted due to stage failure: Task 0 in stage 7.0 failed 4 times: ExecutorLostFailure (executor 3 exited caused by Lost worker)"
+)
+
+
+@pytest.mark.parametrize(("words", "away"), [(SPARK, True), ("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint small", False)])
+def test_what_spark_says_of_its_executors_is_no_fault_of_the_sink(words: str, away: bool) -> None:
+    """Lost executors pass, and nobody has to repair a table; a rule that is broken does not pass by itself."""
+    pyspark = pytest.importorskip("pyspark.errors")
+    error = StoreUnavailable("Spark cannot append")
+    error.__cause__ = pyspark.PySparkException(words)
+    assert is_away(error) is away

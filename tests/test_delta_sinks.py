@@ -475,6 +475,20 @@ def test_staged_rows_of_dead_attempts_are_cleared_in_time(place: Path) -> None:
     assert not old.exists() and young.exists()
 
 
+def test_files_that_a_waiting_decision_lists_survive_maintenance(place: Path) -> None:
+    """Their table does not name them yet, and however old they are they are the only ones with those letters."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
+    folder = Path(store._states.of(kit.NAME).letters_uri)
+    (waiting,) = folder.rglob("*.parquet")
+    os.utime(waiting, (0, 0))
+    store.maintain(kit.NAME)
+    assert waiting.exists()
+    fresh = open_store(place)
+    assert fresh.publish(kit.NAME) == 1 and fresh.letters(Selection()).num_rows == 1 and show(place) == [1, 2]
+
+
 def forget_transactions(place: Path, name: str = "orders") -> None:
     """Set the property under which Delta drops old transaction ids at a checkpoint."""
     DeltaTable(str(place / name)).alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 7 days"})

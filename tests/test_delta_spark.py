@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from checkpoint.errors import ConfigError, PublicationStuck, RowsRefused, SinkMismatch
+from checkpoint.errors import ConfigError, PublicationStuck, RowsMisfit, RowsRefused, SinkMismatch, StoreUnavailable
 from dedup.delta import DeltaStore
 from dedup.delta.engine import DeltaRs
 from dedup.delta.sink import Sinks
@@ -157,7 +157,6 @@ def test_a_publication_that_spark_did_and_nobody_heard_of_is_not_done_again(
     spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer of Spark's append is lost: the transaction id in the sink says that it landed."""
-    from checkpoint.errors import StoreUnavailable
     from dedup.spark.delta_rows import SparkSide
 
     real = SparkSide.append
@@ -270,6 +269,81 @@ def test_a_sink_that_refuses_after_all_is_told_with_its_rows(spark: SparkSession
     store.on_step = on_step
     with pytest.raises(PublicationStuck, match=r"Decision 2 \(1 rows\)"):
         write(store, strict, [pa.table({"id": [20], "name": ["a"]})])
+
+
+@pytest.fixture
+def defaults(spark: SparkSession, tmp_path: Path) -> str:
+    """A sink whose columns have a value where a row brings none."""
+    uri = str(tmp_path / "defaults")
+    columns = "id BIGINT, status STRING NOT NULL DEFAULT 'new', place STRING DEFAULT 'here'"
+    spark.sql(f"CREATE TABLE delta.`{uri}` ({columns}) USING delta TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')")
+    return uri
+
+
+def test_rows_with_other_columns_are_not_read_as_if_they_had_the_same(spark: SparkSession, tmp_path: Path, defaults: str) -> None:
+    """What one file has no column for gets the default, what another one has keeps its value: on the driver, from tasks, between others."""
+    store, given = DeltaStore(str(tmp_path / "state")), ({}, {"status": "x"}, {"status": "y", "place": "there"})
+    number = kit.epoch(store)
+    for turn in range(4):  # the names of files, and so the one that Spark looks at first, are random
+        with store.begin(kit.NAME, number) as tx:
+            tasks = tx.task_files(defaults)
+            found = []
+            for n in range(6):
+                row = {"id": 10 * turn + n, **given[n % 3]}
+                tx.write(defaults, ArrowRows(pa.Table.from_pylist([row])))
+                found += tasks.write(pa.Table.from_pylist([{**row, "id": row["id"] + 100}]))
+            assert tx.adopt(defaults, found) == 6
+            assert len(tx._writes.entries()) == 3
+            tx.execute(Commit())
+    rows = {r["id"]: (r["status"], r["place"]) for r in spark.read.format("delta").load(defaults).collect()}
+    wanted = (("new", "here"), ("x", "here"), ("y", "there"))
+    assert rows == {10 * turn + n + more: wanted[n % 3] for turn in range(4) for n in range(6) for more in (0, 100)}
+
+
+def test_a_staged_file_that_cannot_be_read_is_not_left_out(
+    spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that skips broken files would publish fewer rows than were decided."""
+    from dedup.spark.delta_rows import SparkSide
+
+    store, real = DeltaStore(str(tmp_path / "state")), SparkSide.append
+
+    def broken(self: SparkSide, uri: str, files: Any, app: str, version: int) -> None:
+        for file in files:
+            Path(file).write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+        real(self, uri, files, app, version)
+
+    monkeypatch.setattr(SparkSide, "append", broken)
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        with pytest.raises((PublicationStuck, StoreUnavailable)):
+            write(store, strict, [pa.table({"id": [1], "name": ["a"]})])
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+    assert spark.read.format("delta").load(strict).count() == 0 and store.head(kit.NAME).seq == 2
+
+
+def test_a_merge_that_lacks_a_column_of_a_rule_says_so(spark: SparkSession, tmp_path: Path) -> None:
+    """Whether such a row keeps to the rule nobody can tell; of single events it is the event's fault."""
+    uri = str(tmp_path / "ruled")
+    spark.sql(f"CREATE TABLE delta.`{uri}` (id BIGINT, name STRING, amount BIGINT) USING delta")
+    spark.sql(f"ALTER TABLE delta.`{uri}` ADD CONSTRAINT positive CHECK (amount >= 0)")
+    store = DeltaStore(str(tmp_path / "state"))
+    with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(RowsMisfit, match=r"positive.*amount"):
+        tx.merge(uri, ArrowRows(pa.table({"id": [1], "name": ["x"]})), Merge(("id",)))
+
+
+def test_settings_of_the_session_survive_a_merge(spark: SparkSession, tmp_path: Path, strict: str) -> None:
+    """A transaction id of ours is set for one statement, and what stood there before is back after it."""
+    store, name = DeltaStore(str(tmp_path / "state")), "spark.databricks.delta.write.txnAppId"
+    spark.conf.set(name, "mine")
+    try:
+        with store.begin(kit.NAME, kit.epoch(store)) as tx:
+            tx.merge(strict, ArrowRows(pa.table({"id": [1], "name": ["x"]})), Merge(("id",)))
+            tx.execute(Commit())
+        assert spark.conf.get(name) == "mine"
+    finally:
+        spark.conf.unset(name)
 
 
 def test_a_table_of_the_catalog_is_found_by_its_name(spark: SparkSession, tmp_path: Path) -> None:

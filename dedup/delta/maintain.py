@@ -54,11 +54,15 @@ def after_decision(seq: int, uris: Iterable[str], engine: Engine) -> None:
             vacuum(uri, engine, full=False)
 
 
-def everything(uris: Iterable[str], engine: Engine) -> None:
-    """What a person asks for: few files, and none that nobody needs. Crash: no row changes; the next one goes on."""
+def everything(uris: Iterable[str], engine: Engine, *, full: bool) -> None:
+    """What a person asks for: few files, and none that nobody needs. Crash: no row changes; the next one goes on.
+
+    Args:
+        full: also files that never came into a table.
+    """
     for uri in uris:
         compact(uri, engine)
-        vacuum(uri, engine)
+        vacuum(uri, engine, full=full)
 
 
 def clear_staged(root: str, options: Options, folder: str, needed: Collection[str], now: dt.datetime) -> None:

@@ -214,7 +214,8 @@ class DeltaStore(Joins):
         """
         with self._states.existing(consumer) as state:
             needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
-            maintain.everything((state.ledger.uri, state.letters_uri), self._states.engine)
+            # While a decision waits for a sink, files that it lists are in folders whose tables do not name them yet.
+            maintain.everything((state.ledger.uri, state.letters_uri), self._states.engine, full=not state.pending)
             maintain.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
 
     def views(self, spark: Any) -> list[str]:

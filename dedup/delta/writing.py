@@ -5,6 +5,8 @@ Called by the transaction.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -70,7 +72,7 @@ class RowWriter:
             return FileWriter(sink.uri, self.options, sink.schema, sink.name, sink.partition_by, sink.indexed)
         # Staged rows keep only what the handler gave: a missing generated column must stay missing for Spark to compute it.
         schema = pa.schema([f for f in sink.schema if f.name in columns or f.name not in sink.computed])
-        return FileWriter(self.root, self.options, schema, sink.name, prefix=self.staging, indexed=0)
+        return FileWriter(self.root, self.options, schema, sink.name, prefix=self.staging + _given(schema), indexed=0)
 
     def write(self, rows: pa.Table) -> list[str]:
         """Write these rows now; returns `Add` lines. Raises SinkMismatch, RowsRefused."""
@@ -140,9 +142,10 @@ class SinkWrites:
         return self._take(self._opened[table], tuple(map(Add.from_json, files)))
 
     def _take(self, sink: Sink, adds: tuple[Add, ...]) -> int:
-        if sink.special and adds:
-            self._check_constraints(sink, self._context.spark(), adds)
-        self.add(sink, sink.mode, adds)
+        for alike in _by_columns(adds):
+            if sink.special:
+                self._check_constraints(sink, self._context.spark(), alike)
+            self.add(sink, sink.mode, alike)
         return sum(add.rows for add in adds)
 
     def merge(self, table: str, rows: Rows, how: Merge) -> int:
@@ -172,18 +175,28 @@ class SinkWrites:
         self.add(sink, sink.mode, tuple(replace(writer, codec=codec or writer.codec).write(rows)))
 
     def add(self, sink: Sink, mode: str, adds: tuple[Add, ...], how: Merge | None = None) -> None:
-        """List files of a sink."""
+        """List files of a sink, all with the same columns."""
         if not adds:
             return
         entry = SinkFiles(sink.name, sink.uri, sink.table_id, mode, sink.fingerprint, adds, sink.table.version(), how)
         last = next((e for e in reversed(self._entries) if e.name == entry.name), None)
         if last and (last.table_id, last.fingerprint) != (entry.table_id, entry.fingerprint):
             raise SinkMismatch(f"The sink {entry.name!r} was changed between two writes of one transaction. Run the batch again.")
-        if last and last.merge is None and how is None:
-            both = replace(last, adds=(*last.adds, *entry.adds))
-            self._entries = tuple(both if e is last else e for e in self._entries)
-        else:
+        joins = self._append_like(entry) if how is None else None
+        if joins is None:
             self._entries += (entry,)
+        else:
+            both = replace(joins, adds=(*joins.adds, *entry.adds))
+            self._entries = tuple(both if e is joins else e for e in self._entries)
+
+    def _append_like(self, entry: SinkFiles) -> SinkFiles | None:
+        """An append behind the sink's last merge whose files have the columns that these have: Spark reads those of one append as one."""
+        for other in reversed([e for e in self._entries if e.name == entry.name]):
+            if other.merge is not None:
+                return None
+            if _columns_of(other.adds[0]) == _columns_of(entry.adds[0]):
+                return other
+        return None
 
     def require_same(self, sink: Sink) -> None:
         """Raise PublicationStuck where the sink was replaced or restored."""
@@ -210,6 +223,24 @@ class SinkWrites:
                 f"{count} of {sum(add.rows for add in adds)} rows violate {name} of {sink.name!r}: {sink.constraints[name]}. "
                 f"Reject them in the handler, or change the table (ALTER TABLE {sql_name(sink.name)} DROP CONSTRAINT ...)."
             )
+
+
+def _given(schema: pa.Schema) -> str:
+    """What the names of staged files begin with: the same for those with the same columns."""
+    return hashlib.sha256(json.dumps(schema.names).encode()).hexdigest()[:8] + "-"
+
+
+def _columns_of(add: Add) -> str:
+    """What says which columns a file has: nothing for a sink's own files, of which each commit takes any."""
+    folder, _, name = add.path.rpartition("/")
+    return name.partition("-")[0] if folder.startswith("staged/") else ""
+
+
+def _by_columns(adds: Iterable[Add]) -> Iterator[tuple[Add, ...]]:
+    found: dict[str, tuple[Add, ...]] = {}
+    for add in adds:
+        found[_columns_of(add)] = (*found.get(_columns_of(add), ()), add)
+    yield from found.values()
 
 
 def _require_spark(sink: Sink, context: Context) -> None:

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from checkpoint.errors import ConfigError, StoreUnavailable
+from checkpoint.errors import ConfigError, RowsMisfit, StoreUnavailable
 from dedup.steps import Merge
 
 try:
@@ -89,7 +89,7 @@ class SparkSide:
         Crash: the sink shows all of it, with the transaction id, or nothing of it.
         """
         try:
-            rows = self.session.read.option("mergeSchema", "true").parquet(*(spark_uri(f) for f in files))
+            rows = self._read(files, mergeSchema=True)
         except ERRORS as error:
             raise StoreUnavailable(f"Spark cannot read what is to be merged into {uri}: {first_line(error)}") from error
         names = [n for n in rows.columns if n != _DELETE]
@@ -107,6 +107,7 @@ class SparkSide:
         session = rows.sparkSession
         settings = {_TXN_APP: app, _TXN_VERSION: str(version), **self._noted(app, version)}
         with _MERGING:
+            before = {name: session.conf.get(name, None) for name in settings}
             try:
                 for name, value in settings.items():
                     session.conf.set(name, value)
@@ -114,8 +115,8 @@ class SparkSide:
             except ERRORS as error:
                 raise StoreUnavailable(f"Spark cannot merge into {uri}: {first_line(error)}") from error
             finally:
-                for name in settings:
-                    session.conf.unset(name)
+                for name, old in before.items():
+                    session.conf.unset(name) if old is None else session.conf.set(name, old)
 
     def violations(self, files: Sequence[str], constraints: Mapping[str, str], generated: Mapping[str, str]) -> dict[str, int]:
         """How many staged rows violate each constraint; only those that are violated. One job for all of them.
@@ -123,21 +124,26 @@ class SparkSide:
         As in Delta, a condition that is NULL is violated.
 
         Raises:
-            ConfigError: a constraint cannot be evaluated on these rows.
+            ConfigError: a constraint cannot be evaluated. RowsMisfit: not on these rows, which lack a column that it names.
         """
         if not constraints:
             return {}
-        rows = self._read(files)
-        for column, expression in generated.items():
-            if column not in rows.columns:
-                rows = rows.withColumn(column, F.expr(expression))
         tests = [
             F.sum(F.when(F.coalesce(F.expr(sql), F.lit(False)), 0).otherwise(1)).alias(f"c{i}")
             for i, sql in enumerate(constraints.values())
         ]
         try:
+            rows = self._read(files)
+            for column, expression in generated.items():
+                if column not in rows.columns:
+                    rows = rows.withColumn(column, F.expr(expression))
             counts = rows.agg(*tests).collect()[0]
         except ERRORS as error:
+            if _lacks_a_column(error):
+                raise RowsMisfit(
+                    f"The rows lack a column that a constraint of the sink names ({', '.join(constraints)}), so whether they keep to it "
+                    f"cannot be told: give that column, too. {first_line(error)}"
+                ) from error
             raise ConfigError(f"The constraints {', '.join(constraints)} cannot be evaluated: {first_line(error)}") from error
         return {name: count for name, count in zip(constraints, counts, strict=True) if count}
 
@@ -149,8 +155,10 @@ class SparkSide:
         """What a commit with this transaction id says about itself: nothing, where the table can be asked for its ids."""
         return {}
 
-    def _read(self, files: Sequence[str]) -> DataFrame:
-        return self.session.read.parquet(*(spark_uri(f) for f in files))
+    def _read(self, files: Sequence[str], **options: bool) -> DataFrame:
+        """Rows that we have staged. Whatever the session's settings: a file that cannot be read is an error, and not fewer rows."""
+        whole = {"ignoreCorruptFiles": False, "ignoreMissingFiles": False, **options}
+        return self.session.read.options(**whole).parquet(*(spark_uri(f) for f in files))
 
 
 def save(writer: Any, uri: str) -> None:
@@ -190,6 +198,10 @@ def spark_uri(uri: str) -> str:
 def _plain(uri: str) -> str:
     """Spark says file:/x or file:///x for a local path."""
     return "/" + uri.removeprefix("file:").lstrip("/") if uri.startswith("file:") else uri
+
+
+def _lacks_a_column(error: Exception) -> bool:
+    return "UNRESOLVED_COLUMN" in str(error)
 
 
 def first_line(error: Any) -> str:

@@ -15,13 +15,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from checkpoint.errors import StoreUnavailable
+from checkpoint.errors import ConfigError, StoreUnavailable
 from dedup.delta.types import sql_type
 from dedup.rows import for_spark
 from dedup.spark.delta_rows import ERRORS, NOTE, SparkSide, first_line, quoted, save, spark_uri, sql_name, tick
 
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
 """Conditions by which Delta says that there is no table, or none of Delta's."""
+
+
+_LENIENT = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 
 
 class Commit(NamedTuple):
@@ -34,8 +37,18 @@ class Commit(NamedTuple):
 
 
 def session_tables() -> SparkTables:
-    """Those of this process's session. It is started where there is none, with whatever Spark finds as its settings."""
-    return SparkTables(SparkSession.getActiveSession() or SparkSession.builder.getOrCreate())
+    """Those of this process's session. It is started where there is none, with whatever Spark finds as its settings.
+
+    Raises:
+        ConfigError: the session leaves out files that it cannot read.
+    """
+    session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    if lenient := [name for name in _LENIENT if session.conf.get(name, "false") == "true"]:
+        raise ConfigError(
+            f"{', '.join(lenient)} is true in this Spark session: a file of the ledger that cannot be read would be left out silently, and "
+            "its keys would count as new. Set it to false where a consumer runs."
+        )
+    return SparkTables(session)
 
 
 class SparkTables(SparkSide):

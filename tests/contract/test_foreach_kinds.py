@@ -94,6 +94,31 @@ def test_failures_of_coroutines_are_parked_alone(place: Place) -> None:
     assert [x["idempotence_key"] for x in letters(place.store())] == ["p0-3", "p0-5"]
 
 
+@pytest.mark.parametrize("awaited", [True, False])
+def test_sys_exit_in_a_task_that_a_coroutine_has_started_stops_nobody(place: Place, awaited: bool) -> None:
+    """It ends the loop for a moment. Where the handler awaits the task it is that event's failure; the other events pass."""
+    made = bare(place.store())
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    @made.foreach(into="orders", concurrency=2)
+    async def book(event: Event, tx: Any) -> Any:
+        if event.data["id"] == "p0-3":
+            child = asyncio.create_task(leave())
+            if awaited:
+                await asyncio.gather(child)
+            left.append(child)
+        await asyncio.sleep(0.01)
+        return row(event)
+
+    left: list[asyncio.Task[None]] = []
+    report = made(batch(*orders(range(1, 9))), 0)
+    assert (report.processed, report.dead_lettered) == ((7, 1) if awaited else (8, 0))
+    assert all(isinstance(child.exception(), SystemExit) for child in left)
+    assert made(batch(*orders(range(9, 12))), 1).processed == 3
+
+
 def test_a_coroutine_is_told_what_it_cannot_have(place: Place) -> None:
     """tx.connection of one transaction cannot serve several events at once; concurrency= is for coroutines only."""
     made = bare(place.store())

@@ -12,7 +12,7 @@ import pytest
 from foreach_kit import bare
 from local_tasks import run_here, run_in_tasks
 from orders import assert_proven, batch, event, flatten, ids, letters, orders
-from places import Place
+from places import Place, PostgresPlace
 
 from checkpoint.errors import ConfigError, HandlerError
 from dedup import Consumer, replay
@@ -82,6 +82,20 @@ def test_rows_of_events_are_written_together(place: Place) -> None:
         from deltalake import DeltaTable
 
         assert len(DeltaTable(place.path("audit")).file_uris()) == 1
+
+
+@pytest.mark.parametrize("run", [run_here, run_in_tasks])
+def test_what_a_returned_row_lacks_is_not_null_because_its_neighbour_has_it(base: PostgresPlace, run: Any) -> None:
+    """A column that a row does not bring has the table's default, whichever rows are in the same chunk."""
+    base.execute("ALTER TABLE orders ADD COLUMN status text DEFAULT 'new'")
+    made = bare(base.store())
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> dict[str, Any]:
+        return row(event) | ({"status": "told"} if event.data["amount"] % 2 else {})
+
+    assert run(made, batch(*orders(range(4))), 0).processed == 4
+    assert base.execute("SELECT id, status FROM orders ORDER BY id") == [(f"p0-{n}", "told" if n % 2 else "new") for n in range(4)]
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, partial(defaultdict, list)], ids=["dict", "OrderedDict", "defaultdict"])
