@@ -85,8 +85,10 @@ def test_rows_of_events_are_written_together(place: Place) -> None:
 
 
 @pytest.mark.parametrize("run", [run_here, run_in_tasks])
-def test_what_a_returned_row_lacks_is_not_null_because_its_neighbour_has_it(base: PostgresPlace, run: Any) -> None:
+def test_what_a_returned_row_lacks_is_not_null_because_its_neighbour_has_it(postgres: str, run: Any) -> None:
     """A column that a row does not bring has the table's default, whichever rows are in the same chunk."""
+    base = PostgresPlace(postgres)
+    base.create_sink()
     base.execute("ALTER TABLE orders ADD COLUMN status text DEFAULT 'new'")
     made = bare(base.store())
 
