@@ -309,15 +309,17 @@ def test_a_staged_file_that_cannot_be_read_is_not_left_out(
     store, real = DeltaStore(str(tmp_path / "state")), SparkSide.append
 
     def broken(self: SparkSide, uri: str, files: Any, app: str, version: int) -> None:
-        for file in files:
-            Path(file).write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+        _, second = files
+        Path(second).write_bytes(b"PAR1" + bytes(100) + b"PAR1")
         real(self, uri, files, app, version)
 
     monkeypatch.setattr(SparkSide, "append", broken)
     spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     try:
-        with pytest.raises((PublicationStuck, StoreUnavailable)):
-            write(store, strict, [pa.table({"id": [1], "name": ["a"]})])
+        with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises((PublicationStuck, StoreUnavailable)):
+            for number in (1, 2):
+                tx.write(strict, ArrowRows(pa.table({"id": [number], "name": ["a"]})))
+            tx.execute(Commit())
     finally:
         spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
     assert spark.read.format("delta").load(strict).count() == 0 and store.head(kit.NAME).seq == 2
