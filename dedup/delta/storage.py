@@ -111,8 +111,8 @@ def put(uri: str, options: Options, path: str, content: pa.Buffer) -> None:
 def is_away(error: BaseException | None) -> bool:
     """Whether this is about the storage that a table lies on, and not about the table: it may pass, and nobody has to repair anything."""
     if isinstance(error, StoreUnavailable) and (cause := error.__cause__) is not None:
-        # Spark's refusal of rows is passed on as this, too; of Spark's own errors those count that may pass or are everybody's.
-        return is_away(cause) or (isinstance(cause, Exception) and classify(cause) != ErrorClass.PERMANENT)
+        # Spark's refusal of rows is passed on as this, too; of Spark's own errors those count that may pass.
+        return is_away(cause) or (isinstance(cause, Exception) and classify(cause) == ErrorClass.TRANSIENT)
     return isinstance(error, OSError | StoreUnavailable) or bool(_AWAY.search(str(error)))
 
 
