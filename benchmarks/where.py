@@ -17,7 +17,6 @@ from typing import Any
 STEPS = (
     ("analysis of the plan", "dedup.spark.feed", "plain"),
     ("rows from Spark to Arrow", "dedup.spark.feed", "SparkFeed.collect"),
-    ("JSON, keys and hashes, in blocks", "dedup.arrow", "prepare_blocks"),
     ("JSON by columns", "dedup.arrow", "_decoded"),
     ("keys", "dedup.arrow", "_keys"),
     ("payload hashes", "dedup.arrow", "payload_hashes"),

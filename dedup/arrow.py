@@ -6,10 +6,8 @@ Spark's alone.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,8 +19,6 @@ from dedup.decode import Decoder
 from dedup.envelope import EARLIEST, ENVELOPE, LATEST, Constant, Expression, Named, Origin, Prepare, does_not_fit, layout
 
 Frame = dict[str, pa.Array]
-
-THREADS = min(4, os.cpu_count() or 1)
 
 _KEY, _KEY_TEXT, _PAYLOAD_HASH, _UNDECODABLE = keys.INTERNAL
 
@@ -40,29 +36,11 @@ def prepare(table: pa.Table, spec: Prepare) -> pa.Table:
     return complete(prepare_keys(table, spec), spec)
 
 
-def prepare_blocks(table: pa.Table, spec: Prepare) -> pa.Table:
-    """As `prepare_keys`, and with `_payload_hash` where that is of bodies that are decoded: by threads, a block of rows each.
-
-    JSON by columns, hashing by DataFusion and nearly everything else here does not hold Python's lock.
-
-    Raises:
-        ConfigError: as `prepare`.
-    """
-    if spec.keys.payload or not isinstance(spec.decoder, Decoder):
-        return prepare_keys(table, spec)
-    size = arrow_decode.BLOCK if spec.decoder.format == "json" else max(table.num_rows, 1)
-    blocks = [table.slice(at, size) for at in range(0, max(table.num_rows, 1), size)]
-    with ThreadPoolExecutor(THREADS, "dedup prepare") as threads:
-        return pa.concat_tables(threads.map(partial(_prepare_block, spec=spec), blocks)).combine_chunks()
-
-
-def _prepare_block(block: pa.Table, spec: Prepare) -> pa.Table:
-    rows = prepare_keys(block, spec)
-    return rows.append_column(_PAYLOAD_HASH, payload_hashes(rows, spec))
-
-
-def prepare_keys(table: pa.Table, spec: Prepare) -> pa.Table:
+def prepare_keys(table: pa.Table, spec: Prepare, *, beside: bool = False) -> pa.Table:
     """What `prepare` returns but for `_key_text` and `_payload_hash`, which can wait.
+
+    Args:
+        beside: compute `_payload_hash` of bodies by a thread while they are decoded, which is mostly not Python's work; then it is there.
 
     Raises:
         ConfigError: as `prepare`.
@@ -71,6 +49,7 @@ def prepare_keys(table: pa.Table, spec: Prepare) -> pa.Table:
     columns: Frame = {name: _one(table, origin, name) for name, origin in plan.envelope.items()}
     columns |= {name: _whole(table[name]) for name in plan.extras}
     undecodable = pa.repeat(pa.scalar(False), table.num_rows)
+    hashing = _hash_bodies(columns["body"], spec) if beside else None
     if isinstance(spec.decoder, Decoder):
         columns["data"], undecodable = _decoded(columns, spec.decoder)
     elif spec.decoder is not None:
@@ -78,7 +57,16 @@ def prepare_keys(table: pa.Table, spec: Prepare) -> pa.Table:
     columns |= {_KEY: _keys(columns, spec), _UNDECODABLE: undecodable}
     if spec.keys.sequence:
         columns |= dict(zip(keys.SEQUENCE, _sequence(columns, spec), strict=True))
-    return pa.table(columns)
+    return pa.table(columns if hashing is None else columns | {_PAYLOAD_HASH: hashing.result()})
+
+
+def _hash_bodies(bodies: pa.Array, spec: Prepare) -> Future[pa.Array] | None:
+    if spec.keys.payload or not isinstance(spec.decoder, Decoder):
+        return None
+    thread = ThreadPoolExecutor(1, "dedup payloads")
+    hashing = thread.submit(payload_hashes, pa.table({"body": bodies}), spec)
+    thread.shutdown(wait=False)
+    return hashing
 
 
 def _decoded(columns: Frame, decoder: Decoder) -> tuple[pa.Array, pa.Array]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import os
 import re
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,9 @@ _DECIMALS = Context(prec=76, rounding=ROUND_HALF_UP, Emin=-999999, Emax=999999)
 
 
 BLOCK = 16_384
-"""Rows decoded at a time: memory of one block serves the next one."""
+"""Rows decoded at a time: memory of one block serves the next one, and threads take turns. Parsing does not hold Python's lock."""
+
+THREADS = min(4, os.cpu_count() or 1)
 
 _SMALLER = {BLOCK: 1024, 1024: 32, 32: 0}
 """Rows of the blocks that a block is cut into; 0: they are taken one by one."""
@@ -51,7 +56,12 @@ def decode(bodies: pa.Array, decoder: Decoder) -> tuple[pa.Array, pa.Array]:
 def _in_blocks(bodies: pa.Array, decoder: Decoder, size: int = BLOCK) -> tuple[pa.Array, pa.Array]:
     """Bodies that are there, in blocks of this size, and those of a block that has to be looked at in smaller ones."""
     blocks = [bodies.slice(at, size) for at in range(0, max(len(bodies), 1), size)]
-    found = [_block(block, decoder, _SMALLER[size]) for block in blocks]
+    read = partial(_block, decoder=decoder, smaller=_SMALLER[size])
+    if size < BLOCK or len(blocks) == 1:
+        found = list(map(read, blocks))
+    else:
+        with ThreadPoolExecutor(THREADS, "dedup decode") as threads:
+            found = list(threads.map(read, blocks))
     return pa.concat_arrays([data for data, _ in found]), pa.concat_arrays([wrong for _, wrong in found])
 
 

@@ -102,7 +102,7 @@ class SparkFeed:
             return None
         late = None if easy is None else prepare
         if easy is not None:
-            table = (arrow.prepare_blocks if table.num_rows >= MANY else arrow.prepare_keys)(table, prepare)
+            table = arrow.prepare_keys(table, prepare, beside=table.num_rows >= MANY)
         schema = rows.schema if easy is None else easy.schema
         return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), schema, late)
 

@@ -1,0 +1,59 @@
+"""Payload hashes that are computed while bodies are decoded are those that are computed afterwards."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dedup import arrow, decode
+from dedup.envelope import Prepare
+from dedup.keys import KeySettings
+
+ORDER = decode.json(pa.schema([("id", pa.string()), ("amount", pa.int64())]))
+
+
+def frame(bodies: list[bytes | None]) -> pa.Table:
+    """Rows as Spark's Kafka source has them."""
+    count = len(bodies)
+    columns = {"key": pa.nulls(count, pa.binary()), "value": pa.array(bodies, pa.binary()), "topic": pa.repeat("orders", count)}
+    times = pa.array([0] * count, pa.timestamp("us", "UTC"))
+    return pa.table({**columns, "partition": pa.repeat(pa.scalar(0, pa.int32()), count), "offset": range(count), "timestamp": times})
+
+
+def spec(**settings: object) -> Prepare:
+    """What a consumer of these would ask for."""
+    return Prepare(consumer="shop", keys=KeySettings(columns=("data.id",), **settings), decoder=ORDER)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chunks", [1, 7])
+def test_payload_hashes_beside_are_those_of_later(chunks: int) -> None:
+    """Of bodies that decode, that do not, that are empty and that are null, in one chunk or several, more than are hashed at once."""
+    odd: list[bytes | None] = [None, b"", b"{", b"\xff\x00"]
+    bodies = [json.dumps({"id": f"{i}", "amount": i}).encode() if i % 11 else odd[i % 4] for i in range(20_011)]
+    table = pa.concat_tables([frame(bodies).slice(at * 20_011 // chunks, 20_011 // chunks + 1) for at in range(chunks)])
+    wanted = arrow.prepare(table, spec())
+    found = arrow.prepare_keys(table, spec(), beside=True)
+    assert found["_payload_hash"].to_pylist() == wanted["_payload_hash"].to_pylist()
+    assert found["_key"].to_pylist() == wanted["_key"].to_pylist()
+    assert len(np.unique(found["_payload_hash"])) > 18_000
+
+
+def test_other_payloads_than_the_body_wait() -> None:
+    """Columns of what is decoded are hashed once they are there."""
+    table = frame([b'{"id": "a", "amount": 1}'])
+    assert "_payload_hash" not in arrow.prepare_keys(table, spec(payload=("data.amount",)), beside=True).column_names
+    assert "_payload_hash" not in arrow.prepare_keys(table, spec()).column_names
+
+
+def test_an_error_beside_is_the_batchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong in the thread is raised, not lost."""
+
+    def broken(*_: object) -> pa.Array:
+        raise MemoryError("too many bodies")
+
+    monkeypatch.setattr(arrow, "payload_hashes", broken)
+    with pytest.raises(MemoryError, match="too many"):
+        arrow.prepare_keys(frame([b"{}"]), spec(), beside=True)
