@@ -97,7 +97,13 @@ def test_every_share_of_copies_is_measured(postgres: str, tmp_path: Path, monkey
     monkeypatch.setattr(ways, "compare", contest("postgres/a"))
     monkeypatch.setattr(delta, "compare_appends", contest("delta/b"))
     measures, _ = copies.compare(None, tmp_path, postgres, Sizes())
-    assert [(m.measure, m.ours) for m in measures] == [(f"{name}_copies_{n}", 1 + n) for n in (0, 50) for name in ("postgres/a", "delta/b")]
+    wanted = [(f"{name}_copies_{n}", 1 + n) for n in (0, 50) for name in ("postgres/a", "delta/b")]
+    assert [(m.measure, m.ours) for m in measures] == wanted
+    measures, _ = copies.compare_large(None, tmp_path, postgres, Sizes())
+    assert [(m.measure, m.ours) for m in measures] == [
+        ("postgres/a_500k", 2),
+        *((name.replace("_copies", "_500k_copies"), ours) for name, ours in wanted),
+    ]
 
 
 @pytest.mark.delta
