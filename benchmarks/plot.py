@@ -11,9 +11,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.stream import Sizes
+
 HERE = Path(__file__).parent
 
 TITLES = {"postgres": "PostgreSQL", "delta": "Delta"}
+
+MERGED = {"delta/merge_1m": 1_000_000, "delta/merge_10m": 10_000_000}
 
 Lines = dict[str, list[tuple[float, float]]]
 """Label -> points."""
@@ -21,7 +25,7 @@ Lines = dict[str, list[tuple[float, float]]]
 
 def told_by(growth: list[dict[str, Any]], latest: list[dict[str, Any]]) -> str:
     """What the picture says of itself: which numbers it was drawn from."""
-    drawn = json.dumps([by_store(growth), memory(latest)], sort_keys=True)
+    drawn = json.dumps([by_store(growth, latest), memory(latest)], sort_keys=True)
     return f"drawn from numbers {hashlib.sha256(drawn.encode()).hexdigest()[:16]}"
 
 
@@ -33,7 +37,7 @@ def draw(growth: list[dict[str, Any]], latest: list[dict[str, Any]], path: Path)
     from matplotlib import pyplot
 
     matplotlib.rcParams["svg.hashsalt"] = "dedup"  # the same picture for the same numbers
-    panels = [(TITLES[store], "reservations", "seconds a batch of 50,000", lines) for store, lines in by_store(growth).items()]
+    panels = [(TITLES[store], "reservations", "seconds a batch of 50,000", lines) for store, lines in by_store(growth, latest).items()]
     if held := memory(latest):
         panels.append(("Memory of the driver's Python", "events a batch", "MB above what it held", held))
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.8), squeeze=False, layout="constrained")
@@ -47,11 +51,14 @@ def draw(growth: list[dict[str, Any]], latest: list[dict[str, Any]], path: Path)
     pyplot.close(figure)
 
 
-def by_store(growth: list[dict[str, Any]]) -> dict[str, Lines]:
-    """The points of growth.json, for each store and way."""
+def by_store(growth: list[dict[str, Any]], latest: list[dict[str, Any]]) -> dict[str, Lines]:
+    """The points of growth.json, for each store and way; and MERGE beside the keys of `merge_1m` and `merge_10m`, of their own runs."""
     found: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
     for point in growth:
         found[point["store"]][point["way"]].append((point["reservations"], point["seconds"]))
+    for line in latest:
+        if keys := MERGED.get(line["measure"]):
+            found["delta"]["MERGE, other runs"].append((keys, Sizes.events / line["other"]))
     return found
 
 
