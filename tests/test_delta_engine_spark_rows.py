@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
+from checkpoint.errors import ConfigError
+from dedup.delta import DeltaStore
 from dedup.spark.delta_tables import SparkTables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def test_rows_behind_an_empty_piece_are_handed_over() -> None:
@@ -27,3 +33,18 @@ def test_rows_behind_an_empty_piece_are_handed_over() -> None:
     with pytest.raises(Seen):
         SparkTables(SimpleNamespace(createDataFrame=take)).append_rows("/t", pa.concat_tables(pieces), "app", 1, {})  # type: ignore[arg-type]
     assert [piece.num_rows for piece in given[0].to_batches()] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["ignoreCorruptFiles", "ignoreMissingFiles"])
+@pytest.mark.delta
+@pytest.mark.spark
+def test_a_session_that_leaves_files_out_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Keys in a file of the ledger that is skipped in silence would count as new."""
+    setting = f"spark.sql.files.{name}"
+    spark.conf.set(setting, "true")
+    try:
+        with pytest.raises(ConfigError, match=f"{setting} is true"):
+            DeltaStore(str(tmp_path), engine="spark").head("shop")
+    finally:
+        spark.conf.unset(setting)
+    assert DeltaStore(str(tmp_path), engine="spark").head("shop").seq == 0
