@@ -66,7 +66,7 @@ def test_large_tables_and_batches_on_delta_are_verified(spark: SparkSession, tmp
     """Ten times the events, ten times the keys: sinks hold what they promise, and made orders are counted right."""
     from benchmarks import delta
     from benchmarks.events import Facts
-    from benchmarks.stream import Sizes
+    from benchmarks.stream import INSIDE, Sizes
 
     sizes = Sizes(events=40, batches=6, warm=3, large=80, many=2_500)
     large = ["delta/append_500k", "delta/append_500k_in_tasks"]
@@ -75,7 +75,9 @@ def test_large_tables_and_batches_on_delta_are_verified(spark: SparkSession, tmp
         folder.mkdir()
         measures, seconds = part(spark, folder, sizes)
         assert [measure.measure for measure in measures] == names
-        assert [len(taken) for taken in seconds.values()] == [1] * (len(names) + 1)
+        assert {len(taken) for taken in seconds.values()} == {1}
+        assert len([way for way in seconds if INSIDE not in way]) == len(names) + 1
+        assert {"rows from Spark to Arrow", "commit", "publish"} <= {way.split(INSIDE)[1] for way in seconds if INSIDE in way}
     made = delta.create_tables(tmp_path / "made", "there")["there"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delta, "MADE", 700)
