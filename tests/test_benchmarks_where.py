@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,17 +11,30 @@ import pytest
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
+class Ticks(threading.local):
+    """A clock of each thread, which goes on when somebody works."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        """As time's."""
+        return self.now
+
+
+ticks = Ticks()
+
+
 def slow(seconds: float) -> None:
     """A step."""
-    time.sleep(seconds)
+    ticks.now += seconds
 
 
 def outer(seconds: float) -> None:
     """A step with another one inside it, and one beside it."""
     with ThreadPoolExecutor(1) as beside:
-        beside.submit(slow, seconds)
-        slow(seconds)
-    time.sleep(seconds)
+        beside.submit(slow, 8 * seconds)
+        slow(2 * seconds)
+    ticks.now += seconds
 
 
 def test_each_second_is_told_once_and_what_threads_do_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,26 +42,21 @@ def test_each_second_is_told_once_and_what_threads_do_apart(monkeypatch: pytest.
     from benchmarks import where
 
     monkeypatch.setattr(where, "STEPS", (("outer", __name__, "outer"), ("slow", __name__, "slow")))
+    monkeypatch.setattr(where, "time", ticks)
     before, whole = slow, [0.0, 0.0]
 
     def way(batch: Any, batch_id: int) -> None:
-        begun = time.perf_counter()
-        (outer if batch_id else slow)(0.02)
-        time.sleep(0.01)
-        whole[batch_id] = time.perf_counter() - begun
+        begun = ticks.now
+        (outer if batch_id else slow)(4.0)
+        ticks.now += 1
+        whole[batch_id] = ticks.now - begun
 
     with where.watched(way) as (timed, found):
         timed(None, 0)
         timed(None, 1)
     assert slow is before
-    assert {step: [seconds > 0 for seconds in taken] for step, taken in found.items()} == {
-        "slow": [True, True],
-        "outer": [False, True],
-        "slow, beside": [False, True],
-        where.REST: [True, True],
-    }
-    told = [sum(found[step][n] for step in ("slow", "outer", where.REST)) for n in (0, 1)]
-    assert told == pytest.approx(whole, rel=0.2)
+    assert found == {"slow": [4.0, 8.0], "outer": [0.0, 4.0], "slow, beside": [0.0, 32.0], where.REST: [1.0, 1.0]}
+    assert [sum(found[step][n] for step in ("slow", "outer", where.REST)) for n in (0, 1)] == whole
 
 
 def test_every_step_is_a_function_that_is_there() -> None:
