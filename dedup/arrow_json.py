@@ -40,6 +40,7 @@ _NOT_NUMBERS = re.compile(rb"[:,[][ \t\r\n]*-?(?:NaN|Inf)")
 """The reader takes these for numbers, JSON does not."""
 
 _PORTION = 1 << 18
+"""Bytes that are counted at a time."""
 
 _PLAIN = (pa.bool_(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.string())
 

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from checkpoint.errors import ConfigError, RowsMisfit, StoreUnavailable
+from dedup.spark.scratch import EVERY_FILE
 from dedup.steps import Merge
 
 try:
@@ -156,9 +157,8 @@ class SparkSide:
         return {}
 
     def _read(self, files: Sequence[str], **options: bool) -> DataFrame:
-        """Rows that we have staged. Whatever the session's settings: a file that cannot be read is an error, and not fewer rows."""
-        whole = {"ignoreCorruptFiles": False, "ignoreMissingFiles": False, **options}
-        return self.session.read.options(**whole).parquet(*(spark_uri(f) for f in files))
+        """Rows that we have staged."""
+        return self.session.read.options(**EVERY_FILE, **options).parquet(*(spark_uri(f) for f in files))
 
 
 def save(writer: Any, uri: str) -> None:

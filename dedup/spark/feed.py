@@ -29,7 +29,7 @@ from dedup.spark.check import stateful_operators, streaming_plan
 from dedup.spark.frames import SparkFrames
 from dedup.spark.plain import plain
 from dedup.spark.prepare import prepare as prepare_columns
-from dedup.spark.scratch import require_shared, scratch_folder
+from dedup.spark.scratch import EVERY_FILE, require_shared, scratch_folder
 from dedup.spark.selects import named
 from dedup.spark.tasks import SparkTasks
 
@@ -91,7 +91,7 @@ class SparkFeed:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
             with registry.answers():
                 rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
-            whole = session.read.schema(_with_row(rows.schema)).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
+            whole = session.read.schema(_with_row(rows.schema)).options(**EVERY_FILE)
             yield ScratchMaterial(whole.parquet(folder))
 
     def _in_memory(self, prepare: Prepare) -> MemoryMaterial | None:

@@ -16,6 +16,9 @@ from checkpoint.errors import ConfigError
 
 log = logging.getLogger("dedup")
 
+EVERY_FILE = {"ignoreCorruptFiles": False, "ignoreMissingFiles": False}
+"""Options of a reader of our own files, whatever the session's settings: one that cannot be read is an error, and not fewer rows."""
+
 
 @contextmanager
 def scratch_folder(session: SparkSession, scratch: str | None) -> Iterator[str]:
