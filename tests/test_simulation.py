@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,14 @@ from simulation.schedule import DEEDS, Schedule
 from dedup import amendments, decision, order, planning
 from dedup.steps import Advance
 
-SCHEDULES = int(os.environ.get("DEDUP_SCHEDULES", "100000"))
-ITEMS = max(1, min(24, SCHEDULES // 2500))
-"""Tests that share them: with several processes of pytest they are played beside each other, and beside other tests."""
+FIRST = int(os.environ.get("DEDUP_SCHEDULES", "3000"))
+"""Schedules that every run of the tests plays."""
+
+ALL = max(FIRST, 100_000)
+"""Schedules that the slow tests complete."""
+
+PORTION = 5_000
+"""Schedules of one test at most: several processes of pytest play them beside each other, and beside other tests."""
 
 JOBS = "1" if "PYTEST_XDIST_WORKER" in os.environ else str(len(os.sched_getaffinity(0)))
 ROOT = Path(__file__).parent.parent
@@ -44,11 +50,12 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def portions() -> Iterator[Any]:
-    """All schedules, by what a test of its own plays."""
-    for item in range(ITEMS):
-        seeds = range(SCHEDULES)[SCHEDULES * item // ITEMS : SCHEDULES * (item + 1) // ITEMS]
-        marks = pytest.mark.xdist_group(f"simulation {item}")
-        yield pytest.param(seeds, id=f"seeds {seeds[0]}-{seeds[-1]}", marks=marks)
+    """All schedules, by what a test of its own plays; those behind the first ones are slow."""
+    starts = sorted({*range(0, ALL, PORTION), FIRST})
+    for number, (start, end) in enumerate(pairwise([*starts, ALL])):
+        if start < end:
+            marks = [pytest.mark.xdist_group(f"simulation {number}"), *([pytest.mark.slow] if start >= FIRST else [])]
+            yield pytest.param(range(start, end), id=f"seeds {start}-{end - 1}", marks=marks)
 
 
 @pytest.mark.timeout(1800)
