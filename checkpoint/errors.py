@@ -12,7 +12,7 @@
     │   ├── CommitConflict       another writer committed first; plan again
     │   ├── CommitUnknown        the answer to the commit was lost and cannot be read back yet
     │   ├── SinkMismatch         rows do not fit the sink table
-    │   │   ├── RowsMisfit       columns or types of the rows, not their values
+    │   │   ├── RowsMisfit       types of the rows, or columns that they lack, not their values
     │   │   └── RowsRefused      some rows break a rule of the sink: the fault of their events
     │   └── PublicationStuck     a decided batch that a sink refuses
     ├── SourceUnavailable        the broker does not answer             -> nothing was decided; run it again
@@ -91,7 +91,7 @@ class SinkMismatch(StoreError):
 
 
 class RowsMisfit(SinkMismatch):
-    """The rows have other columns or types than the sink. Nothing was sent; change the table or the rows."""
+    """The rows have other types than the sink, or lack columns. Nothing was sent; change the table or the rows."""
 
 
 class RowsRefused(SinkMismatch):

@@ -42,8 +42,9 @@ from checkpoint.errors import (  # noqa: E402  a namesake has to be refused befo
 )
 
 if TYPE_CHECKING:
+    from deadletter.budget import Budget
     from deadletter.classify import ErrorClass
-    from deadletter.policy import Budget, Retry
+    from deadletter.policy import Retry
     from deadletter.selection import Selection
     from dedup import decode
     from dedup.consumer import Consumer
@@ -80,7 +81,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Budget": "deadletter.policy",
+    "Budget": "deadletter.budget",
     "Columns": "dedup.envelope",
     "Consumer": "dedup.consumer",
     "DeadLetters": "dedup.deadletters",

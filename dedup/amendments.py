@@ -6,17 +6,26 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from checkpoint.errors import ConfigError
+from deadletter.budget import WATCHED, Spent
+from deadletter.letter import Kind
 from dedup.store import Head
 
 MOST_LIFTED = 1_000_000_000
 """Events that one decision may admit. `budget=None` admits all of them, for ever."""
 
 
-def lift_budget(head: Head, events: int) -> Head:
-    """So many more events may fail without being held back. Raises ConfigError above MOST_LIFTED."""
+def lift_budget(head: Head, events: int, kind: Kind) -> Head:
+    """So many more events may fail in this way without being held back.
+
+    Raises:
+        ConfigError: more than MOST_LIFTED events, or a kind that has no budget.
+    """
+    if kind not in WATCHED:
+        raise ConfigError(f"{kind} has no budget that could be lifted; {', '.join(WATCHED)} have one.")
     if not 1 <= events <= MOST_LIFTED:
         raise ConfigError(f"A budget is lifted for 1 to {MOST_LIFTED:,} events; {events:,} is no flood that anybody knows.")
-    return replace(head, lifted=head.decided + events)
+    spent = head.spent.get(kind, Spent())
+    return replace(head, spent={**head.spent, kind: replace(spent, lifted=spent.decided + events)})
 
 
 def accept_gap(head: Head) -> Head:
@@ -61,9 +70,7 @@ def reset(head: Head) -> Head:
         query_id=None,
         batch_id=None,
         gap_accepted=False,
-        decided=0,
-        failures=(),
-        lifted=0,
+        spent={},
         checkpoints={},
         floors={},
         passed={},

@@ -16,7 +16,7 @@ from checkpoint.errors import ConfigError
 from deadletter.letter import PROPERTIES
 from dedup import arrow_decode, arrow_keys, arrow_registry, keys
 from dedup.decode import Decoder
-from dedup.envelope import EARLIEST, ENVELOPE, LATEST, Constant, Expression, Named, Origin, Prepare, does_not_fit, layout
+from dedup.envelope import APPENDED, EARLIEST, ENVELOPE, LATEST, Constant, Expression, Named, Origin, Prepare, does_not_fit, layout
 
 Frame = dict[str, pa.Array]
 
@@ -27,7 +27,8 @@ def prepare(table: pa.Table, spec: Prepare) -> pa.Table:
     """The input's rows, in their order, as events with keys.
 
     Returns:
-        ENVELOPE columns, the input's other columns, `data` (with a decoder), `_key`, `_key_text`, `_payload_hash`, `_undecodable`;
+        ENVELOPE columns, the input's other columns, `data` (with a decoder), `_log_time`, `_key`, `_key_text`, `_payload_hash`,
+        `_undecodable`;
         with a sequence key also `_sequence` and `_sequence_text`.
 
     Raises:
@@ -54,10 +55,19 @@ def prepare_keys(table: pa.Table, spec: Prepare, *, beside: bool = False) -> pa.
         columns["data"], undecodable = _decoded(columns, spec.decoder)
     elif spec.decoder is not None:
         raise ConfigError("A function as decode= computes a Spark column; without Spark use one of dedup.decode.")
-    columns |= {_KEY: _keys(columns, spec), _UNDECODABLE: undecodable}
+    columns |= {keys.LOG_TIME: _log_time(table, plan.log_time), _KEY: _keys(columns, spec), _UNDECODABLE: undecodable}
     if spec.keys.sequence:
         columns |= dict(zip(keys.SEQUENCE, _sequence(columns, spec), strict=True))
     return pa.table(columns if hashing is None else columns | {_PAYLOAD_HASH: hashing.result()})
+
+
+def _log_time(table: pa.Table, said: str | bool) -> pa.Array:
+    if isinstance(said, bool):
+        return pa.repeat(pa.scalar(said), table.num_rows)
+    kinds = _whole(table[said])
+    if not pa.types.is_integer(kinds.type):
+        return pa.repeat(pa.scalar(False), table.num_rows)
+    return pc.fill_null(pc.equal(kinds, APPENDED), False)
 
 
 def _hash_bodies(bodies: pa.Array, spec: Prepare) -> Future[pa.Array] | None:

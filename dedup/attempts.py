@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import BudgetExceeded, DedupError, RowsRefused
+from checkpoint.errors import DedupError, RowsRefused
+from deadletter.budget import Spent, Used
 from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, killed_a_worker, outlasted
 from deadletter.failure import Failure, describe
 from deadletter.letter import Kind
-from deadletter.policy import Budget
-from dedup import too_large
+from dedup import budgets, too_large
 from dedup.care import Care, Outcome, limited
 from dedup.feed import Material
 from dedup.index import Ints
@@ -74,7 +74,8 @@ class Attempts:
     def __post_init__(self) -> None:
         self._head: Head = self.transaction.head
         self._new = self.settled.new
-        self._failures = list(self._head.failures)
+        self._spent = self._head.spent.get(Kind.HANDLER_ERROR, Spent())
+        self._failures = list(self._spent.failures)
         self._standing = np.zeros(0, dtype=np.int64)  # rejected by a run whose other effects were undone
         self._deadline = time.monotonic() + self.care.retry.total
 
@@ -243,8 +244,8 @@ class Attempts:
         self.order.block_behind(np.array([row]))
         clock = self._clock(row)
         bisect.insort(self._failures, clock)
-        budget, head = self.care.budget, self._head
-        if budget and budget.surely_exceeded(self._failures, self._chunk_clock(), head.lifted, newest=clock):
+        limits = self.care.budget and self.care.budget.of(Kind.HANDLER_ERROR)
+        if limits and limits.surely_exceeded(self._failures, self._chunk_clock(), self._spent.lifted, newest=clock):
             self._check_budget()
 
     def _park_crashed(self, row: int) -> None:
@@ -254,25 +255,25 @@ class Attempts:
         self.order.block_behind(np.array([row]))
 
     def _clock(self, row: int) -> int:
-        return self._head.decided + 1 + int(np.searchsorted(self._new, row))
+        return self._spent.decided + 1 + int(np.searchsorted(self._new, row))
 
     def _chunk_clock(self) -> range:
-        return range(self._head.decided + 1, self._head.decided + 1 + len(self._new))
+        return range(self._spent.decided + 1, self._spent.decided + 1 + len(self._new))
 
     def _check_budget(self) -> None:
-        budget, head = self.care.budget, self._head
-        if budget is None:
-            return
-        excess = budget.excess(head.decided, self._failures, self._chunk_clock(), head.lifted)
-        if excess:
-            window, failed, allowed = excess
-            raise BudgetExceeded(_over_budget(head.consumer, window, failed, allowed, self.settled, self.outcome))
+        budgets.require(self._head.consumer, self.care.budget, self._head.spent, self.used)
 
     @property
-    def spent(self) -> tuple[int, tuple[int, ...]]:
-        """The budget's state after this chunk: events decided, and which of the last ones failed."""
-        decided = self._head.decided + len(self._new)
-        return decided, (self.care.budget or Budget()).kept(self._failures, decided)
+    def used(self) -> dict[Kind, Used]:
+        """What the chunk uses of the budget: events that failed, and events that were rejected."""
+        failed = [clock - self._spent.decided for clock in self._failures if clock > self._spent.decided]
+        rejected = self.outcome.rejected
+        numbers = (np.flatnonzero(np.isin(self._new, list(rejected))) + 1).tolist() if rejected else ()
+        example = f"{self.settled.index.describe(row)}: {rejected[row]}" if (row := min(rejected, default=-1)) >= 0 else ""
+        return {
+            Kind.HANDLER_ERROR: Used(len(self._new), failed, _example(self.settled, self.outcome)),
+            Kind.REJECTED: Used(len(self._new), numbers, example),
+        }
 
 
 def _is_of_the_handler_alone(error: BaseException) -> bool:
@@ -280,14 +281,10 @@ def _is_of_the_handler_alone(error: BaseException) -> bool:
     return isinstance(error, SystemExit | asyncio.CancelledError) or type(error).__name__ == "PanicException"
 
 
-def _over_budget(consumer: str, window: int, failed: int, allowed: int, settled: Settled, outcome: Outcome) -> str:
-    row, failures = next(iter(outcome.failed.items()))
-    last = failures[-1]
-    return (
-        f"Consumer {consumer!r}: {failed} of {window} events in a row fail, {allowed} may: a bug or an outage, not bad events. "
-        f"None of this batch was parked. One of them is {settled.index.describe(row)}: {last.error_type}: {last.message[:300]}. "
-        f"Repair the cause; or, if these events are known to be bad, `dedup budget lift {consumer} --events {10 * window}`."
-    )
+def _example(settled: Settled, outcome: Outcome) -> str:
+    """The first event that was found to fail, and how."""
+    row, failures = next(iter(outcome.failed.items()), (-1, []))
+    return f"{settled.index.describe(row)}: {failures[-1].error_type}: {failures[-1].message[:300]}" if failures else ""
 
 
 def is_ours(error: BaseException) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from deadletter.budget import Budget
 from deadletter.classify import Rule
 from deadletter.failure import Failure
-from deadletter.policy import Budget, Retry
+from deadletter.policy import Retry
 
 
 @dataclass(frozen=True)

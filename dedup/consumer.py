@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from checkpoint.errors import CommitConflict, ConfigError
 from checkpoint.position import Partition
+from deadletter.budget import Budget
 from deadletter.classify import Rule
-from deadletter.policy import Budget, Retry
+from deadletter.policy import Retry
 from dedup import executors, flow, incarnation, on_driver, outage, planning, starting
 from dedup.care import Care
 from dedup.claims import Slicing

@@ -53,7 +53,7 @@ def _advanced(point: Checkpoint | None, mark: Checkpoint, run: Run) -> Checkpoin
     if point is None or mark.sequence_number > point.sequence_number:
         return mark
     if point.query_id != run.query_id:  # this query has shown that it begins at or below the checkpoint: no gap
-        return Checkpoint(point.sequence_number, point.offset, point.enqueued_time, run.query_id)
+        return replace(point, query_id=run.query_id)
     return None
 
 

@@ -17,6 +17,7 @@ from checkpoint.position import LAST
 from deadletter.letter import PROPERTIES
 from dedup.decode import Decoder
 from dedup.keys import INTERNAL as INTERNAL
+from dedup.keys import LOG_TIME as LOG_TIME
 from dedup.keys import SEQUENCE as SEQUENCE
 from dedup.keys import KeySettings
 
@@ -47,7 +48,15 @@ KEY_ONLY: Mapping[str, str | int] = {"source": "", "topic": "", "partition": -1,
 """The position of every row in key-only mode."""
 
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp")
-"""What Spark's Kafka source always has; `timestampType` is left out of the envelope, `headers` may be there."""
+"""What Spark's Kafka source always has, with TIMESTAMP_TYPE; `headers` may be there."""
+
+TIMESTAMP_TYPE = "timestampType"
+"""What the times of Spark's Kafka source are, for each event: see APPENDED."""
+
+APPENDED = 1
+"""LogAppendTime: the broker's clock, which only goes forward in a partition. 0 is CreateTime: whatever the producer has said.
+
+Source: org.apache.kafka.common.record.TimestampType."""
 
 KAFKA_SOURCE = "kafka"
 """The source of its events where none is named."""
@@ -138,6 +147,8 @@ class Layout:
     """One origin for each ENVELOPE column, in its order."""
     extras: tuple[str, ...]
     """Columns of the input that pass through unchanged."""
+    log_time: str | bool
+    """Whether `enqueued_time` is the broker's, or the column that says so for each event."""
 
 
 def layout(names: Sequence[str], spec: Prepare) -> Layout:
@@ -160,7 +171,14 @@ def layout(names: Sequence[str], spec: Prepare) -> Layout:
     envelope = {name: found.get(name, defaults.get(name, Constant(None))) for name in ENVELOPE.names}
     extras = tuple(name for name in names if name not in used)
     _refuse_clashes(extras, spec)
-    return Layout(envelope, extras)
+    return Layout(envelope, extras, _log_time(names, envelope["enqueued_time"]))
+
+
+def _log_time(names: Sequence[str], origin: Origin) -> str | bool:
+    """Kafka says it for each event, Event Hubs has no other time; of what was mapped nobody knows."""
+    if origin in (Named("timestamp"), Named("enqueued_time")) and TIMESTAMP_TYPE in names:
+        return TIMESTAMP_TYPE
+    return origin == Named("enqueued_time")
 
 
 def _recognised(names: Sequence[str], spec: Prepare) -> tuple[dict[str, Origin], set[str]]:
@@ -169,7 +187,7 @@ def _recognised(names: Sequence[str], spec: Prepare) -> tuple[dict[str, Origin],
         found: dict[str, Origin] = {name: Named(name) for name in ENVELOPE.names if name in names}
         return found, set(found)
     if set(KAFKA) <= set(names):
-        return _kafka(names), {*KAFKA, "timestampType", "headers"}
+        return _kafka(names), {*KAFKA, TIMESTAMP_TYPE, "headers"}
     missing = {"Spark's Kafka source": KAFKA, "dedup's own schema": own}
     lacks = "; ".join(f"for {what} it lacks {_list(n for n in need if n not in names)}" for what, need in missing.items())
     raise ConfigError(
@@ -221,7 +239,7 @@ def _origin(names: Sequence[str], value: str, wanted: str) -> Origin:
 
 
 def _refuse_clashes(extras: Sequence[str], spec: Prepare) -> None:
-    ours = {*ENVELOPE.names, *INTERNAL, *SEQUENCE, *(["data"] if spec.decoder else [])}
+    ours = {*ENVELOPE.names, LOG_TIME, *INTERNAL, *SEQUENCE, *(["data"] if spec.decoder else [])}
     clashes = [name for name in extras if name.lower() in ours]
     if clashes:
         raise ConfigError(f"The input's columns {_list(clashes)} have the names of columns that are added to it. Map, rename or drop them.")

@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict
 from checkpoint.position import Partition
+from deadletter.budget import Used
 from deadletter.letter import Kind, Status
-from dedup import decision, incarnation, planning, redeliveries
+from dedup import budgets, decision, incarnation, planning, redeliveries
 from dedup.attempts import Attempts
 from dedup.care import Care
 from dedup.envelope import check_positions
 from dedup.feed import Material
 from dedup.index import KEY_ONLY, Index, check_repeats
-from dedup.keys import SEQUENCE
+from dedup.keys import LOG_TIME, SEQUENCE
 from dedup.letters import Why, letter_rows, make_history, make_letters
 from dedup.order import Order
 from dedup.planning import OnKeyConflict, Settled, Sifted
@@ -33,9 +34,6 @@ from dedup.steps import Park, Record, Step
 from dedup.store import KEYS, Checkpoint, Head, Run, Selection, Store, Topic, Transaction
 from dedup.trial import Trials, untried
 from dedup.tx import Handler
-
-Spent = tuple[int, tuple[int, ...]]
-"""The budget's state: events decided by handlers so far, and which of the last ones failed."""
 
 SAMPLE = 1_000
 """Redeliveries of a partition whose times are looked at where a purge left nothing else to compare."""
@@ -120,8 +118,10 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     transaction.ask(sifted.wanted)
     known = transaction.reserve(sifted.reserve, lambda known: _expect(chunk, sifted, known))
     settled = planning.settle(sifted, known, policy.on_key_conflict)
-    settled, why, spent = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
-    for step in _decide(chunk, settled, why, spent, head, policy):
+    used = budgets.before_handler(settled)
+    budgets.require(head.consumer, policy.care.budget, head.spent, used)
+    settled, why, handled = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
+    for step in _decide(chunk, settled, why, {**handled, **used}, head, policy):
         store.on_step(step.name)
         transaction.execute(step)
     return settled.state
@@ -181,28 +181,36 @@ def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, 
 
 
 def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
-    """Below a purge nothing is left to compare a redelivery with but time: in one incarnation it is not younger than the checkpoint."""
+    """Below a purge nothing is left to compare a redelivery with but time: in one incarnation it is not younger than the checkpoint.
+
+    That is so of the broker's clock alone: what producers say comes in any order, and proves nothing.
+    """
     index = sifted.index
     for partition, rows in index.by_partition():
         point, floor = head.checkpoints.get(partition), head.floors.get(partition)
-        if point is None or point.enqueued_time is None or floor is None:
+        if point is None or not point.log_time or point.enqueued_time is None or floor is None:
             continue
         old = rows[(sifted.state[rows] == planning.REDELIVERED) & (index.numbers[rows] <= floor)][:SAMPLE]
-        times = chunk.material.content(index.order[old])["enqueued_time"] if len(old) else None
-        oldest = None if times is None else pc.min(times).as_py()
+        oldest = pc.min(_log_times(chunk.material.content(index.order[old]))).as_py() if len(old) else None
         if oldest is not None and oldest > point.enqueued_time:
             redeliveries.refuse_incarnation(index, old.tolist(), head)
 
 
+def _log_times(content: pa.Table) -> pa.ChunkedArray:
+    """When the broker took these events; null where it does not say."""
+    known = content[LOG_TIME] if LOG_TIME in content.column_names else pa.scalar(False)
+    return pc.if_else(known, content["enqueued_time"], None)
+
+
 def handle(
     chunk: Chunk, settled: Settled, order: Order, transaction: Transaction, policy: Policy, on_step: Callable[[str], None]
-) -> tuple[Settled, Why, Spent]:
+) -> tuple[Settled, Why, dict[Kind, Used]]:
     """Run the handler on the new rows until each is decided. Without any it is not called.
 
-    Returns what became of them, why, and the budget's state.
+    Returns what became of them, why, and what that uses of the budget.
     """
     if not len(settled.new):
-        return settled, Why(tails=order.tails), (transaction.head.decided, transaction.head.failures)
+        return settled, Why(tails=order.tails), {}
     policy.trials.begin(chunk.ident)
     attempts = Attempts(chunk.material, settled, order, transaction, policy.handler, policy.care, policy.trials, on_step, chunk.culprits)
     outcome = attempts.run()
@@ -215,7 +223,7 @@ def handle(
         planning.WAITING: outcome.waiting,
     }
     settled = planning.apply_outcomes(settled, {state: np.array(sorted(rows), dtype=np.int64) for state, rows in states.items()})
-    return settled, Why(outcome.rejected, outcome.failed, order.tails), attempts.spent
+    return settled, Why(outcome.rejected, outcome.failed, order.tails), attempts.used
 
 
 def order_of(chunk: Chunk, settled: Settled, transaction: Transaction) -> Order:
@@ -239,17 +247,16 @@ def sequences(chunk: Chunk, settled: Settled) -> Order:
     return Order(picked(index.select(SEQUENCE[:1]), settled.index.order)[SEQUENCE[0]], len(settled.index))
 
 
-def _decide(chunk: Chunk, settled: Settled, why: Why, spent: Spent, head: Head, policy: Policy) -> tuple[Step, ...]:
+def _decide(chunk: Chunk, settled: Settled, why: Why, used: Mapping[Kind, Used], head: Head, policy: Policy) -> tuple[Step, ...]:
     rows = letter_rows(settled)
     content = chunk.material.content(settled.index.order[rows]) if len(rows) else None
     parked = None
     if content is not None:
         letters = make_letters(settled, content, why, head, chunk.run, dt.datetime.now(dt.UTC), policy.max_body)
         parked = Park(letters, make_history(settled, letters, why))
-    decided, failures = spent
     batches = decision.batch_record(settled, head, chunk.run)
     tried = len(chunk.index) > 0 and policy.trials.tries(chunk.ident)  # an empty one needs no look at the marker
-    record = Record(batches, chunk.run, policy.settings, decided, failures, chunk.stream, policy.care.budget, tried)
+    record = Record(batches, chunk.run, policy.settings, used, chunk.stream, policy.care.budget, tried)
     marks = _marks(chunk, settled) if chunk.stream else {}
     return decision.decide(settled, parked, record, head, chunk.run, marks, incarnation.news(head, chunk.incarnation_ids))
 
@@ -259,8 +266,9 @@ def _marks(chunk: Chunk, settled: Settled) -> dict[Partition, Checkpoint]:
     tops = {p: int(rows[-1]) for p, rows in settled.index.by_partition() if p != KEY_ONLY}
     if not tops:
         return {}
-    content = chunk.material.content(settled.index.order[list(tops.values())]).select(["offset", "enqueued_time"])
+    content = chunk.material.content(settled.index.order[list(tops.values())])
+    said, known = content.select(["offset", "enqueued_time"]).to_pylist(), _log_times(content).is_valid().to_pylist()
     return {
-        p: Checkpoint(int(settled.index.numbers[row]), seen["offset"], seen["enqueued_time"], chunk.run.query_id)
-        for (p, row), seen in zip(tops.items(), content.to_pylist(), strict=True)
+        p: Checkpoint(int(settled.index.numbers[row]), seen["offset"], seen["enqueued_time"], chunk.run.query_id, by_broker)
+        for (p, row), seen, by_broker in zip(tops.items(), said, known, strict=True)
     }

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from checkpoint.errors import ConfigError, PartitionLost
 from checkpoint.position import Partition
-from dedup import flow, outage, planning
+from dedup import flow, outage, planning, too_large
 from dedup.consumer import Consumer
 from dedup.envelope import ENVELOPE
 from dedup.feed import ArrowFeed
@@ -168,7 +168,10 @@ class Member:
             run = Run(self.run_id, batch, joined=True)
             self._refuse_another_life(share, head)
             planning.guard(head, run, consumer.settings, {})  # of gaps the runner knows more than the batch
-            for number, rows in enumerate(planning.chunks(index, consumer.max_events)):
+            parts = planning.chunks(index, consumer.max_events)
+            if len(parts) > 1 and not policy.care.bisect:
+                too_large.refuse_parts(self.name, len(index), consumer.max_events)
+            for number, rows in enumerate(parts):
                 known = culprits.setdefault(number, set())
                 chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, known, incarnation_ids=share.told)
                 share.span = chunk.index.spans.get(share.claim.partition, (0, 0))

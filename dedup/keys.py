@@ -44,7 +44,10 @@ SEQUENCE = ("_sequence", "_sequence_text")
 LETTER = "_letter"
 """The column that says which dead letter an event comes from, where letters are reprocessed."""
 
-HIDDEN = (*INTERNAL, *SEQUENCE, LETTER)
+LOG_TIME = "_log_time"
+"""The column in front of INTERNAL: whether `enqueued_time` is when the broker took the event, and not what its producer said."""
+
+HIDDEN = (LOG_TIME, *INTERNAL, *SEQUENCE, LETTER)
 """What no handler sees."""
 
 SEQUENCE_KEY = b"S"
@@ -128,7 +131,7 @@ class KeySettings:
     @property
     def internal(self) -> tuple[str, ...]:
         """All columns that `prepare` adds behind those of the event."""
-        return (*INTERNAL, *(SEQUENCE if self.sequence else ()))
+        return (LOG_TIME, *INTERNAL, *(SEQUENCE if self.sequence else ()))
 
     @property
     def falls_back(self) -> bool:

@@ -18,7 +18,7 @@ from deadletter.failure import Failure
 from deadletter.letter import HISTORY, HOLDS_NO_KEY, LETTERS, Action, Kind, LetterIds, fingerprint, letter_id
 from dedup.envelope import ENVELOPE
 from dedup.index import KEY_ONLY, Ints, key_bytes
-from dedup.keys import INTERNAL, SEQUENCE
+from dedup.keys import INTERNAL, LOG_TIME, SEQUENCE
 from dedup.planning import LETTER_KINDS, LETTERED, WAITING, WITHOUT_KEY, Settled
 from dedup.rows import picked, table_of
 from dedup.store import SEQUENCES, Head, Run
@@ -197,7 +197,7 @@ def _chain(
 
 def _extras(content: pa.Table) -> list[bytes | None]:
     """The input's other columns, each row as an Arrow IPC stream of one row."""
-    ours = {*ENVELOPE.names, *INTERNAL, *SEQUENCE, "data"}
+    ours = {*ENVELOPE.names, LOG_TIME, *INTERNAL, *SEQUENCE, "data"}
     others = content.select([n for n in content.column_names if n not in ours]).combine_chunks()
     if not others.num_columns:
         return [None] * content.num_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dedup import flow, planning, starting
+from dedup import flow, planning, starting, too_large
 from dedup.feed import Feed
 from dedup.flow import Policy
 from dedup.report import Report
@@ -30,6 +30,8 @@ def process(consumer: Consumer, feed: Feed, head: Head, run: Run, policy: Policy
         firsts = starting.without_absent(head, run, {p: first for p, (first, _) in index.spans.items()}, consumer.read_log)
         planning.guard(head, run, consumer.settings, firsts)
         parts = planning.chunks(index, consumer.max_events)
+        if len(parts) > 1 and not policy.care.bisect:
+            too_large.refuse_parts(consumer.name, len(index), consumer.max_events)
         for number, rows in enumerate(parts):
             known = culprits.setdefault((run.batch_id, number), set())
             part = replace(run, chunk=number, ends=rows is parts[-1])

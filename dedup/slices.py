@@ -11,7 +11,7 @@ import contextlib
 import datetime as dt
 import itertools
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, Position
 from checkpoint.position import Partition
 from deadletter.classify import PERMANENT, Rule, classify, outlasted
 from deadletter.failure import Elsewhere, describe
-from dedup import flow, incarnation, planning
+from dedup import flow, incarnation, planning, too_large
 from dedup.claims import OVER_BUDGET
 from dedup.feed import ArrowMaterial, process_run
 from dedup.incarnation import Witness
@@ -69,12 +69,13 @@ def run(batches: Iterable[pa.RecordBatch], work: Work, store: Store) -> Iterator
     Crash: chunks that were committed are true, the one in hand is not; a task that runs again drops what it finds decided.
     """
     slices: list[_Slice] = []
-    for partition, table in cut(batches, work.max_events):
-        if slices and slices[-1].error is not None:
-            continue  # read to the end, so that the process can be used again
-        if not slices or slices[-1].partition != partition:
+    for partition, chunks in itertools.groupby(cut(batches, work.max_events), lambda chunk: chunk[0]):
+        tables = (table for _, table in chunks)
+        if not slices or slices[-1].error is None:
             slices.append(_Slice(work, store, partition))
-        slices[-1].commit(table)
+            slices[-1].commit_all(tables)
+        for _ in tables:
+            pass  # read to the end, so that the process can be used again
     for each in slices:
         yield each.outcome()
 
@@ -95,11 +96,25 @@ class _Slice:
         trials = Trials(lambda: self.store.trial(name, scope), lambda text: self.store.set_trial(name, text, scope), alone=self.work.alone)
         self._policy = replace(self.work.policy, trials=trials)
 
+    def commit_all(self, tables: Iterator[pa.Table]) -> None:
+        """Make chunk after chunk true, up to one that fails. With bisect=False a slice of several is refused before any of it is true."""
+        first = next(tables)
+        if not self._policy.care.bisect and (others := sum(table.num_rows for table in tables)):
+            self._keep(lambda: too_large.refuse_parts(self.head.consumer, first.num_rows + others, self.work.max_events, "slice"))
+            return
+        for table in itertools.chain([first], tables):
+            self.commit(table)
+            if self.error is not None:
+                return
+
     def commit(self, table: pa.Table) -> None:
         """Make the next chunk true, or keep the error. Crash: before its commit nothing of it is true; after it, all of it is."""
         culprits: set[int] = set()
+        self._keep(lambda: with_replanning(lambda: self._commit(table, culprits)))
+
+    def _keep(self, act: Callable[[], None]) -> None:
         try:
-            with_replanning(lambda: self._commit(table, culprits))
+            act()
         except Exception as error:  # noqa: BLE001 - the driver raises it
             self.error = carried(error, self._policy.care.rules)
             if isinstance(error, BudgetExceeded):

@@ -12,8 +12,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from checkpoint.position import Partition
-from deadletter.letter import HISTORY
-from deadletter.policy import Budget
+from deadletter.budget import Budget, Used
+from deadletter.letter import HISTORY, Kind
 from dedup.store import Checkpoint, Run, Topic
 
 
@@ -70,8 +70,7 @@ class Record:
     batches: pa.Table
     run: Run
     settings: Mapping[str, str]
-    decided: int = 0
-    failures: tuple[int, ...] = ()
+    used: Mapping[Kind, Used] = field(default_factory=dict)  # of the budget, by this chunk
     stream: bool = True  # False: positions that a person ran from the log
     budget: Budget | None = None  # judged once more where others commit side by side
     tried: bool = True  # whether there was anything for the handler

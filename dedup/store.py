@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import pyarrow as pa
 
 from checkpoint.position import Partition, Ranges
+from deadletter.budget import Spent
+from deadletter.letter import Kind
 from deadletter.selection import Selection as Selection
 from dedup.claims import Claim as Claim
 from dedup.claims import Sharing
@@ -90,6 +92,7 @@ class Checkpoint:
     offset: str | None = None  # the broker's opaque offset of that event
     enqueued_time: dt.datetime | None = None  # aware, UTC
     query_id: str = ""  # the query that last advanced it
+    log_time: bool = False  # whether enqueued_time is the broker's clock, which goes forward, and not what a producer said
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,7 @@ class Head:
     batch_id: int | None = None
     batch_ended: bool = True  # its last chunk is decided, too
     gap_accepted: bool = False  # set by a person, cleared by the next batch
-    decided: int = 0  # events that handlers have decided so far: the budget's clock
-    failures: tuple[int, ...] = ()  # which of the last ones failed, as values of that clock, ascending
-    lifted: int = 0  # up to this value of the clock the budget does not count
+    spent: Mapping[Kind, Spent] = field(default_factory=dict)  # of the budget, by the batches of the stream
     floors: Mapping[Partition, int] = field(default_factory=dict)  # at or below: reservations may have been purged
     checkpoints: Mapping[Partition, Checkpoint] = field(default_factory=dict)
     passed: Mapping[Partition, int] = field(default_factory=dict)  # a person went on behind: what no batch has seen up to it is absent

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from typing import NoReturn
 
+from checkpoint.errors import BatchTooLarge
 from deadletter.chain import chain
 
 log = logging.getLogger("dedup")
@@ -44,6 +46,20 @@ def may_pass_in_parts(error: BaseException, rows: int) -> bool:
         return False
     log.warning("what the handler made of %d events is more than spark.driver.maxResultSize allows: it is run on two halves", rows)
     return True
+
+
+def refuse_parts(consumer: str, events: int, most: int, what: str = "batch") -> NoReturn:
+    """Raise BatchTooLarge for a batch that would be cut, where the handler has to have it whole.
+
+    Args:
+        events: of the batch. most: that one transaction takes. what: that is cut, where it is not the whole batch.
+    """
+    raise BatchTooLarge(
+        f"Consumer {consumer!r}: with bisect=False the handler gets a whole {what} in one transaction. This one has {events:,} events, and "
+        f"max_events_per_transaction is {most:,}. Nothing of it was written. Raise max_events_per_transaction to {events:,} or more (Spark "
+        f"brings a batch that it has planned again as it is), and let the source bring smaller ones (maxOffsetsPerTrigger of Kafka, "
+        f"maxEventsPerTrigger of Event Hubs). A handler that means the same on a part of a batch takes bisect=True."
+    )
 
 
 def is_final(error: BaseException) -> bool:

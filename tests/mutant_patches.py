@@ -169,10 +169,24 @@ MUTANTS = (
     ),
     Mutant(
         "the budget is not kept",
-        "dedup/attempts.py",
-        "        if excess:",
-        "        if False:",
+        "dedup/budgets.py",
+        "    if excess:",
+        "    if False:",
         _FAILURES + "test_over_budget_nothing_is_parked",
+    ),
+    Mutant(
+        "a flood that does not come to the handler has no budget",
+        "dedup/flow.py",
+        "    budgets.require(head.consumer, policy.care.budget, head.spent, used)\n",
+        "",
+        "tests/contract/test_budgets.py::test_a_flood_of_one_kind_stops_until_it_is_admitted",
+    ),
+    Mutant(
+        "a runner does not count what another one used meanwhile",
+        "dedup/postgres/records.py",
+        "    if state.claim is not None:\n        budgets",
+        "    if False:\n        budgets",
+        "tests/contract/test_budgets.py::test_runners_that_commit_side_by_side_share_one_budget",
     ),
     Mutant(
         "what is everybody's fault parks events",

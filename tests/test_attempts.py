@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, SinkMismatch, StoreUnavailable
+from deadletter.budget import Budget, Spent
 from deadletter.letter import Kind
-from deadletter.policy import Budget, Retry
+from deadletter.policy import Retry
 from dedup.attempts import Attempts, EventsFailed
 from dedup.care import Care, Outcome
 from dedup.envelope import ENVELOPE, POSITION
@@ -196,9 +197,9 @@ def test_sys_exit_is_the_events_own_failure() -> None:
 
 def test_the_budget_cuts_the_search_short() -> None:
     """A bug that fails everything ends after a few runs more than the budget allows, not after two per event."""
-    head = Head("c", decided=1000)
+    head = Head("c", spent={Kind.HANDLER_ERROR: Spent(1000)})
     made, _, runs = attempts(1000, raises_for(set(range(1000))), care=Care(budget=Budget()), effects=Effects(head))
-    with pytest.raises(BudgetExceeded, match="budget lift c"):
+    with pytest.raises(BudgetExceeded, match="budget lift c --kind HANDLER_ERROR"):
         made.run()
     assert len(runs) < 150
 

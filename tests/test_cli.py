@@ -33,12 +33,18 @@ READING = [
     "budget show shop",
 ]
 
-DECISIONS = {
+BUDGET = {
+    kind: {"decided": events, "lifted": 0}
+    for kind, events in {"HANDLER_ERROR": 7, "KEY_CONFLICT": 8, "NO_KEY": 8, "REJECTED": 7, "UNDECODABLE": 9}.items()
+}
+"""Events that came to where they may fail: of nine the first one that does not decode leaves eight, and one of them is a duplicate."""
+
+DECISIONS: dict[str, dict[str, Any]] = {
     "consumer accept-gap shop": {"gap_accepted": True},
     "consumer accept-incarnation shop --source broker --topic orders": {"checkpoints": [], "incarnations": 1},
     "consumer accept-restore shop": {"generation": 1, "batch_id": None},
     "consumer reset shop": {"generation": 1, "keyspace": 1, "checkpoints": [], "settings": None},
-    "budget lift shop --events 50": {"lifted": 57},
+    "budget lift shop --kind NO_KEY --events 50": {"budget": {**BUDGET, "NO_KEY": {"decided": 8, "lifted": 58}}},
 }
 """Command -> what it changes in `consumer show --json`."""
 

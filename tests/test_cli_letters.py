@@ -178,7 +178,8 @@ def test_a_body_is_edited_from_a_file_exactly(place: Place, dedup: Run, tmp_path
         ("dead-letters discard --from 99999999999999999999 --reason x --yes", "64 bits"),
         ("dead-letters list --limit 99999999999999999999", "64 bits"),
         ("dead-letters list --text '\udcff'", "no text in UTF-8"),
-        ("budget lift shop --events 99999999999999999999 --yes", "no flood that anybody knows"),
+        ("budget lift shop --kind NO_KEY --events 99999999999999999999 --yes", "no flood that anybody knows"),
+        ("budget lift shop --kind CRASHED --events 9 --yes", "HANDLER_ERROR, UNDECODABLE, NO_KEY, KEY_CONFLICT, REJECTED have a budget"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(line: str, words: str, place: Place, dedup: Run) -> None:
@@ -329,10 +330,12 @@ def test_the_budget_is_shown_and_lifted(place: Place, dedup: Run) -> None:
     run._handler = lambda rows, tx: [1 // 0 for n in rows["sequence_number"].to_pylist() if n % 2]
     run(batch(*orders(range(5))), 0)
     store.close()
-    shown = document(dedup, "budget show frail", place)
+    shown = document(dedup, "budget show frail", place)["kinds"]["HANDLER_ERROR"]
     assert (shown["decided_events"], shown["failed_of_the_last_100"], shown["admitted_from_now_on"]) == (5, 2, 0)
-    assert dedup("budget lift frail --events 10 --reason known --yes", place)[0] == 0
-    shown = document(dedup, "budget show frail", place)
+    assert dedup("budget lift frail --kind handler_error --events 10 --reason known --yes", place)[0] == 0
+    kinds = document(dedup, "budget show frail", place)["kinds"]
+    shown = kinds["HANDLER_ERROR"]
+    assert {kind for kind, one in kinds.items() if one["admitted_from_now_on"]} == {"HANDLER_ERROR"}
     assert (shown["failed_of_the_last_100"], shown["admitted_from_now_on"]) == (0, 10)
 
 

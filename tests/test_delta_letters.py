@@ -17,7 +17,8 @@ import pytest
 from deltalake import DeltaTable
 
 from checkpoint.errors import CommitConflict, ConfigError
-from deadletter.letter import HISTORY, LETTERS
+from deadletter.budget import Spent, Used
+from deadletter.letter import HISTORY, LETTERS, Kind
 from dedup.delta import DeltaStore, events, header
 from dedup.steps import Change, Commit, Free, Park, Record
 from dedup.store import KEYS, Run, Selection
@@ -49,9 +50,7 @@ def write_as_version_1(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(events, "EVENTS", pa.schema([events.EVENTS.field(n) for n in names]))
     patch.setattr(header, "STATE_VERSION", 1)
     encode = header._encode_head
-    patch.setattr(
-        header, "_encode_head", lambda head: {k: v for k, v in encode(head).items() if k not in ("decided", "failures", "lifted")}
-    )
+    patch.setattr(header, "_encode_head", lambda head: {k: v for k, v in encode(head).items() if k != "spent"})
 
 
 def test_state_of_the_version_before_goes_on(place: Path) -> None:
@@ -64,7 +63,7 @@ def test_state_of_the_version_before_goes_on(place: Path) -> None:
     assert "sequence" not in columns and "reserved" not in columns
     store = open_store(place)
     assert store.letters(Selection())["payload_hash"].to_pylist() == [1]
-    assert store.head(kit.NAME).failures == ()
+    assert store.head(kit.NAME).spent == {}
     kit.process(store, kit.epoch(store), kit.events([2, 3, 1], 2), 1, reject=lambda key: key == 3)
     found = open_store(place).letters(Selection()).select(["payload_hash", "sequence", "duplicates"]).to_pylist()
     assert found == [{"payload_hash": 1, "sequence": None, "duplicates": 1}, {"payload_hash": 3, "sequence": None, "duplicates": 0}]
@@ -95,20 +94,21 @@ def test_budget_state_is_written_by_batches_and_lifted_by_people(place: Path) ->
     """A batch of the stream keeps decided and failures, not `lifted`; positions that a person runs touch none of it, nor the settings."""
     store = open_store(place)
     number = kit.epoch(store)
-    store.amend(kit.NAME, lambda head: type(head)(**{**vars(head), "lifted": 9, "gap_accepted": True}), by="me", reason="known")
+    lifted = {Kind.NO_KEY: Spent(lifted=2)}
+    store.amend(kit.NAME, lambda head: dataclasses.replace(head, spent=lifted, gap_accepted=True), by="me", reason="known")
 
     def record(decided: int, stream: bool) -> None:
         with store.begin(kit.NAME, number) as tx:
             batches = kit.records(tx.head, kit.events([1], decided), kit.events([1], decided), 0, decided)
-            tx.execute(Record(batches, Run("q", decided), {"key": str(decided)}, decided, (decided,), stream=stream))
+            tx.execute(Record(batches, Run("q", decided), {"key": str(decided)}, {Kind.NO_KEY: Used(decided, (decided,))}, stream=stream))
             tx.execute(Commit())
 
     record(5, stream=False)
     head = open_store(place).head(kit.NAME)
-    assert (head.decided, head.failures, head.lifted, head.gap_accepted, head.query_id, head.settings) == (0, (), 9, True, None, None)
+    assert (head.spent, head.gap_accepted, head.query_id, head.settings) == (lifted, True, None, None)
     record(6, stream=True)
     head = open_store(place).head(kit.NAME)
-    assert (head.decided, head.failures, head.lifted, head.gap_accepted, head.batch_id) == (6, (6,), 9, False, 6)
+    assert (head.spent, head.gap_accepted, head.batch_id) == ({Kind.NO_KEY: Spent(6, (6,), 2)}, False, 6)
     assert store.batches(kit.NAME).num_rows == 2
 
 

@@ -12,7 +12,7 @@ import pytest
 from checkpoint.errors import ConfigError
 from dedup import arrow, decode
 from dedup.envelope import ENVELOPE, POSITION, Columns, Constant, Named, Prepare, check_positions
-from dedup.keys import INTERNAL, KeySettings
+from dedup.keys import INTERNAL, LOG_TIME, KeySettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ KAFKA = pa.table(
         "partition": pa.array([0, 1], pa.int32()),
         "offset": pa.array([7, 8], pa.int64()),
         "timestamp": pa.array([NOON, NOON], pa.timestamp("us", tz="UTC")),
-        "timestampType": pa.array([0, 0], pa.int32()),
+        "timestampType": pa.array([0, 1], pa.int32()),
         "headers": pa.array([[{"key": "message_id", "value": b"m"}], None], HEADERS),
     }
 )
@@ -113,10 +113,34 @@ def test_the_columns_come_in_one_order() -> None:
     """Envelope, then what passed through, then data, then the internal columns: stores and flow rely on it."""
     spec = Prepare("c", decoder=decode.json(pa.schema([("a", pa.int64())])))
     table = arrow.prepare(OWN, spec)
-    assert table.column_names == [*ENVELOPE.names, "extra", "data", *INTERNAL]
+    assert table.column_names == [*ENVELOPE.names, "extra", "data", LOG_TIME, *INTERNAL]
     assert table.select(ENVELOPE.names).schema == ENVELOPE
     assert [table.schema.field(name).type for name in INTERNAL] == [pa.binary(), pa.string(), pa.int64(), pa.bool_()]
     assert table.slice(0, 0).schema == arrow.prepare(OWN.slice(0, 0), spec).schema
+
+
+@pytest.mark.parametrize(
+    ("table", "spec", "by_broker"),
+    [
+        (KAFKA, {}, [False, True]),
+        (KAFKA.set_column(6, "timestampType", pa.array([-1, None], pa.int32())), {}, [False, False]),
+        (KAFKA.set_column(6, "timestampType", pa.array(["1", "1"])), {}, [False, False]),
+        (KAFKA.drop_columns(["timestampType"]), {}, [False, False]),
+        (OWN, {}, [True, True]),
+        (OWN.drop_columns(["enqueued_time"]), {}, [False, False]),
+        (OWN.append_column("timestampType", pa.array([0, 1])), {}, [False, True]),
+        (KAFKA.select([2, 3, 4, 5, 6]), {"columns": Columns("topic", "partition", "offset", enqueued_time="timestamp")}, [False, True]),
+        (
+            OWN.select([1, 2, 3, 5]),
+            {"columns": Columns("topic", "partition", "sequence_number", enqueued_time="enqueued_time")},
+            [True, True],
+        ),
+    ],
+    ids=["kafka", "no kind", "no number", "kafka without kinds", "own", "own without times", "own of kafka", "mapped kafka", "mapped own"],
+)
+def test_whose_clock_a_time_is_of_is_known(table: pa.Table, spec: dict[str, Any], by_broker: list[bool]) -> None:
+    """Event Hubs has the broker's time alone; Kafka's is the broker's where timestampType says LogAppendTime, and else some producer's."""
+    assert arrow.prepare(table, Prepare("c", **spec))[LOG_TIME].to_pylist() == by_broker
 
 
 def test_any_input_can_be_mapped() -> None:
@@ -237,6 +261,7 @@ def test_spark_prepares_the_same_rows(spark: SparkSession) -> None:
     numbers = pa.table({"p": pa.array([0, 2**31]), "s": pa.array([" 7 ", "x"]), "t": ["t", "t"]})
     cases: list[tuple[pa.Table, Prepare]] = [
         (KAFKA, Prepare("c", source="cluster-1")),
+        (KAFKA.drop_columns(["timestampType"]), Prepare("c")),
         (OWN, Prepare("c", KeySettings())),
         (wild, Prepare("c", KeySettings())),
         (part, Prepare("c", part="line", incarnations={("hub.example", "orders"): 3})),

@@ -21,6 +21,7 @@ from deadletter.letter import LETTERS
 from dedup import flow, planning, redeliveries
 from dedup.feed import ArrowMaterial
 from dedup.index import Index, key_bytes, key_words
+from dedup.keys import LOG_TIME
 from dedup.store import KEYS, Checkpoint, Head, Run
 from dedup.verify import verify
 
@@ -181,21 +182,27 @@ def test_a_key_that_was_let_go_explains_its_copies() -> None:
         redeliveries.check_redeliveries(index, rows, pa.table([key, pa.array([3], pa.int64())], schema=KEYS), head)
 
 
-@pytest.mark.parametrize("younger", [False, True])
-def test_below_a_purge_time_tells_a_recreated_topic(younger: bool) -> None:
-    """Where no key is left to compare, redeliveries younger than the checkpoint are another topic's events: refused, not dropped."""
+@pytest.mark.parametrize(
+    ("younger", "point_by_broker", "rows_by_broker"), [(False, True, True), (True, True, True), (True, False, True), (True, True, False)]
+)
+def test_below_a_purge_time_tells_a_recreated_topic(younger: bool, point_by_broker: bool, rows_by_broker: bool) -> None:
+    """Where no key is left to compare, redeliveries younger than the checkpoint are another topic's events: refused, not dropped.
+
+    By the broker's clock alone: times of producers (CreateTime) are in no order, and redeliveries stay redeliveries.
+    """
     shared, point = Shared(Log(())), dt.datetime(2026, 1, 10, tzinfo=dt.UTC)
     store = SimStore(shared, lambda _: None, ledger=False)
     deliver(store, [Event(0, n, n, False) for n in range(5)], 0, 100, None)
-    old = {PARTITION: replace(shared.head.checkpoints[PARTITION], enqueued_time=point)}
+    old = {PARTITION: replace(shared.head.checkpoints[PARTITION], enqueued_time=point, log_time=point_by_broker)}
     shared.head = replace(shared.head, checkpoints=old, floors={PARTITION: 4})
     shared.reserved.clear()
     again = prepared([Event(0, n, 90 + n, False) for n in range(3)])
     times = [point + dt.timedelta(days=1 if younger else -n) for n in range(3)]
     again = again.set_column(again.column_names.index("enqueued_time"), "enqueued_time", pa.array(times, pa.timestamp("us", tz="UTC")))
+    again = again.append_column(LOG_TIME, pa.array([rows_by_broker] * 3))
     chunk = flow.Chunk(ArrowMaterial(again), index_of(again), Run("q", 1), shared.head)
     policy = flow.Policy(lambda rows, tx: None, {}, "dead_letter", 1000)
-    if younger:
+    if younger and point_by_broker and rows_by_broker:
         with pytest.raises(IncarnationChanged):
             flow.commit_chunk(chunk, store, 0, policy)  # type: ignore[arg-type]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from bisect import insort
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
-from deadletter import Budget, ErrorClass, Retry
+from deadletter import Budget, ErrorClass, Kind, Retry
+from deadletter.budget import LONGEST_WINDOW, WATCHED, Limits, Spent, Used, from_json, to_json
 
-SMALL = Budget(((4, 0.5), (10, 0.3), (1, 1.0)))
+SMALL = Limits(((4, 0.5), (10, 0.3), (1, 1.0)))
 
 
 class Passing(Exception):
@@ -173,10 +175,10 @@ def test_a_retry_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None
         Retry(**wrong)
 
 
-def naive_excess(budget: Budget, failures: set[int], chunk: range, lifted: int) -> set[tuple[int, int, int, int]]:
+def naive_excess(budget: Limits, failures: set[int], chunk: range, lifted: int) -> set[tuple[int, int, int, int]]:
     """(end, N, failed, allowed) of each window over its limit that ends in the chunk and holds a failure of it, counted one by one."""
     found = set()
-    for size, share in budget.limits:
+    for size, share in budget.shares:
         allowed = round(size * share * 1000) // 1000
         for end in chunk:
             window = range(end - size + 1, end + 1)
@@ -250,13 +252,13 @@ def test_what_is_kept_is_enough_to_judge_later_chunks(fails: list[bool], size: i
 @pytest.mark.parametrize("failures", [range(400, 436), range(400, 450), range(7, 5_000, 20)], ids=["36 of 100", "50 of 100", "5 percent"])
 def test_the_default_admits_natural_badness(failures: range) -> None:
     """36 bad of any 100 in a burst, and 5 % for ever, are bad events and not an outage."""
-    assert Budget().excess(0, list(failures), range(1, 5_001), 0) is None
+    assert Limits().excess(0, list(failures), range(1, 5_001), 0) is None
 
 
 @pytest.mark.parametrize("failures", [range(1, 52), range(300, 351), range(3, 5_000, 9)], ids=["start", "burst", "eleven percent"])
 def test_the_default_holds_back_an_outage(failures: range) -> None:
     """More than half of 100 in a row, or more than a tenth of 1,000, is not parked."""
-    assert Budget().excess(0, list(failures), range(1, 5_001), 0)
+    assert Limits().excess(0, list(failures), range(1, 5_001), 0)
 
 
 def test_a_quiet_topic_goes_on_behind_its_poison_event() -> None:
@@ -264,37 +266,37 @@ def test_a_quiet_topic_goes_on_behind_its_poison_event() -> None:
     kept: tuple[int, ...] = ()
     for decided in range(500):
         fresh = [decided + 1] if decided % 100 == 0 else []
-        assert Budget().excess(decided, [*kept, *fresh], range(decided + 1, decided + 2), 0) is None
-        kept = Budget().kept([*kept, *fresh], decided + 1)
+        assert Limits().excess(decided, [*kept, *fresh], range(decided + 1, decided + 2), 0) is None
+        kept = Limits().kept([*kept, *fresh], decided + 1)
 
 
 def test_below_a_full_window_everything_is_admitted() -> None:
     """99 failures of the first 99 events are parked; the hundredth makes a window."""
-    assert Budget().excess(0, list(range(1, 100)), range(1, 100), 0) is None
-    assert not Budget().surely_exceeded(list(range(1, 100)), range(1, 100), 0)
-    assert Budget().surely_exceeded(list(range(1, 52)), range(1, 101), 0)
-    assert Budget().excess(99, list(range(1, 101)), range(100, 101), 0) == (100, 100, 50)
+    assert Limits().excess(0, list(range(1, 100)), range(1, 100), 0) is None
+    assert not Limits().surely_exceeded(list(range(1, 100)), range(1, 100), 0)
+    assert Limits().surely_exceeded(list(range(1, 52)), range(1, 101), 0)
+    assert Limits().excess(99, list(range(1, 101)), range(100, 101), 0) == (100, 100, 50)
 
 
 def test_a_lifted_budget_admits_a_known_flood_and_no_more() -> None:
     """Failures up to the lifted value do not count; those behind it do, again from nothing."""
     flood = list(range(1, 2_001))
-    assert Budget().excess(0, flood, range(1, 2_001), 2_000) is None
-    assert Budget().excess(0, flood, range(1, 2_001), 1_949) == (100, 51, 50)
-    assert Budget().excess(0, flood, range(1, 2_001), 1_950) is None
-    assert not Budget().surely_exceeded(flood, range(1, 2_001), 2_000)
+    assert Limits().excess(0, flood, range(1, 2_001), 2_000) is None
+    assert Limits().excess(0, flood, range(1, 2_001), 1_949) == (100, 51, 50)
+    assert Limits().excess(0, flood, range(1, 2_001), 1_950) is None
+    assert not Limits().surely_exceeded(flood, range(1, 2_001), 2_000)
 
 
 def test_what_is_past_never_stops_a_chunk_without_failures() -> None:
     """Limits that were lowered judge from the next failure on."""
     history = list(range(1, 200))
-    assert Budget().excess(199, history, range(200, 300), 0) is None
-    assert Budget().excess(199, [*history, 200], range(200, 300), 0) == (100, 100, 50)
+    assert Limits().excess(199, history, range(200, 300), 0) is None
+    assert Limits().excess(199, [*history, 200], range(200, 300), 0) == (100, 100, 50)
 
 
 def test_shares_are_exact() -> None:
     """29 % of 100 are 29, although 0.29 * 100 is below that in floating point."""
-    budget = Budget(((100, 0.29),))
+    budget = Limits(((100, 0.29),))
     assert budget.excess(0, list(range(1, 30)), range(1, 101), 0) is None
     assert budget.excess(0, list(range(1, 31)), range(1, 101), 0) == (100, 30, 29)
 
@@ -303,11 +305,11 @@ def test_a_flood_of_fifty_thousand_is_judged_at_once() -> None:
     """Cheap: one pass over a full chunk, and each early answer is a few bisections."""
     failures, chunk = list(range(1, 50_001)), range(1, 50_001)
     begun = time.perf_counter()
-    assert Budget().excess(0, failures, chunk, 0)
+    assert Limits().excess(0, failures, chunk, 0)
     assert time.perf_counter() - begun < 5
     begun = time.perf_counter()
     for count in range(1, 50_001, 50):
-        Budget().surely_exceeded(failures, chunk, 0, newest=count)
+        Limits().surely_exceeded(failures, chunk, 0, newest=count)
     assert time.perf_counter() - begun < 5
 
 
@@ -315,10 +317,49 @@ def test_a_flood_of_fifty_thousand_is_judged_at_once() -> None:
 def test_a_budget_that_makes_no_sense_is_refused(limits: tuple[tuple[int, float], ...]) -> None:
     """The mistake is named where it is made."""
     with pytest.raises(ConfigError, match="Budget limit"):
-        Budget(limits)
+        Limits(limits)
+    for kind in WATCHED:
+        with pytest.raises(ConfigError, match="Budget limit"):
+            Budget(**{kind.lower(): limits})
 
 
 def test_a_budget_without_limits_admits_everything_and_keeps_nothing() -> None:
     """No limit is a limit that never holds."""
-    assert Budget(()).excess(0, [1, 2], range(1, 3), 0) is None
-    assert Budget(()).kept([1, 2], 2) == ()
+    assert Limits(()).excess(0, [1, 2], range(1, 3), 0) is None
+    assert Limits(()).kept([1, 2], 2) == ()
+
+
+def test_kinds_have_budgets_of_their_own() -> None:
+    """What cannot be decoded or keyed and what the handler cannot do is limited by default, what it rejects is not; each may be set."""
+    flood = {kind: Used(100, range(1, 100), "t/0 7: why") for kind in WATCHED}
+    over = {kind: Budget().excess({}, {kind: used}) for kind, used in flood.items()}
+    assert {kind for kind, excess in over.items() if excess is None} == {Kind.REJECTED}
+    assert all((x.kind, x.window, x.failed, x.allowed, x.example) == (kind, 100, 99, 50, "t/0 7: why") for kind, x in over.items() if x)
+    for kind in WATCHED:
+        assert Budget(**{kind.lower(): ()}).excess({}, {kind: flood[kind]}) is None
+        assert Budget(**{kind.lower(): ((10, 0.3),)}).excess({}, {kind: Used(10, range(1, 5))})
+    assert Budget().excess({Kind.NO_KEY: Spent(0, (), 100)}, {Kind.UNDECODABLE: flood[Kind.UNDECODABLE]}), "lifted for another kind"
+    assert Budget().excess({Kind.UNDECODABLE: Spent(0, (), 100)}, {Kind.UNDECODABLE: flood[Kind.UNDECODABLE]}) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), max_size=30), st.randoms(use_true_random=False))
+def test_the_history_of_a_kind_is_bounded_and_survives_being_stored(chunks: list[tuple[int, float]], chance: random.Random) -> None:
+    """Chunk by chunk what is kept is at most a window long, and admits or refuses the next chunk as the whole history does."""
+    budget, kind = Budget(undecodable=SMALL.shares), Kind.UNDECODABLE
+    spent: dict[Kind, Spent] = {}
+    whole: list[int] = []
+    for size, share in chunks:
+        used = Used(size, [n for n in range(1, size + 1) if chance.random() < share])
+        decided = spent.get(kind, Spent()).decided
+        everything = {kind: Spent(decided, tuple(whole))}
+        assert budget.excess(spent, {kind: used}) == budget.excess(everything, {kind: used})
+        whole += [decided + n for n in used.failed]
+        spent = from_json(json.loads(json.dumps(to_json(budget.spend(spent, {kind: used})))))
+        assert spent[kind].decided == decided + size and len(spent[kind].failures) < 10
+
+
+def test_an_admitted_flood_leaves_nothing_in_the_history() -> None:
+    """Failures that do not count are not kept, however many there are; of a kind without a limit nothing is."""
+    used = Used(LONGEST_WINDOW, range(1, LONGEST_WINDOW + 1))
+    assert Budget().spend({Kind.NO_KEY: Spent(lifted=20_000)}, {Kind.NO_KEY: used})[Kind.NO_KEY] == Spent(LONGEST_WINDOW, (), 20_000)
+    assert Budget().spend({}, {Kind.REJECTED: used})[Kind.REJECTED] == Spent(LONGEST_WINDOW)

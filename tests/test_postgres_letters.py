@@ -14,6 +14,8 @@ from pg_help import FAILED_AT, WAITING, change, changing, chunk, epoch, finish, 
 from pg_proxy import until
 
 from checkpoint.errors import ConfigError, StoreError, StoreUnavailable
+from deadletter.budget import Spent, Used
+from deadletter.letter import Kind
 from dedup.postgres import PostgresStore, encode
 from dedup.steps import Commit, Free, Note
 from dedup.store import Selection
@@ -269,12 +271,13 @@ class TestBudget:
 
         number = store.head("shop").epoch
         with store.begin("shop", number) as tx:
-            tx.execute(replace(record(0, 9, reserved=0), decided=10, failures=(3, 7)))
+            tx.execute(replace(record(0, 9, reserved=0), used={Kind.NO_KEY: Used(10, (3, 7))}))
             tx.execute(Commit())
-        store.amend("shop", lambda head: replace(head, lifted=500), by="me", reason="known flood")
+        lifted = {Kind.NO_KEY: Spent(10, (3, 7), 2)}
+        store.amend("shop", lambda head: replace(head, spent=lifted), by="me", reason="known flood")
         with store.begin_letters("shop", positions=True) as tx:
-            tx.execute(replace(record(20, 20, batch_id=7, reserved=0), stream=False))
+            tx.execute(replace(record(20, 20, batch_id=7, reserved=0), stream=False, used={Kind.NO_KEY: Used(9)}))
             tx.execute(Commit())
         head = store.head("shop")
-        assert (head.decided, head.failures, head.lifted, head.batch_id, head.seq) == (10, (3, 7), 500, 0, 3)
+        assert (head.spent, head.batch_id, head.seq) == (lifted, 0, 3)
         assert store.batches("shop").num_rows == 2 and store.problems("shop") == []

@@ -161,7 +161,7 @@ def test_letters_of_the_first_version_are_there_after_the_upgrade(postgres: str,
     assert kept["body"].to_pylist() == [b"body"] * 5 and kept["sequence"].null_count == kept["extras"].null_count == 5
     assert store.groups(Selection())["letters"].to_pylist() == [5]
     number = epoch(store)
-    assert store.problems("shop") == [] and store.head("shop").failures == ()
+    assert store.problems("shop") == [] and store.head("shop").spent == {}
     assert chunk(store, number, 0, 9) == 0
     run(postgres, "delete from dedup.dead_letter")
     _work_with_letters(store)

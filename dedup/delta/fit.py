@@ -30,7 +30,7 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
     extra = [n for n in rows.names if n not in sink.names]
     if extra:
         columns = ", ".join(f"`{n}` {sql_type(rows.field(n).type)}" for n in extra)
-        raise RowsMisfit(
+        raise SinkMismatch(  # whoever wrote them: columns are the handler's, and no event's
             f"{table!r} has no column {', '.join(extra)}, which the rows have. "
             f"Leave it out of the rows, or ALTER TABLE {sql_name(table)} ADD COLUMNS ({columns})."
         )

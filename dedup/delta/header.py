@@ -13,6 +13,7 @@ from typing import Any
 
 from checkpoint.errors import StateTooNew
 from checkpoint.position import Partition
+from deadletter import budget
 from dedup.delta.files import Add
 from dedup.steps import Merge
 from dedup.store import Checkpoint, Head, Holder
@@ -164,7 +165,6 @@ def _decode(value: dict[str, Any]) -> Header:
 
 
 _PLAIN = ("consumer", "seq", "epoch", "generation", "keyspace", "query_id", "batch_id", "gap_accepted")
-_BUDGET = ("decided", "lifted")  # with `failures`; not in headers of state version 1
 
 
 def _decode_sink(value: dict[str, Any]) -> SinkFiles:
@@ -175,13 +175,15 @@ def _decode_sink(value: dict[str, Any]) -> SinkFiles:
 
 def _encode_head(head: Head) -> dict[str, Any]:
     return {
-        **{name: getattr(head, name) for name in (*_PLAIN, *_BUDGET)},
+        **{name: getattr(head, name) for name in _PLAIN},
         "batch_ended": head.batch_ended,
-        "failures": head.failures,
+        "spent": budget.to_json(head.spent),
         "settings": None if head.settings is None else dict(head.settings),
         "floors": [[*p, floor] for p, floor in head.floors.items()],
         "passed": [[*p, number] for p, number in head.passed.items()],
-        "checkpoints": [[*p, c.sequence_number, c.offset, _micros(c.enqueued_time), c.query_id] for p, c in head.checkpoints.items()],
+        "checkpoints": [
+            [*p, c.sequence_number, c.offset, _micros(c.enqueued_time), c.query_id, c.log_time] for p, c in head.checkpoints.items()
+        ],
         "incarnations": [[*topic, life] for topic, life in head.incarnations.items()],
         "incarnation_ids": [[*topic, told] for topic, told in head.incarnation_ids.items()],
     }
@@ -190,14 +192,13 @@ def _encode_head(head: Head) -> dict[str, Any]:
 def _decode_head(value: dict[str, Any]) -> Head:
     return Head(
         **{name: value[name] for name in _PLAIN},
-        **{name: value.get(name, 0) for name in _BUDGET},
         batch_ended=value.get("batch_ended", True),
-        failures=tuple(value.get("failures", ())),
+        spent=budget.from_json(value.get("spent", {})),
         settings=value["settings"],
         floors={Partition(s, t, p): floor for s, t, p, floor in value["floors"]},
         passed={Partition(s, t, p): number for s, t, p, number in value.get("passed", ())},
         checkpoints={
-            Partition(s, t, p): Checkpoint(n, offset, _moment(at), query) for s, t, p, n, offset, at, query in value["checkpoints"]
+            Partition(s, t, p): Checkpoint(n, offset, _moment(at), *more) for s, t, p, n, offset, at, *more in value["checkpoints"]
         },
         incarnations={(s, t): life for s, t, life in value["incarnations"]},
         incarnation_ids={(s, t): told for s, t, told in value.get("incarnation_ids", ())},

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.position import Partition, Ranges
+from deadletter.budget import Budget
 from dedup.delta import events, maintain
 from dedup.delta.audit import letters as letters_now
 from dedup.delta.changes import LetterChanges
@@ -155,7 +156,7 @@ class DeltaTransaction:
             self._letters.copies.append(step.copies)
         elif isinstance(step, Record):
             collected.batches, collected.tried = step.batches, step.tried
-            collected.head |= _recorded(step) if step.stream else {}
+            collected.head |= _recorded(step, self.head) if step.stream else {}
         elif isinstance(step, Advance):
             collected.head["checkpoints"] = {**self.head.checkpoints, **step.checkpoints}
             collected.head["incarnation_ids"] = {**self.head.incarnation_ids, **step.incarnation_ids}
@@ -217,15 +218,15 @@ class DeltaTransaction:
         return copies.filter(pc.or_(pa.array(self._state.held(copies["key"])), _in(copies["key"], held["key"])))
 
 
-def _recorded(step: Record) -> dict[str, Any]:
+def _recorded(step: Record, head: Head) -> dict[str, Any]:
     """What a batch of the stream changes in the head."""
-    run, budget = step.run, {"decided": step.decided, "failures": step.failures}
+    run = step.run
     return {
         "query_id": run.query_id,
         "batch_id": run.batch_id,
         "batch_ended": run.ends,
         "settings": dict(step.settings),
-        **budget,
+        "spent": (step.budget or Budget()).spend(head.spent, step.used),
         **({} if run.joined else {"gap_accepted": False}),
     }
 

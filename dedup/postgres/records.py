@@ -10,24 +10,28 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from checkpoint.errors import BudgetExceeded, CommitConflict
+from checkpoint.errors import CommitConflict
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
-from dedup.postgres.state import State, checkpoint_row, one, topic_id
+from deadletter import budget
+from deadletter.budget import Spent
+from deadletter.letter import Kind
+from dedup import budgets
+from dedup.postgres.state import State, checkpoint_row, topic_id
 from dedup.steps import Advance, Record
-from dedup.store import Head
 
 _RANGES = ("seen", "duplicates", "skipped", "late")
 _COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
 
 
 def bump(connection: Connection, sql: Statements, state: State, attempt: uuid.UUID) -> int:
-    """Count one more decision; returns its number.
+    """Count one more decision; returns its number, and keeps what is used of the budget in `state`.
 
     Crash: undone with the transaction.
     """
     row = connection.execute(sql["bump"], {"id": state.id, "attempt": attempt}).fetchone()
     assert row is not None
+    state.spent = budget.from_json(row[1])
     return int(row[0])
 
 
@@ -37,11 +41,10 @@ def record(connection: Connection, sql: Statements, state: State, step: Record, 
     Crash: undone with the transaction.
     """
     if step.stream:
-        run = {"query_id": step.run.query_id, "batch_id": step.run.batch_id, "batch_ended": step.run.ends}
-        run["settings"] = Jsonb(dict(step.settings))
-        _judge(connection, sql, state, step)
+        run: dict[str, Any] = {"query_id": step.run.query_id, "batch_id": step.run.batch_id, "batch_ended": step.run.ends}
+        run |= {"settings": Jsonb(dict(step.settings)), "spent": Jsonb(budget.to_json(_spend(state, step)))}
         shared = {"joined": state.claim is not None, "scope": state.claim.scope if state.claim else "", "tried": step.tried}
-        connection.execute(sql["record"], {"id": state.id, **run, **shared, **_spent(step, state.head)})
+        connection.execute(sql["record"], {"id": state.id, **run, **shared})
     made_by = {"id": state.id, "generation": state.head.generation, "epoch": state.head.epoch, "seq": seq, "attempt": attempt}
     rows = [{**made_by, **_batch_row(connection, sql, state, row)} for row in step.batches.to_pylist()]
     if rows:
@@ -49,31 +52,11 @@ def record(connection: Connection, sql: Statements, state: State, step: Record, 
             cursor.executemany(sql["add_batch"], rows)
 
 
-def _spent(step: Record, head: Head) -> dict[str, Any]:
-    """The budget's state relative to the head that the batch has read: others may have moved it since."""
-    return {
-        "decided": step.decided - head.decided,
-        "failures": [f - head.decided for f in step.failures if f > head.decided],
-        "forget": max(set(head.failures) - set(step.failures), default=-1),
-    }
-
-
-def _judge(connection: Connection, sql: Statements, state: State, step: Record) -> None:
-    """Count the failures of this chunk behind those that others have committed meanwhile. Raises BudgetExceeded."""
-    spent = _spent(step, state.head)
-    if state.claim is None or step.budget is None or not spent["failures"]:
-        return
-    now = one(connection, sql, "budget_now", id=state.id)
-    assert now is not None
-    decided, failures = now["decided"], [*now["failures"], *(now["decided"] + f for f in spent["failures"])]
-    excess = step.budget.excess(decided, failures, range(decided + 1, decided + 1 + spent["decided"]), now["lifted"])
-    if excess:
-        window, failed, allowed = excess
-        raise BudgetExceeded(
-            f"Consumer {state.head.consumer!r}: with those of other partitions {failed} of {window} events in a row fail, {allowed} may: a "
-            f"bug or an outage, not bad events. None of this chunk was parked. Repair the cause; or, if these events are known to be bad, "
-            f"`dedup budget lift {state.head.consumer} --events {10 * window}`."
-        )
+def _spend(state: State, step: Record) -> dict[Kind, Spent]:
+    """What is used after this chunk. Others may have used some since the batch read the head: then raises BudgetExceeded."""
+    if state.claim is not None:
+        budgets.require(state.head.consumer, step.budget, state.spent, step.used, "with those of other partitions ", "chunk")
+    return (step.budget or budget.Budget()).spend(state.spent, step.used)
 
 
 def _batch_row(connection: Connection, sql: Statements, state: State, row: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ What only the server can judge (CHECK, UNIQUE, foreign keys, triggers) it judges
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -91,8 +92,13 @@ def plans_for(sink: Sink, schema: pa.Schema) -> dict[str, fit.Plan]:
             wrong.append(f"the rows lack {column.name!r}, which is NOT NULL: {dropped}")
     if not schema.names:
         wrong.append("the rows have no columns")
-    _refuse(sink, wrong)
+    _refuse(sink, wrong, _misfit_of(sink, schema.names))
     return plans
+
+
+def _misfit_of(sink: Sink, names: Sequence[str]) -> type[SinkMismatch]:
+    """What rows with these columns are refused by: columns that the table lacks are the handler's, whoever wrote them, and no event's."""
+    return RowsMisfit if {*names} <= {column.name for column in sink.columns} else SinkMismatch
 
 
 def fitted(sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> pa.Table:

@@ -17,6 +17,9 @@ from checkpoint.errors import ConfigError
 from checkpoint.position import Partition
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
+from deadletter import budget
+from deadletter.budget import Spent
+from deadletter.letter import Kind
 from dedup.store import Checkpoint, Claim, Head, Topic
 
 
@@ -28,6 +31,7 @@ class State:
     head: Head
     topics: dict[Topic, int] = field(default_factory=dict)
     claim: Claim | None = None  # under which the transaction is open, where the epoch is shared
+    spent: Mapping[Kind, Spent] = field(default_factory=dict)  # of the budget, as the commits before this one left it: known from `bump` on
 
 
 def one(connection: Connection, sql: Statements, name: str, **parameters: Any) -> dict[str, Any] | None:
@@ -54,9 +58,7 @@ def read(connection: Connection, sql: Statements, consumer: str) -> State | None
         batch_id=row["batch_id"],
         batch_ended=row["batch_ended"],
         gap_accepted=row["gap_accepted"],
-        decided=row["decided"],
-        failures=tuple(row["failures"]),
-        lifted=row["lifted"],
+        spent=budget.from_json(row["spent"]),
         floors=floors,
         checkpoints=points,
         passed=passed,
@@ -107,8 +109,8 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
     old, new = state.head, change(state.head)
     connection.execute(sql["amend_consumer"], {"id": state.id, "generation": new.generation, "keyspace": new.keyspace})
     settings = None if new.settings is None else Jsonb(dict(new.settings))
-    last = {name: getattr(new, name) for name in ("query_id", "batch_id", "gap_accepted", "lifted", "decided")}
-    connection.execute(sql["amend_progress"], {"id": state.id, "settings": settings, "failures": list(new.failures), **last})
+    last = {name: getattr(new, name) for name in ("query_id", "batch_id", "gap_accepted")}
+    connection.execute(sql["amend_progress"], {"id": state.id, "settings": settings, "spent": Jsonb(budget.to_json(new.spent)), **last})
     _put_topics(connection, sql, state, new)
     _put_checkpoints(connection, sql, state, new)
     told = {"before": Jsonb(_plain(old)), "after": Jsonb(_plain(new))}
@@ -143,10 +145,11 @@ def checkpoint_row(where: Partition, point: Checkpoint) -> dict[str, Any]:
         "offset": point.offset,
         "enqueued_time": point.enqueued_time,
         "query_id": point.query_id,
+        "log_time": point.log_time,
     }
 
 
-_NOT_PLAIN = frozenset({"settings", "floors", "passed", "checkpoints", "incarnations", "incarnation_ids", "failures"})
+_NOT_PLAIN = frozenset({"settings", "floors", "passed", "checkpoints", "incarnations", "incarnation_ids", "spent"})
 
 
 def _plain(head: Head) -> Mapping[str, Any]:
@@ -154,6 +157,7 @@ def _plain(head: Head) -> Mapping[str, Any]:
     return {
         **{f.name: getattr(head, f.name) for f in dataclasses.fields(head) if f.name not in _NOT_PLAIN},
         "settings": None if head.settings is None else dict(head.settings),
+        "budget": {kind.value: {"decided": one.decided, "lifted": one.lifted} for kind, one in head.spent.items()},
         "floors": {str(p): number for p, number in head.floors.items()},
         "passed": {str(p): number for p, number in head.passed.items()},
         "checkpoints": {str(p): point.sequence_number for p, point in head.checkpoints.items()},

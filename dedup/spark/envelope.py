@@ -9,7 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from dedup.envelope import EARLIEST, LATEST, Expression, Layout, Named, Origin, does_not_fit
+from dedup.envelope import APPENDED, EARLIEST, LATEST, LOG_TIME, Expression, Layout, Named, Origin, does_not_fit
 from dedup.spark.selects import Selects, named
 
 PROPERTIES = "array<struct<key:string,value:binary>>"
@@ -51,7 +51,13 @@ def envelope(selects: Selects, plan: Layout) -> None:
         asked = selects.ask(lambda: [F.expr(sql) for sql in computed.values()], "columns=")
         types |= dict(zip(computed, asked, strict=True))
     fitted = [_fit(_raw(origin, name), types.get(name), origin, name).alias(name) for name, origin in plan.envelope.items()]
-    selects.select(*fitted, *[named(name) for name in plan.extras])
+    selects.select(*fitted, *[named(name) for name in plan.extras], _log_time(plan.log_time, selects).alias(LOG_TIME))
+
+
+def _log_time(said: str | bool, selects: Selects) -> Column:
+    if isinstance(said, bool) or not isinstance(selects.types[said], _INTEGRAL):
+        return F.lit(said is True)
+    return F.coalesce(named(said) == APPENDED, F.lit(False))
 
 
 def _raw(origin: Origin, name: str) -> Column:

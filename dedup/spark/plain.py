@@ -101,4 +101,5 @@ def _resolves(name: str, columns: Mapping[str, pa.DataType]) -> bool:
 
 def _read(found: Layout) -> tuple[str, ...]:
     named = [origin.column for origin in found.envelope.values() if isinstance(origin, Named)]
-    return tuple(dict.fromkeys([*named, *found.extras]))
+    said = [found.log_time] if isinstance(found.log_time, str) else []
+    return tuple(dict.fromkeys([*named, *said, *found.extras]))

@@ -35,7 +35,8 @@ def prepare(df: DataFrame, spec: Prepare) -> DataFrame:
     """The input's rows as events with keys; lazy, so nothing is read here.
 
     Schema:
-        ENVELOPE columns, the input's other columns, `data` (with a decoder), `_key`, `_key_text`, `_payload_hash`, `_undecodable`;
+        ENVELOPE columns, the input's other columns, `data` (with a decoder), `_log_time`, `_key`, `_key_text`, `_payload_hash`,
+        `_undecodable`;
         one row per row of the input. A position that is null or does not fit its type is null: `envelope.check_positions`
         tells once the rows are there.
 

@@ -177,11 +177,6 @@ select greatest(0, least(
      from pg_database where datname = current_database())
 ));
 
--- name: budget_now
--- The budget's state as the commits before this one left it.
--- After `bump`, which locks this row: nobody else changes it before our commit.
-select decided, failures, lifted from {schema}.progress where consumer_id = %(id)s;
-
 -- name: drop_members
 -- Forget runner processes of older epochs.
 -- In the transaction that raises the epoch: whoever is dropped is fenced.
@@ -277,8 +272,7 @@ select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, pa
 -- name: head
 -- The state of a consumer apart from its topics and checkpoints.
 -- Inside a batch it is read after the locks were granted, never in the same statement.
-select c.id, c.generation, c.keyspace, c.epoch, p.seq, p.settings, p.query_id, p.batch_id, p.batch_ended, p.gap_accepted, p.decided, p.failures,
-    p.lifted
+select c.id, c.generation, c.keyspace, c.epoch, p.seq, p.settings, p.query_id, p.batch_id, p.batch_ended, p.gap_accepted, p.spent
 from {schema}.consumer c join {schema}.progress p on p.consumer_id = c.id
 where c.name = %(consumer)s;
 
@@ -306,7 +300,7 @@ update {schema}.topic set incarnation_id = %(told)s where id = %(topic_id)s and 
 -- name: checkpoints
 -- The checkpoints of a consumer.
 -- Inside a batch they are locked before they are read.
-select t.source, t.topic, c.partition, c.sequence_number, c.event_offset, c.enqueued_time, c.query_id, c.floor, c.passed
+select t.source, t.topic, c.partition, c.sequence_number, c.event_offset, c.enqueued_time, c.query_id, c.log_time, c.floor, c.passed
 from {schema}.checkpoint c join {schema}.topic t on t.id = c.topic_id
 where c.consumer_id = %(id)s;
 
@@ -593,25 +587,20 @@ select c.id, %(scope)s, %(trial)s, clock_timestamp() from {schema}.consumer c, f
 on conflict (consumer_id, scope) do update set trial = excluded.trial, at = excluded.at;
 
 -- name: bump
--- Count one more decision, and say by which attempt.
--- The row stays locked until the commit, so a copy that asks what became of a lost commit waits for the answer.
-update {schema}.progress set seq = seq + 1, attempt = %(attempt)s where consumer_id = %(id)s returning seq;
+-- Count one more decision, say by which attempt, and read what the commits before this one used of the budget.
+-- The row stays locked until the commit: a copy that asks what became of a lost commit waits for the answer, and nobody else uses of the budget.
+update {schema}.progress set seq = seq + 1, attempt = %(attempt)s where consumer_id = %(id)s returning seq, spent;
 
 -- name: record
--- Keep what a batch leaves: its settings, query and batch, and the state of the budget. What was being tried is done, if anything was.
--- In the batch's transaction, after `bump`: the budget's clock goes on from where it stands now, as runners commit side by side. `lifted` is a person's.
+-- Keep what a batch leaves: its settings, query and batch, and what is used of the budget. What was being tried is done, if anything was.
+-- In the batch's transaction, after `bump`: `spent` is what that returned and what this batch uses beyond it, as runners commit side by side.
 with tried as (
     update {schema}.trial set trial = null where consumer_id = %(id)s and scope = %(scope)s and trial is not null and %(tried)s
 )
 update {schema}.progress p
 set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, batch_ended = %(batch_ended)s,
     gap_accepted = p.gap_accepted and %(joined)s,
-    decided = p.decided + %(decided)s,
-    failures = array(
-        select f from unnest(p.failures) f where f > %(forget)s
-        union all select p.decided + f from unnest(%(failures)s::bigint[]) f
-        order by 1
-    )
+    spent = %(spent)s
 where p.consumer_id = %(id)s;
 
 -- name: add_batch
@@ -630,11 +619,11 @@ insert into {schema}.batch (
 -- name: advance
 -- Set a checkpoint, if it stands where the batch has read it.
 -- No row comes back where it stands elsewhere: another transaction was first, and the batch is planned again.
-insert into {schema}.checkpoint as c (consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id)
-values (%(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s)
+insert into {schema}.checkpoint as c (consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id, log_time)
+values (%(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s, %(log_time)s)
 on conflict (consumer_id, topic_id, partition) do update
 set sequence_number = excluded.sequence_number, event_offset = excluded.event_offset, enqueued_time = excluded.enqueued_time,
-    query_id = excluded.query_id
+    query_id = excluded.query_id, log_time = excluded.log_time
 where c.sequence_number = %(expected)s and c.sequence_number <= excluded.sequence_number
 returning partition;
 
@@ -664,8 +653,8 @@ update {schema}.consumer set generation = %(generation)s, keyspace = %(keyspace)
 -- Set what the last decision left.
 -- Under `lock_consumer`.
 update {schema}.progress
-set seq = seq + 1, settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = %(gap_accepted)s, lifted = %(lifted)s,
-    decided = %(decided)s, failures = %(failures)s
+set seq = seq + 1, settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = %(gap_accepted)s,
+    spent = %(spent)s
 where consumer_id = %(id)s;
 
 -- name: drop_checkpoints
@@ -676,8 +665,11 @@ delete from {schema}.checkpoint where consumer_id = %(id)s;
 -- name: put_checkpoint
 -- Write a checkpoint as a person decided it.
 -- Under `lock_consumer`, after `drop_checkpoints`.
-insert into {schema}.checkpoint (consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id, floor, passed)
-values (%(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s, %(floor)s, %(passed)s);
+insert into {schema}.checkpoint (
+    consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id, log_time, floor, passed
+) values (
+    %(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s, %(log_time)s, %(floor)s, %(passed)s
+);
 
 -- name: add_action
 -- Keep who changed the state, and why.

@@ -14,6 +14,7 @@ from orders import assert_proven, batch, consumer, event, flatten, ids, letters,
 from places import Place
 
 from checkpoint.errors import BudgetExceeded, ConfigError, HandlerError, PositionsMissing, ReprocessStopped, SettingsChanged
+from deadletter.letter import Kind
 from dedup.absent import fill
 from dedup.amendments import accept_gap, lift_budget
 from dedup.envelope import POSITION
@@ -114,7 +115,7 @@ def test_over_budget_nothing_is_parked(place: Place) -> None:
     with pytest.raises(BudgetExceeded, match="budget lift"):
         broken(batch(*orders(range(120, 240))), 1)
     assert letters(place.store()) == []
-    place.store().amend("shop", lambda head: lift_budget(head, 120), by="test", reason="known")
+    place.store().amend("shop", lambda head: lift_budget(head, 120, Kind.HANDLER_ERROR), by="test", reason="known")
     assert broken(batch(*orders(range(120, 240))), 1).dead_lettered == 120
     report = reprocess(Selection(), consumer(place.store()))
     assert report.reprocessed == 120

@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from foreach_kit import bare
 from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from places import Place
 
-from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, SinkMismatch
+from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, RowsRefused, SinkMismatch
 
 
 def test_a_handler_that_raises_leaves_nothing(place: Place) -> None:
@@ -173,6 +174,35 @@ def test_rows_that_do_not_fit_the_sink_are_refused_before_anything_is_sent(place
     with pytest.raises(SinkMismatch, match=says) as refused:
         run(batch(*orders([0])), 0)
     assert re.search("ALTER TABLE|Cast the column|Fill", str(refused.value)), "says what it would take"
+    assert place.read() == [] == letters(place.store()) and not place.store().head("shop").checkpoints
+
+
+@pytest.mark.parametrize("shape", ["foreach_batch", "foreach_arrow", "returned", "written", "merged", "one of two"])
+def test_a_column_that_the_sink_lacks_stops_the_stream_whatever_the_handler_is(place: Place, shape: str) -> None:
+    """Schema drift is nobody's event: the error names column and ALTER, and nothing is parked or written, also where one event has it."""
+    place.create_merge_sink("merged")
+    made = bare(place.store(), max_outage=0.0)
+    drifted = {"id": "a", "amount": 1, "currency": "EUR"}
+
+    def of_batch(rows: Any, tx: Any) -> Any:
+        return tx.write([drifted], "orders") if shape == "foreach_batch" else pa.Table.from_pylist([drifted])
+
+    def of_event(event: Any, tx: Any) -> Any:
+        if shape == "written":
+            return tx.write(drifted, "orders")
+        if shape == "merged":
+            return tx.merge(drifted, "merged", keys="id")
+        return drifted if shape == "returned" or event.sequence_number else {"id": "b", "amount": 1}
+
+    if shape == "foreach_batch":
+        made.foreach_batch(of_batch)
+    elif shape == "foreach_arrow":
+        made.foreach_arrow(into="orders")(of_batch)
+    else:
+        made.foreach(into="orders")(of_event)
+    with pytest.raises(SinkMismatch, match="currency") as refused:
+        made(batch(*orders(range(2))), 0)
+    assert "ALTER TABLE" in str(refused.value) and not isinstance(refused.value, RowsRefused)
     assert place.read() == [] == letters(place.store()) and not place.store().head("shop").checkpoints
 
 

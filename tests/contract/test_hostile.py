@@ -17,6 +17,7 @@ import pytest
 from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from places import Place, PostgresPlace
 
+from checkpoint.errors import BudgetExceeded
 from dedup.pages import ReprocessOptions
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
@@ -209,14 +210,14 @@ def test_no_secret_of_an_exception_is_kept_or_logged(place: Place, secret: str, 
     assert secret not in str(letter) + str(past) and secret not in caplog.text
 
 
-def test_a_topic_whose_every_body_is_undecodable_goes_on(place: Place) -> None:
-    """All are parked, the budget does not count them, and the next good event passes."""
+def test_a_topic_whose_every_body_is_undecodable_is_held_back(place: Place) -> None:
+    """The first 99 are parked, as on a quiet topic; then a hundred in a row say that it is no single event's fault, and nothing more is."""
     run = consumer(place.store())
-    for number in range(3):
-        rows = [event(n, body=b"\xff%d" % n) for n in range(100 * number, 100 * number + 100)]
-        assert run(batch(*rows), number).dead_lettered == 100
-    assert run(batch(*orders([300])), 3).processed == 1
-    assert {x["kind"] for x in letters(place.store())} == {"UNDECODABLE"}
+    bad = [event(n, body=b"\xff%d" % n) for n in range(200)]
+    assert run(batch(*bad[:99]), 0).dead_lettered == 99
+    with pytest.raises(BudgetExceeded, match="100 of 100 events in a row are UNDECODABLE"):
+        run(batch(*bad[99:]), 1)
+    assert {x["kind"] for x in letters(place.store())} == {"UNDECODABLE"} and len(letters(place.store())) == 99
     assert_proven(place.store())
 
 

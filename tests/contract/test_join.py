@@ -15,6 +15,8 @@ from places import Place
 
 from checkpoint.errors import ConfigError, Fenced, PartitionLost, StillHeld
 from checkpoint.position import Partition
+from deadletter.budget import Spent
+from deadletter.letter import Kind
 from dedup.amendments import accept_gap, reset
 from dedup.joined import Member
 from dedup.process import this_process
@@ -204,7 +206,7 @@ def test_failures_of_two_processes_count_together(place: Place) -> None:
     one.process(left, batch(*orders(range(3)), event(3, "bad")))
     two.process(right, batch(event(0, "bad", 2, partition=1), *orders(range(1, 3), partition=1)))
     head = place.store().head("shop")
-    assert head.decided == 6 and head.failures == (4,)
+    assert head.spent[Kind.HANDLER_ERROR] == Spent(6, (4,)) and head.spent[Kind.KEY_CONFLICT] == Spent(7, (5,))
     assert [x["kind"] for x in letters(place.store())] == ["HANDLER_ERROR", "KEY_CONFLICT"]
 
 

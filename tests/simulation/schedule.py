@@ -61,6 +61,7 @@ class Schedule:
         events = make_log(dice)
         bad = frozenset(key for key in range(KEYS) if dice.random() < 0.1)
         settings = {"chunk": dice.choice((2, 3, 1000)), "bisect": dice.random() < 0.7, "patient": dice.random() < 0.5}
+        settings["chunk"] = settings["chunk"] if settings["bisect"] else 1000  # a handler that needs whole batches gets them
         shuffled, runners = dice.random() < 0.3, seed // 2 % 5 == 4
         if runners:  # they go on at the checkpoint, so that nothing below it can come late
             events = tuple(e._replace(held=False) for e in events)
