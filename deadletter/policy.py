@@ -35,7 +35,8 @@ class Retry:
     longest: float = 5.0
     """Seconds: the longest wait before any retry."""
     total: float = 30.0
-    """Seconds, over one chunk: no wait begins that would end later, but the first one after the death of a Python worker of Spark's."""
+    """Seconds from the first run of what is tried, a whole chunk or one event of it, each by itself: no wait begins that would end later,
+    but the first one after the death of a Python worker of Spark's."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -43,7 +44,7 @@ class Retry:
         if not 0 <= self.first <= self.longest < float("inf"):
             raise ConfigError(f"Retry waits {self.first} to {self.longest} seconds: give 0 <= first <= longest.")
         if not 0 <= self.total < float("inf"):
-            raise ConfigError(f"Retry.total is {self.total}: give the seconds that retries may take in one chunk.")
+            raise ConfigError(f"Retry.total is {self.total}: give the seconds that retries of one event, or of a chunk, may take.")
 
     def retrying(
         self,

@@ -9,7 +9,7 @@ from functools import partial
 from checkpoint.errors import ConfigError, PositionsMissing
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.selection import Selection
-from dedup import flow
+from dedup import company, flow
 from dedup.consumer import Consumer
 from dedup.coverage import Coverage, coverage, partitions_of
 from dedup.letter_work import with_replanning
@@ -64,6 +64,7 @@ def _fill_partition(consumer: Consumer, cover: Coverage, options: ReprocessOptio
 def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
     """Decide these positions in one transaction; returns those that the log has lost."""
     with (
+        company.taken(consumer.name),
         consumer.store.begin_letters(consumer.name, positions=True) as transaction,
         material_of(consumer, partition, span, transaction.head) as (material, index),
     ):

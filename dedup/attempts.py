@@ -10,20 +10,20 @@ import asyncio
 import bisect
 import datetime as dt
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import DedupError, RowsRefused
+from checkpoint.errors import CommitConflict, DedupError, RowsRefused
 from deadletter.budget import Spent, Used
 from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, killed_a_worker, outlasted
 from deadletter.failure import Failure, describe
 from deadletter.letter import Kind
-from dedup import budgets, too_large
-from dedup.care import Care, Outcome, limited
+from dedup import budgets, company, too_large
+from dedup.brownout import IN_A_ROW, Brownout, failed_last
+from dedup.care import Care, Outcome
 from dedup.feed import Material
 from dedup.index import Ints
 from dedup.order import Order
@@ -32,6 +32,7 @@ from dedup.settings import refuse_answer
 from dedup.store import Head, Transaction
 from dedup.trial import Trials
 from dedup.tx import Handler, Tx
+from dedup.watchdog import limited
 
 log = logging.getLogger("dedup")
 
@@ -77,7 +78,8 @@ class Attempts:
         self._spent = self._head.spent.get(Kind.HANDLER_ERROR, Spent())
         self._failures = list(self._spent.failures)
         self._standing = np.zeros(0, dtype=np.int64)  # rejected by a run whose other effects were undone
-        self._deadline = time.monotonic() + self.care.retry.total
+        before = failed_last(self._failures, self._head.decided, self._head.lifted)
+        self._brownout = Brownout(frozenset(self.culprits), before)
 
     def run(self) -> Outcome:
         """Decide every new row.
@@ -147,7 +149,8 @@ class Attempts:
         """Run the handler on these rows, again where the error may pass; the failures if it is the fault of one of them."""
         failures: list[Failure] = []
         whole = len(rows) == 1 or len(rows) == len(self._new)
-        retrying = self.care.retry.retrying(self._class_here, self._tell_retry, self._deadline, killed_a_worker, self.care.sleep)
+        care = self.care
+        retrying = care.retry.retrying(self._class_here, self._tell_retry, None, killed_a_worker, care.sleep, care.clock)
         try:
             if whole:
                 retrying(self._once, rows, failures)
@@ -156,8 +159,21 @@ class Attempts:
         except Exception as error:
             if not self.care.bisect or (self._is_not_of_an_event(error) and not too_large.may_pass_in_parts(error, len(rows))):
                 raise
+            if len(rows) == 1 and self._class_here(error) == TRANSIENT and not killed_a_worker(error):
+                self._out_of_time(int(rows[0]), failures)
             return failures
+        if self._brownout.passed() and self.care.budget:
+            raise CommitConflict(
+                f"Consumer {self._head.consumer!r}: events ran out of time, and then one passed: they are tried once more."
+            )
         return None
+
+    def _out_of_time(self, row: int, failures: list[Failure]) -> None:
+        """Raise BudgetExceeded where so many run out of time, one after another, that it must be an outage."""
+        outage = self._brownout.add(row) and self._clock(row) > self._head.lifted
+        if outage and self.care.budget:
+            self.culprits.add(row)
+            raise BudgetExceeded(_out_of_time(self._head.consumer, self.settled.index.describe(row), failures[-1]))
 
     def _class_of(self, error: BaseException) -> ErrorClass:
         return classify(error, self.care.rules)
@@ -194,7 +210,7 @@ class Attempts:
         if self.trials.careful or len(rows) == len(self._new):
             self.trials.mark(rows)
         self.on_step("handler")
-        with limited(self.care.timeout), self.transaction.attempt():
+        with limited(self.care.timeout, f"{self._head.consumer}: a run of the handler", self._blame), self.transaction.attempt():
             try:
                 refuse_answer(self.handler(self.material.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
             except BaseException as left:
@@ -207,6 +223,9 @@ class Attempts:
             self._check_order(rows, tx)
         self.outcome.rejected |= tx.rejected
         self.outcome.skipped.update(tx.skipped.tolist())
+
+    def _blame(self) -> None:
+        company.blame(self.trials)
 
     def _check_order(self, rows: Ints, tx: Tx) -> None:
         """What stands behind a rejected event of its sequence must not have been decided with it."""
@@ -285,6 +304,14 @@ def _example(settled: Settled, outcome: Outcome) -> str:
     """The first event that was found to fail, and how."""
     row, failures = next(iter(outcome.failed.items()), (-1, []))
     return f"{settled.index.describe(row)}: {failures[-1].error_type}: {failures[-1].message[:300]}" if failures else ""
+
+
+def _out_of_time(consumer: str, where: str, last: Failure) -> str:
+    return (
+        f"Consumer {consumer!r}: {IN_A_ROW} events in a row run out of time with all their tries, and none passes in between: an outage, "
+        f"not bad events. None of this batch was parked. The last one is {where}: {last.error_type}: {last.message[:300]}. Repair the "
+        f"cause; or, if these events are known to be slow, `dedup budget lift {consumer} --events {10 * IN_A_ROW}`."
+    )
 
 
 def is_ours(error: BaseException) -> bool:

@@ -1,11 +1,9 @@
-"""How failures of a handler are met, what became of its rows, and the end of a run that takes too long."""
+"""How failures of a handler are met, and what became of its rows."""
 
 from __future__ import annotations
 
-import faulthandler
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from deadletter.budget import Budget
@@ -24,6 +22,7 @@ class Care:
     rules: Sequence[Rule] = ()
     timeout: float | None = None  # seconds for one run of the handler; then the process ends
     sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass
@@ -34,19 +33,3 @@ class Outcome:
     skipped: set[int] = field(default_factory=set)
     failed: dict[int, list[Failure]] = field(default_factory=dict)  # row -> its failures, oldest first
     waiting: set[int] = field(default_factory=set)  # behind a letter of their sequence
-
-
-@contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """End the process where the block takes longer: a thread that hangs cannot be stopped.
-
-    Crash: that is what it does; the stack of every thread is on stderr, and the marker of the trial counts it.
-    """
-    if seconds is None:
-        yield
-        return
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()

@@ -18,7 +18,7 @@ from checkpoint.position import Partition
 from deadletter.budget import Budget
 from deadletter.classify import Rule
 from deadletter.policy import Retry
-from dedup import executors, flow, incarnation, on_driver, outage, planning, starting
+from dedup import company, executors, flow, incarnation, on_driver, outage, planning, starting
 from dedup.care import Care
 from dedup.claims import Slicing
 from dedup.envelope import Columns, Prepare
@@ -210,7 +210,8 @@ class Consumer(Registered):
         with outage.naming_limits(self.name):
             query = writer.foreachBatch(self).start()
             try:
-                query.awaitTermination()
+                with company.stopping_at_sigterm():
+                    query.awaitTermination()
             finally:
                 query.stop()
         self.store.publish(self.name)

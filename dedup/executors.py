@@ -19,7 +19,7 @@ import pyarrow as pa
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, PositionGap
 from checkpoint.position import Partition
 from deadletter.failure import Elsewhere
-from dedup import flow, planning, starting
+from dedup import company, flow, planning, starting
 from dedup.claims import Slicing
 from dedup.envelope import ENVELOPE, Prepare
 from dedup.feed import ArrowMaterial, Feed
@@ -145,10 +145,10 @@ def process(consumer: Consumer, tasks: Tasks, head: Head, run: Run, *, first: bo
     report = Report()
     planning.guard(head, run, consumer.settings, {})
     vouched = _vouched(consumer, tasks, head, run) if first and _may_gap(head, run) else frozenset()
-    outcomes = _run(consumer, tasks, head, run, vouched, alone=first and _have_died(consumer))
+    outcomes = _run(consumer, tasks, head, run, vouched, alone=first and _have_died(consumer, tasks))
     if any(isinstance(error, PositionGap) for error in _errors(outcomes)):
         now = replace(consumer.store.head(consumer.name), epoch=head.epoch)
-        outcomes = _run(consumer, tasks, now, run, _vouched(consumer, tasks, head, run), alone=_have_died(consumer))
+        outcomes = _run(consumer, tasks, now, run, _vouched(consumer, tasks, head, run), alone=_have_died(consumer, tasks))
     for row in outcomes:
         report.count(np.asarray(row["states"]))
     _raise_worst(_errors(outcomes))
@@ -166,10 +166,14 @@ def _vouched(consumer: Consumer, tasks: Tasks, head: Head, run: Run) -> frozense
     return frozenset(found)
 
 
-def _have_died(consumer: Consumer) -> bool:
-    """Whether a slice was being tried at the end of two runs. Spark ends others with the one that kills: only alone they are told apart."""
+def _have_died(consumer: Consumer, tasks: Tasks) -> bool:
+    """Whether a slice was being tried at the end of two runs. Spark ends others with the one that kills: only alone they are told apart.
+
+    Of one run, where slices run one at a time anyway.
+    """
     assert isinstance(consumer.store, Slicing)
-    found = any(trial.running is not None and trial.deaths for trial in map(Trial.read, consumer.store.trials(consumer.name)))
+    one = _at_once(consumer, tasks) == 1
+    found = any(trial.running is not None and (trial.deaths or one) for trial in map(Trial.read, consumer.store.trials(consumer.name)))
     if found:
         log.warning("%s: processes of tasks have died; slices run one at a time until the batch is through", consumer.name)
     return found
@@ -178,11 +182,13 @@ def _have_died(consumer: Consumer) -> bool:
 def _run(
     consumer: Consumer, tasks: Tasks, head: Head, run: Run, vouched: frozenset[Partition], *, alone: bool = False
 ) -> list[dict[str, Any]]:
+    """The slices of a batch. After deaths one at a time, and with no other query's chunk in hand in the driver, which may end them all."""
     count = 1 if alone else _at_once(consumer, tasks)
-    packed = _pack(consumer, tasks, replace(_work(consumer, head, run, vouched), alone=count == 1))
-    # Where every core may have its connections, the processes of tasks keep them: there are never more than the cap.
-    keep = tasks.cores <= count
-    outcomes: list[dict[str, Any]] = tasks.run(consumer.prepare(head), packed, count, keep=keep).to_pylist()
+    with company.taken(consumer.name, alone=alone) as by_itself:
+        packed = _pack(consumer, tasks, replace(_work(consumer, head, run, vouched), alone=by_itself))
+        # Where every core may have its connections, the processes of tasks keep them: there are never more than the cap.
+        keep = tasks.cores <= count
+        outcomes: list[dict[str, Any]] = tasks.run(consumer.prepare(head), packed, count, keep=keep).to_pylist()
     return outcomes
 
 

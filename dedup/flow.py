@@ -19,7 +19,7 @@ from checkpoint.errors import CommitConflict
 from checkpoint.position import Partition
 from deadletter.budget import Used
 from deadletter.letter import Kind, Status
-from dedup import budgets, decision, incarnation, planning, redeliveries
+from dedup import budgets, company, decision, incarnation, planning, redeliveries
 from dedup.attempts import Attempts
 from dedup.care import Care
 from dedup.envelope import check_positions
@@ -91,7 +91,8 @@ def commit_chunk(chunk: Chunk, store: Store, epoch: int, policy: Policy) -> npt.
 
     Crash: until the commit step has acted nothing of the chunk is true; from then on all of it is.
     """
-    with store.begin(chunk.assumed.consumer, epoch) as transaction:
+    name = chunk.assumed.consumer
+    with company.seat(policy.trials, lambda: chunk.ident, name), store.begin(name, epoch) as transaction:
         return decide_chunk(chunk, store, transaction, policy)
 
 

@@ -6,6 +6,7 @@ broker.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -18,9 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError, PartitionLost
+from checkpoint.errors import ConfigError, PartitionLost, StoreError
 from checkpoint.position import Partition
-from dedup import flow, outage, planning, too_large
+from dedup import company, flow, outage, planning, too_large
 from dedup.consumer import Consumer
 from dedup.envelope import ENVELOPE
 from dedup.feed import ArrowFeed
@@ -67,6 +68,7 @@ class Member:
             raise ConfigError("A runner goes on at the checkpoints, and positions=None keeps none. Take it out.")
         self._batches = itertools.count()
         self._care = replace(self.consumer.care, sleep=self.sleep)
+        self._trials: Trials | None = None  # of the chunk in hand
         self.consumer.policy()
 
     @property
@@ -101,6 +103,12 @@ class Member:
         every = max(self.consumer.takeover_after / BEATS, 0.1)
         with self.consumer.store.heartbeat(self.name, self.epoch, every, self.run_id):
             yield
+
+    def stop(self) -> None:
+        """It was asked to stop: its end from here on says nothing of the chunk in hand. Crash: the chunk becomes a suspect."""
+        if (trials := self._trials) is not None:
+            with contextlib.suppress(StoreError):
+                trials.stop()
 
     def leave(self) -> None:
         """Go, so that nobody waits for this process. Crash: as if it had not been called."""
@@ -175,12 +183,21 @@ class Member:
                 known = culprits.setdefault(number, set())
                 chunk = flow.Chunk(material, index[rows], replace(run, chunk=number), head, known, incarnation_ids=share.told)
                 share.span = chunk.index.spans.get(share.claim.partition, (0, 0))
-                with consumer.store.begin(self.name, self.epoch, share.claim) as transaction:
+                with self._in_hand(share, chunk), consumer.store.begin(self.name, self.epoch, share.claim) as transaction:
                     state = flow.decide_chunk(chunk, consumer.store, transaction, policy)
                 head = flow.reached(chunk, state)
                 share.reached = _point(head, share.claim.partition)
                 report.add(state)
         return report
+
+    @contextmanager
+    def _in_hand(self, share: Share, chunk: flow.Chunk) -> Iterator[None]:
+        with company.seat(share.trials, lambda: chunk.ident, f"{self.name} {share.claim.partition}"):
+            self._trials = share.trials
+            try:
+                yield
+            finally:
+                self._trials = None
 
     def _refuse_another_life(self, share: Share, head: Head) -> None:
         """The partition goes on elsewhere than this batch: after a reset, in a new life of the topic, on an older copy of the state."""

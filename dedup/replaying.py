@@ -21,7 +21,7 @@ from checkpoint.errors import ConfigError, HandlerError, PositionsMissing, Repro
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import LETTERS, Action, Status
 from deadletter.selection import Selection
-from dedup import flow
+from dedup import company, flow
 from dedup.consumer import Consumer
 from dedup.coverage import Coverage, coverage, partitions_of
 from dedup.envelope import POSITION
@@ -109,7 +109,11 @@ class _Page:
 def _replay(page: _Page, done: Replayed) -> None:
     """One transaction, alone with the consumer's positions: no other replay and no batch runs beside it."""
     consumer, store = page.consumer, page.consumer.store
-    with store.begin_letters(consumer.name, positions=True) as transaction, _material(page, transaction) as (material, index, missing):
+    with (
+        company.taken(consumer.name),
+        store.begin_letters(consumer.name, positions=True) as transaction,
+        _material(page, transaction) as (material, index, missing),
+    ):
         if missing and not page.options.skip_missing:
             raise PositionsMissing(f"{page.partition} {missing} were processed and cannot be had from the log any more (--skip-missing).")
         if len(index):

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import PositionsMissing, ReprocessStopped
 from deadletter.selection import Selection
-from dedup import flow, letter_plans, resolved, unsent
+from dedup import company, flow, letter_plans, resolved, unsent
 from dedup.absent import fill
 from dedup.consumer import Consumer
 from dedup.coverage import coverage, matching
@@ -175,7 +175,7 @@ class _Reprocess:
     def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, bytes]) -> dict[str, int]:
         """One transaction; letter -> what became of it."""
         consumer, store = self.consumer, self.consumer.store
-        with store.begin_letters(consumer.name) as transaction:
+        with company.taken(consumer.name), store.begin_letters(consumer.name) as transaction:
             letters = eligible(transaction.lock(sorted({*ids, *lost})))
             is_lost = np.array([letter in lost for letter in letters["id"].to_pylist()], dtype=bool)
             gone, letters = picked(letters, np.flatnonzero(is_lost)), picked(letters, np.flatnonzero(~is_lost))

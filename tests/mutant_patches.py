@@ -19,6 +19,7 @@ _FENCE, _TX, _QUERIES = "dedup/postgres/fence.py", "dedup/postgres/transaction.p
 _PG, _COMMIT, _TAKEOVER = "tests/test_postgres_store.py::", "tests/test_postgres_commit.py::", "tests/test_postgres_takeover.py::"
 _LEDGER, _SINKS, _PLAN = "tests/test_delta_ledger.py::", "tests/test_delta_sinks.py::", "tests/test_planning.py::"
 _DELIVERY, _GUARDS, _FAILURES = "tests/contract/test_delivery.py::", "tests/contract/test_guards.py::", "tests/contract/test_failures.py::"
+_DOG, _COMPANY = "tests/test_watchdog.py::", "tests/test_company.py::"
 _TRIES, _JOIN, _EDITS = "tests/test_attempts.py::", "tests/contract/test_join.py::", "tests/contract/test_letter_edits.py::"
 _HELD = """    union all
     select d.key, coalesce(d.payload_hash, 0)
@@ -201,6 +202,48 @@ MUTANTS = (
         "if self._tells(deaths) else self.dead",
         "if deaths < 0 else self.dead",
         _TRIES + "test_an_event_that_kills_is_found_and_parked",
+    ),
+    Mutant(
+        "a limit that ends takes the others with it",
+        "dedup/watchdog.py",
+        "self.limits.pop(number, None)",
+        "self.limits.clear()",
+        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited[a longer limit ends]",
+    ),
+    Mutant(
+        "the watchdog waits for the last limit",
+        "dedup/watchdog.py",
+        "earliest = min((limit.end",
+        "earliest = max((limit.end",
+        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited[a longer limit begins]",
+    ),
+    Mutant(
+        "a hang that holds the interpreter's lock goes on",
+        "dedup/watchdog.py",
+        "_end_later(earliest + GRACE_SECONDS - time.monotonic())",
+        "pass",
+        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited[the lock is held]",
+    ),
+    Mutant(
+        "a suspect is tried beside others",
+        "dedup/company.py",
+        "return list(self.seats)",
+        "return []",
+        _COMPANY + "test_a_suspect_is_in_hand_alone",
+    ),
+    Mutant(
+        "every death counts",
+        "dedup/trial.py",
+        "sure = self._alone and not self._accompanied and self._trial.deaths > 0",
+        "sure = True",
+        _COMPANY + "test_a_chunk_that_hangs_stops_no_other_query_for_ever",
+    ),
+    Mutant(
+        "however many events run out of time, each is parked",
+        "dedup/brownout.py",
+        "return self.before + len(self.rows) >= IN_A_ROW",
+        "return False",
+        "tests/contract/test_brownout.py::test_a_brownout_that_lasts_is_an_outage",
     ),
     # PostgreSQL
     Mutant("skip the fence", _FENCE, 'if row["epoch"] > epoch:', "if False:", _PG + "test_an_older_epoch_is_fenced_and_told_by_whom"),

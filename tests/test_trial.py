@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from dedup.trial import MAX_DEATHS, Trials
 
@@ -34,6 +35,50 @@ def test_the_marker_of_a_chunk_that_is_decided_is_removed() -> None:
     assert markers == [LEFT, None]
 
 
+@pytest.mark.parametrize("end", ["survived", "stop"])
+def test_an_end_that_was_asked_for_is_no_death(end: str) -> None:
+    """A process that is stopped in the middle of a slow chunk leaves no suspect, however often, and does not mark what it tries still."""
+    _, markers = trials(None)
+    for _ in range(3 * MAX_DEATHS):
+        process = Trials(lambda: markers[-1], markers.append)
+        process.begin("b")
+        process.mark(np.array([0, 3]))
+        getattr(process, end)()
+        if end == "stop":
+            process.mark(np.array([0, 1]))
+    found = Trials(lambda: markers[-1], markers.append)
+    assert not found.suspects(lambda: "b")
+    found.begin("b")
+    assert found.deaths == 0
+
+
+def test_a_process_that_is_ended_for_a_chunk_counts_for_it_beside_others() -> None:
+    """The watchdog knows who is due: the first death counts, and the halves are tried as soon as for a chunk that was alone."""
+    _, markers = trials(None)
+    for _ in range(MAX_DEATHS + 1):
+        process = Trials(lambda: markers[-1], markers.append)
+        process.seated(alone=False)
+        process.begin("b")
+        process.mark(np.array([0]))
+        process.convict()
+    found = Trials(lambda: markers[-1], markers.append)
+    found.begin("b")
+    assert found.deaths == MAX_DEATHS + 1 and found.kills(np.array([0]))
+
+
+def test_who_was_alone_and_is_joined_by_another_is_not_blamed() -> None:
+    """A suspect that was alone when it began, and is no longer, dies of nobody knows what."""
+    _, markers = trials(LEFT)
+    process = Trials(lambda: markers[-1], markers.append)
+    assert process.suspects(lambda: "b") and not process.suspects(lambda: "a")
+    process.begin("b")
+    process.mark(np.array([0]))
+    process.disturbed()
+    found = Trials(lambda: markers[-1], markers.append)
+    found.begin("b")
+    assert found.deaths == process.deaths == 2
+
+
 def lives(process: Trials, markers: list[str | None], chunk: str, row: int, *, deaths: int, alone: bool = True) -> Trials:
     """So many processes begin this chunk, try this one row and die."""
     for _ in range(deaths):
@@ -58,6 +103,6 @@ def test_who_dies_beside_others_is_not_blamed() -> None:
     """However often tasks die while other slices are tried beside them: only what was alone can be told from what killed it."""
     process, markers = trials(None)
     process = lives(process, markers, "b", 0, deaths=3 * MAX_DEATHS, alone=False)
-    assert process.deaths == 3 * MAX_DEATHS and not process.careful
-    process = lives(process, markers, "b", 0, deaths=1)
+    assert process.deaths == 1 and not process.careful
+    process = lives(process, markers, "b", 0, deaths=MAX_DEATHS)
     assert process.kills(np.array([0]))

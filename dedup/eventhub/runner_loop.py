@@ -106,6 +106,7 @@ class Runner:
         log.info("%s: stopping; the batch in hand is finished first", self._member.name)
         self._stopping.set()
         self._ended.set()
+        await asyncio.to_thread(self._member.stop)  # who loses patience and kills has not been killed by an event
 
     def _sleep(self, seconds: float) -> None:
         if self._stopping.wait(seconds):

@@ -10,8 +10,11 @@ import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +90,8 @@ def made(store: Any, task: dict[str, Any]) -> Any:
 
 def do(store: Any, task: dict[str, Any]) -> None:
     """What a task asks for, once."""
+    if task["do"] == "two streams":
+        return two_streams(task)
     if task["do"] in ("discard", "restore", "edit"):
         return decide(store, task)
     run = made(store, task)
@@ -107,6 +112,35 @@ def do(store: Any, task: dict[str, Any]) -> None:
             fill(whole, run)
         case "replay":
             replay(whole, run)
+
+
+OVERLAP_SECONDS = 1.0
+"""How long the handlers of two streams wait for each other, so that both are in hand when one of them kills. It decides nothing."""
+
+
+def two_streams(task: dict[str, Any]) -> None:
+    """Two consumers in one process, as two queries of one driver: one kills or hangs, while the other one's handler is slow."""
+    begun, over = threading.Event(), threading.Event()
+    slow, guilty = (made(place_of(task["kind"], task["place"]).store(), {**task, "name": name}) for name in ("slow", "guilty"))
+    books, kills = slow._handler, guilty._handler
+
+    def be_slow(rows: pa.Table, tx: Any) -> None:
+        begun.set()
+        over.wait(OVERLAP_SECONDS)
+        books(rows, tx)
+
+    def be_guilty(rows: pa.Table, tx: Any) -> None:
+        begun.wait(OVERLAP_SECONDS)
+        kills(rows, tx)
+
+    slow._handler, guilty._handler = be_slow, be_guilty
+    slow.care = replace(slow.care, timeout=None if slow.care.timeout is None else 600.0)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(slow, batch(*orders_of("slow", [0])), 0)
+        second = pool.submit(guilty, batch(*orders_of("guilty", task["batches"][0])), 0)
+        second.result()
+        over.set()
+        first.result()
 
 
 def decide(store: Any, task: dict[str, Any]) -> None:

@@ -249,6 +249,26 @@ def test_a_handler_that_hangs_ends_its_process_with_its_stacks(place: Place, nur
     assert_proven(place.store())
 
 
+@pytest.mark.parametrize("how", [{"deadly": [2]}, {"hanging": [2], "settings": {"handler_timeout": 2.0}}], ids=["killed", "hangs"])
+def test_of_two_queries_in_one_process_only_the_guilty_one_parks(place: Place, nursery: Nursery, how: dict[str, Any]) -> None:
+    """What kills or hangs is found and parked as CRASHED, with a slow chunk beside it that dies each time, and is blamed for nothing."""
+    if isinstance(place, SparkPlace):
+        pytest.skip("two sessions of Spark in one process: the same code decides")
+    prepare_place(place)
+    settings = {"sequence_key": None, **how.get("settings", {})}
+    task = task_at(place, **{**how, "do": "two streams", "batches": [[0, 1, 2, 3]], "settings": settings})
+    codes = []
+    for _ in range(2 * MAX_DEATHS + 4):
+        code, errors = nursery.start(task).wait()
+        codes.append(code)
+        if code == 0:
+            break
+    assert codes[-1] == 0 and len(codes) > MAX_DEATHS, errors
+    assert letters(place.store(), consumer="slow") == [] and effects(place, "slow") == [0]
+    assert [(x["sequence_number"], x["kind"]) for x in letters(place.store(), consumer="guilty")] == [(2, "CRASHED")]
+    assert effects(place, "guilty") == [0, 1, 3]
+
+
 def test_two_reprocessors_and_a_live_stream(place: Place, nursery: Nursery, tmp_path: Path) -> None:
     """While the stream parks and waits, two processes reprocess, one of them killed again and again: nothing twice, nothing overtaken."""
     prepare_place(place)

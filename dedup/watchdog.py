@@ -1,0 +1,162 @@
+"""The end of a process in which a run of a handler takes too long: a thread that hangs cannot be stopped.
+
+A process has one watchdog for any number of limits. A thread of Python's ends the process when the first limit is over, and tells whoever
+asked first. A C extension that hangs with the interpreter's lock keeps that thread from running: for this, `faulthandler` is always armed
+with the earliest limit and a little more. Its timer needs no lock, and there is one in a process: pytest's `faulthandler_timeout` and
+calls of `faulthandler.dump_traceback_later` by the user replace ours. Then a hang that holds the lock is not ended; any other one is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+GRACE_SECONDS = 1.0
+"""How long after a limit a process ends in which no thread of Python's can run."""
+
+TELLING_SECONDS = 10.0
+"""How long the end of a process waits for those who are told of it."""
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """One run."""
+
+    end: float  # by time.monotonic
+    what: str
+    on_end: Callable[[], None]
+
+
+@dataclass
+class _Watchdog:
+    """The limits of this process."""
+
+    limits: dict[int, _Limit] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    thread: threading.Thread | None = None
+    armed: float | None = None  # the earliest end that faulthandler knows of
+    ending: bool = False
+
+    def add(self, number: int, limit: _Limit) -> None:
+        """Watch a run."""
+        with self.changed:
+            self.limits[number] = limit
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._watch, name="dedup-watchdog", daemon=True)
+                self.thread.start()
+            self._arm()
+
+    def remove(self, number: int) -> None:
+        """The run is over."""
+        with self.changed:
+            self.limits.pop(number, None)
+            self._arm()
+
+    def _arm(self) -> None:
+        earliest = min((limit.end for limit in self.limits.values()), default=None)
+        if earliest == self.armed or self.ending:
+            return
+        self.armed = earliest
+        self.changed.notify()
+        if earliest is None:
+            faulthandler.cancel_dump_traceback_later()
+        else:
+            _end_later(earliest + GRACE_SECONDS - time.monotonic())
+
+    def pause(self) -> None:
+        """Disarm: a child that is forked from a process with a running timer waits for its end for ever."""
+        self.changed.acquire()
+        if self.armed is not None and not self.ending:
+            faulthandler.cancel_dump_traceback_later()
+
+    def go_on(self) -> None:
+        """Arm again."""
+        self.armed = None
+        self._arm()
+        self.changed.release()
+
+    def _watch(self) -> None:
+        while True:
+            with self.changed:
+                while (due := self._due()) is None:
+                    self.changed.wait(None if self.armed is None else self.armed - time.monotonic())
+                self.ending = True
+                _end_later(TELLING_SECONDS)
+            _end(due)
+
+    def _due(self) -> list[_Limit] | None:
+        now = time.monotonic()
+        return [limit for limit in self.limits.values() if limit.end <= now] or None
+
+
+_numbers = itertools.count()
+_watchdog = _Watchdog()
+
+
+def _begin_anew() -> None:
+    """A process that was forked has none of its parent's threads, and none of its runs."""
+    global _watchdog
+    _watchdog = _Watchdog()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=lambda: _watchdog.pause(), after_in_parent=lambda: _watchdog.go_on(), after_in_child=_begin_anew)
+
+
+def _nothing() -> None:
+    """Nobody is told."""
+
+
+@contextmanager
+def limited(seconds: float | None, what: str = "a run of a handler", on_end: Callable[[], None] = _nothing) -> Iterator[None]:
+    """End the process where the block takes longer. Any number of blocks may be limited at once, in any threads.
+
+    Args:
+        seconds: None: no limit.
+        what: names the block on stderr.
+        on_end: called before the process ends, in another thread, for at most TELLING_SECONDS; its errors are left out.
+
+    Crash: that is what it does, with code 1; the stack of every thread is on stderr.
+    """
+    if seconds is None:
+        yield
+        return
+    number, dog = next(_numbers), _watchdog
+    dog.add(number, _Limit(time.monotonic() + seconds, f"{what} took longer than {seconds:g} s", on_end))
+    try:
+        yield
+    finally:
+        dog.remove(number)
+
+
+def _end_later(seconds: float) -> None:
+    """A timer of faulthandler's own, which needs no lock of the interpreter."""
+    faulthandler.dump_traceback_later(max(seconds, 0.001), exit=True, file=_stderr())
+
+
+def _end(due: list[_Limit]) -> None:
+    """Say which limits are over, and where every thread is; tell; exit."""
+    said = "".join(f"Timeout! {limit.what}; this process ends.\n" for limit in due)
+    with contextlib.suppress(Exception):
+        os.write(_stderr(), said.encode())
+        faulthandler.dump_traceback(_stderr(), all_threads=True)
+    for limit in due:
+        with contextlib.suppress(Exception):
+            limit.on_end()
+    os._exit(1)
+
+
+def _stderr() -> int:
+    """The descriptor: a notebook's sys.stderr may have none."""
+    try:
+        return sys.stderr.fileno()
+    except Exception:  # noqa: BLE001 - whatever stands in for it
+        return 2
