@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint.errors import ConfigError
+from checkpoint import given
 from deadletter.letter import Kind
 
 LONGEST_WINDOW = 10_000
@@ -24,6 +24,19 @@ Shares = tuple[tuple[int, float], ...]
 
 DEFAULT: Shares = ((100, 0.5), (1000, 0.1))
 """50 of any 100 events in a row may fail, and 100 of any 1,000."""
+
+
+def _are_limits(value: object) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(limit, tuple | list) and len(limit) == 2 and _is_limit(*limit) for limit in value)
+
+
+def _is_limit(window: object, share: object) -> bool:
+    window_fits = given.whole("", "", least=1, most=LONGEST_WINDOW).fits(window)
+    return window_fits and given.number("", "").fits(share) and share <= 1  # type: ignore[operator]
+
+
+SHARES = given.Setting(f"pairs of 1 to {LONGEST_WINDOW:,} events and a share from 0 to 1", "((100, 0.5), (1000, 0.1))", _are_limits)
+"""What a limit is."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +54,7 @@ class Limits:
     shares: Shares = DEFAULT
 
     def __post_init__(self) -> None:
-        for window, share in self.shares:
-            if not 1 <= window <= LONGEST_WINDOW or not 0 <= share <= 1:
-                raise ConfigError(f"Budget limit ({window}, {share}): give 1 to {LONGEST_WINDOW:,} events and a share from 0 to 1.")
+        given.check({"shares": SHARES}, vars(self), "Limits")
 
     def excess(self, decided: int, failures: Sequence[int], chunk: range, lifted: int) -> tuple[int, int, int] | None:
         """The first window over its limit that ends within the chunk and holds a failure of it: (N, failed, allowed).
@@ -155,8 +166,7 @@ class Budget:
     """Of the events that the handler was given: it rejected them. No limit, unless you set one."""
 
     def __post_init__(self) -> None:
-        for kind in WATCHED:
-            self.of(kind)
+        given.check(BUDGET, vars(self), "Budget")
 
     def of(self, kind: Kind) -> Limits:
         """The limits of one kind of WATCHED."""
@@ -187,6 +197,9 @@ class Budget:
 
 WATCHED: tuple[Kind, ...] = tuple(Kind(one.name.upper()) for one in fields(Budget))
 """Kinds that have a budget."""
+
+BUDGET: given.Settings = {kind.lower(): SHARES for kind in WATCHED}
+"""What `Budget` takes."""
 
 
 def _all(spent: Spent, its: Used) -> list[int]:

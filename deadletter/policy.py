@@ -9,8 +9,17 @@ from dataclasses import dataclass
 import tenacity
 from tenacity.wait import wait_random_exponential
 
+from checkpoint import given
 from checkpoint.errors import ConfigError
 from deadletter.known import ErrorClass
+
+RETRY: given.Settings = {
+    "attempts": given.whole("runs", "5", least=1),
+    "first": given.seconds("0.1"),
+    "longest": given.seconds("5.0"),
+    "total": given.seconds("30.0"),
+}
+"""What `Retry` takes."""
 
 
 def _never(error: BaseException) -> bool:
@@ -39,12 +48,9 @@ class Retry:
     but the first one after the death of a Python worker of Spark's."""
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ConfigError(f"Retry.attempts is {self.attempts}: at least 1, which is the run without a retry.")
-        if not 0 <= self.first <= self.longest < float("inf"):
+        given.check(RETRY, vars(self), "Retry")
+        if self.first > self.longest:
             raise ConfigError(f"Retry waits {self.first} to {self.longest} seconds: give 0 <= first <= longest.")
-        if not 0 <= self.total < float("inf"):
-            raise ConfigError(f"Retry.total is {self.total}: give the seconds that retries of one event, or of a chunk, may take.")
 
     def retrying(
         self,

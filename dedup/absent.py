@@ -6,6 +6,8 @@ import uuid
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from checkpoint.errors import ConfigError, PositionsMissing
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.selection import Selection
@@ -16,7 +18,7 @@ from dedup.letter_work import with_replanning
 from dedup.pages import ReprocessOptions
 from dedup.readlog import lost, material_of, windows
 from dedup.report import Report
-from dedup.store import Run
+from dedup.store import Run, Transaction
 
 
 @dataclass
@@ -34,6 +36,7 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
 
     Raises:
         ConfigError: no topic is selected, or what is no position; a limit or rate; nothing is registered with `consumer.log`.
+        IncarnationChanged: the log holds another event than was decided right beside absent positions: the topic was created again.
         PositionsMissing: the log does not have some of them any more; without `options.skip_missing`. What came before them is done.
 
     Crash: each window of positions is decided or not; a second call goes on with what is absent then.
@@ -62,11 +65,14 @@ def _fill_partition(consumer: Consumer, cover: Coverage, options: ReprocessOptio
 
 
 def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
-    """Decide these positions in one transaction; returns those that the log has lost."""
+    """Decide these positions in one transaction; returns those that the log has lost.
+
+    The positions right beside them are read with them where they were decided: they tell a topic that was created again.
+    """
     with (
         company.taken(consumer.name),
         consumer.store.begin_letters(consumer.name, positions=True) as transaction,
-        material_of(consumer, partition, span, transaction.head) as (material, index),
+        material_of(consumer, partition, _with_neighbours(span, partition, transaction), transaction.head) as (material, index),
     ):
         missing = lost(consumer, partition, Ranges.of([span]) - Ranges.of_numbers(index.numbers))
         if missing and not options.skip_missing:
@@ -76,5 +82,13 @@ def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run
             )
         if len(index):
             chunk = flow.Chunk(material, index, run, transaction.head, stream=False)
-            filled.ran.add(flow.decide_chunk(chunk, consumer.store, transaction, consumer.policy().unwatched()))
+            state = flow.decide_chunk(chunk, consumer.store, transaction, consumer.policy().unwatched())
+            filled.ran.add(state[(index.numbers >= span.first) & (index.numbers <= span.last)])
     return missing
+
+
+def _with_neighbours(span: Range, partition: Partition, transaction: Transaction) -> Range:
+    """With the positions before and behind it that were decided: as redeliveries they are compared with what was decided, and dropped."""
+    seen = transaction.seen({partition: (span.first - 1, span.last + 1)}).get(partition, Ranges())
+    before, behind = seen.contains(np.array([span.first - 1, span.last + 1])).tolist()
+    return Range(span.first - before, span.last + behind)

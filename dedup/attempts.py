@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import CommitConflict, DedupError, RowsRefused
+from checkpoint.errors import BudgetExceeded, CommitConflict, DedupError, RowsRefused
 from deadletter.budget import Spent, Used
 from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, killed_a_worker, outlasted
 from deadletter.failure import Failure, describe
@@ -78,7 +78,7 @@ class Attempts:
         self._spent = self._head.spent.get(Kind.HANDLER_ERROR, Spent())
         self._failures = list(self._spent.failures)
         self._standing = np.zeros(0, dtype=np.int64)  # rejected by a run whose other effects were undone
-        before = failed_last(self._failures, self._head.decided, self._head.lifted)
+        before = failed_last(self._failures, self._spent.decided, self._spent.lifted)
         self._brownout = Brownout(frozenset(self.culprits), before)
 
     def run(self) -> Outcome:
@@ -170,7 +170,7 @@ class Attempts:
 
     def _out_of_time(self, row: int, failures: list[Failure]) -> None:
         """Raise BudgetExceeded where so many run out of time, one after another, that it must be an outage."""
-        outage = self._brownout.add(row) and self._clock(row) > self._head.lifted
+        outage = self._brownout.add(row) and self._clock(row) > self._spent.lifted
         if outage and self.care.budget:
             self.culprits.add(row)
             raise BudgetExceeded(_out_of_time(self._head.consumer, self.settled.index.describe(row), failures[-1]))
@@ -307,10 +307,11 @@ def _example(settled: Settled, outcome: Outcome) -> str:
 
 
 def _out_of_time(consumer: str, where: str, last: Failure) -> str:
+    lift = f"dedup budget lift {consumer} --kind {Kind.HANDLER_ERROR} --events {10 * IN_A_ROW}"
     return (
         f"Consumer {consumer!r}: {IN_A_ROW} events in a row run out of time with all their tries, and none passes in between: an outage, "
         f"not bad events. None of this batch was parked. The last one is {where}: {last.error_type}: {last.message[:300]}. Repair the "
-        f"cause; or, if these events are known to be slow, `dedup budget lift {consumer} --events {10 * IN_A_ROW}`."
+        f"cause; or, if these events are known to be slow, `{lift}`."
     )
 
 

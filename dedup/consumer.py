@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from checkpoint import given
 from checkpoint.errors import CommitConflict, ConfigError
 from checkpoint.position import Partition
 from deadletter.budget import Budget
@@ -25,12 +27,13 @@ from dedup.envelope import Columns, Prepare
 from dedup.epoch import Live, take_epoch
 from dedup.executors import Tasks
 from dedup.feed import Feed, frame_of, open_feed
+from dedup.hints import hints
 from dedup.incarnation import Witness
 from dedup.keys import KeySettings
 from dedup.planning import OnKeyConflict
 from dedup.registered import Registered
 from dedup.report import Report
-from dedup.settings import horizon, mapping, names_of, refuse_store, refuse_unusable
+from dedup.settings import CONSUMER, horizon, mapping, names_of
 from dedup.starting import Log, New
 from dedup.store import Head, Run, Store, Topic
 from dedup.trial import Trials
@@ -77,7 +80,8 @@ class Consumer(Registered):
         scratch: folder that driver and executors share, for batches too large for the driver. `collect=False`: for all.
 
     Raises:
-        ConfigError: settings that cannot work.
+        ConfigError: a setting has another type, range or unit than it takes (it names the setting, the value and what is expected), or
+            settings that cannot work together.
     """
 
     def __init__(
@@ -109,12 +113,11 @@ class Consumer(Registered):
         query: str | None = None,
         takeover_after: float = 60.0,
         takeover: bool = False,
-        scratch: str | None = None,
+        scratch: str | os.PathLike[str] | None = None,
         collect: bool = True,
     ) -> None:
+        given.check(CONSUMER, locals())
         super().__init__()
-        refuse_store(store)
-        refuse_unusable(name, on_key_conflict, max_events_per_transaction)
         if positions is None and (idempotence_key is None or null_key == "position"):
             raise ConfigError(
                 "Without positions every event needs an idempotence key: give idempotence_key= and leave null_key='dead_letter'."
@@ -130,18 +133,20 @@ class Consumer(Registered):
         self.decode, self.positions, self.source, self.part = decode, positions, source, part
         self.incarnation = incarnation
         self.max_events = max_events_per_transaction or store.default_max_events
-        self.max_body, self.query, self.scratch, self.collect = max_body, query, scratch, collect
+        self.max_body, self.query, self.collect = max_body, query, collect
+        self.scratch = None if scratch is None else os.fspath(scratch)
         self.takeover_after, self.takeover = takeover_after, takeover
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._live: Live | None = None
+        self._hinted = False
         self._trials = Trials(lambda: self.store.trial(self.name), lambda text: self.store.set_trial(self.name, text))
         self._culprits: dict[tuple[int, int], set[int]] = {}  # (batch, chunk) -> rows that halves found
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if name not in ("_live", "_trials", "_culprits")}
-        return {**own, "_dispatcher": None}
+        own = {name: value for name, value in self.__dict__.items() if name not in ("_live", "_trials", "_culprits", "_hinted")}
+        return {**own, "_inline": None}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -186,6 +191,9 @@ class Consumer(Registered):
         """Refuse now what the first batch would be refused for: no handler, a frame that cannot be mapped, stateful operators
         upstream, a store that cannot be reached or was written with other settings, a topic that was created again. Changes nothing.
 
+        Logs a warning where events will be known by their positions alone (no headers and no `idempotence_key=`), and for a Kafka stream
+        without `source=` or `incarnation=`. So does the first batch.
+
         Args:
             frame: the streaming DataFrame (or an Arrow table) that the consumer will be given.
         """
@@ -193,6 +201,7 @@ class Consumer(Registered):
         head = self.known_head()
         feed = open_feed(frame, self.scratch, collect=self.collect)
         feed.check(self.prepare(head))
+        self._hint(feed, head)
         if (tasks := executors.tasks_of(self, feed)) is not None:
             executors.check(self, tasks, head)
         incarnation.refuse_others(head, self.told(head.checkpoints))
@@ -255,12 +264,20 @@ class Consumer(Registered):
         head = self.store.head(self.name)
         if self._live is None or self._live.run_key != feed.run_key:
             feed.check(self.prepare(head))
+            self._hint(feed, head)
             if tasks is not None:
                 executors.check(self, tasks, head)
             self._live = Live(feed.run_key, take_epoch(self.store, self.name, feed.run_key, self.takeover_after, force=self.takeover))
             head = self.store.head(self.name)
         planning.refuse_older(head, self._live.head)
         return replace(head, epoch=self._live.head.epoch)
+
+    def _hint(self, feed: Feed, head: Head) -> None:
+        """Log, once, what works and does less than its user may think."""
+        if not self._hinted:
+            self._hinted = True
+            for sentence in hints(feed.names, self.prepare(head), head, witnessed=self.incarnation is not None):
+                log.warning("%s: %s", self.name, sentence)
 
     def prepare(self, head: Head) -> Prepare:
         """What turns an input into this consumer's events with keys, under this head."""

@@ -216,18 +216,33 @@ class DeadLetters:
         return letter_files.export(self.store, selection, to, format, on_progress)
 
     def import_(
-        self, path: str | Path, *, by: str, reason: str = "", dry_run: bool = False, on_progress: Progress = no_progress
+        self,
+        path: str | Path,
+        *,
+        by: str,
+        reason: str = "",
+        accept_keys: bool = False,
+        dry_run: bool = False,
+        on_progress: Progress = no_progress,
     ) -> Imported:
         """Put letters back that `export` wrote, under their ids and with their history. Those that are there already are left alone.
 
-        They hold their keys again. A letter whose key is decided here comes in as a DUPLICATE.
+        They hold their keys again. A letter whose key is decided here comes in as a DUPLICATE. The whole file is checked before the first
+        letter comes in: ids have to be those of their positions, keys and sequences those of their readable columns, and other columns of
+        an event (`extras`) cannot have the names of its own.
+
+        Args:
+            accept_keys: reserve keys as the file has them. Needed for those of which the readable text is cut, or does not show them whole.
 
         Raises:
-            ConfigError: the file is not one that `export` wrote, or its consumer is not in this store.
+            ConfigError: the file is not one that `export` wrote, or was changed since (the error names line or letter, and column); its
+                consumer is not in this store. Nothing was imported.
+            Whatever the store raises; where letters came in before that, a note on the error says how many.
 
         Crash: each portion is done or not; a second call goes on with the others.
         """
-        return letter_files.import_(self.store, Path(path), _who(by, reason or f"imported from {Path(path).name}"), dry_run, on_progress)
+        who = _who(by, reason or f"imported from {Path(path).name}")
+        return letter_files.import_(self.store, Path(path), who, accept_keys, dry_run, on_progress)
 
 
 def _edit(access: Access, wanted: Edit, who: Who) -> Plan:

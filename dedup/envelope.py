@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from checkpoint import given
 from checkpoint.errors import ConfigError
 from checkpoint.position import LAST
 from deadletter.letter import PROPERTIES
@@ -65,6 +66,15 @@ OWN = ("source", "topic", "partition", "sequence_number", "body")
 """What an input with the envelope's own names must have."""
 
 
+_COLUMN = given.text("a column, or on Spark a SQL expression", '"shard"')
+
+COLUMNS: given.Settings = {
+    **dict.fromkeys(("topic", "partition", "sequence_number"), _COLUMN),
+    **dict.fromkeys(("source", "offset", "enqueued_time", "key", "body", "properties"), _COLUMN.or_none),
+}
+"""What each field of `Columns` takes."""
+
+
 @dataclass(frozen=True)
 class Columns:
     """Where an input that is not recognised keeps its envelope: column names or, on Spark, SQL expressions (`"'flights'"`).
@@ -81,6 +91,9 @@ class Columns:
     key: str | None = None
     body: str | None = None
     properties: str | None = None
+
+    def __post_init__(self) -> None:
+        given.check(COLUMNS, vars(self), "Columns")
 
 
 @dataclass(frozen=True)

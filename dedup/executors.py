@@ -50,12 +50,6 @@ class Where:
     on: On | None = None  # None: in tasks, where the store can
     connections: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.on not in (None, "executors", "driver"):
-            raise ConfigError(f"on= is 'executors' or 'driver', not {self.on!r}.")
-        if self.connections is not None and self.connections < A_TASK:
-            raise ConfigError(f"connections={self.connections}: a task needs {A_TASK}, so give at least {A_TASK}.")
-
 
 RunTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What a task does with its rows. Travels to it."""

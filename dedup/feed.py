@@ -60,6 +60,10 @@ class Feed(Protocol):
     query_id: str | None  # an id that outlives the process, where there is one
     tasks: Tasks | None  # where its rows can be handled without coming here; None: nowhere
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The columns of the input."""
+
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what can be seen without evaluating anything."""
 
@@ -106,6 +110,11 @@ class ArrowFeed:
         self.run_key = process_run()
         self.query_id: str | None = None
         self.tasks: Tasks | None = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The columns of the table."""
+        return list(self._table.column_names)
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for missing columns."""

@@ -24,7 +24,7 @@ from dedup.attempts import Attempts
 from dedup.care import Care
 from dedup.envelope import check_positions
 from dedup.feed import Material
-from dedup.index import KEY_ONLY, Index, check_repeats
+from dedup.index import KEY_ONLY, Index, Ints, check_repeats
 from dedup.keys import LOG_TIME, SEQUENCE
 from dedup.letters import Why, letter_rows, make_history, make_letters
 from dedup.order import Order
@@ -107,10 +107,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     _check_assumptions(chunk.assumed, head)
     incarnation.refuse_others(head, chunk.incarnation_ids)
     sifted = _sift(chunk, transaction, head, store.on_step)
-    if head.floors:
-        _check_purged(chunk, sifted, head)
-    if sifted.replayed.any():
-        _check_redeliveries(sifted, transaction, store, head, policy)
+    refuse_other_events(chunk, sifted, transaction, store, policy.on_key_conflict)
     if _nothing_to_record(chunk, sifted, head):
         if len(chunk.index):
             policy.trials.forget(chunk.ident)
@@ -148,12 +145,17 @@ def _check_assumptions(assumed: Head, head: Head) -> None:
 def _sift(chunk: Chunk, transaction: Transaction, head: Head, on_step: Callable[[str], None]) -> Sifted:
     on_step("redeliveries")
     index = chunk.index
+    old = {p: span for p, span in index.spans.items() if p in head.checkpoints and span[0] <= head.checkpoints[p].sequence_number}
+    return planning.sift(index, head, transaction.seen(old) if old else {}, repeats_in(index, chunk.material))
+
+
+def repeats_in(index: Index, material: Material) -> Ints:
+    """Rows whose position an earlier row has. Raises AmbiguousPosition where they differ in content."""
     repeats = index.repeated()
     if len(repeats):
         pairs = np.stack([repeats - 1, repeats], axis=1).ravel()
-        check_repeats(index, repeats, chunk.material.content(index.order[pairs]))
-    old = {p: span for p, span in index.spans.items() if p in head.checkpoints and span[0] <= head.checkpoints[p].sequence_number}
-    return planning.sift(index, head, transaction.seen(old) if old else {}, repeats)
+        check_repeats(index, repeats, material.content(index.order[pairs]))
+    return repeats
 
 
 def _nothing_to_record(chunk: Chunk, sifted: Sifted, head: Head) -> bool:
@@ -166,10 +168,18 @@ def _nothing_to_record(chunk: Chunk, sifted: Sifted, head: Head) -> bool:
     return replay and known_query and bool((sifted.state == planning.REDELIVERED).all())
 
 
-def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, head: Head, policy: Policy) -> None:
-    """Refuse a topic that was re-created: its positions were seen, its events were not."""
+def refuse_other_events(chunk: Chunk, sifted: Sifted, transaction: Transaction, store: Store, on_conflict: OnKeyConflict) -> None:
+    """Raise IncarnationChanged for a topic that was created again: its positions were seen, its events were not."""
+    head = transaction.head
+    if head.floors:
+        _check_purged(chunk, sifted, head)
+    if sifted.replayed.any():
+        _check_redeliveries(sifted, transaction, store, head, on_conflict)
+
+
+def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, head: Head, on_conflict: OnKeyConflict) -> None:
     known = transaction.known(sifted.recheck)
-    rows = redeliveries.suspects(sifted, known, compare_payload=policy.on_key_conflict != "duplicate")
+    rows = redeliveries.suspects(sifted, known, compare_payload=on_conflict != "duplicate")
     if len(rows):
         parts = [(p, sifted.index.numbers[mine]) for p, r in sifted.index.by_partition() if len(mine := np.intersect1d(r, rows))]
         spans = [Selection(head.consumer, *p, first=int(n.min()), last=int(n.max()), limit=None) for p, n in parts]

@@ -41,8 +41,6 @@ def each_event(handler: EventHandler, into: str | None, where: Where, concurrenc
     """The handler of batches around one of events, which may be a coroutine. Raises ConfigError for a `concurrency` that cannot be."""
     call = getattr(handler, "__call__", None)  # noqa: B004 - of an object whose class defines it
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
-        if concurrency is not None and concurrency < 1:
-            raise ConfigError(f"concurrency={concurrency}: at least 1.")
         return EachEventAsync(handler, into, where, concurrency or CONCURRENCY)
     if concurrency is not None:
         raise ConfigError("concurrency= is for a handler that is an `async def`: another one takes one event after the other.")

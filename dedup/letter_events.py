@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from checkpoint.errors import ConfigError
 from dedup import planning
 from dedup.envelope import ENVELOPE, POSITION, Prepare
 from dedup.index import Bools, Index, Ints, first_of_each_key, key_words
 from dedup.keys import LETTER
+from dedup.letter_proof import Unproven, refuse_own
 from dedup.planning import NEW, NO_KEY, UNDECODABLE, OnKeyConflict, Settled, Sifted
 from dedup.rows import picked
 from dedup.store import KEYS
@@ -29,6 +31,9 @@ def events_of(letters: pa.Table, bodies: Mapping[str, bytes], *, positions: bool
     Args:
         bodies: letter id -> whole body, of letters that keep only the beginning of theirs.
         positions: False leaves the position columns out: the key-only mode.
+
+    Raises:
+        ConfigError: the other columns of a letter have names of the event's own: they would stand in for them.
     """
     names = [name for name in ENVELOPE.names if positions or name not in POSITION]
     columns = {name: letters[_NAMES.get(name, name)].cast(ENVELOPE.field(name).type) for name in names}
@@ -36,18 +41,28 @@ def events_of(letters: pa.Table, bodies: Mapping[str, bytes], *, positions: bool
         kept = zip(letters["id"].to_pylist(), letters["body"].to_pylist(), strict=True)
         columns["body"] = pa.array([bodies.get(letter, body) for letter, body in kept], pa.binary())
     events = pa.table({**columns, LETTER: letters["id"]})
-    others = _extras(letters["extras"].to_pylist())
+    others = _extras(letters["id"].to_pylist(), letters["extras"].to_pylist())
     return events if others is None else pa.table({**dict(zip(events.column_names, events.columns, strict=True)), **others})
 
 
-def _extras(kept: Sequence[bytes | None]) -> dict[str, Any] | None:
+def _extras(ids: Sequence[str], kept: Sequence[bytes | None]) -> dict[str, Any] | None:
     if not any(kept):
         return None
+    for letter, one in zip(ids, kept, strict=True):
+        if one:
+            _refuse_own(letter, pa.ipc.open_stream(one).schema.names)
     tables = [pa.ipc.open_stream(one).read_all() if one else None for one in kept]
     empty = pa.unify_schemas([t.schema for t in tables if t is not None], promote_options="permissive").empty_table()
     nothing = pa.table([pa.nulls(1, f.type) for f in empty.schema], schema=empty.schema) if len(empty.schema) else empty
     whole = pa.concat_tables([nothing if t is None else t for t in tables], promote_options="permissive")
     return dict(zip(whole.column_names, whole.columns, strict=True))
+
+
+def _refuse_own(letter: str, names: Sequence[str]) -> None:
+    try:
+        refuse_own(names)
+    except Unproven as error:
+        raise ConfigError(f"Letter {letter}, {error}: somebody has changed it. Leave it out, or discard it.") from error
 
 
 def as_they_came(prepare: Prepare, incarnations: Mapping[tuple[str, str], int]) -> Prepare:

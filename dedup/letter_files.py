@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,11 @@ import pyarrow.parquet as pq
 from checkpoint.errors import ConfigError
 from deadletter.letter import HISTORY, LETTERS, Action, Kind, Status
 from deadletter.selection import Selection
-from dedup import letter_plans
+from dedup import letter_plans, letter_proof
 from dedup.json_rows import from_json, json_rows
 from dedup.letter_plans import Plan, Who
 from dedup.letter_work import PORTION, PORTION_BYTES, Progress, commit, known, listed, portions, with_replanning
-from dedup.store import Store
+from dedup.store import Head, Store
 
 Format = Literal["jsonl", "parquet"]
 
@@ -111,21 +111,52 @@ class Imported:
     dry_run: bool = False
 
 
-def import_(store: Store, path: Path, who: Who, dry_run: bool, on_progress: Progress) -> Imported:
+def import_(store: Store, path: Path, who: Who, accept_keys: bool, dry_run: bool, on_progress: Progress) -> Imported:
     """See `DeadLetters.import_`.
 
     Crash: each portion is done or not; a second call leaves alone what came in.
     """
-    done, consumers = Imported(dry_run=dry_run), set(store.consumers())
+    _check_file(store, path, accept_keys)
+    done = Imported(dry_run=dry_run)
+    try:
+        _import(store, path, who, done, on_progress)
+    except Exception as error:
+        if done.imported and not dry_run:
+            error.add_note(f"{done.imported} letters of {path} came in before that. A second call leaves them alone and goes on.")
+        raise
+    return done
+
+
+def _check_file(store: Store, path: Path, accept_keys: bool) -> None:
+    """Read the file once before anything of it comes in. Raises ConfigError that names the letter and its column."""
+    consumers, heads = set(store.consumers()), dict[str, Head]()
     for rows in _read(path):
         for name in dict.fromkeys(rows["consumer"].to_pylist()):
             if name not in consumers:
                 raise ConfigError(f"There is no consumer {name!r} in this store, whose letters are in {path}. Start it once, on any batch.")
+            heads[name] = heads.get(name) or store.head(name)
+        if not accept_keys:
+            _check_keys(rows, heads, path)
+
+
+def _check_keys(rows: pa.Table, heads: Mapping[str, Head], path: Path) -> None:
+    for letter in rows.drop_columns(["body", "stack", "extras"]).to_pylist():
+        try:
+            letter_proof.check_keys(letter, letter["history"] or (), heads[letter["consumer"]])
+        except letter_proof.Unproven as error:
+            raise ConfigError(
+                f"{path}, letter {letter['id']}, {error}. It would hold a key that nobody can see, and events that have it would pass for "
+                "duplicates. Nothing was imported. If you trust this file, reserve its keys as they are: --accept-keys."
+            ) from error
+
+
+def _import(store: Store, path: Path, who: Who, done: Imported, on_progress: Progress) -> None:
+    for rows in _read(path):
+        for name in dict.fromkeys(rows["consumer"].to_pylist()):
             portion = rows.filter(pc.equal(rows["consumer"], name))
-            _count(done, portion, with_replanning(lambda: _take_in(store, name, _distinct(portion), who, dry_run)))  # noqa: B023
+            _count(done, portion, with_replanning(lambda: _take_in(store, name, _distinct(portion), who, done.dry_run)))  # noqa: B023
         done.read += rows.num_rows
         on_progress(done.read, done.read)
-    return done
 
 
 def _count(done: Imported, portion: pa.Table, plan: Plan) -> None:
@@ -225,4 +256,9 @@ def _checked(rows: pa.Table) -> pa.Table:
         raise ValueError("an id that is not 32 hex digits")
     if pc.any(pc.and_(rows["holds_key"], pc.is_null(rows["key"]))).as_py():
         raise ValueError("a letter that holds a key and has none")
+    for letter in rows.drop_columns(["history", "stack", "properties"]).to_pylist():
+        try:
+            letter_proof.check_itself(letter)
+        except letter_proof.Unproven as error:
+            raise ValueError(f"letter {letter['id']}, {error}") from error
     return rows

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError
+from checkpoint import given
 from deadletter.letter import Action, Status
 from deadletter.selection import Selection
 from dedup import resolved
@@ -23,6 +23,7 @@ from dedup.letters import history
 from dedup.planning import DUPLICATE, WAITING
 from dedup.report import Report
 from dedup.rows import picked
+from dedup.settings import REPROCESS
 from dedup.steps import Change, Free
 from dedup.store import Store
 
@@ -63,7 +64,7 @@ class ReprocessOptions:
     """How letters are run.
 
     Raises:
-        ConfigError: a rate that is not above 0, or a negative limit.
+        ConfigError: an option has another type or range than it takes.
     """
 
     by: str = field(default_factory=getpass.getuser)
@@ -76,10 +77,7 @@ class ReprocessOptions:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        if self.rate is not None and not self.rate > 0:
-            raise ConfigError(f"A rate of {self.rate:g} letters a second would never end. Give one above 0, or none.")
-        if self.limit is not None and self.limit < 0:
-            raise ConfigError(f"A limit of {self.limit} letters says nothing. Give how many, or none.")
+        given.check(REPROCESS, vars(self), "ReprocessOptions")
 
     @property
     def at_once(self) -> int:

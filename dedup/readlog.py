@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, IncarnationChanged
 from checkpoint.position import Partition, Range, Ranges
 from dedup import incarnation
 from dedup.consumer import Consumer
@@ -70,6 +70,9 @@ def read_bodies(consumer: Consumer, letters: pa.Table) -> dict[str, bytes]:
 
     Args:
         letters: LETTERS that keep only the beginning of their bodies.
+
+    Raises:
+        IncarnationChanged: the log has another event at a letter's position, although the topic counts as the one it was parked from.
     """
     found: dict[str, bytes] = {}
     head = consumer.store.head(consumer.name)
@@ -78,6 +81,23 @@ def read_bodies(consumer: Consumer, letters: pa.Table) -> dict[str, bytes]:
         with material_of(consumer, partition, Range(number, number), head) as (material, index):
             rows = index.order[index.parts == letter["part"]]
             bodies = material.content(rows)["body"].to_pylist() if len(rows) else []
-        if bodies and bodies[0] is not None and hashlib.sha256(bodies[0]).digest() == letter["body_sha256"]:
+        if bodies and _is_of(letter, bodies[0]):
             found[letter["id"]] = bodies[0]
+        elif bodies and letter["incarnation"] == head.incarnations.get((letter["source"], letter["topic"]), 0):
+            raise IncarnationChanged(_other_body(consumer.name, letter, bodies[0]))
     return found
+
+
+def _is_of(letter: Mapping[str, Any], body: bytes | None) -> bool:
+    return body is not None and len(body) == letter["body_size"] and hashlib.sha256(body).digest() == letter["body_sha256"]
+
+
+def _other_body(consumer: str, letter: Mapping[str, Any], body: bytes | None) -> str:
+    source, topic = letter["source"], letter["topic"]
+    there = "no body" if body is None else f"a body of {len(body)} bytes"
+    return (
+        f"Consumer {consumer!r}: the log holds another event at {source}/{topic}/{letter['partition']} {letter['sequence_number']} than "
+        f"dead letter {letter['id'][:12]}, whose body has {letter['body_size']} bytes: there is {there}, with another SHA-256. Nothing was "
+        f"changed. Correct what `consumer.log` reads; or, if topic {topic!r} was deleted and created again: "
+        f"`dedup consumer accept-incarnation {consumer} --source {source!r} --topic {topic!r}`."
+    )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 from urllib.parse import quote, urlsplit
 
+from checkpoint import given
 from checkpoint.errors import ConfigError, RegistryUnavailable
 from dedup import avro_names
 from dedup.http_get import Answer, get
@@ -41,6 +42,21 @@ class Registry(Protocol):
         """JSON text of a subject's latest schema. Raises ConfigError where there is none, RegistryUnavailable."""
 
 
+_CONFLUENT: given.Settings = {
+    "user": given.text("who", '"reader"').or_none,
+    "password": given.text("a password", '"..."').or_none.hidden,
+    "token": given.text("a bearer token", '"..."').or_none.hidden,
+    "timeout": given.seconds("10.0", above=0),
+}
+"""What `registry.Confluent` takes beside its address."""
+
+_AZURE: given.Settings = {
+    "credential": given.function("that makes a token credential", "DefaultAzureCredential", 0),
+    "timeout": given.seconds("10.0", above=0),
+}
+"""What `registry.Azure` takes beside its namespace."""
+
+
 @dataclass(frozen=True)
 class Confluent:
     """A registry with Confluent's interface: Confluent's own, Karapace, Redpanda, Apicurio under `/apis/ccompat/v7`.
@@ -60,6 +76,7 @@ class Confluent:
 
     def __post_init__(self) -> None:
         _check(self.url)
+        given.check(_CONFLUENT, vars(self))
 
     def framed(self, body: bytes, content_type: bytes | None) -> Framed | None:
         """From the five bytes before the record: zero, and the id in big-endian order."""
@@ -124,10 +141,7 @@ class Azure:
 
     def __post_init__(self) -> None:
         _check(self._url)
-        if not callable(self.credential):
-            raise ConfigError(
-                "credential= is a function that makes the credential, as DefaultAzureCredential itself, so that it can travel."
-            )
+        given.check(_AZURE, vars(self))
 
     @property
     def _url(self) -> str:

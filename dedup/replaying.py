@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import ConfigError, HandlerError, PositionsMissing, ReprocessStopped
+from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, PositionsMissing, ReprocessStopped
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import LETTERS, Action, Status
 from deadletter.selection import Selection
-from dedup import company, flow
+from dedup import company, flow, planning
 from dedup.consumer import Consumer
 from dedup.coverage import Coverage, coverage, partitions_of
 from dedup.envelope import POSITION
@@ -53,17 +53,27 @@ class Replayed:
 
 
 def replay(
-    selection: Selection, consumer: Consumer, *, accept_double: bool = False, dry_run: bool = False, options: ReprocessOptions | None = None
+    selection: Selection,
+    consumer: Consumer,
+    *,
+    accept_double: bool = False,
+    accept_other_keys: bool = False,
+    dry_run: bool = False,
+    options: ReprocessOptions | None = None,
 ) -> Replayed:
     """Repeat the processed positions of the selected range; needs `consumer.log`.
 
     Args:
         accept_double: let `tx.write` append again what it wrote before, although nothing takes the old rows back.
+        accept_other_keys: do not compare the events of the log with those that were processed: `decode` or its schema reads other keys
+            than then, on purpose. The new keys are reserved beside the old ones.
 
     Raises:
         ConfigError: no topic is selected, or nothing is registered with `consumer.log`; a purge has left nothing that tells processed
             events from duplicates, and doubles are not accepted.
         HandlerError: the handler writes with `tx.write`, and there is neither `consumer.undo` nor `accept_double`.
+        IncarnationChanged: the log holds other events at these positions than those that were processed, as of a topic that was created
+            again; nothing of the page was changed.
         ReprocessStopped: an event fails or is rejected now. Pages before it are done.
         PositionsMissing: the log does not have some positions any more; without `options.skip_missing`.
 
@@ -81,7 +91,9 @@ def replay(
         return done
     for cover in covers:
         for span in windows(cover.processed):
-            with_replanning(partial(_replay, _Page(consumer, cover.partition, span, selection, how, accept_double), done))
+            with_replanning(
+                partial(_replay, _Page(consumer, cover.partition, span, selection, how, accept_double, accept_other_keys), done)
+            )
             how.on_progress(done.replayed, done.processed)
     return done
 
@@ -104,6 +116,7 @@ class _Page:
     selection: Selection
     options: ReprocessOptions
     accept_double: bool
+    accept_other_keys: bool
 
 
 def _replay(page: _Page, done: Replayed) -> None:
@@ -135,7 +148,20 @@ def _material(page: _Page, transaction: Transaction) -> Iterator[tuple[Material,
     now = coverage(page.consumer.store, transaction.head, page.partition, window).processed
     with material_of(page.consumer, page.partition, page.span, transaction.head) as (material, index):
         there = index.only(np.flatnonzero(now.contains(index.numbers)))
+        if not page.accept_other_keys:
+            _refuse_other_events(page, flow.Chunk(material, there, Run("replay", 0), transaction.head), now, transaction)
         yield material, _without_copies(there, page.consumer), now - Ranges.of_numbers(index.numbers)
+
+
+def _refuse_other_events(page: _Page, chunk: flow.Chunk, processed: Ranges, transaction: Transaction) -> None:
+    """The stream's own check of redeliveries: each position has to hold the event that was processed there."""
+    index, store, head = chunk.index, page.consumer.store, transaction.head
+    sifted = planning.sift(index, head, {page.partition: processed}, flow.repeats_in(index, chunk.material))
+    try:
+        flow.refuse_other_events(chunk, sifted, transaction, store, page.consumer.on_key_conflict)
+    except IncarnationChanged as error:
+        advice = "Nothing of these positions was changed. Only if they are the same events, read with other keys on purpose:"
+        raise IncarnationChanged(f"{error} {advice} --accept-other-keys.") from error
 
 
 def _without_copies(index: Index, consumer: Consumer) -> Index:
@@ -182,6 +208,10 @@ def _handle(page: _Page, material: Material, index: Index, transaction: Transact
         )
 
 
+PASSED_ON = frozenset({"head", "connection", "attempt", "write", "merge"})
+"""What a handler that is run again may use of a transaction, beside `publish`. Whatever a transaction can do beyond that is refused."""
+
+
 class _Anew:
     """A transaction whose messages are none that were sent before: a receiver must not take them for copies."""
 
@@ -189,6 +219,8 @@ class _Anew:
         self._transaction = transaction
 
     def __getattr__(self, name: str) -> Any:
+        if name not in PASSED_ON:
+            raise AttributeError(f"The transaction of a replay has no {name!r}: handlers have {', '.join(sorted(PASSED_ON))} and publish.")
         return getattr(self._transaction, name)
 
     def publish(self, messages: Messages) -> None:

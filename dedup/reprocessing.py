@@ -75,6 +75,7 @@ def reprocess(
     Raises:
         ReprocessStopped: `options.stop_after` letters in a row failed.
         PositionsMissing: bodies that are not kept whole, or absent positions, are not in the log; without `options.skip_missing`.
+        IncarnationChanged: the log has another event where the body of a letter has to be read.
         ConfigError: from_log without a topic, or nothing is registered with `consumer.log`.
 
     Crash: each page is done or not; a second call goes on.

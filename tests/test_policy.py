@@ -316,10 +316,10 @@ def test_a_flood_of_fifty_thousand_is_judged_at_once() -> None:
 @pytest.mark.parametrize("limits", [((0, 0.5),), ((100, 1.5),), ((100, -0.1),), ((10_001, 0.5),)])
 def test_a_budget_that_makes_no_sense_is_refused(limits: tuple[tuple[int, float], ...]) -> None:
     """The mistake is named where it is made."""
-    with pytest.raises(ConfigError, match="Budget limit"):
+    with pytest.raises(ConfigError, match=r"Limits\.shares"):
         Limits(limits)
     for kind in WATCHED:
-        with pytest.raises(ConfigError, match="Budget limit"):
+        with pytest.raises(ConfigError, match=rf"Budget\.{kind.lower()}"):
             Budget(**{kind.lower(): limits})
 
 

@@ -52,6 +52,9 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(help="What `export` wrote.", show_default=False)],
     store: StoreUrl = "",
+    accept_keys: Annotated[
+        bool, typer.Option("--accept-keys", help="Reserve keys as the file has them, also those that cannot be checked.")
+    ] = False,
     as_json: AsJson = False,
     yes: Yes = False,
     by: By = "",
@@ -59,7 +62,8 @@ def import_(
 ) -> None:
     """Put exported letters back, as they were. Those that are there already are left alone."""
     with progress("importing") as told:
-        done = DeadLetters(open_store(store)).import_(file, by=who(by), reason=reason, dry_run=not yes, on_progress=told)
+        asked = {"accept_keys": accept_keys, "dry_run": not yes}
+        done = DeadLetters(open_store(store)).import_(file, by=who(by), reason=reason, **asked, on_progress=told)
     if as_json:
         print_json(asdict(done))
         return

@@ -98,6 +98,10 @@ def replay_(
     accept_double: Annotated[
         bool, typer.Option("--accept-double", help="Let tx.write append again what it wrote before. Nothing takes the old rows back.")
     ] = False,
+    accept_other_keys: Annotated[
+        bool,
+        typer.Option("--accept-other-keys", help="Decode reads other keys on purpose: do not compare the log."),
+    ] = False,
     skip_missing: SkipMissing = False,
     frames: Frame = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be run; so it is without --yes, too.")] = False,
@@ -115,7 +119,8 @@ def replay_(
         _session(consumer, frames)
     with progress("replaying") as told:
         options = ReprocessOptions(who(by), reason or None, skip_missing=skip_missing, on_progress=told)
-        done = replay(selection, consumer, accept_double=accept_double, dry_run=look, options=options)
+        accepted = {"accept_double": accept_double, "accept_other_keys": accept_other_keys}
+        done = replay(selection, consumer, **accepted, dry_run=look, options=options)
     if as_json:
         print_json(_plain(done))
         return

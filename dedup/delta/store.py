@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from checkpoint import given
 from checkpoint.errors import StoreRestored
 from deadletter.letter import HISTORY
 from dedup.delta import audit, letters, maintain
@@ -33,6 +34,7 @@ from dedup.delta.storage import SPARK, Options, absolute, require_put_if_absent,
 from dedup.delta.takeover import Takeover, take_epoch
 from dedup.delta.transaction import DeltaTransaction
 from dedup.delta.writing import Context
+from dedup.settings import DELTA_STORE
 from dedup.store import Claim, Head, Holder, Selection
 from dedup.wanted import ALL, Wanted
 
@@ -66,6 +68,7 @@ class DeltaStore(Joins):
         on_step: Callable[[str], None] = _noop,
         engine: Literal["delta-rs", "spark"] = "delta-rs",
     ) -> None:
+        given.check(DELTA_STORE, locals())
         self.path = absolute(str(path))
         self.storage_options: Options = dict(storage_options) if storage_options else None
         self.on_step = on_step

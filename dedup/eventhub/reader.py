@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from checkpoint import given
 from checkpoint.errors import IncarnationChanged, PositionsMissing, SourceUnavailable
 from dedup.eventhub.errors import ReceiverStolen
 from dedup.eventhub.namespace import Namespace, condition, explained
@@ -20,6 +21,7 @@ from dedup.eventhub.order import InOrder
 from dedup.eventhub.receiver import Broken, Receiver, backoff
 from dedup.eventhub.rows import NONE, numbers
 from dedup.eventhub.settings import Connection
+from dedup.settings import RECEIVE
 
 log = logging.getLogger("dedup")
 
@@ -40,6 +42,9 @@ class Receive:
     """Owner level: the service ends receivers of a lower or the same one in the same consumer group. None reads beside others."""
     fail_on_data_loss: bool = True
     """False: positions that are not in the log any more are left out, with a warning."""
+
+    def __post_init__(self) -> None:
+        given.check(RECEIVE, vars(self))
 
 
 class PartitionReader:

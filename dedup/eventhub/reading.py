@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from checkpoint import given
 from dedup.eventhub import rows
 from dedup.eventhub.namespace import Namespace
 from dedup.eventhub.reader import PartitionReader, Receive
 from dedup.eventhub.settings import Connection
 from dedup.log_reader import LogReader as AnyLogReader
+from dedup.settings import HUB_LOG
 
 
 class LogReader(AnyLogReader):
@@ -57,5 +59,6 @@ def log_reader(
     Raises:
         ConfigError: the connection string cannot be read.
     """
+    given.check(HUB_LOG, locals())
     made = Connection.of(connection, hub, group) if isinstance(connection, str) else connection
     return LogReader(made, Receive(timeout=timeout, fail_on_data_loss=False), arrow)

@@ -14,11 +14,13 @@ from typing import Any
 
 from azure.eventhub.aio import CheckpointStore
 
+from checkpoint import given
 from dedup.consumer import Consumer
 from dedup.eventhub.lease import owners_beside
 from dedup.eventhub.runner_loop import Runner, Start
 from dedup.eventhub.runner_partition import Bounds
 from dedup.eventhub.settings import DEFAULT_GROUP, Connection
+from dedup.settings import RUNNER
 
 
 def run(consumer: Consumer, connection: Connection | str, hub: str | None = None, group: str = DEFAULT_GROUP, **options: Any) -> None:
@@ -76,6 +78,7 @@ async def run_async(
         expire_after: seconds after which a process that does not renew its partitions loses them.
         client: further arguments of EventHubConsumerClient.
     """
+    given.check(RUNNER, locals())
     if isinstance(connection, str):
         connection = Connection.of(connection, hub, group)
     bounds = Bounds(min(max_events, consumer.max_events), max_bytes, max_wait)

@@ -9,11 +9,13 @@ from typing import Any
 from azure.eventhub import EventData, EventDataBatch, EventHubProducerClient, TransportType
 from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
+from checkpoint import given
 from checkpoint.errors import ConfigError, SourceUnavailable
 from deadletter.redact import redact
 from dedup.eventhub.namespace import condition
 from dedup.eventhub.settings import Connection, hidden, made
 from dedup.publish.events import GATEWAY, Stored
+from dedup.settings import HUB_SENDER
 
 TOO_LARGE = "amqp:link:message-size-exceeded"
 
@@ -32,6 +34,7 @@ class Sender:
     """
 
     def __init__(self, connection: Connection | str, hub: str | None = None, *, timeout: float = 60.0, **client: Any) -> None:
+        given.check(HUB_SENDER, locals())
         self.timeout, self.connection = timeout, Connection.of(connection, hub) if isinstance(connection, str) else connection
         self._options, self._client, self._largest = client, list[EventHubProducerClient](), 0
 

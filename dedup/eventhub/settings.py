@@ -9,7 +9,9 @@ from typing import Any
 
 from azure.eventhub import EventHubConsumerClient, TransportType, parse_connection_string
 
+from checkpoint import given
 from checkpoint.errors import ConfigError
+from dedup.settings import CONNECTION
 
 DEFAULT_GROUP = "$Default"
 
@@ -28,6 +30,9 @@ class Connection:
     credential: Any = field(default=None, repr=False)  # a token credential, or how to make one: a name
     websocket: bool = False
     tls: bool = True
+
+    def __post_init__(self) -> None:
+        given.check(CONNECTION, vars(self))
 
     @classmethod
     def of(cls, connection_string: str, hub: str | None = None, group: str = DEFAULT_GROUP, *, websocket: bool = False) -> Connection:

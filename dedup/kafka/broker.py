@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from checkpoint import given
 from checkpoint.errors import ConfigError, SourceUnavailable
 from dedup.lag import End
+from dedup.settings import BROKER
 from dedup.starting import Place
 
 T = TypeVar("T")
@@ -37,8 +39,7 @@ class Broker:
     """
 
     def __init__(self, servers: str, settings: Mapping[str, Any] | None = None, *, timeout: float = 30.0) -> None:
-        if not servers.strip():
-            raise ConfigError("A Kafka broker needs its address: host:9092.")
+        given.check(BROKER, locals())
         self.servers, self.timeout = servers, timeout
         self._settings = dict(settings or {})
         self._begin_anew()

@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from checkpoint import given
 from checkpoint.errors import DestinationUnavailable
 from dedup.kafka.broker import Broker
 from dedup.keys import MESSAGE_ID_PROPERTIES
 from dedup.outbox.destination import Failure, Outcome
 from dedup.outbox.message import ID_HEADER, Message
 from dedup.outbox.store import Line
+from dedup.settings import TOPICS
 
 log = logging.getLogger("dedup")
 
@@ -72,6 +74,7 @@ class Topics:
     parallel: ClassVar[bool] = True
 
     def __init__(self, broker: Broker | str, settings: Mapping[str, Any] | None = None, *, timeout: float = 60.0) -> None:
+        given.check(TOPICS, locals())
         self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), timeout
         self._idle: list[_Sender] = []
 

@@ -15,11 +15,13 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from checkpoint import given
 from checkpoint.errors import DestinationUnavailable, Fenced
 from dedup.kafka.broker import Broker
 from dedup.kafka.outbox import OWN_FAULT, SETTINGS, headers_of
 from dedup.outbox.destination import Failure, Outcome
 from dedup.outbox.exactly_once import Flight
+from dedup.settings import TRANSACTIONAL_TOPICS
 
 log = logging.getLogger("dedup")
 
@@ -36,6 +38,7 @@ class TransactionalTopics:
     """
 
     def __init__(self, broker: Broker | str, name: str, settings: dict[str, Any] | None = None, *, timeout: float = 60.0) -> None:
+        given.check(TRANSACTIONAL_TOPICS, locals())
         self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), timeout
         self.group = f"dedup-outbox-{name}"
         self._producer: Producer | None = None

@@ -14,9 +14,11 @@ from typing import Any, Literal
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from checkpoint import given
 from checkpoint.errors import IncarnationChanged
 from dedup.kafka.broker import Broker
 from dedup.log_reader import LogReader as AnyLogReader
+from dedup.settings import KAFKA_LOG
 
 MANY = 5_000
 """Messages taken from the client at once."""
@@ -140,6 +142,7 @@ def log_reader(
         headers: whether the stream has them (`includeHeaders`).
         arrow: give Arrow tables also where a Spark session is active: for handlers that take them.
     """
+    given.check(KAFKA_LOG, locals())
     return LogReader(broker if isinstance(broker, Broker) else Broker(broker, settings), isolation, headers, arrow)
 
 

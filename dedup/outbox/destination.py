@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from checkpoint import given
 from checkpoint.errors import DestinationUnavailable
 from deadletter.classify import SYSTEMIC, TRANSIENT, classify
 from dedup.outbox.message import Message
 from dedup.outbox.store import Line
+from dedup.settings import CALL
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Call:
     """
 
     def __init__(self, sender: Sender) -> None:
+        given.check(CALL, locals())
         self._sender = sender
 
     def send(self, messages: Sequence[Message]) -> Outcome:

@@ -16,11 +16,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from checkpoint import given
 from checkpoint.errors import DestinationUnavailable, StoreUnavailable
 from dedup import seldom
 from dedup.outbox.destination import Destination, Outcome
 from dedup.outbox.message import Message
 from dedup.outbox.store import Asked, Failed, Line, Marks, Outbox
+from dedup.settings import DISPATCHER, PATIENCE
 
 log = logging.getLogger("dedup")
 
@@ -43,6 +45,9 @@ class Patience:
     attempts: int = 5  # of one message, while others pass; then it is dead
     first: float = 0.5  # seconds before the second attempt; doubled each time
     most: float = 60.0
+
+    def __post_init__(self) -> None:
+        given.check(PATIENCE, vars(self), "Patience")
 
     def wait(self, attempts: int) -> float:
         """Seconds before the next attempt, somewhere between half and all of the step."""
@@ -166,6 +171,7 @@ class Dispatcher:
         on_step: Callable[[str], None] = lambda name: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        given.check(DISPATCHER, locals())
         self.outbox, self.destination, self.patience, self._on_step = outbox, destination, patience or Patience(), on_step
         self._asked = Asked(tuple(topics), limit, blocking=blocking)
         self._limit = limit  # of the next turn

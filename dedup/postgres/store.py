@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from checkpoint import given
 from checkpoint.errors import StoreError
 from checkpoint.postgres import migrate
 from checkpoint.postgres.dsn import Connection, checked, checked_schema, redacted
@@ -28,6 +29,7 @@ from dedup.postgres.known_filter import KnownFilter
 from dedup.postgres.letters_transaction import LettersTransaction
 from dedup.postgres.reads import Reads
 from dedup.postgres.transaction import PgTransaction
+from dedup.settings import POSTGRES_STORE
 from dedup.store import Claim, Head, Holder
 
 _NOTHING = "nothing of the chunk is true; it is delivered again"
@@ -80,6 +82,7 @@ class PostgresStore(Reads, Joins):
         auto_migrate: bool = True,
         filter_memory: int = 512 * 2**20,
     ) -> None:
+        given.check(POSTGRES_STORE, locals())
         self.dsn, self.schema, self.on_step, self.auto_migrate = checked(dsn), checked_schema(schema), on_step, auto_migrate
         self.filter_memory = filter_memory
         self._begin_anew()

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from checkpoint import given
 from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, StoreRestored, StoreUnavailable
 from dedup.publish.events import GATEWAY, Event, Stored, check_text, pages, payload_hash, spread, stored
 from dedup.publish.lanes import Lanes, Limits
 from dedup.publish.sending import Sender
+from dedup.settings import PUBLISHER
 
 STEPS = ("open", "resend", "look", "store", "send", "sent", "confirm", "confirmed")
 """What `on_step` is told, right before each acts; `sent` and `confirmed`: right after."""
@@ -72,8 +74,7 @@ class Publisher:
         on_step: Callable[[str], None] = _no_step,
     ) -> None:
         check_text("producer group", group)
-        if partition_by not in ("key", "broker") or min(max_events, max_bytes) < 1:
-            raise ConfigError("partition_by is 'key' or 'broker'; max_events and max_bytes are at least 1.")
+        given.check(PUBLISHER, locals())
         self.group, self._to, self._store, self._by_key = group, to, store, partition_by == "key"
         self._limits = Limits(max_events, max_bytes, max_outage, resend_within, on_step)
         self._lanes = Lanes(group, _state_of(store), to, self._limits)

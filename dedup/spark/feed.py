@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -65,6 +65,11 @@ class SparkFeed:
         run = local_property(batch.sparkSession, "spark.jobGroup.id") if self.query_id else None
         self.run_key = run or process_run()
         self.tasks: Tasks | None = SparkTasks(batch)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The columns of the DataFrame."""
+        return self._batch.columns
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what needs no job to be seen: missing columns, stateful operators upstream, no folder to share."""

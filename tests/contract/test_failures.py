@@ -13,10 +13,18 @@ import pytest
 from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from places import Place
 
-from checkpoint.errors import BudgetExceeded, ConfigError, HandlerError, PositionsMissing, ReprocessStopped, SettingsChanged
+from checkpoint.errors import (
+    BudgetExceeded,
+    ConfigError,
+    HandlerError,
+    IncarnationChanged,
+    PositionsMissing,
+    ReprocessStopped,
+    SettingsChanged,
+)
 from deadletter.letter import Kind
 from dedup.absent import fill
-from dedup.amendments import accept_gap, lift_budget
+from dedup.amendments import accept_gap, accept_incarnation, lift_budget
 from dedup.envelope import POSITION
 from dedup.pages import ReprocessOptions
 from dedup.replaying import replay
@@ -209,6 +217,20 @@ def test_an_accepted_gap_is_filled_from_the_log(place: Place) -> None:
     assert fill(asked, run).absent == 0
     assert sorted(ids(place.read())) == sorted(f"p0-{n}" for n in range(10))
     assert run(batch(*orders([10])), 1).processed == 1
+    assert_proven(place.store())
+
+
+@pytest.mark.parametrize("other", [0, 9])
+def test_a_gap_is_not_filled_from_a_topic_that_was_created_again(place: Place, other: int) -> None:
+    """Of absent positions nothing is known, but the events beside them were decided: where one of those is another, nothing is run."""
+    consumer(place.store(), query="one")(batch(*orders([0])), 0)
+    place.store().amend("shop", accept_gap, by="test", reason="known")
+    run = consumer(place.store(), query="two")
+    run(batch(*orders([9])), 0)
+    run.log(recorded(*(event(n, "other") if n == other else event(n, f"p0-{n}", n) for n in range(10))))
+    with pytest.raises(IncarnationChanged, match=f"orders/0 {other}"):
+        fill(Selection(topic="orders", first=1, last=8), run)
+    assert ids(place.read()) == ["p0-0", "p0-9"]
     assert_proven(place.store())
 
 
@@ -429,6 +451,21 @@ def test_a_body_that_was_too_large_is_read_from_the_log(place: Place) -> None:
     fixed.log(recorded(large))
     assert reprocess(Selection(), fixed).reprocessed == 1
     assert ids(place.read()) == ["big", "small"]
+    assert_proven(place.store())
+
+
+def test_a_large_body_is_not_taken_from_another_event(place: Place) -> None:
+    """Where the log holds another event at a letter's position, it is refused, and the letter is not given up as LOST."""
+    large = event(0, "a", 1, body=b'{"id":"big","amount":1,"note":"' + b"x" * 2_000 + b'"}')
+    failing(place.store(), lambda i: i == "big", max_body=1_000)(batch(large), 0)
+    run = consumer(place.store(), max_body=1_000)
+    for body in (large["body"].replace(b"x", b"y"), b'{"id":"big"}', None):
+        run.log(recorded({**large, "body": body}))
+        with pytest.raises(IncarnationChanged, match=r"orders/0 0.*accept-incarnation"):
+            reprocess(Selection(), run, options=ReprocessOptions(skip_missing=True))
+    assert [x["status"] for x in letters(place.store())] == ["OPEN"] and place.read() == []
+    place.store().amend("shop", lambda head: accept_incarnation(head, "broker", "orders"), by="test", reason="created again")
+    assert reprocess(Selection(), run, options=ReprocessOptions(skip_missing=True)).lost == 1
     assert_proven(place.store())
 
 

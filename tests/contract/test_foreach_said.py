@@ -31,7 +31,7 @@ def test_an_event_that_wrote_by_itself_is_processed_and_replayed(place: Place) -
     place.create_merge_sink("balances")
     made, factor, events = bare(place.store()), 1, batch(*orders(range(4)))
 
-    @made.foreach()
+    @made.foreach
     def book(event: Event, tx: Any) -> None:
         if event.data["amount"]:
             tx.merge({"id": event.data["id"], "amount": factor * event.data["amount"]}, "balances", keys="id")

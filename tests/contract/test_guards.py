@@ -165,6 +165,32 @@ def test_undecodable_events_of_a_recreated_topic_are_not_dropped(place: Place) -
         consumer(place.store(), query="q2")(batch(event(0, body=b"other junk")), 0)
 
 
+def test_a_kafka_stream_without_source_incarnation_or_key_is_warned_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """By check and by the first batch, once, and of the source only while it can be given: later it is a changed setting."""
+    kind = {"key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
+    schema = pa.schema({**kind, "timestamp": pa.timestamp("us", tz="UTC")})
+
+    def rows(offset: int) -> pa.Table:
+        one = {"topic": "orders", "partition": 0, "offset": offset, "value": b'{"id":"a","amount":1}'}
+        return pa.Table.from_pylist([one], schema=schema)
+
+    def told(settings: dict[str, Any], *, offset: int | None) -> list[str]:
+        caplog.clear()
+        made = consumer(place.store(), **{"idempotence_key": None, **settings})
+        made.check(rows(0))
+        if offset is not None:
+            made(rows(offset), offset)
+        return [word for word in ("includeHeaders", "source=:", "incarnation=:") for line in caplog.messages if word in line]
+
+    incarnation: Any = lambda source, topics: {}  # noqa: E731
+    with caplog.at_level("WARNING", "dedup"):
+        assert told({}, offset=None) == ["includeHeaders", "source=:", "incarnation=:"]
+        assert told({}, offset=0) == ["includeHeaders", "source=:", "incarnation=:"]
+        assert told({"incarnation": incarnation}, offset=1) == ["includeHeaders"]
+    with pytest.raises(SettingsChanged, match="source"):
+        consumer(place.store(), idempotence_key=None, source="eu").check(rows(2))
+
+
 def test_changed_key_settings_are_refused(place: Place) -> None:
     """A key that is computed otherwise would not recognise old messages: refused, naming the setting; reset starts over."""
     consumer(place.store())(batch(*orders(range(2))), 0)

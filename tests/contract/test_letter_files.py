@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import io
 import json
 import uuid
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from orders import assert_proven, batch, consumer, event, ids, letters, orders
 from people import ALL, ANN, BODY, failing, statuses
 from places import DeltaPlace, Place, PostgresPlace
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, StoreUnavailable
 from dedup import DeadLetters, Selection
+from dedup.amendments import reset
+from dedup.letter_events import events_of
 from dedup.store import Store
 
 
@@ -156,6 +160,130 @@ def test_a_file_that_is_no_export_is_told_with_the_line(place: Place, tmp_path: 
             DeadLetters(store).import_(file, by="ann")
     with pytest.raises(ConfigError, match="no file"):
         DeadLetters(store).import_(tmp_path / "none", by="ann")
+
+
+def ipc(*names: str, rows: int = 1) -> bytes:
+    """Other columns of an event as a letter keeps them."""
+    sink = pa.BufferOutputStream()
+    table = pa.Table.from_arrays([pa.array(["x"] * rows)] * len(names), names=list(names))
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+FORGED: dict[str, list[dict[str, Any]]] = {
+    # column -> what is put into a line that was good
+    "extras": [
+        {"extras_base64": base64.b64encode(extras).decode()}
+        for extras in (
+            ipc("body"), ipc("tenant", "sequence_number"), ipc("Topic"), ipc("_key"), ipc("_letter"), ipc("data"), ipc("a", "A"),
+            ipc("tenant", rows=2), ipc("tenant", rows=0), ipc("tenant")[:60], b"junk", ipc("tenant").replace(b"tenant", b"te\xffant"),
+        )
+    ],
+    "key": [{"key_hex": "00" * 16}, {"idempotence_key": "b"}, {"idempotence_key": None}],
+    "history.key": [{"history": [{"at": "2026-01-01T00:00:00+00:00", "action": "EDITED", "key_hex": "00" * 16}]}],
+    "sequence": [{"sequence_hex": "00" * 16}, {"sequence_key": "b"}],
+    "id": [{"sequence_number": 7}, {"topic": "other"}, {"generation": 5}, {"id": "0" * 32}],
+    "body_size": [{"body_size": 3}, {"body_base64": None}],
+    "holds_key": [{"status": "REPROCESSED"}, {"status": "LOST"}],
+    "kind": [{"kind": "UNSENT"}],
+}  # fmt: skip
+
+
+def test_a_forged_file_is_refused_before_anything_of_it_comes_in(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that would replace those of the event, keys that nobody can see, other positions: an error that names letter and column."""
+    from dedup import letter_files
+
+    settings: dict[str, Any] = {"sequence_key": "data.id", "idempotence_key": ["data.id", "data.amount"]}
+    store, file = place.store(), tmp_path / "letters.jsonl"
+    consumer(store, **settings)(batch(*(event(n, f"s{n}", -n) for n in range(1, 4))), 0)
+    DeadLetters(store).export(ALL, file)
+    lines = file.read_bytes().splitlines()
+    monkeypatch.setattr(letter_files, "PORTION", 1)
+    other = other_place(place, tmp_path).store()
+    consumer(other, **settings)(batch(), 0)
+    before = letters(other)
+    for column, forgeries in FORGED.items():
+        for forged in forgeries:
+            line = json.dumps({**json.loads(lines[2]), **forged}).encode()
+            file.write_bytes(b"\n".join([*lines[:2], line]))
+            with pytest.raises(ConfigError, match=rf"(?s)letter [0-9a-f]{{32}}, column {column}: "):
+                DeadLetters(other).import_(file, by="ann")
+    assert letters(other) == before == []
+    assert consumer(other, **settings)(batch(event(9, "b", 0)), 1).processed == 1
+
+
+def test_a_key_that_cannot_be_checked_comes_in_where_that_is_asked_for(place: Place, tmp_path: Path) -> None:
+    """The readable key is cut: whoever trusts the file says so, and then the key is held."""
+    store, file, long = place.store(), tmp_path / "letters.jsonl", "x" * 300
+    consumer(store)(batch(event(0, long, -1)), 0)
+    DeadLetters(store).export(ALL, file)
+    other = other_place(place, tmp_path).store()
+    run = consumer(other)
+    run(batch(), 0)
+    with pytest.raises(ConfigError, match=r"column key: .* is cut.*--accept-keys"):
+        DeadLetters(other).import_(file, by="ann")
+    assert DeadLetters(other).import_(file, by="ann", accept_keys=True).imported == 1
+    assert run(batch(event(1, long, -1)), 1).duplicates == 1
+
+
+HEADERS = [{"key": "other", "value": b"y"}, {"key": "message-id", "value": b"m" * 300}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "one"),
+    [
+        ({"idempotence_key": None}, {}),
+        ({"idempotence_key": None, "key_scope": "consumer"}, {}),
+        ({"idempotence_key": None}, {"properties": HEADERS}),
+        ({"idempotence_key": ["data.id", "key", "partition"]}, {"key": b"\xff\x00"}),
+        ({"idempotence_key": ["data.id", "key", "enqueued_time"]}, {"enqueued_time": dt.datetime(2026, 1, 1, tzinfo=dt.UTC)}),
+        ({"idempotence_key": ["key", "data.id"], "key_scope": "consumer"}, {"key": b"a|b|"}),
+        ({"idempotence_key": "key", "null_key": "position"}, {}),
+    ],
+)
+def test_keys_of_every_kind_are_recognised(place: Place, tmp_path: Path, settings: dict[str, Any], one: dict[str, Any]) -> None:
+    """Positions, message ids, several columns, nulls, bytes, times, a bar inside of a part, also after a reset: no letter is refused."""
+    store, file = place.store(), tmp_path / "letters.jsonl"
+    store_of_before = consumer(store, **settings)
+    store_of_before(batch(event(0, "a|", -1, **one)), 0)
+    store.amend("shop", reset, **ANN)
+    consumer(store, **settings)(batch(event(1, "b", -1, **one)), 0)
+    assert DeadLetters(store).export(ALL, file) == 2
+    other = other_place(place, tmp_path).store()
+    consumer(other, **settings)(batch(), 0)
+    assert DeadLetters(other).import_(file, by="ann").imported == 2
+
+
+def test_an_import_that_fails_in_the_middle_says_what_came_in(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store goes away between two portions: the error carries how many letters are there already."""
+    from dedup import letter_files
+
+    store, file = place.store(), tmp_path / "letters.jsonl"
+    failing(store)
+    DeadLetters(store).export(ALL, file)
+    monkeypatch.setattr(letter_files, "PORTION", 1)
+    other = other_place(place, tmp_path).store()
+    consumer(other)(batch(), 0)
+    portions = iter(range(9))
+
+    def away(step: str) -> None:
+        if step == "commit" and next(portions) == 2:
+            raise StoreUnavailable
+
+    other.on_step = away
+    with pytest.raises(StoreUnavailable) as failed:
+        DeadLetters(other).import_(file, by="ann")
+    assert "2 letters of" in failed.value.__notes__[0] and len(letters(other)) == 2
+
+
+def test_columns_of_a_letter_never_stand_in_for_those_of_its_event(place: Place) -> None:
+    """Also where a letter was changed in its table: the event is not run with a body that somebody slipped in."""
+    failing(place.store())
+    found = place.store().letters(Selection(kind="REJECTED", limit=1))
+    forged = found.set_column(found.schema.get_field_index("extras"), "extras", pa.array([ipc("body")], pa.binary()))
+    with pytest.raises(ConfigError, match=r"Letter [0-9a-f]{32}, column extras: .*body"):
+        events_of(forged, {}, positions=True)
 
 
 def test_letters_of_a_consumer_that_is_not_there_are_not_imported(place: Place, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from orders import assert_proven, batch, consumer, event, flatten, ids, letters,
 from people import ANN, failing, fixed
 from places import Place, PostgresPlace
 
-from checkpoint.errors import HandlerError
-from dedup import DeadLetters
+from checkpoint.errors import HandlerError, IncarnationChanged
+from dedup import DeadLetters, replaying
 from dedup.amendments import reset
 from dedup.replaying import replay
 from dedup.reprocessing import reprocess
@@ -27,12 +27,48 @@ def logged(consumer: Any, *events: dict[str, Any]) -> Any:
 
 
 def test_a_replay_that_reads_other_keys_accounts_for_them(place: Place) -> None:
-    """What a changed decode makes of an event is reserved by its replay, and verify is told of it."""
+    """What a changed decode makes of an event is reserved by its replay once that is accepted, and verify is told of it."""
     fixed(place.store())(batch(event(0, "a"), event(1, "b")), 0)
     run = logged(fixed(place.store()), event(0, "a"), event(1, "x"))
-    assert replay(Selection(topic="orders", first=0, last=1), run, accept_double=True).replayed == 2
+    asked = Selection(topic="orders", first=0, last=1)
+    with pytest.raises(IncarnationChanged, match="--accept-other-keys"):
+        replay(asked, run, accept_double=True)
+    assert replay(asked, run, accept_double=True, accept_other_keys=True).replayed == 2
     assert run(batch(event(2, "x")), 1).duplicates == 1
     assert_proven(place.store())
+
+
+@pytest.mark.parametrize(
+    ("other", "settings"),
+    [
+        (event(1, "x"), {}),  # another key
+        (event(1, "b", 7), {}),  # the same key, another payload
+        (event(1, "x"), {"idempotence_key": None}),  # the key is the position
+        (event(1, body=b"{"), {}),  # a body that does not decode
+    ],
+)
+def test_a_replay_refuses_other_events_than_were_processed(place: Place, other: dict[str, Any], settings: dict[str, Any]) -> None:
+    """A topic that was created again holds other events at processed positions: refused as the stream does it, and nothing changes."""
+    fixed(place.store(), **settings)(batch(event(0, "a"), event(1, "b")), 0)
+    run = logged(fixed(place.store(), **settings), event(0, "a"), other)
+    with pytest.raises(IncarnationChanged, match=r"other events.*orders/0 1"):
+        replay(Selection(topic="orders", first=0, last=1), run, accept_double=True)
+    with pytest.raises(IncarnationChanged, match="other events"):
+        run(batch(event(0, "a"), other), 0)
+    assert ids(place.read()) == ["a", "b"]
+    assert run(batch(event(2, "x"), event(3, "c")), 1).processed == 2  # no key of the refused event was reserved
+    assert_proven(place.store())
+
+
+def test_a_replay_passes_on_nothing_but_what_handlers_use(place: Place) -> None:
+    """What a transaction learns to do is refused in a replay until somebody has thought about it."""
+    fixed(place.store())(batch(event(0, "a")), 0)
+    with place.store().begin_letters("shop", positions=True) as transaction:
+        others = {name for name in dir(transaction) if not name.startswith("_")} - replaying.PASSED_ON - {"publish"}
+        assert {"execute", "reserve", "lock"} <= others
+        for guarded in (replaying._Anew(transaction), replaying._NoAppends(transaction)):
+            assert not [name for name in others if hasattr(guarded, name)]
+            assert guarded.head is transaction.head
 
 
 def test_a_replay_leaves_out_parts_that_were_duplicates(place: Place) -> None:

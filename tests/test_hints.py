@@ -1,0 +1,44 @@
+"""What a consumer is told before its first batch: settings that work, and do less than their user may think."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from checkpoint.position import Partition
+from dedup.envelope import ENVELOPE, KAFKA, Columns, Prepare
+from dedup.hints import hints
+from dedup.keys import KeySettings
+from dedup.store import Checkpoint, Head
+
+NEW = Head("shop")
+BEGUN = replace(NEW, checkpoints={Partition("kafka", "orders", 0): Checkpoint(5, None, None, "q")})
+SPEC = Prepare("shop")
+BY_ID = KeySettings(("data.id",))
+MAPPED = Columns("topic", "partition", "offset", body="value", key="key")
+
+
+@pytest.mark.parametrize(
+    ("names", "spec", "head", "witnessed", "told"),
+    [
+        (KAFKA, SPEC, NEW, False, ["includeHeaders", "source=:", "incarnation=:"]),
+        ((*KAFKA, "headers"), SPEC, NEW, False, ["source=:", "incarnation=:"]),
+        (KAFKA, replace(SPEC, keys=BY_ID), NEW, False, ["source=:", "incarnation=:"]),
+        (KAFKA, replace(SPEC, keys=BY_ID, source="eu"), NEW, False, ["incarnation=:"]),
+        (KAFKA, replace(SPEC, keys=BY_ID), NEW, True, ["source=:"]),
+        (KAFKA, replace(SPEC, keys=BY_ID), BEGUN, True, []),  # it cannot be changed any more
+        (KAFKA, replace(SPEC, keys=BY_ID, source="eu"), NEW, True, []),
+        (KAFKA, replace(SPEC, columns=MAPPED), NEW, False, ["includeHeaders", "source=:", "incarnation=:"]),
+        (KAFKA, replace(SPEC, columns=replace(MAPPED, source="'eu'", properties="key")), NEW, True, []),
+        (ENVELOPE.names, SPEC, NEW, False, []),
+        ([n for n in ENVELOPE.names if n != "properties"], SPEC, NEW, False, ["includeHeaders"]),
+        (["value"], replace(SPEC, positions=False, keys=BY_ID), NEW, False, []),
+    ],
+)
+def test_a_consumer_is_told_what_cannot_be_added_later(names: Any, spec: Prepare, head: Head, witnessed: bool, told: list[str]) -> None:
+    """Without headers and key nothing but redeliveries is dropped; without source and incarnation a Kafka stream knows no other cluster."""
+    found = hints(names, spec, head, witnessed=witnessed)
+    assert [any(word in sentence for word in told) for sentence in found] == [True] * len(told)
+    assert [word for word in told if not any(word in sentence for sentence in found)] == []

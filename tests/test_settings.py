@@ -1,0 +1,296 @@
+"""Every setting is checked where it is given: a value of another type, range or unit is a ConfigError that says what is expected."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import inspect
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from checkpoint.errors import ConfigError
+from deadletter.budget import WATCHED
+from dedup import (
+    Budget,
+    Columns,
+    Consumer,
+    DeltaStore,
+    ErrorClass,
+    PostgresStore,
+    ReprocessOptions,
+    Retry,
+    decode,
+    eventhub,
+    kafka,
+    registry,
+)
+from dedup.eventhub.reader import Receive
+from dedup.outbox import Call, Dispatcher, ExactlyOnce, Patience
+from dedup.publish.publisher import Publisher
+
+NAN, INF, DAY = math.nan, math.inf, dt.timedelta(days=1)
+
+TEXT: list[Any] = ["", " ", "a\0b", 5, b"a", ["a"]]
+COUNT: list[Any] = [0, -1, 1.5, "5", True, NAN]
+SIZE: list[Any] = [-1, 1.5, 2e6, "5", True]
+SHARES: list[Any] = [None, 0.5, (100, 0.5), ((0, 0.5),), ((100, 1.5),), ((100, NAN),), ((1.5, 0.5),), ((True, 0.5),), ((10_001, 0.5),)]
+TIME: list[Any] = [-1, -0.5, NAN, "1 minute", True, DAY]
+LIMIT: list[Any] = [0, *TIME]
+FLAG: list[Any] = [1, 0, "yes", None]
+SPAN: list[Any] = [30, 30.0, "30 days", -DAY]
+NAMES: list[Any] = [[], "", ["a", ""], 5, {"a": 1}, [5], b"a"]
+CALLED: list[Any] = [5, "print", lambda a, b, c, d: None]
+MAPS: list[Any] = ["a=b", [("a", "b")], {5: "a"}]
+
+STORE = PostgresStore("host=nowhere")
+
+
+def _runner(**options: Any) -> None:
+    asyncio.run(eventhub.run_async(Consumer("a", STORE), "Endpoint=sb://nowhere/", **options))
+
+
+def _foreach(**options: Any) -> None:
+    Consumer("a", STORE).foreach(**options)
+
+
+def _foreach_arrow(**options: Any) -> None:
+    Consumer("a", STORE).foreach_arrow(**options)
+
+
+def _dispatch_to(**options: Any) -> None:
+    Consumer("a", STORE).dispatch_to(**options)
+
+
+Cases = dict[str, list[Any]]
+
+SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
+    # what is called -> (what it needs beside the one that is bad, setting -> bad values, arguments that are no settings)
+    Consumer: (
+        {"name": "a", "store": STORE},
+        {
+            "name": ["x" * 201, None, *TEXT],
+            "store": ["postgresql://host", None, PostgresStore],
+            "idempotence_key": NAMES,
+            "payload": NAMES,
+            "key_scope": ["Topic", None, 5],
+            "null_key": ["drop", None],
+            "on_key_conflict": ["ignore", None],
+            "decode": ["json", {"id": "string"}, pa.schema([]), dict, 5],
+            "positions": ["none", {"topic": "t"}, True, Columns],
+            "source": TEXT,
+            "incarnation": ["id", 5, lambda source: {}],
+            "part": TEXT,
+            "max_events_per_transaction": [*COUNT, "100_000"],
+            "max_body": [-5, *SIZE, None],
+            "sequence_key": NAMES,
+            "retry": [3, {"attempts": 3}, Retry],
+            "budget": [0.5, "none", ((100, 0.5),), Budget],
+            "bisect": FLAG,
+            "errors": [KeyError, [KeyError], [(KeyError, "PERMANENT")], {KeyError: ErrorClass.PERMANENT}, None],
+            "max_outage": [*TIME, None],
+            "handler_timeout": [INF, *LIMIT],
+            "retention": SPAN,
+            "reprocess_within": SPAN,
+            "query": TEXT,
+            "takeover_after": [*TIME, INF, None],
+            "takeover": FLAG,
+            "scratch": TEXT,
+            "collect": FLAG,
+        },
+        set(),
+    ),
+    _foreach: ({}, {"into": TEXT, "on": ["spark", 5], "connections": [1, *COUNT], "concurrency": COUNT}, set()),
+    _foreach_arrow: ({}, {"into": TEXT, "on": ["spark", 5], "connections": [1, *COUNT]}, set()),
+    _dispatch_to: (
+        {"destination": Call(print)},
+        {"destination": ["host:9092", None, print, Call], "timeout": [INF, None, *LIMIT]},
+        set(),
+    ),
+    PostgresStore: (
+        {"dsn": "host=nowhere"},
+        {"dsn": TEXT, "schema": [None, *TEXT], "on_step": CALLED, "auto_migrate": FLAG, "filter_memory": [None, *SIZE]},
+        set(),
+    ),
+    DeltaStore: (
+        {"path": "/nowhere/state"},
+        {
+            "path": [None, *TEXT],
+            "tables": [*MAPS, {"a": 5}, {"a": ""}],
+            "storage_options": [*MAPS, {"a": 5}, {"a": None}],
+            "on_step": CALLED,
+            "engine": ["deltalake", None],
+        },
+        set(),
+    ),
+    Retry: ({}, {"attempts": [None, *COUNT], "first": [INF, *TIME], "longest": [INF, *TIME], "total": [INF, None, *TIME]}, set()),
+    Budget: (
+        {},
+        {kind.lower(): SHARES for kind in WATCHED},
+        set(),
+    ),
+    ReprocessOptions: (
+        {},
+        {
+            "by": [None, *TEXT],
+            "reason": [5, b"a"],
+            "limit": SIZE,
+            "rate": [0, -1, NAN, INF, "1/s", True, DAY],
+            "stop_after": [None, *COUNT],
+            "skip_missing": FLAG,
+            "on_progress": CALLED,
+            "sleep": CALLED,
+        },
+        set(),
+    ),
+    Columns: (
+        {"topic": "t", "partition": "p", "sequence_number": "n"},
+        dict.fromkeys(inspect.signature(Columns).parameters, TEXT),
+        set(),
+    ),
+    Patience: ({}, {"attempts": COUNT, "first": [INF, *TIME], "most": [INF, *TIME]}, set()),
+    Call: ({}, {"sender": CALLED}, set()),
+    Dispatcher: (
+        {"outbox": None, "destination": Call(print)},
+        {"topics": ["mails", [5], [""], None], "blocking": FLAG, "limit": COUNT, "workers": COUNT, "on_step": CALLED},
+        {"outbox", "destination", "patience", "clock"},
+    ),
+    ExactlyOnce: (
+        {"outbox": None, "broker": None},
+        {"topics": ["mails", [5]], "blocking": FLAG, "limit": COUNT, "on_step": CALLED},
+        {"outbox", "broker"},
+    ),
+    Publisher: (
+        {"group": "g", "store": STORE, "to": None},
+        {
+            "partition_by": ["hash", None],
+            "max_events": COUNT,
+            "max_bytes": COUNT,
+            "max_outage": TIME,
+            "resend_within": SPAN,
+            "on_step": CALLED,
+        },
+        {"group", "store", "to"},
+    ),
+    kafka.Broker: ({"servers": "host:9092"}, {"servers": TEXT, "settings": MAPS, "timeout": [INF, *LIMIT]}, set()),
+    kafka.Topics: ({"broker": "host:9092"}, {"broker": TEXT, "settings": MAPS, "timeout": [INF, *LIMIT]}, set()),
+    kafka.TransactionalTopics: (
+        {"broker": "host:9092", "name": "a"},
+        {"broker": TEXT, "name": TEXT, "settings": MAPS, "timeout": [INF, *LIMIT]},
+        set(),
+    ),
+    kafka.log_reader: (
+        {"broker": "host:9092"},
+        {"broker": TEXT, "settings": MAPS, "isolation": ["committed", None], "headers": FLAG, "arrow": FLAG},
+        set(),
+    ),
+    _runner: (
+        {},
+        {
+            "hub": TEXT,
+            "group": [None, *TEXT],
+            "start": ["first", 5, dt.datetime(2026, 1, 1), None],
+            "max_events": COUNT,
+            "max_bytes": COUNT,
+            "max_wait": TIME,
+            "prefetch": COUNT,
+            "balance_every": LIMIT,
+            "expire_after": LIMIT,
+        },
+        {"consumer", "connection", "stop", "ownership", "client"},
+    ),
+    Receive: ({}, {"prefetch": COUNT, "timeout": LIMIT, "level": SIZE, "fail_on_data_loss": FLAG}, set()),
+    eventhub.log_reader: (
+        {"connection": "Endpoint=sb://nowhere/", "hub": "h"},
+        {"hub": TEXT, "group": [None, *TEXT], "timeout": LIMIT, "arrow": FLAG},
+        {"connection"},
+    ),
+    eventhub.Sender: ({"connection": "Endpoint=sb://nowhere/", "hub": "h"}, {"hub": TEXT, "timeout": LIMIT}, {"connection", "client"}),
+    eventhub.Connection: (
+        {"namespace": "n", "hub": "h"},
+        {"namespace": TEXT, "hub": [None, *TEXT], "group": [None, *TEXT], "websocket": FLAG, "tls": FLAG},
+        {"secret", "credential"},
+    ),
+    registry.Confluent: ({"url": "http://r"}, {"user": TEXT, "password": TEXT, "token": TEXT, "timeout": LIMIT}, {"url"}),
+    registry.Azure: ({"namespace": "n", "credential": object}, {"credential": CALLED, "timeout": LIMIT}, {"namespace"}),
+}
+
+_SIGNED = {
+    _runner: eventhub.run_async,
+    _foreach: Consumer.foreach,
+    _foreach_arrow: Consumer.foreach_arrow,
+    _dispatch_to: Consumer.dispatch_to,
+}
+
+BAD = [(made, name) for made, (_, cases, _) in SETTINGS.items() for name in cases]
+
+
+def _label(value: Any) -> str:
+    return getattr(value, "__name__", "").strip("_") or repr(value)[:20]
+
+
+@pytest.mark.parametrize("made", SETTINGS, ids=_label)
+def test_every_setting_has_a_case_of_a_bad_value(made: Callable[..., Any]) -> None:
+    """Who adds a keyword says here what it must not be: a setting that nobody checks is found when something has gone wrong."""
+    _, cases, others = SETTINGS[made]
+    parameters = set(inspect.signature(_SIGNED.get(made, made)).parameters) - {"self"}
+    assert set(cases) | others == parameters
+    assert all(cases.values())
+
+
+@pytest.mark.parametrize(("made", "name"), BAD, ids=_label)
+def test_a_bad_value_of_a_setting_is_refused_where_it_is_given(made: Callable[..., Any], name: str) -> None:
+    """The error names the setting, the value's type, what is expected and an example, before anything connects."""
+    needed, cases, _ = SETTINGS[made]
+    asked = "servers" if name == "broker" else name
+    for value in cases[name]:
+        with pytest.raises(ConfigError, match=rf"{asked} is .*\b{type(value).__name__}\b.*it takes .*For example: {asked}="):
+            made(**{**needed, name: value})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_outage": INF, "takeover_after": 0, "max_body": 0},
+        {"max_outage": 5, "takeover_after": np.float64(1.5), "handler_timeout": np.int64(3), "max_events_per_transaction": np.int32(5)},
+        {"retention": dt.timedelta(0), "reprocess_within": dt.timedelta(0)},
+        {"idempotence_key": ["data.id", "data.line"], "payload": ("data.amount",), "sequence_key": "data.id"},
+        {"decode": lambda column: column, "errors": [(lambda error: True, ErrorClass.SYSTEMIC)], "budget": None, "retry": None},
+        {
+            "decode": decode.json(pa.schema([("id", pa.string())])),
+            "incarnation": lambda source, topics: {},
+            "positions": Columns("t", "p", "n"),
+        },
+    ],
+)
+def test_values_that_make_sense_are_taken(settings: dict[str, Any]) -> None:
+    """Numbers of numpy, infinity where it means "for ever", zero where it means "at once", tuples and lists."""
+    assert Consumer("a", STORE, **settings).name == "a"
+
+
+def test_what_may_be_a_password_is_not_shown() -> None:
+    """Neither a DSN nor options of an object store are in the error about them."""
+    for made in (
+        partial(PostgresStore, ["postgresql://me:secret@host"]),
+        partial(DeltaStore, "/x", None, {"key": ["secret"]}),
+        partial(kafka.Broker, "host:9092", ["secret"]),
+        partial(registry.Confluent, "http://r", "me", ["secret"]),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            made()
+        assert "secret" not in str(refused.value) and "not shown" in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [Decimal("0.5"), 1j, None])
+def test_what_is_no_number_of_seconds_is_refused(value: Any) -> None:
+    """A time is a number: what cannot be waited for is told at once."""
+    with pytest.raises(
+        ConfigError, match=r"takeover_after is .* it takes seconds, a number from 0 on\. For example: takeover_after=60\.0\."
+    ):
+        Consumer("a", STORE, takeover_after=value)
