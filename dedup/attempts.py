@@ -21,7 +21,7 @@ from deadletter.budget import Spent, Used
 from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, killed_a_worker, outlasted
 from deadletter.failure import Failure, describe
 from deadletter.letter import Kind
-from dedup import budgets, company, too_large
+from dedup import budgets, company, reentry, too_large
 from dedup.brownout import IN_A_ROW, Brownout, failed_last
 from dedup.care import Care, Outcome
 from dedup.feed import Material
@@ -210,7 +210,8 @@ class Attempts:
         if self.trials.careful or len(rows) == len(self._new):
             self.trials.mark(rows)
         self.on_step("handler")
-        with limited(self.care.timeout, f"{self._head.consumer}: a run of the handler", self._blame), self.transaction.attempt():
+        limit = limited(self.care.timeout, f"{self._head.consumer}: a run of the handler", self._blame)
+        with limit, self.transaction.attempt(), reentry.handling(self._head.consumer):
             try:
                 refuse_answer(self.handler(self.material.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
             except BaseException as left:

@@ -20,7 +20,7 @@ from checkpoint.position import Partition
 from deadletter.budget import Budget
 from deadletter.classify import Rule
 from deadletter.policy import Retry
-from dedup import company, executors, flow, incarnation, on_driver, outage, planning, starting
+from dedup import company, executors, flow, incarnation, on_driver, outage, planning, reentry, starting
 from dedup.care import Care
 from dedup.claims import Slicing
 from dedup.envelope import Columns, Prepare
@@ -141,11 +141,13 @@ class Consumer(Registered):
     def _begin_anew(self) -> None:
         self._live: Live | None = None
         self._hinted = False
+        self._calls = reentry.Calls()
         self._trials = Trials(lambda: self.store.trial(self.name), lambda text: self.store.set_trial(self.name, text))
         self._culprits: dict[tuple[int, int], set[int]] = {}  # (batch, chunk) -> rows that halves found
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if name not in ("_live", "_trials", "_culprits", "_hinted")}
+        here = ("_live", "_calls", "_trials", "_culprits", "_hinted")
+        own = {name: value for name, value in self.__dict__.items() if name not in here}
         return {**own, "_inline": None}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
@@ -169,6 +171,7 @@ class Consumer(Registered):
             ConfigError: the frame cannot be mapped; nothing was written.
             Fenced: a newer copy runs; stop this one.
             CheckpointError: a person has to decide; the message names the command.
+            HandlerError: this is called inside the consumer's own handler.
             StoreError: the store failed for longer than `max_outage`, or memory was not enough (BatchTooLarge names the settings);
                 nothing of the running chunk was committed.
             BudgetExceeded: so many events failed, for that long, that none of the running chunk was parked.
@@ -179,9 +182,10 @@ class Consumer(Registered):
         events finds their positions recorded and drops them.
         """
         self.policy()
-        started, feed = time.monotonic(), open_feed(batch, self.scratch, collect=self.collect)
-        report = self._through_outages(feed, int(batch_id))
-        self.send_messages()
+        with self._calls.one(self.name):
+            started, feed = time.monotonic(), open_feed(batch, self.scratch, collect=self.collect)
+            report = self._through_outages(feed, int(batch_id))
+            self.send_messages()
         log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
         if report.dead_lettered:
             log.warning("%s batch %s: parked %d; `dedup dead-letters groups` says why", self.name, batch_id, report.dead_lettered)
@@ -215,6 +219,7 @@ class Consumer(Registered):
         Raises:
             What `check` raises, and what ended the query.
         """
+        reentry.refuse(self.name, "A run")
         self.check(frame_of(writer))
         with outage.naming_limits(self.name):
             query = writer.foreachBatch(self).start()

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from checkpoint.errors import ConfigError, StoreError
 from deadletter.classify import Rule
+from dedup import reentry
 from dedup.arrow_frames import ArrowFrames
 from dedup.attempts import EventsFailed
 from dedup.envelope import POSITION
@@ -52,6 +53,7 @@ class EventsHandler(Protocol):
 class Work:
     """What the tasks of one run of the handler need. Travels to them."""
 
+    consumer: str
     handler: EventsHandler
     events: Index  # those that the handler is given
     lanes: Ints
@@ -78,6 +80,7 @@ class Outcome:
 class InTasks:
     """The handler of a batch that runs one of events in the batch's tasks."""
 
+    consumer: str
     handler: EventsHandler
     tasks: Tasks
     rules: Sequence[Rule]
@@ -95,7 +98,7 @@ class InTasks:
         into, transaction = self.handler.into, tx.transaction
         assert isinstance(transaction, Filing)
         files = transaction.task_files(into) if into else None
-        packed = self.tasks.pack(Work(self.handler, tx.events(), tx.lanes, files, self.rules))
+        packed = self.tasks.pack(Work(self.consumer, self.handler, tx.events(), tx.lanes, files, self.rules))
         found = self.tasks.each(frame, partial(run, packed=packed), OUTCOME)["outcome"].to_pylist()
         outcomes = sorted(map(pickle.loads, found), key=lambda outcome: tuple(outcome.rows[:1]))
         _raise(outcomes, tx)
@@ -190,7 +193,8 @@ def _handle(table: pa.Table, work: Work) -> Outcome:
     tx = Tx(ArrowFrames(), work.events, rows, made, work.lanes[rows])  # type: ignore[arg-type]
     outcome = Outcome(rows, writes=made.writes, messages=made.messages)
     try:
-        work.handler(table.take(pa.array(order)), tx)
+        with reentry.handling(work.consumer):
+            work.handler(table.take(pa.array(order)), tx)
         tx.close()
         tx.perform_writes(lambda _, returned: outcome.files.extend(_filed(returned, work)))
     except EventsFailed as found:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from checkpoint.errors import ConfigError, PartitionLost, StoreError
 from checkpoint.position import Partition
-from dedup import company, flow, outage, planning, too_large
+from dedup import company, flow, outage, planning, reentry, too_large
 from dedup.consumer import Consumer
 from dedup.envelope import ENVELOPE
 from dedup.feed import ArrowFeed
@@ -85,6 +85,7 @@ class Member:
         Crash: this process is on record or not; it counts as gone.
         """
         consumer = self.consumer
+        reentry.refuse(self.name, "A runner")
         ArrowFeed(ENVELOPE.empty_table()).check(consumer.prepare(consumer.known_head()))
         holder = Holder(*this_process(), self.run_id)
         head = consumer.store.join(
@@ -144,6 +145,7 @@ class Member:
         Crash: before a chunk's commit nothing of it is true; after it, all of it is. Whoever claims the partition next reads on at its
         checkpoint.
         """
+        reentry.refuse(self.name, "A batch")
         batch, report = next(self._batches), Report()
         culprits: dict[int, set[int]] = {}
         for part in self._parts(share, events):

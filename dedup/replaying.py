@@ -21,7 +21,7 @@ from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, Pos
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import LETTERS, Action, Status
 from deadletter.selection import Selection
-from dedup import company, flow, planning
+from dedup import company, flow, planning, reentry
 from dedup.consumer import Consumer
 from dedup.coverage import Coverage, coverage, partitions_of
 from dedup.envelope import POSITION
@@ -71,7 +71,8 @@ def replay(
     Raises:
         ConfigError: no topic is selected, or nothing is registered with `consumer.log`; a purge has left nothing that tells processed
             events from duplicates, and doubles are not accepted.
-        HandlerError: the handler writes with `tx.write`, and there is neither `consumer.undo` nor `accept_double`.
+        HandlerError: the handler writes with `tx.write`, and there is neither `consumer.undo` nor `accept_double`; or this is called inside
+            the consumer's own handler.
         IncarnationChanged: the log holds other events at these positions than those that were processed, as of a topic that was created
             again; nothing of the page was changed.
         ReprocessStopped: an event fails or is rejected now. Pages before it are done.
@@ -79,6 +80,7 @@ def replay(
 
     Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where undo or merge say so.
     """
+    reentry.refuse(consumer.name, "A replay")
     how, store = options or ReprocessOptions(), consumer.store
     head = consumer.known_head()
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]

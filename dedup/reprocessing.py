@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import PositionsMissing, ReprocessStopped
 from deadletter.selection import Selection
-from dedup import company, flow, letter_plans, resolved, unsent
+from dedup import company, flow, letter_plans, reentry, resolved, unsent
 from dedup.absent import fill
 from dedup.consumer import Consumer
 from dedup.coverage import coverage, matching
@@ -76,10 +76,12 @@ def reprocess(
         ReprocessStopped: `options.stop_after` letters in a row failed.
         PositionsMissing: bodies that are not kept whole, or absent positions, are not in the log; without `options.skip_missing`.
         IncarnationChanged: the log has another event where the body of a letter has to be read.
+        HandlerError: this is called inside the consumer's own handler.
         ConfigError: from_log without a topic, or nothing is registered with `consumer.log`.
 
     Crash: each page is done or not; a second call goes on.
     """
+    reentry.refuse(consumer.name, "A reprocess")
     if unsent.is_meant(selection):
         return unsent.reprocess(consumer.store, replace(selection, consumer=consumer.name), dry_run=dry_run)
     head = consumer.known_head()

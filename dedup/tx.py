@@ -50,7 +50,7 @@ class Tx:
 
     @property
     def connection(self) -> Any:
-        """The store's own connection, inside this transaction (PostgreSQL: psycopg). Transaction control is refused."""
+        """The store's own connection, inside this transaction (PostgreSQL: psycopg). COMMIT and ROLLBACK are refused."""
         self._require_open()
         self.lent = self._asked = True
         return self._transaction.connection

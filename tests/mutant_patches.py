@@ -26,6 +26,7 @@ _HELD = """    union all
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status"""
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
+_GUARDED = "tests/test_postgres_guard.py::"
 _SLICES = "tests/contract/test_slices.py::"
 _SIMULATION = "tests/test_simulation.py::test_no_schedule_of_crashes_copies_and_replays_breaks_an_invariant"
 
@@ -309,9 +310,44 @@ MUTANTS = (
     Mutant(
         "a commit of the handler is not noticed",
         _TX,
-        'if now["xid"] != self._attempt.xid:',
+        'if found["xid"] != self._attempt.xid:',
         "if False:",
-        _PG + "test_a_commit_that_slips_through_is_noticed",
+        _PG + "test_a_transaction_that_somebody_else_ended_is_noticed",
+    ),
+    Mutant(
+        "the server lets a handler commit",
+        "sql/postgres/0015_transaction_guard.sql",
+        "if current_setting('dedup.commit', true) is not distinct from new.token::text then",
+        "if true then",
+        _GUARDED + "test_whatever_a_handler_ends_its_transaction_with_nothing_of_the_batch_is_true",
+    ),
+    Mutant(
+        "the guard is asked once",
+        "sql/postgres/0015_transaction_guard.sql",
+        "    insert into open_transaction (token) values (new.token) returning xmin, ctid into writer, place;\n",
+        "    select null into writer, place;\n",
+        _GUARDED + "test_a_handler_may_ask_for_its_deferred_constraints_and_still_cannot_commit",
+    ),
+    Mutant(
+        "one text of a handler may hold several statements",
+        "dedup/postgres/handler.py",
+        "force_extended=True, binary=binary",
+        "force_extended=force_extended, binary=binary",
+        _GUARDED + "test_whatever_a_handler_ends_its_transaction_with_nothing_of_the_batch_is_true",
+    ),
+    Mutant(
+        "what the handler did not raise did not happen",
+        _TX,
+        "if self._lease.fatal is not None:",
+        "if False:",
+        "tests/contract/test_hostile.py::test_a_deadlock_starts_the_transaction_anew",
+    ),
+    Mutant(
+        "settings of a handler reach what is written after it",
+        _TX,
+        "if self._lease.changed and",
+        "if False and",
+        _GUARDED + "test_no_setting_of_a_handler_changes_what_is_written_after_it",
     ),
     Mutant(
         "a reservation that another one won is overwritten by silence",

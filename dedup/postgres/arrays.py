@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psycopg
 import pyarrow as pa
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
@@ -54,8 +53,8 @@ class _Int8ArrayDumper(_UuidArrayDumper):
     oid = INT8_ARRAY
 
 
-def register(connection: psycopg.Connection[Any]) -> None:
-    """Teach a connection the two array types."""
+def register(connection: Any) -> None:
+    """Teach a connection, or what has adapters as one does, the two array types."""
     connection.adapters.register_dumper(UuidArray, _UuidArrayDumper)
     connection.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
 

@@ -16,13 +16,14 @@ from psycopg.pq import TransactionStatus
 
 from checkpoint.postgres.dsn import Connection, settings
 from checkpoint.postgres.errors import translate
-from dedup.postgres import arrays
+from dedup.postgres import arrays, charset
 
 
 def connect(dsn: str) -> Connection:
     """A new connection in autocommit: transactions are begun and ended by statements of our own. Raises psycopg.Error."""
     connection = psycopg.connect("", **settings(dsn))
     arrays.register(connection)
+    charset.teach(connection)
     _read_dates(connection)
     return connection
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pgpq
+import psycopg
 import pyarrow as pa
 from pgpq import encoders
 from pgpq import schema as pg
@@ -65,7 +66,7 @@ def copy_text(connection: Connection, target: str, table: pa.Table, kinds: Mappi
     Crash: undone with the transaction.
     """
     convert = [_CONVERSIONS.get(kinds.get(name, ""), _as_is) for name in table.column_names]
-    cursor = connection.cursor()
+    cursor = psycopg.Cursor(connection)  # not one of ours, which may escape texts: these are the user's
     with cursor.copy(_statement(target, table.column_names, "text")) as copy:
         for batch in table.to_batches(max_chunksize=ROWS_PER_WRITE):
             columns = [[None if v is None else f(v) for v in column.to_pylist()] for f, column in zip(convert, batch.columns, strict=True)]

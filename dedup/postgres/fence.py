@@ -19,10 +19,7 @@ from dedup.store import Claim, Slice
 
 def begin(connection: Connection, sql: Statements, consumer: str, epoch: int, claim: Claim | None) -> tuple[state.State, Attempt]:
     """Open the transaction, fence it, lock the checkpoints, read the head. Raises Fenced, ConfigError, psycopg.Error."""
-    connection.execute("begin isolation level read committed, read write")
-    facts = state.one(connection, sql, "transaction_facts")
-    assert facts is not None
-    refuse_lazy_commit(facts["synchronous_commit"])
+    attempt = open_guarded(connection, sql)
     row = state.one(connection, sql, "fence", consumer=consumer)
     check_epoch(consumer, epoch, row)
     assert row is not None
@@ -37,7 +34,29 @@ def begin(connection: Connection, sql: Statements, consumer: str, epoch: int, cl
     found.claim = claim
     if isinstance(claim, Slice):
         slices.refuse_elsewhere(connection, sql, found, claim)
-    return found, Attempt(uuid.uuid4(), facts["xid"], facts["backend_pid"], facts["backend_start"])
+    return found, attempt
+
+
+def open_guarded(connection: Connection, sql: Statements) -> Attempt:
+    """Begin a transaction that nobody can commit but who knows the id of the attempt. Raises ConfigError, psycopg.Error.
+
+    Crash: nothing of it is true.
+    """
+    connection.execute(b"begin isolation level read committed, read write;" + own_settings(sql))
+    number = uuid.uuid4()
+    facts = state.one(connection, sql, "transaction_facts", token=number)
+    assert facts is not None
+    refuse_lazy_commit(facts["synchronous_commit"])
+    return Attempt(number, facts["xid"], facts["backend_pid"], facts["backend_start"])
+
+
+def own_settings(sql: Statements, *, anew: bool = False) -> bytes:
+    """Statements that set what our own ones depend on, to the end of the transaction.
+
+    Args:
+        anew: after a handler has had the session: what it has set, roles included, is forgotten.
+    """
+    return (sql["forget_settings"] + b";" if anew else b"") + sql["own_settings"]
 
 
 def _lock_claimed(connection: Connection, sql: Statements, consumer: str, consumer_id: int, claim: Claim) -> None:

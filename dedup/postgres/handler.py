@@ -1,107 +1,172 @@
 """The connection as a handler gets it: everything psycopg can do inside the transaction, nothing that ends it.
 
-A statement that would end the transaction is refused before it is sent: what had been written so far would be committed
-without its checkpoint, or lost with the events counted as done.
+Promises that a transaction which a handler has ended, or in which the server has given up, is never taken for a good one, whatever the
+handler did with the error. A COMMIT is refused by the server (sql/postgres: refuse_commit), however it got there; no SQL text is read.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg import sql as composable
+from psycopg.adapt import AdaptersMap
+from psycopg.pq import TransactionStatus
 
 from checkpoint.errors import HandlerError
 from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.errors import ends_transaction
 
-_FORBIDDEN = frozenset({"begin", "start", "commit", "end", "rollback", "abort", "prepare"})
-_NOISE = re.compile(
-    r"""--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$|[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*\"""",
-    re.DOTALL,
+ENDED = (
+    "The handler ended the transaction (COMMIT or ROLLBACK through tx.connection). Nothing of this batch is committed. Leave the commit "
+    "to dedup: it comes by itself, together with the checkpoint. For a part that may fail use `with tx.connection.transaction():`, which "
+    "makes a savepoint."
 )
-_TO_SAVEPOINT = re.compile(r"rollback\s+(work\s+|transaction\s+)?to\b", re.IGNORECASE)
-_PREPARE_STATEMENT = re.compile(r"prepare\s+(?!transaction\b)", re.IGNORECASE)
 
+_BEGIN = (
+    "BEGIN through tx.connection is refused: the handler is inside a transaction already, which commits by itself, together with its "
+    "checkpoint. For a part that may fail use `with tx.connection.transaction():`, which makes a savepoint."
+)
 
-def check(text: str) -> None:
-    """Raise HandlerError for a statement that would begin or end a transaction, also as one of several in one text."""
-    for statement in _NOISE.sub(" ", text).split(";"):
-        statement = re.sub(r"^\W+", "", statement)
-        word = re.match(r"[a-z]+", statement, re.IGNORECASE)
-        if word is None or word[0].lower() not in _FORBIDDEN:
-            continue
-        if _TO_SAVEPOINT.match(statement) or _PREPARE_STATEMENT.match(statement):
-            continue
-        raise HandlerError(
-            f"{word[0].upper()} through tx.connection is refused: the transaction commits by itself, together with its checkpoint. "
-            f"For a part that may fail use `with tx.connection.transaction():`, which makes a savepoint."
-        )
-
-
-def _text(query: Any, connection: Connection) -> str:
-    if isinstance(query, composable.Composable):
-        return query.as_string(connection)
-    return query.decode("utf-8", "replace") if isinstance(query, bytes) else str(query)
+_SEVERAL = "tx.connection takes one statement at a time. Call execute once for each of them. The server says: {}"
 
 
 class Lease:
     """What one transaction lends to its handler: over when the handler is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection, xid: str) -> None:
+        self._connection, self._xid = connection, xid
+        self.adapters = AdaptersMap(connection.adapters)  # the handler's own: what it registers our statements never see
         self.used = False  # whether the session may have been changed
-        self.adapted = False  # whether the connection's adapters may have been changed
+        self.changed = False  # the same, since our settings were set
         self.over = False
+        self.ended = False  # whether the handler has ended the transaction
+        self.fatal: psycopg.Error | None = None  # after which only a new transaction can go on
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """The time in which a handler runs."""
-        self.over = False
+        self.over, self.fatal = False, None
         try:
             yield
         finally:
             self.over = True
 
     def check(self) -> None:
-        """Raise HandlerError once it is over."""
+        """Raise HandlerError once it is over, or where the handler has ended the transaction."""
         if self.over:
             raise HandlerError("The transaction of this tx.connection is over. Use it inside the handler only; ask `tx` for it each time.")
+        if self._connection.info.transaction_status == TransactionStatus.IDLE:
+            self.ended = True
+        if self.ended:
+            raise HandlerError(ENDED)
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """While a statement of the handler is sent: the session is looked at before and after, and what ended the transaction is kept.
+
+        Raises HandlerError where the transaction is not the one that it was.
+        """
+        self.check()
+        self.used = self.changed = True
+        try:
+            yield
+        except psycopg.Error as error:
+            if self._connection.closed or (error.sqlstate and ends_transaction(error)):
+                self.fatal = self.fatal or error
+            if self._connection.info.transaction_status == TransactionStatus.IDLE:
+                self.ended = True
+                raise HandlerError(ENDED) from error
+            raise
+        self.check()
+
+    def check_answer(self, told: str | None) -> None:
+        """Look at what the server says that it did. Raises HandlerError for a BEGIN, and for a ROLLBACK that began another transaction."""
+        if told in ("BEGIN", "START TRANSACTION"):
+            raise HandlerError(_BEGIN)
+        if told == "ROLLBACK" and not self._is_ours():  # it is the answer to ROLLBACK TO SAVEPOINT, too
+            self.ended = True
+            raise HandlerError(ENDED)
+
+    def _is_ours(self) -> bool:
+        row = psycopg.Cursor(self._connection).execute("select pg_current_xact_id_if_assigned()::text").fetchone()
+        return row == (self._xid,)
 
 
 class HandlerCursor(psycopg.Cursor[Any]):
-    """A psycopg cursor that refuses transaction control, and everything once the handler is done."""
+    """A psycopg cursor that refuses everything once the handler is done, and keeps what ended the transaction."""
 
     def __init__(self, connection: Connection, lease: Lease, **options: Any) -> None:
         super().__init__(connection, **options)
-        self._lease = lease
+        self._lease, self._copies = lease, False
+        self._adapters = AdaptersMap(lease.adapters)
 
-    def _check(self, query: Any) -> None:
-        self._lease.check()
-        check(_text(query, self._conn))
+    @property
+    def connection(self) -> Any:
+        """The handler's view of the connection."""
+        return self._conn if self._copies else HandlerConnection(self._conn, self._lease)
+
+    def _execute_send(self, query: Any, *, force_extended: bool = False, binary: bool | None = None) -> None:
+        """Always by the extended protocol: there the server takes one statement at a time, so that nothing can hide behind another one."""
+        super()._execute_send(query, force_extended=True, binary=binary)
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> HandlerCursor:
-        """Psycopg's execute."""
-        self._check(query)
-        return super().execute(query, params, **options)
+        """Psycopg's execute, of one statement."""
+        with self._lease.sending(), _one_statement():
+            super().execute(query, params, **options)
+        self._lease.check_answer(self.statusmessage)
+        return self
 
     def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
         """Psycopg's executemany."""
-        self._check(query)
-        super().executemany(query, params_seq, **options)
+        with self._lease.sending(), _one_statement():
+            super().executemany(query, params_seq, **options)
+        self._lease.check_answer(self.statusmessage)
 
     def stream(self, query: Any, params: Any = None, **options: Any) -> Iterator[Any]:
         """Psycopg's stream."""
-        self._check(query)
-        return super().stream(query, params, **options)
+        with self._lease.sending(), _one_statement():
+            yield from super().stream(query, params, **options)
 
     @contextmanager
     def copy(self, statement: Any, params: Any = None, **options: Any) -> Iterator[psycopg.Copy]:
         """Psycopg's copy."""
-        self._check(statement)
-        with super().copy(statement, params, **options) as copy:
+        with self._lease.sending(), self._psycopg_copy(statement, params, **options) as copy:
             yield copy
+
+    @contextmanager
+    def _psycopg_copy(self, statement: Any, params: Any, **options: Any) -> Iterator[psycopg.Copy]:
+        self._copies = True  # psycopg's Copy asks the cursor for psycopg's connection
+        try:
+            with super().copy(statement, params, **options) as copy:
+                self._copies = False
+                yield copy
+        finally:
+            self._copies = False
+
+
+@contextmanager
+def _one_statement() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.SyntaxError as error:
+        if error.diag.source_function != "exec_parse_message":  # the message comes in any language
+            raise
+        raise HandlerError(_SEVERAL.format(error.diag.message_primary)) from error
+
+
+class Savepoint(psycopg.Transaction):
+    """Psycopg's savepoint, which does not hand out the connection itself."""
+
+    def __init__(self, connection: Connection, lease: Lease, name: str | None) -> None:
+        super().__init__(connection, name)
+        self._lease = lease
+
+    @property
+    def connection(self) -> Any:
+        """The handler's view of the connection."""
+        return HandlerConnection(self._conn, self._lease)
 
 
 class HandlerConnection:
@@ -112,12 +177,11 @@ class HandlerConnection:
     def __init__(self, connection: Connection, lease: Lease) -> None:
         lease.check()
         self._connection, self._lease = connection, lease
-        lease.used = True
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> HandlerCursor:
-        """Run a statement inside the transaction; returns the cursor.
+        """Run one statement inside the transaction; returns the cursor.
 
-        Raises HandlerError for transaction control and once the handler is done, and psycopg's errors.
+        Raises HandlerError for what begins or ends a transaction, for several statements, and once the handler is done; psycopg's errors.
         """
         return self.cursor().execute(query, params, **options)
 
@@ -126,10 +190,9 @@ class HandlerConnection:
         return HandlerCursor(self._connection, self._lease, **options)
 
     @contextmanager
-    def transaction(self, savepoint_name: str | None = None) -> Iterator[psycopg.Transaction]:
+    def transaction(self, savepoint_name: str | None = None) -> Iterator[Savepoint]:
         """A savepoint: what the block wrote vanishes if it raises."""
-        self._lease.check()
-        with self._connection.transaction(savepoint_name) as savepoint:
+        with self._lease.sending(), Savepoint(self._connection, self._lease, savepoint_name) as savepoint:
             yield savepoint
 
     @property
@@ -138,11 +201,15 @@ class HandlerConnection:
         return self._connection.info
 
     @property
-    def adapters(self) -> Any:
-        """Psycopg's adapters map; what is registered holds to the end of the batch."""
+    def pgconn(self) -> Any:
+        """Psycopg's own way to libpq, for its adapters: leave it to them."""
+        return self._connection.pgconn
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """The handler's own adapters map; what is registered holds for its statements, to the end of the batch."""
         self._lease.check()
-        self._lease.adapted = True
-        return self._connection.adapters
+        return self._lease.adapters
 
     def __getattr__(self, name: str) -> Any:
         if name in ("commit", "rollback", "close", "autocommit", "set_autocommit", "set_isolation_level", "tpc_begin", "tpc_commit"):

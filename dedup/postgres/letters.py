@@ -18,6 +18,7 @@ from checkpoint.errors import StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements, fill, quoted
 from dedup.postgres import arrays, encode, order, reserve
+from dedup.postgres.charset import Charset, charset_of
 from dedup.steps import Change, Free, Note, Park
 
 _CHANGING: Mapping[str, str] = {
@@ -56,7 +57,7 @@ def park(connection: Connection, sql: Statements, step: Park, consumer: str) -> 
     except psycopg.errors.UniqueViolation:  # which is rare: asking first would cost every flood a look at each letter
         step = _not_kept(connection, sql, step)
         _copy_letters(connection, sql, step.letters)
-    _copy(connection, sql, "letter_history", _clean(step.history))
+    _copy(connection, sql, "letter_history", _kept(_clean(step.history), charset_of(connection)))
     order.parked(connection, sql, step.letters, consumer)
 
 
@@ -91,7 +92,7 @@ def change(connection: Connection, sql: Statements, step: Change, consumer: str)
         if "holds_key" in step.letters.column_names:
             reserve.keep(connection, sql, ids)
         order.changed(connection, sql, ids, sequences)
-    _copy(connection, sql, "letter_history", _clean(step.history))
+    _copy(connection, sql, "letter_history", _kept(_clean(step.history), charset_of(connection)))
 
 
 def _set(connection: Connection, sql: Statements, letters: pa.Table) -> None:
@@ -131,7 +132,8 @@ def _copy_letters(connection: Connection, sql: Statements, letters: pa.Table) ->
     if not letters.num_rows:
         return
     given = letters.select([name for name in letters.column_names if letters[name].null_count < letters.num_rows])
-    made = (_letter_columns(given.slice(first, encode.ROWS_PER_WRITE)) for first in range(0, letters.num_rows, encode.ROWS_PER_WRITE))
+    held = charset_of(connection)
+    made = (_letter_columns(given.slice(first, encode.ROWS_PER_WRITE), held) for first in range(0, letters.num_rows, encode.ROWS_PER_WRITE))
     some = next(made)
     batches = (batch for table in chain([some], made) for batch in table.to_batches())
     kept = encode.copy_batches(connection, f"{quoted(sql.schema)}.dead_letter", some.schema, batches)
@@ -154,26 +156,34 @@ def _clean(rows: pa.Table) -> pa.Table:
     return pa.table({n: pc.replace_substring(v, "\0", "\u2400") if pa.types.is_string(v.type) else v for n, v in columns.items()})
 
 
-def _letter_columns(letters: pa.Table) -> pa.Table:
+def _kept(rows: pa.Table, held: Charset | None) -> pa.Table:
+    """What a COPY takes in place of texts that the database cannot hold; parameters of statements are changed by their cursor."""
+    if held is None:
+        return rows
+    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+    return pa.table({n: held.escaped(v) if pa.types.is_string(v.type) else v for n, v in columns.items()})
+
+
+def _letter_columns(letters: pa.Table, held: Charset | None) -> pa.Table:
     """LETTERS as the columns of dead_letter."""
     columns: dict[str, Any] = {}
-    rows = _clean(letters)
+    rows = _kept(_clean(letters), held)
     for name in rows.column_names:
         values = rows[name].combine_chunks()
         if name == "properties":
-            columns |= property_arrays(values.chunk(0) if isinstance(values, pa.ChunkedArray) else values)
+            columns |= property_arrays(values.chunk(0) if isinstance(values, pa.ChunkedArray) else values, held)
         else:
             columns["event_offset" if name == "offset" else name] = values
     return pa.table(columns)
 
 
-def property_arrays(values: pa.ListArray) -> dict[str, pa.Array]:
+def property_arrays(values: pa.ListArray, held: Charset | None = None) -> dict[str, pa.Array]:
     """`property_names` and `property_values`: two arrays side by side: names as text, values as exact bytes, in the order of the event."""
     items, mask = values.flatten(), values.is_null()
     offsets = pc.cumulative_sum(pc.fill_null(pc.list_value_length(values), 0))
     starts = pa.concat_arrays([pa.array([0], pa.int32()), offsets.cast(pa.int32())])
     names = pc.replace_substring(items.field("key"), "\0", "\u2400") if len(items) else pa.array([], pa.string())
     return {
-        "property_names": pa.ListArray.from_arrays(starts, names, mask=mask),
+        "property_names": pa.ListArray.from_arrays(starts, held.escaped(names) if held else names, mask=mask),
         "property_values": pa.ListArray.from_arrays(starts, items.field("value"), mask=mask),
     }

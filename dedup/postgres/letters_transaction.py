@@ -5,15 +5,13 @@ Called by reprocess, discard and the like through `PostgresStore.begin_letters`.
 
 from __future__ import annotations
 
-import uuid
-
 import psycopg
 
 from checkpoint.errors import ConfigError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import outcome, state
-from dedup.postgres.fence import refuse_lazy_commit
+from dedup.postgres.fence import open_guarded
 from dedup.postgres.outcome import Attempt
 from dedup.postgres.transaction import PgTransaction
 
@@ -24,10 +22,7 @@ def begin(connection: Connection, sql: Statements, consumer: str, *, positions: 
     Args:
         positions: lock the checkpoints, too, as a batch does: the stream waits from here to the end.
     """
-    connection.execute("begin isolation level read committed, read write")
-    facts = state.one(connection, sql, "transaction_facts")
-    assert facts is not None
-    refuse_lazy_commit(facts["synchronous_commit"])
+    attempt = open_guarded(connection, sql)
     row = state.one(connection, sql, "fence_letters", consumer=consumer)
     if row is not None and positions:
         connection.execute(sql["lock_claims"], {"id": row["id"]})
@@ -35,7 +30,7 @@ def begin(connection: Connection, sql: Statements, consumer: str, *, positions: 
     found = state.read(connection, sql, consumer) if row else None
     if found is None:
         raise ConfigError(f"There is no consumer {consumer!r} here. `dedup consumer list` shows the names.")
-    return found, Attempt(uuid.uuid4(), facts["xid"], facts["backend_pid"], facts["backend_start"])
+    return found, attempt
 
 
 class LettersTransaction(PgTransaction):

@@ -20,6 +20,7 @@ from dedup.outbox.exactly_once import Flight
 from dedup.outbox.message import LANES, Entry, Lag, Message, Messages, State
 from dedup.outbox.store import BYTES_PER_TURN, Asked, Chosen, Failed
 from dedup.postgres import encode, outbox_pages
+from dedup.postgres.charset import charset_of
 from dedup.postgres.outbox_pages import NUMBERS, Page
 from dedup.postgres.outbox_turn import PgTurn, failures
 
@@ -42,7 +43,8 @@ def publish(connection: Connection, sql: Statements, consumer_id: int, messages:
 
     Crash: undone with the transaction.
     """
-    count, schema, pages = outbox_pages.pages_of(consumer_id, messages)
+    held = charset_of(connection)
+    count, schema, pages = outbox_pages.pages_of(consumer_id, messages, held.escaped if held else None)
     kept = encode.copy_batches(connection, f"{quoted(sql.schema)}.outbox_page", schema, pages)
     if kept != count:
         raise StoreError(f"outbox_page kept {kept} of {count} rows. Remove the trigger that somebody has added to it.")

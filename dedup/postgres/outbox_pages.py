@@ -6,7 +6,7 @@ outbox.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
@@ -74,7 +74,11 @@ class Page(NamedTuple):
         return list(map(Message, *columns, [tuple(pairs[first:end]) for first, end in pairwise([0, *self.header_ends])]))
 
 
-def pages_of(consumer_id: int, messages: Messages) -> tuple[int, pa.Schema, Iterator[pa.RecordBatch]]:
+Texts = Callable[[pa.Array], pa.Array]
+"""Texts -> texts that the database can hold."""
+
+
+def pages_of(consumer_id: int, messages: Messages, texts: Texts | None = None) -> tuple[int, pa.Schema, Iterator[pa.RecordBatch]]:
     """Messages as rows of `outbox_page`, a few at a time: those of a lane together, in their order. How many rows, and their schema."""
     lanes, sizes = messages.rows["lane"].to_numpy(), _sizes(messages.rows["body"])
     order = np.argsort(lanes, kind="stable")
@@ -88,9 +92,18 @@ def pages_of(consumer_id: int, messages: Messages) -> tuple[int, pa.Schema, Iter
             at = order[some[0] : some[-1]]
             rows = messages.rows.take(pa.array(at))
             columns = _columns(consumer_id, messages.topic, rows, sizes[at], (some - some[0]).astype(np.int32))
+            if texts is not None:
+                columns = {name: _texts(column, texts) for name, column in columns.items()}
             yield pa.RecordBatch.from_pydict({name: columns[name] for name in schema.names}, schema)
 
     return len(ends) - 1, schema, batches()
+
+
+def _texts(column: pa.Array, texts: Texts) -> pa.Array:
+    """A column with what `texts` makes of its texts, also in lists."""
+    if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
+        return pa.ListArray.from_arrays(column.offsets, texts(column.values))
+    return texts(column) if pa.types.is_string(column.type) else column
 
 
 def _columns(consumer_id: int, topic: str, rows: pa.Table, sizes: Ints, ends: Any) -> dict[str, pa.Array]:

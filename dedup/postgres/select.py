@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from checkpoint.errors import ConfigError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements, fill, quoted
 from deadletter.letter import HISTORY, LETTERS, Status
+from dedup.postgres.charset import Charset, charset_of, unescape
 from dedup.store import GROUPS, Selection
 
 LETTERS_KEPT = pa.schema([*LETTERS, pa.field("duplicates", pa.int64(), nullable=False)])
@@ -62,7 +63,7 @@ def letters(connection: Connection, sql: Statements, selection: Selection, colum
         found = fill(sql["letters_of_places"], chosen=of_place, places=_places(place, selection), half="{half}", needed="{needed}")
     halves = " union all ".join(f"({fill(found, half=half, needed=_needed(names)).decode()})" for half in _halves(selection))
     rows = _run(connection, fill(sql["letters"], columns=_columns(sql, names), found=halves), {**parameters, **place})
-    return _table(rows, pa.schema([LETTERS_KEPT.field(n) for n in names]))
+    return _table(rows, pa.schema([LETTERS_KEPT.field(n) for n in names]), charset_of(connection))
 
 
 def _halves(selection: Selection) -> list[str]:
@@ -124,9 +125,10 @@ def _both(names: Sequence[str]) -> tuple[str, str]:
     return ", ".join(f"d.{name}" for name in names), ", ".join(f"%(after_{name})s" for name in names)
 
 
-_NAMES_AS_BYTES = """case when strpos(array_to_string(d.property_names, ''), chr(92)) = 0 then d.property_names::bytea[]
+_NAMES_AS_BYTES = """case when strpos(array_to_string(d.property_names, ''), chr(92)) = 0 and getdatabaseencoding() = 'UTF8'
+    then d.property_names::bytea[]
     else array(select convert_to(p.name, 'UTF8') from unnest(d.property_names) with ordinality p (name, place) order by p.place) end"""
-"""The cast is quicker, and takes a backslash for the beginning of an escape."""
+"""The cast is quicker; it takes a backslash for the beginning of an escape, and gives bytes of the database's encoding."""
 
 
 def _needed(names: Sequence[str]) -> str:
@@ -157,23 +159,24 @@ def _run(connection: Connection, statement: bytes, parameters: Mapping[str, Any]
         return cursor.execute(statement, parameters).fetchall()
 
 
-def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+def _table(rows: Sequence[tuple[Any, ...]], schema: pa.Schema, held: Charset | None) -> pa.Table:
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    return pa.table([_array(values, field) for values, field in zip(columns, schema, strict=True)], schema=schema)
+    read = bytes.decode if held is None else lambda name: unescape(name.decode())
+    return pa.table([_array(values, field, read) for values, field in zip(columns, schema, strict=True)], schema=schema)
 
 
-def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
+def _array(values: Sequence[Any], field: pa.Field, read: Callable[[bytes], str]) -> pa.Array:
     if pa.types.is_timestamp(field.type):
         return pa.array(values, pa.int64()).cast(field.type)
     if field.name == "properties":
-        values = [v and [{"key": k.decode(), "value": w} for k, w in zip(*v, strict=True)] for v in values]
+        values = [v and [{"key": read(k), "value": w} for k, w in zip(*v, strict=True)] for v in values]
     return pa.array(values, field.type)
 
 
 def locked(connection: Connection, sql: Statements, ids: Sequence[str]) -> pa.Table:
     """LETTERS_KEPT of those of these letters that nobody else has locked, locked, in position order."""
     statement = fill(sql["lock_letters"], columns=_columns(sql, LETTERS_KEPT.names))
-    rows = _table(_run(connection, statement, {"ids": list(ids)}), LETTERS_KEPT)
+    rows = _table(_run(connection, statement, {"ids": list(ids)}), LETTERS_KEPT, charset_of(connection))
     return rows.sort_by([(name, "ascending") for name in _PLACE])
 
 

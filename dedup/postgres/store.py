@@ -191,15 +191,14 @@ class PostgresStore(Reads, Joins):
                 self._ensure(connection)
                 self._register(connection, consumer, epoch, claim)
                 self.on_step("fence")
-            lease = Lease()
+            lease: Lease | None = None
             try:
                 with translating(f"Beginning a batch of {consumer!r}"):
                     found, attempt = fence.begin(connection, self._sql, consumer, epoch, claim)
+                lease = Lease(connection, attempt.xid)
                 yield PgTransaction(connection, self._sql, found, attempt, self, lease)
             finally:
-                lease.over = True
-                _leave(connection)
-                _take_back(connection, lease)
+                _end(connection, lease)
 
     def fresh(self) -> AbstractContextManager[Connection]:
         """A new connection of its own, for use beside a transaction whose connection broke. Raises StoreUnavailable, psycopg.Error."""
@@ -223,16 +222,15 @@ class PostgresStore(Reads, Joins):
         Crash: without a commit nothing of the transaction is true; its letters can be locked again at once.
         """
         with self._pool.borrow() as connection:
-            lease = Lease()
+            lease: Lease | None = None
             try:
                 with translating(f"Beginning with letters of {consumer!r}"):
                     self._ensure(connection)
                     found, attempt = letters_transaction.begin(connection, self._sql, consumer, positions=positions)
+                lease = Lease(connection, attempt.xid)
                 yield LettersTransaction(connection, self._sql, found, attempt, self, lease)
             finally:
-                lease.over = True
-                _leave(connection)
-                _take_back(connection, lease)
+                _end(connection, lease)
 
     def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
         """Replace the head by `change(head)`, between two batches; who and why is kept in consumer_action. Returns the new head.
@@ -273,11 +271,12 @@ class PostgresStore(Reads, Joins):
         self._registered.clear()
 
 
-def _take_back(connection: Connection, lease: Lease) -> None:
-    """Undo what a handler did to the session or the connection: later batches must not see it."""
-    if lease.adapted:
-        connection.close()  # adapters cannot be taken out again
-    elif lease.used and not connection.closed:
+def _end(connection: Connection, lease: Lease | None) -> None:
+    """Roll back what was not committed, and undo what a handler did to the session: later batches must not see it."""
+    if lease is not None:
+        lease.over = True
+    _leave(connection)
+    if lease is not None and lease.used and not connection.closed:
         renew(connection)
 
 

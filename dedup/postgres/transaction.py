@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 import pyarrow as pa
@@ -21,8 +21,8 @@ from checkpoint.postgres.sqlfiles import Statements
 from dedup.outbox.message import Messages
 from dedup.postgres import letters, order, outbox, outcome, records, reserve, select, sink, state
 from dedup.postgres import merge as merging
-from dedup.postgres.fence import check_epoch, refuse_lazy_commit
-from dedup.postgres.handler import HandlerConnection, Lease
+from dedup.postgres.fence import check_epoch, own_settings, refuse_lazy_commit
+from dedup.postgres.handler import ENDED, HandlerConnection, Lease
 from dedup.postgres.outcome import Attempt
 from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
 from dedup.store import KEYS, Head, Meanwhile, Rows
@@ -47,13 +47,20 @@ class PgTransaction:
 
     @contextmanager
     def _our_statements(self, doing: str) -> Iterator[None]:
-        """Translate the driver's errors; a lost connection is a takeover where a newer epoch exists."""
+        """Under our own settings, and with the driver's errors translated; a lost connection is a takeover where a newer epoch exists."""
         try:
+            self._set_our_settings()
             yield
         except psycopg.Error as error:
             if is_lost(error) or self._connection.closed:
                 self._refuse_fenced(error)
             raise translate(error, f"Consumer {self.head.consumer!r}, {doing}") from error
+
+    def _set_our_settings(self) -> None:
+        """Undo what a handler has set: our own statements must not depend on it."""
+        if self._lease.changed and self._connection.info.transaction_status == TransactionStatus.INTRANS:
+            self._connection.execute(own_settings(self._sql, anew=True))
+            self._lease.changed = False
 
     def _refuse_fenced(self, cause: BaseException) -> None:
         row = self._store.epoch_now(self.head.consumer)
@@ -116,7 +123,7 @@ class PgTransaction:
 
         Raises:
             HandlerError: the block ended the transaction.
-            StoreUnavailable, CommitConflict: an error after which no retry inside this transaction can work.
+            StoreUnavailable, CommitConflict: an error after which only a new transaction can go on, whatever the block did with it.
             Whatever else the block raised, as it is.
 
         Crash: nothing of the block is true before the commit.
@@ -126,30 +133,50 @@ class PgTransaction:
         try:
             with self._lease.lent():
                 yield
+            self._refuse_fatal()
             self._store.on_step("release")
             self._release()
         except psycopg.Error as error:
+            self._refuse_fatal()
             if ends_transaction(error) or self._connection.closed:
-                self._refuse_fenced(error)
-                raise translate(error, f"Consumer {self.head.consumer!r}, in the handler") from error
+                self._restart(error)
             self._undo_attempt()
             raise
         except Exception:
+            self._refuse_fatal()
             self._undo_attempt()
             raise
+
+    def _refuse_fatal(self) -> None:
+        """Raise for an error that the handler has seen, and after which only a new transaction can go on."""
+        if self._lease.fatal is not None:
+            self._restart(self._lease.fatal)
+
+    def _restart(self, error: psycopg.Error) -> NoReturn:
+        self._refuse_fenced(error)
+        raise translate(error, f"Consumer {self.head.consumer!r}, in the handler") from error
 
     def _release(self) -> None:
         self._refuse_ended()
         try:
             self._connection.execute("savepoint dedup_constraints")
+            self._allow_commit()
             self._connection.execute("set constraints all immediate")
             # Back to how they were: the next attempt may need them deferred. The commit checks them once more.
             self._connection.execute("rollback to savepoint dedup_constraints")
             self._connection.execute("release savepoint dedup_attempt")
         except psycopg.errors.InvalidSavepointSpecification as error:
-            raise HandlerError(_ENDED) from error
+            raise HandlerError(ENDED) from error
         except psycopg.IntegrityError as error:
             raise sink.refused("A deferred constraint", error) from error
+
+    def _allow_commit(self) -> dict[str, Any]:
+        """Name the token that the guard asks for."""
+        found = state.one(self._connection, self._sql, "transaction_check", token=str(self._attempt.id))
+        assert found is not None
+        if found["xid"] != self._attempt.xid:
+            raise HandlerError(ENDED)
+        return found
 
     def _undo_attempt(self) -> None:
         if self._connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
@@ -157,13 +184,13 @@ class PgTransaction:
                 self._connection.execute("rollback to savepoint dedup_attempt")
                 self._connection.execute("release savepoint dedup_attempt")
             except psycopg.errors.InvalidSavepointSpecification as error:
-                raise HandlerError(_ENDED) from error
+                raise HandlerError(ENDED) from error
             except psycopg.Error as error:
                 raise translate(error, f"Consumer {self.head.consumer!r}, undoing an attempt") from error
 
     def _refuse_ended(self) -> None:
-        if self._connection.info.transaction_status == TransactionStatus.IDLE:
-            raise HandlerError(_ENDED)
+        if self._lease.ended or self._connection.info.transaction_status == TransactionStatus.IDLE:
+            raise HandlerError(ENDED)
         if self._connection.info.transaction_status == TransactionStatus.INERROR:
             raise psycopg.errors.InFailedSqlTransaction(_SWALLOWED)
 
@@ -236,11 +263,7 @@ class PgTransaction:
 
     def _commit(self) -> None:
         self._number()
-        now = state.one(self._connection, self._sql, "transaction_check")
-        assert now is not None
-        if now["xid"] != self._attempt.xid:
-            raise HandlerError(_ENDED)
-        refuse_lazy_commit(now["synchronous_commit"])
+        refuse_lazy_commit(self._allow_commit()["synchronous_commit"])
         try:
             answer = self._connection.execute("commit").statusmessage
         except psycopg.IntegrityError as error:
@@ -268,9 +291,4 @@ class PgTransaction:
 _SWALLOWED = (
     "The handler went on after an error of tx.connection, and the database takes nothing any more until that is undone. "
     "Let the error through, or make the part that may fail a savepoint: `with tx.connection.transaction():`."
-)
-
-_ENDED = (
-    "The handler ended the transaction (COMMIT or ROLLBACK through tx.connection). What it wrote until then may be committed without its "
-    "checkpoint: compare the sink with the events of this batch. Leave the commit to dedup."
 )

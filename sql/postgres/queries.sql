@@ -242,17 +242,29 @@ select pg_terminate_backend(a.pid) from pg_stat_activity a where a.pid = %(pid)s
 select set_config(%(name)s, %(value)s, true);
 
 -- name: transaction_facts
--- What the transaction runs under. Compiling plans costs more than the probe it would speed up; a handler that takes long is no forgotten session.
+-- What the transaction runs under, and the guard that lets nobody commit it who does not know the token.
 -- The transaction id is compared before the commit: another one means that somebody ended the transaction in between.
-select pg_current_xact_id()::text as xid, current_setting('synchronous_commit') as synchronous_commit, set_config('jit', 'off', true) as jit,
-    set_config('idle_in_transaction_session_timeout', '0', true) as may_wait,
-    case when current_setting('server_version_num')::int >= 170000 then set_config('transaction_timeout', '0', true) end as may_last,
+select pg_current_xact_id()::text as xid, current_setting('synchronous_commit') as synchronous_commit,
+    {schema}.guard_transaction(%(token)s) as guarded,
     pg_backend_pid() as backend_pid, (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid()) as backend_start;
 
+-- name: own_settings
+-- What our own statements depend on. Compiling plans costs more than the probe it would speed up; a handler that takes long is no forgotten session.
+-- To the end of the transaction: a pooled session never carries it into another one.
+select set_config('datestyle', 'ISO', true), set_config('array_nulls', 'on', true), set_config('jit', 'off', true),
+    set_config('idle_in_transaction_session_timeout', '0', true),
+    case when current_setting('server_version_num')::int >= 170000 then set_config('transaction_timeout', '0', true) end;
+
+-- name: forget_settings
+-- Undo what a handler has set: roles first, because the right to reset the rest may hang on them.
+-- Inside the transaction; an attempt that is undone takes its settings back by itself.
+reset session authorization; reset role; reset all;
+
 -- name: transaction_check
--- The transaction id and the durability of the coming commit.
+-- The transaction id and the durability of the coming commit, which is allowed by naming the token.
 -- Asked right before the commit, after everything a handler could have done.
-select coalesce(pg_current_xact_id_if_assigned()::text, '') as xid, current_setting('synchronous_commit') as synchronous_commit;
+select coalesce(pg_current_xact_id_if_assigned()::text, '') as xid, current_setting('synchronous_commit') as synchronous_commit,
+    set_config('dedup.commit', %(token)s, true) as allowed;
 
 -- name: fence
 -- Share-lock the consumer and read its epoch.

@@ -32,7 +32,8 @@ do $rights$
 begin
     if to_regclass('{schema}.checkpoint') is not null then
         revoke insert, update on {schema}.schema_version, {schema}.reservation_generation, {schema}.letter_count,
-            {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter, {schema}.outbox_message from dedup_run;
+            {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter, {schema}.outbox_message,
+            {schema}.open_transaction from dedup_run;
         grant delete on {schema}.checkpoint, {schema}.reservation, {schema}.blocked_sequence, {schema}.member, {schema}.outbox,
             {schema}.outbox_page,
             {schema}.publisher_lane, {schema}.publisher_event, {schema}.published_id to dedup_run;

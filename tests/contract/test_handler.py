@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +17,8 @@ from orders import assert_proven, batch, consumer, event, flatten, ids, letters,
 from places import Place
 
 from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, RowsRefused, SinkMismatch
+from dedup.reprocessing import reprocess
+from dedup.store import Selection
 
 
 def test_a_handler_that_raises_leaves_nothing(place: Place) -> None:
@@ -267,3 +272,67 @@ def test_undecodable_events_are_told_apart_by_their_bodies(place: Place) -> None
     assert consumer(place.store(), payload="data.amount")(batch(*events), 0).redelivered == 2
     with pytest.raises(IncarnationChanged):
         consumer(place.store(), payload="data.amount", query="q2")(batch(event(1, body=b"other")), 0)
+
+
+def in_a_thread(call: Callable[[], Any]) -> None:
+    """The handler starts a thread of its own and waits for it."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(call).result()
+
+
+CALLING: dict[str, Callable[[Callable[[], Any]], Any]] = {
+    "itself": lambda call: call(),
+    "a task": lambda call: asyncio.run(asyncio.to_thread(call)),
+    "a thread": in_a_thread,
+}
+
+
+@pytest.mark.parametrize("by", CALLING)
+@pytest.mark.timeout(60)
+def test_a_consumer_inside_its_own_handler_is_a_clear_error_at_once(place: Place, by: str) -> None:
+    """It would wait for the batch in hand, which waits for the handler; nothing is committed, and the batch passes without it."""
+    run = consumer(place.store())
+    good, doing = run._handler, [lambda: run(batch(*orders([9])), 0)]
+    if by != "a thread":  # of these only the consumer's own name tells
+        doing += [lambda: consumer(place.store())(batch(*orders([9])), 0), lambda: reprocess(Selection(), run), lambda: run.run(None)]
+    for call in doing:
+
+        def nested(rows: pa.Table, tx: Any, call: Callable[[], Any] = call) -> None:
+            good(rows, tx)
+            CALLING[by](call)
+
+        run._handler = nested
+        with pytest.raises(HandlerError, match=r"its own handler|outside its handler"):
+            run(batch(*orders(range(3))), 0)
+    assert place.read() == [] and not place.store().head("shop").checkpoints
+    run._handler = good
+    assert run(batch(*orders(range(3))), 0).processed == 3
+    assert_proven(place.store())
+
+
+@pytest.mark.timeout(60)
+def test_another_consumer_inside_a_handler_works_and_is_a_decision_of_its_own(place: Place) -> None:
+    """It waits for nothing of the outer batch; what it decided stays where the outer one fails, and is redelivered when that runs again."""
+    run, inner, reports = consumer(place.store()), consumer(place.store(), name="inner"), []
+    good = run._handler
+
+    def nested(rows: pa.Table, tx: Any) -> None:
+        good(rows, tx)
+        reports.append(inner(batch(*orders(range(3), partition=1)), 0))
+        if len(reports) == 1:
+            raise ConnectionResetError
+
+    run._handler = nested
+    assert run(batch(*orders(range(3))), 0).processed == 3
+    assert [(r.processed, r.redelivered) for r in reports] == [(3, 0), (0, 3)]
+    assert len(place.read()) == 6
+    for name in ("shop", "inner"):
+        assert_proven(place.store(), name)
+
+
+def test_two_threads_may_call_one_consumer_one_after_the_other(place: Place) -> None:
+    """A thread that came later is refused only while a handler runs."""
+    run = consumer(place.store())
+    for number in range(2):
+        in_a_thread(lambda number=number: run(batch(*orders([number])), number))
+    assert len(place.read()) == 2

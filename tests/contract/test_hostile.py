@@ -261,50 +261,92 @@ def test_hostile_events_in_one_batch_do_not_hide_each_other(place: Place) -> Non
     assert_proven(place.store())
 
 
-def competing(dsn: str, state: str) -> Callable[[pa.Table, Any], None]:
-    """A handler whose first run with the bad order ends in a real deadlock, or a real serialization failure, with another session."""
+def clash(dsn: str, connection: Any, state: str) -> None:
+    """A real deadlock with another session, which PostgreSQL ends here; or the answer that a serialization failure has."""
     import psycopg
 
-    runs: list[int] = []
-
-    def handler(rows: pa.Table, tx: Any) -> None:
-        flat = flatten(rows)
-        tx.write(flat, "orders")
-        if "bad" not in flat["id"].to_pylist():
-            return
-        runs.append(rows.num_rows)
-        if len(runs) > 1:
-            return
-        if state == "40001":
-            tx.connection.execute("do $$ begin raise exception 'could not serialize access' using errcode = '40001'; end $$")
-        tx.connection.execute("select from late where id = 'a' for update")
-        with psycopg.connect(dsn) as other:
-            other.execute("set deadlock_timeout = '1h'; select from late where id = 'b' for update")
-            waiting = threading.Thread(target=lambda: other.execute("select from late where id = 'a' for update"))
-            waiting.start()
-            try:
-                tx.connection.execute("select from late where id = 'b' for update")
-            finally:
-                released = threading.Timer(0.5, other.cancel)
-                released.start()
-                with contextlib.suppress(psycopg.Error):
-                    waiting.join()
-
-    return handler
+    if state == "40001":
+        connection.execute("do $$ begin raise exception 'could not serialize access' using errcode = '40001'; end $$")
+    connection.execute("set local deadlock_timeout = '10ms'")
+    connection.execute("select from late where id = 'a' for update")
+    with psycopg.connect(dsn) as other:
+        other.execute("set deadlock_timeout = '1h'; select from late where id = 'b' for update")
+        waiting = threading.Thread(target=lambda: other.execute("select from late where id = 'a' for update"))
+        waiting.start()
+        try:
+            connection.execute("select from late where id = 'b' for update")
+        finally:
+            released = threading.Timer(0.5, other.cancel)
+            released.start()
+            with contextlib.suppress(psycopg.Error):
+                waiting.join()
 
 
+def savepoint_swallows(connection: Any, clashing: Callable[[], None]) -> None:
+    """The error ends with a savepoint of the handler's own, and the handler goes on."""
+    with contextlib.suppress(Exception), connection.transaction():
+        clashing()
+    connection.execute("insert into late values ('c')")
+
+
+def swallow(_connection: Any, clashing: Callable[[], None]) -> None:
+    """The handler looks away."""
+    with contextlib.suppress(Exception):
+        clashing()
+
+
+def blame(_connection: Any, clashing: Callable[[], None]) -> None:
+    """The handler raises an error of its own, from which nobody can tell."""
+    try:
+        clashing()
+    except Exception:  # noqa: BLE001 - this is what handlers do
+        raise ValueError("a bad order") from None
+
+
+DOING = {"let through": lambda _connection, clashing: clashing(), "swallowed": swallow, "savepoint": savepoint_swallows, "blamed": blame}
+
+
+@pytest.mark.parametrize("doing", DOING)
 @pytest.mark.parametrize("state", ["40P01", "40001"])
-def test_a_deadlock_starts_the_transaction_anew(postgres: str, state: str, caplog: pytest.LogCaptureFixture) -> None:
-    """PostgreSQL ends one of two transactions that wait for each other: the chunk is planned again, and no letter is left."""
+def test_a_deadlock_starts_the_transaction_anew(postgres: str, state: str, doing: str, caplog: pytest.LogCaptureFixture) -> None:
+    """PostgreSQL ends one of two transactions that wait for each other: whatever the handler does with the error, no letter is left."""
     place = PostgresPlace(postgres)
     place.create_sink()
     place.create_sink("late")
     place.execute("insert into late values ('a'), ('b')")
-    run = consumer(place.store())
-    run._handler = competing(postgres, state)
+    run, runs = consumer(place.store()), []
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        tx.write(flatten(rows), "orders")
+        runs.append(rows.num_rows)
+        if len(runs) == 1:
+            DOING[doing](tx.connection, lambda: clash(postgres, tx.connection, state))
+
+    run._handler = handler
     assert run(batch(*orders(range(5)), event(5, "bad")), 0).processed == 6
     assert letters(place.store()) == [] and len(place.read()) == 6
+    assert runs == [6, 6] and place.execute("select count(*) from late") == [(2,)], (
+        "the handler has run anew, and its first run left nothing"
+    )
     assert "planning again" in caplog.text
+    assert_proven(place.store())
+
+
+def test_a_lost_session_starts_the_transaction_anew_whatever_the_handler_does(postgres: str) -> None:
+    """An administrator ends the session inside the handler: no event is blamed for it, and the batch passes on another connection."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    run, runs = consumer(place.store(), max_outage=30.0), []
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        tx.write(flatten(rows), "orders")
+        runs.append(rows.num_rows)
+        if len(runs) == 1:
+            blame(tx.connection, lambda: tx.connection.execute("select pg_terminate_backend(pg_backend_pid())"))
+
+    run._handler = handler
+    assert run(batch(*orders(range(3))), 0).processed == 3
+    assert letters(place.store()) == [] and len(place.read()) == 3 and runs == [3, 3]
     assert_proven(place.store())
 
 
