@@ -99,7 +99,7 @@ class RowsRefused(SinkMismatch):
 
 
 class PublicationStuck(StoreError):
-    """A decided batch could not be published to its sink. Repair the sink and run `dedup publish`."""
+    """A decided batch could not be published to its sink, or the sink is another table than before. Repair the sink, or accept it."""
 
 
 class SourceUnavailable(DedupError):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pg_server
+import psycopg
 import pyarrow as pa
 
 from checkpoint.position import Partition
@@ -168,6 +169,35 @@ def changing(ids: list[str], *, history: Iterable[dict[str, Any]] = (), **column
 def sequence_of(name: str) -> bytes:
     """The hash of a sequence key, as `letter` makes it."""
     return hashlib.sha256(name.encode()).digest()[:16]
+
+
+def every_table(dsn: str) -> list[str]:
+    """Of the state."""
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(
+            "select tablename from pg_tables where schemaname = 'dedup' and tablename <> 'schema_version'"
+        ).fetchall()
+    return [f"dedup.{name}" for (name,) in found]
+
+
+class Copy:
+    """The rows of some tables as they are now: what a dump of their data holds."""
+
+    def __init__(self, dsn: str, tables: Iterable[str]) -> None:
+        self.dsn, self.rows = dsn, dict[str, bytes]()
+        with psycopg.connect(dsn) as connection:
+            for table in tables:
+                with connection.cursor().copy(f"copy {table} to stdout (format binary)".encode()) as rows:
+                    self.rows[table] = b"".join(rows)
+
+    def load(self) -> None:
+        """In place of what is there now, without triggers and foreign keys, as `pg_restore --data-only --disable-triggers`."""
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute("set session_replication_role = replica")
+            for table, rows in self.rows.items():
+                connection.execute(f"delete from only {table}".encode())
+                with connection.cursor().copy(f"copy {table} from stdin (format binary)".encode()) as into:
+                    into.write(rows)
 
 
 def keep_copy(server: pg_server.Server) -> Callable[[], None]:

@@ -237,13 +237,22 @@ def test_a_sink_that_was_replaced_is_accepted_with_yes_only(tmp_path: Path, dedu
 
 
 @pytest.mark.postgres
-def test_a_postgres_sink_is_never_accepted(postgres: str, dedup: Run) -> None:
-    """There a sink commits with the decision: the option is an error that says so."""
+def test_a_postgres_sink_that_was_replaced_is_accepted_with_yes_only(postgres: str, dedup: Run) -> None:
+    """A new table under a sink's name gets rows only after a person said so; one that was never written to is none to accept."""
     place = PostgresPlace(postgres)
     place.create_sink()
+    place.create_sink("other")
     decide_two_batches(place)
-    code, _, err = dedup("publish shop --accept-sink orders --yes", place)
-    assert (code, "never one to accept" in err) == (2, True)
+    place.drop_sink()
+    place.create_sink()
+    before = document(dedup, "consumer show shop", place)
+    assert "Nothing was changed" in dedup("publish shop --accept-sink orders", place)[1]
+    code, _, err = dedup("publish shop --accept-sink other --yes", place)
+    assert (code, "never written" in err) == (2, True)
+    assert document(dedup, "consumer show shop", place) == before
+    assert dedup("publish shop --accept-sink orders --yes --reason 'a test'", place) == (0, "shop: 0 batches published\n", "")
+    consumer(place.store())(batch(*orders([9])), 2)
+    assert [row["id"] for row in place.read()] == ["p0-9"]
 
 
 @pytest.mark.postgres

@@ -61,7 +61,8 @@ def generated(postgres: str, batches: int) -> PostgresPlace:
     run(postgres, RECORDS % batches)
     run(
         postgres,
-        f"update dedup.progress set seq = {batches}; update dedup.checkpoint set sequence_number = {(batches + 1) * WIDTH - 2}",
+        f"update dedup.progress set seq = {batches}, written_by = pg_current_xact_id(), recorded = null, reserved = null; "
+        f"update dedup.checkpoint set sequence_number = {(batches + 1) * WIDTH - 2}",
     )
     return place
 

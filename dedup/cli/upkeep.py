@@ -111,7 +111,7 @@ def _accept_sink(store: Store, name: str, sink: str, lost: bool, yes: bool, by: 
     """Take the sink as it is now, where a person says so; whether that was done."""
     accept = getattr(store, "accept_sink", None)
     if accept is None:
-        raise dedup.ConfigError("In PostgreSQL a sink commits with the decision: there is never one to accept.")
+        raise dedup.ConfigError("This store has no sinks of its own to accept.")
     if not name:
         raise dedup.ConfigError("--accept-sink needs the consumer's name as well.")
     if not yes:

@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from checkpoint.errors import StillHeld, StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
-from dedup.postgres.state import one
+from dedup.postgres.state import one, refuse_restored
 from dedup.process import is_alive
 from dedup.store import Holder
 
@@ -44,6 +44,7 @@ def take(connection: Connection, sql: Statements, consumer: str, holder: Holder,
 
     Raises:
         StillHeld: the holder goes on showing life, or its session cannot be ended.
+        StoreRestored: tables of the state were restored.
 
     Crash: the epoch is raised or not; raised, the new holder is on record and the next copy judges it like any other.
     """
@@ -56,6 +57,7 @@ def acquire(connection: Connection, sql: Statements, consumer: str, holder: Hold
     until = time.monotonic() + GIVE_UP_SECONDS
     while True:
         row = _wait(connection, sql, consumer, holder, patience, sharing=enter is not None)
+        refuse_restored(consumer, row["restored"])
         epoch = enter(row) if enter and row["joint"] else _raise_epoch(connection, sql, consumer, row, holder, enter)
         if epoch is not None:
             return epoch

@@ -23,6 +23,7 @@ def begin(connection: Connection, sql: Statements, consumer: str, epoch: int, cl
     row = state.one(connection, sql, "fence", consumer=consumer)
     check_epoch(consumer, epoch, row)
     assert row is not None
+    state.refuse_restored(consumer, row["restored"])
     if claim is None:
         connection.execute(sql["lock_checkpoints"], {"id": row["id"]})
     elif isinstance(claim, Slice):

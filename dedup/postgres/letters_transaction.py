@@ -17,13 +17,15 @@ from dedup.postgres.transaction import PgTransaction
 
 
 def begin(connection: Connection, sql: Statements, consumer: str, *, positions: bool) -> tuple[state.State, Attempt]:
-    """Open the transaction and read the head. Raises ConfigError for a consumer that does not exist, psycopg.Error.
+    """Open the transaction and read the head. Raises ConfigError for a consumer that does not exist, StoreRestored, psycopg.Error.
 
     Args:
         positions: lock the checkpoints, too, as a batch does: the stream waits from here to the end.
     """
     attempt = open_guarded(connection, sql)
     row = state.one(connection, sql, "fence_letters", consumer=consumer)
+    if row is not None:
+        state.refuse_restored(consumer, row["restored"])
     if row is not None and positions:
         connection.execute(sql["lock_claims"], {"id": row["id"]})
         connection.execute(sql["lock_checkpoints"], {"id": row["id"]})

@@ -19,23 +19,24 @@ from checkpoint.postgres.sqlfiles import Statements, fill, quoted
 from dedup.envelope import POSITION
 from dedup.postgres import sink as sinks
 from dedup.postgres.fit import Plan
-from dedup.postgres.sink import Sink
+from dedup.postgres.sink import NOBODY, Sink, Writer
 from dedup.steps import Merge
 from dedup.store import Rows
 
 _STAGED = "pg_temp.dedup_merge"
 
 
-def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: Merge) -> int:
+def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: Merge, writer: Writer = NOBODY) -> int:
     """Merge rows, each key once; returns their number.
 
     Raises:
         SinkMismatch: they cannot fit, or the table has no unique index on these keys.
+        PublicationStuck: it is another table than the one from before.
         RowsRefused: some of them break a rule of the table, or have no key. Nothing of them is kept then.
 
     Crash: undone with the transaction.
     """
-    sink = sinks.describe(connection, sql, table)
+    sink = sinks.describe(connection, sql, table, writer)
     given = _without_places(sink, rows.arrow())
     _check_keys(connection, sql, sink, table, given, how)
     upserts, deletes = _split(given, how, sink)

@@ -6,6 +6,7 @@ Executes the steps of dedup/store.py inside the open transaction; decides nothin
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -24,12 +25,26 @@ _RANGES = ("seen", "duplicates", "skipped", "late")
 _COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
 
 
-def bump(connection: Connection, sql: Statements, state: State, attempt: uuid.UUID) -> int:
+@dataclass(frozen=True)
+class Left:
+    """What a decision leaves elsewhere: it is looked for before the next one, to tell tables that were restored."""
+
+    recorded: bool = False  # batch records
+    reserved: bytes | None = None  # a key
+    reserved_in: int | None = None  # number of the table of reservations that has it
+
+
+def bump(connection: Connection, sql: Statements, state: State, attempt: uuid.UUID, left: Left) -> int:
     """Count one more decision; returns its number, and keeps what is used of the budget in `state`.
+
+    Never inside a savepoint: the row tells its transaction from its own xmin.
 
     Crash: undone with the transaction.
     """
-    row = connection.execute(sql["bump"], {"id": state.id, "attempt": attempt}).fetchone()
+    made_by = {"attempt": attempt, "epoch": state.head.epoch, "generation": state.head.generation}
+    reserved = left.reserved and uuid.UUID(bytes=left.reserved)
+    told = {"recorded": left.recorded, "reserved": reserved, "reserved_in": left.reserved_in}
+    row = connection.execute(sql["bump"], {"id": state.id, **made_by, **told}).fetchone()
     assert row is not None
     state.spent = budget.from_json(row[1])
     return int(row[0])

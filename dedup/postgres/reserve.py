@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements, quoted
@@ -89,6 +90,17 @@ def reserve(connection: Connection, sql: Statements, asked: Asked, keys: pa.Tabl
     if len(raced) and asked.filtered:
         asked.known_filter.surprised()
     return pa.concat_tables([answer, *_raced(connection, sql, _child(sql, asked.current), raced, hashes[arrays.among(wanted, raced)])])
+
+
+SOME = 256
+"""Keys that are looked through for a new one."""
+
+
+def some_new(keys: pa.Table, known: pa.Table) -> list[bytes]:
+    """New ones among the first of these keys (KEYS)."""
+    some = keys["key"].slice(0, SOME)
+    new: list[bytes] = some.filter(pc.invert(pc.is_in(some, value_set=known["key"].combine_chunks()))).to_pylist()
+    return new
 
 
 def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.rows import class_row
 
-from checkpoint.errors import RowsMisfit, RowsRefused, SinkMismatch, StoreError
+from checkpoint.errors import ConfigError, PublicationStuck, RowsMisfit, RowsRefused, SinkMismatch, StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import ends_transaction, text_of, translate
 from checkpoint.postgres.sqlfiles import Statements, quoted
@@ -29,6 +29,18 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S"
 
 
 @dataclass(frozen=True)
+class Writer:
+    """Who writes: a sink is remembered for a consumer and a generation. The consumer 0 is nobody."""
+
+    id: int
+    generation: int = 0
+    name: str = ""
+
+
+NOBODY = Writer(0)
+
+
+@dataclass(frozen=True)
 class Sink:
     """A table that rows go to."""
 
@@ -37,36 +49,84 @@ class Sink:
     oid: int = 0
 
 
-def write(connection: Connection, sql: Statements, table: str, rows: Rows) -> int:
+def write(connection: Connection, sql: Statements, table: str, rows: Rows, writer: Writer = NOBODY) -> int:
     """Append rows; returns their number. Raises SinkMismatch before any row is sent, or with nothing of the COPY kept; RowsRefused where
     it depends on the values of the rows.
 
     Crash: undone with the transaction.
     """
-    sink = describe(connection, sql, table)
+    sink = describe(connection, sql, table, writer)
     given = rows.arrow()  # first of all: what a handler must not write is its own error, not the table's
     plans = plans_for(sink, given.schema)
     sending = fitted(sink, plans, given)
     return send(connection, sink, plans, sending) if sending.num_rows else 0
 
 
-def describe(connection: Connection, sql: Statements, table: str) -> Sink:
-    """The table as the catalog has it. Raises SinkMismatch for a name that is no table."""
+def describe(connection: Connection, sql: Statements, table: str, writer: Writer = NOBODY) -> Sink:
+    """The table as the catalog has it, noted for its writer.
+
+    Raises:
+        SinkMismatch: the name is of no table, or of one whose rows do not commit or last with the decision.
+        PublicationStuck: it is of another table than before.
+
+    Crash: the note is undone with the transaction.
+    """
+    asked = {"table": table, "consumer": writer.id, "generation": writer.generation}
     try:
         with connection.transaction():
-            row = connection.execute(sql["sink"], {"table": table}).fetchone()
+            row = connection.execute(sql["sink"], asked).fetchone()
     except (psycopg.errors.SyntaxError, psycopg.errors.InvalidName, psycopg.errors.FeatureNotSupported) as error:
         raise SinkMismatch(
             f'{table!r} is not a table name. Write table or schema.table; names with capitals or spaces in double quotes: "My Table".'
         ) from error
     if row is None:
         raise SinkMismatch(f"There is no table {table!r} on this connection's search_path. Create it, or write schema.table.")
-    oid, schema, name, kind = row
+    oid, schema, name, kind, persistence, fleeting, before = row
     full = f"{quoted(schema)}.{quoted(name)}"
     if kind not in ("r", "p"):
         raise SinkMismatch(f"{full} is {_KINDS.get(kind, 'not a table')}, and COPY writes to tables only. Write to the table behind it.")
+    _refuse_fleeting(full, fleeting)
+    if writer.id and persistence == "p":
+        _note(connection, sql, full, oid, before, writer)
     with connection.cursor(row_factory=class_row(fit.Column)) as cursor:
         return Sink(full, tuple(cursor.execute(sql["sink_columns"], {"oid": oid}).fetchall()), oid)
+
+
+def _refuse_fleeting(full: str, fleeting: str | None) -> None:
+    if fleeting is None:
+        return
+    if fleeting.endswith("UNLOGGED"):
+        raise SinkMismatch(
+            f"{full} cannot be a sink: {fleeting}. PostgreSQL empties such a table after a crash and on a standby, and the state would "
+            f"go on as if its rows were there. Run ALTER TABLE ... SET LOGGED."
+        )
+    raise SinkMismatch(
+        f"{full} cannot be a sink: its partition {fleeting}. Another server commits its rows by itself, so they and the decision are "
+        f"not one transaction. Write to a table of this database, and send them on with tx.publish."
+    )
+
+
+def _note(connection: Connection, sql: Statements, full: str, oid: int, before: int | None, writer: Writer) -> None:
+    """Remember the table, or compare it with the one that is remembered."""
+    if before is None:
+        connection.execute(sql["note_sink"], {"consumer": writer.id, "generation": writer.generation, "oid": oid})
+    elif before != oid:
+        raise PublicationStuck(
+            f"{full} is another table than the one that {writer.name!r} has written to before: it was dropped and created again, loaded "
+            f"from a dump, or another one was renamed. Rows that were written before may be missing. Put them back if they are wanted, "
+            f"then run `dedup publish {writer.name} --accept-sink {full}`."
+        )
+
+
+def accept(connection: Connection, sql: Statements, table: str, writer: Writer) -> None:
+    """Remember the table that is under this name now. Raises SinkMismatch, or ConfigError where the writer has never written to it.
+
+    Crash: undone with the transaction.
+    """
+    sink = describe(connection, sql, table)
+    noted = {"consumer": writer.id, "generation": writer.generation, "oid": sink.oid}
+    if connection.execute(sql["accept_sink"], noted).fetchone() is None:
+        raise ConfigError(f"Consumer {writer.name!r} has never written to {sink.name}: there is nothing to accept.")
 
 
 def plans_for(sink: Sink, schema: pa.Schema) -> dict[str, fit.Plan]:

@@ -13,7 +13,7 @@ from typing import Any
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, StoreRestored
 from checkpoint.position import Partition
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
@@ -38,6 +38,16 @@ def one(connection: Connection, sql: Statements, name: str, **parameters: Any) -
     """The first row of a named statement by column name; None where there is none."""
     with connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(sql[name], parameters).fetchone()
+
+
+def refuse_restored(consumer: str, what: str | None) -> None:
+    """Raise StoreRestored where tables of the state were restored, all of them or some."""
+    if what is not None:
+        raise StoreRestored(
+            f"Consumer {consumer!r}: tables of its state were restored, or loaded from a copy: {what}. Events that were decided since that "
+            f"copy would be taken for new. Bring state and sinks to one moment, then run `dedup consumer accept-restore {consumer}`; "
+            f"docs/postgres.md says how (Restores and moves)."
+        )
 
 
 def read(connection: Connection, sql: Statements, consumer: str) -> State | None:
@@ -98,7 +108,9 @@ def topic_id(connection: Connection, sql: Statements, state: State, topic: Topic
 def amend(connection: Connection, sql: Statements, consumer: str, change: Callable[[Head], Head], by: str, reason: str) -> Head:
     """Replace the head inside the transaction that is open on `connection`; returns the new one.
 
-    Raises ConfigError for a consumer that does not exist.
+    Raises:
+        ConfigError: there is no such consumer.
+        StoreRestored: the tables were restored, and the change does not begin a new generation.
 
     Crash: undone with the transaction.
     """
@@ -106,11 +118,16 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
     state = read(connection, sql, consumer) if locked else None
     if state is None:
         raise ConfigError(f"There is no consumer {consumer!r} here. `dedup consumer list` shows the names.")
+    assert locked is not None
     old, new = state.head, change(state.head)
+    anew = new.generation != old.generation
+    if not anew:
+        refuse_restored(consumer, locked["restored"])
     connection.execute(sql["amend_consumer"], {"id": state.id, "generation": new.generation, "keyspace": new.keyspace})
     settings = None if new.settings is None else Jsonb(dict(new.settings))
     last = {name: getattr(new, name) for name in ("query_id", "batch_id", "gap_accepted")}
-    connection.execute(sql["amend_progress"], {"id": state.id, "settings": settings, "spent": Jsonb(budget.to_json(new.spent)), **last})
+    spent = Jsonb(budget.to_json(new.spent))
+    connection.execute(sql["amend_progress"], {"id": state.id, "settings": settings, "spent": spent, "anew": anew, **last})
     _put_topics(connection, sql, state, new)
     _put_checkpoints(connection, sql, state, new)
     told = {"before": Jsonb(_plain(old)), "after": Jsonb(_plain(new))}

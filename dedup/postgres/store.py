@@ -22,6 +22,7 @@ from checkpoint.postgres.errors import translating
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.postgres import epoch as epochs
 from dedup.postgres import fence, letters_transaction, state
+from dedup.postgres import sink as sinks
 from dedup.postgres.connect import Pool, renew
 from dedup.postgres.handler import Lease
 from dedup.postgres.joins import Joins
@@ -156,6 +157,7 @@ class PostgresStore(Reads, Joins):
 
         Raises:
             StillHeld: the holder showed life for twice `takeover_after`, or its session cannot be ended from here.
+            StoreRestored: the tables were restored, all of them or some.
 
         Crash: the epoch is raised or not; raised, the next copy finds this one gone and takes over at once.
         """
@@ -182,7 +184,7 @@ class PostgresStore(Reads, Joins):
 
         Raises:
             Fenced: a newer epoch was taken. PartitionLost: another process claimed the partition.
-            StoreRestored: the tables are older than this epoch. StoreUnavailable: no connection.
+            StoreRestored: the tables were restored, all of them or some. StoreUnavailable: no connection.
 
         Crash: without a commit nothing of the transaction is true, also when the process vanishes.
         """
@@ -217,7 +219,7 @@ class PostgresStore(Reads, Joins):
         """Open a transaction of letters. The stream goes on meanwhile, unless `positions` are decided: then it waits.
 
         Raises:
-            ConfigError: there is no such consumer. StoreUnavailable: no connection.
+            ConfigError: there is no such consumer. StoreRestored: the tables were restored. StoreUnavailable: no connection.
 
         Crash: without a commit nothing of the transaction is true; its letters can be locked again at once.
         """
@@ -235,10 +237,32 @@ class PostgresStore(Reads, Joins):
     def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
         """Replace the head by `change(head)`, between two batches; who and why is kept in consumer_action. Returns the new head.
 
+        Raises:
+            ConfigError: there is no such consumer.
+            StoreRestored: the tables were restored, and the change does not begin a new generation.
+
         Crash: the change and its record are one transaction.
         """
         with self._connection(f"Changing the state of {consumer!r}") as connection, connection.transaction():
             return state.amend(connection, self._sql, consumer, change, by, reason)
+
+    def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str) -> None:
+        """Go on with the table that is under a sink's name now: it was dropped and created again, loaded, or renamed, on purpose.
+
+        Args:
+            lost: as for a Delta store; here no decided row waits for its sink.
+
+        Raises:
+            ConfigError: the consumer has never written to that sink, or there is no such consumer.
+            SinkMismatch: there is no table.
+
+        Crash: it is accepted, with its record, or it is not.
+        """
+        with self._connection(f"Accepting a sink of {consumer!r}") as connection, connection.transaction():
+            state.amend(connection, self._sql, consumer, lambda head: head, by, reason)
+            found = state.read(connection, self._sql, consumer)
+            assert found is not None
+            sinks.accept(connection, self._sql, sink, sinks.Writer(found.id, found.head.generation, consumer))
 
     def publish(self, consumer: str) -> int:
         """Always 0: sinks commit with the decision."""

@@ -38,6 +38,8 @@ class PgTransaction:
         self._lease = lease
         self._seq: int | None = None
         self._asked: reserve.Asked | None = None
+        self._reserved: tuple[int, list[bytes]] | None = None  # table of reservations, some of the keys that are new there
+        self._parked: set[bytes] = set()
         self.committed = False
 
     @property
@@ -113,7 +115,9 @@ class PgTransaction:
         with self._our_statements("reserving keys"):
             asked = self._asked or reserve.ask(self._connection, self._sql, keys["key"], self._store.known_filter)
             self._asked = None
-            return reserve.reserve(self._connection, self._sql, asked, keys, meanwhile)
+            known = reserve.reserve(self._connection, self._sql, asked, keys, meanwhile)
+        self._reserved = asked.current.id, reserve.some_new(keys, known)
+        return known
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -202,7 +206,7 @@ class PgTransaction:
         self._refuse_ended()
         self._store.on_step("write")
         with self._our_statements(f"writing to {table!r}"):
-            return sink.write(self._connection, self._sql, table, rows)
+            return sink.write(self._connection, self._sql, table, rows, self._writer())
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
         """LETTERS + duplicates of those of these letters that nobody else is at work on, in position order. Never waits."""
@@ -222,7 +226,10 @@ class PgTransaction:
         self._refuse_ended()
         self._store.on_step("write")
         with self._our_statements(f"merging into {table!r}"):
-            return merging.merge(self._connection, self._sql, table, rows, merge)
+            return merging.merge(self._connection, self._sql, table, rows, merge, self._writer())
+
+    def _writer(self) -> sink.Writer:
+        return sink.Writer(self._state.id, self.head.generation, self.head.consumer)
 
     def publish(self, messages: Messages) -> None:
         """Store messages to send as part of this transaction.
@@ -240,11 +247,11 @@ class PgTransaction:
         Crash: before Commit has reached the server nothing is true; after it, all is. In between the next run reads it from the tables.
         """
         doing: dict[type[Any], Callable[[Any], None]] = {
-            Park: lambda s: letters.park(self._connection, self._sql, s, self.head.consumer),
+            Park: lambda s: self._park(s),
             Change: lambda s: letters.change(self._connection, self._sql, s, self.head.consumer),
             Free: lambda s: letters.free(self._connection, self._sql, s),
             Note: lambda s: letters.note(self._connection, self._sql, s),
-            Record: lambda s: records.record(self._connection, self._sql, self._state, s, self._decision(), self._attempt.id),
+            Record: lambda s: self._record(s),
             Advance: lambda s: records.advance(self._connection, self._sql, self._state, s),
             Commit: lambda s: self._commit(),
         }
@@ -252,10 +259,24 @@ class PgTransaction:
             self._refuse_ended()
             doing[type(step)](step)
 
-    def _decision(self) -> int:
+    def _park(self, step: Park) -> None:
+        letters.park(self._connection, self._sql, step, self.head.consumer)
+        self._parked.update(step.letters["key"].drop_null().to_pylist())
+
+    def _record(self, step: Record) -> None:
+        seq = self._decision(recorded=step.batches.num_rows > 0)
+        records.record(self._connection, self._sql, self._state, step, seq, self._attempt.id)
+
+    def _decision(self, *, recorded: bool = False) -> int:
         if self._seq is None:
-            self._seq = records.bump(self._connection, self._sql, self._state, self._attempt.id)
+            self._seq = records.bump(self._connection, self._sql, self._state, self._attempt.id, self._left(recorded))
         return self._seq
+
+    def _left(self, recorded: bool) -> records.Left:
+        """With a key that no letter holds: people free those of letters."""
+        table, keys = self._reserved or (None, [])
+        key = next((k for k in keys if k not in self._parked), None)
+        return records.Left(recorded, key, table if key else None)
 
     def _number(self) -> None:
         """A batch is a decision, with a record or without."""

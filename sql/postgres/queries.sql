@@ -46,18 +46,19 @@ select pg_advisory_xact_lock(1684366448, hashtext(%(schema)s));
 with made as (
     insert into {schema}.consumer (name) values (%(consumer)s) on conflict (name) do nothing returning id
 ), progress as (
-    insert into {schema}.progress (consumer_id) select id from made
+    insert into {schema}.progress (consumer_id, written_by) select id, pg_current_xact_id() from made
 )
 insert into {schema}.heartbeat (consumer_id) select id from made;
 
 -- name: holder
--- Who holds a consumer, its signs of life, and whether its database session is known to have ended.
+-- Who holds a consumer, its signs of life, whether its database session is known to have ended, and what shows that tables were restored.
 -- Reads only; a session of another role hides its start time and counts as alive.
 select c.id, c.epoch, c.joint, c.holder_host as host, c.holder_pid as pid, c.holder_started as started, c.holder_run_id as run_id, c.taken_at,
     p.seq, h.beats, h.backend_pid, h.backend_start,
     h.backend_pid is not null and not exists (
         select from pg_stat_activity a where a.pid = h.backend_pid and coalesce(a.backend_start, h.backend_start) = h.backend_start
-    ) as backend_gone
+    ) as backend_gone,
+    (select string_agg(r.what, '; ') from {schema}.restored r where r.consumer_id = c.id) as restored
 from {schema}.consumer c
 join {schema}.progress p on p.consumer_id = c.id
 join {schema}.heartbeat h on h.consumer_id = c.id
@@ -267,9 +268,11 @@ select coalesce(pg_current_xact_id_if_assigned()::text, '') as xid, current_sett
     set_config('dedup.commit', %(token)s, true) as allowed;
 
 -- name: fence
--- Share-lock the consumer and read its epoch.
+-- Share-lock the consumer and read its epoch, and what shows that its tables were restored.
 -- A takeover updates the row: it waits for this batch, and this batch can commit only under the epoch that it read here.
-select id, epoch, holder_host as host, holder_pid as pid, taken_at from {schema}.consumer where name = %(consumer)s for share;
+select c.id, c.epoch, c.holder_host as host, c.holder_pid as pid, c.taken_at,
+    (select string_agg(r.what, '; ') from {schema}.restored r where r.consumer_id = c.id) as restored
+from {schema}.consumer c where c.name = %(consumer)s for share of c;
 
 -- name: epoch_now
 -- The epoch and its holder, without a lock.
@@ -413,11 +416,39 @@ with mine as (
 select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from mine;
 
 -- name: sink
--- A table as the handler named it: its quoted name, and its kind.
+-- A table as the handler named it: its quoted name, its kind, what of its partitions is no lasting table here, and which table it was before.
 -- Looked up inside the transaction, so a table that the handler has just made is found.
-select c.oid::bigint, n.nspname, c.relname, c.relkind
+select c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence,
+    (
+        select min(format('%%I.%%I', m.nspname, q.relname) || case when q.relkind = 'f' then ' is a foreign table' else ' is UNLOGGED' end)
+        from pg_class q join pg_namespace m on m.oid = q.relnamespace
+        where q.oid in (select relid from pg_partition_tree(c.oid) where c.relkind = 'p' union all select c.oid)
+            and (q.relkind = 'f' or q.relpersistence = 'u')
+    ) as fleeting,
+    (
+        select s.relation::bigint from {schema}.sink s
+        where s.consumer_id = %(consumer)s and s.generation = %(generation)s and s.name = format('%%I.%%I', n.nspname, c.relname)
+    ) as before
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.oid = to_regclass(%(table)s);
+
+-- name: note_sink
+-- Note which table a consumer writes to under a name.
+-- In the batch's transaction. Two that come at once wait for each other, once per sink.
+insert into {schema}.sink as s (consumer_id, name, generation, relation)
+select %(consumer)s, format('%%I.%%I', n.nspname, c.relname), %(generation)s, c.oid
+from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %(oid)s::bigint::oid
+on conflict (consumer_id, name) do update set generation = excluded.generation, relation = excluded.relation
+where (s.generation, s.relation) is distinct from (excluded.generation, excluded.relation);
+
+-- name: accept_sink
+-- Take the table that is under a name now for the one that a consumer writes to.
+-- Under `lock_consumer`: no batch is open. No row comes back where the consumer has never written to it.
+update {schema}.sink s set generation = %(generation)s, relation = %(oid)s::bigint::oid
+where s.consumer_id = %(consumer)s
+    and s.name = (select format('%%I.%%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                  where c.oid = %(oid)s::bigint::oid)
+returning name;
 
 -- name: sink_columns
 -- The columns of a sink with all that decides whether a row fits.
@@ -483,9 +514,10 @@ with wanted as materialized (
 insert into {schema}.letter_copy (letter_id, copies) select id, count from wanted where id not in (select id from free);
 
 -- name: fence_letters
--- Keep a person's decision about the state, a reset above all, from coming between; a takeover and the stream go on.
--- The weakest row lock: only `lock_consumer` waits for it, and it for that.
-select id from {schema}.consumer where name = %(consumer)s for key share;
+-- Keep a person's decision about the state, a reset above all, from coming between, and read what shows that the tables were restored.
+-- The weakest row lock: a takeover and the stream go on; only `lock_consumer` waits for it, and it for that.
+select c.id, (select string_agg(r.what, '; ') from {schema}.restored r where r.consumer_id = c.id) as restored
+from {schema}.consumer c where c.name = %(consumer)s for key share of c;
 
 -- name: lock_letters
 -- Of these letters those that nobody else is at work on; now nobody else can change them.
@@ -568,8 +600,11 @@ update {schema}.blocked_sequence b set letter = l.id, kind = l.kind, consumer = 
 from last l where b.sequence = l.sequence and l.id is not null and (b.letter, b.kind) is distinct from (l.id, l.kind);
 
 -- name: free_keys
--- Forget reservations.
+-- Forget reservations; one that view `restored` looks for is looked for no more.
 -- In the transaction that takes the key from its letter: the key is held, or free, never neither and never both.
+with unmarked as (
+    update {schema}.progress set reserved = null, written_by = pg_current_xact_id() where reserved = any(%(keys)s::uuid[])
+)
 delete from {schema}.reservation where key = any(%(keys)s::uuid[]);
 
 -- name: transaction_status
@@ -599,9 +634,14 @@ select c.id, %(scope)s, %(trial)s, clock_timestamp() from {schema}.consumer c, f
 on conflict (consumer_id, scope) do update set trial = excluded.trial, at = excluded.at;
 
 -- name: bump
--- Count one more decision, say by which attempt, and read what the commits before this one used of the budget.
+-- Count one more decision, say by which attempt, and read what the commits before this one used of the budget; leave what view `restored` looks for.
 -- The row stays locked until the commit: a copy that asks what became of a lost commit waits for the answer, and nobody else uses of the budget.
-update {schema}.progress set seq = seq + 1, attempt = %(attempt)s where consumer_id = %(id)s returning seq, spent;
+update {schema}.progress p
+set seq = p.seq + 1, attempt = %(attempt)s, written_by = pg_current_xact_id(), epoch = %(epoch)s, generation = %(generation)s,
+    recorded = case when %(recorded)s then p.seq + 1 else p.recorded end,
+    reserved = coalesce(%(reserved)s::uuid, p.reserved), reserved_in = coalesce(%(reserved_in)s::int, p.reserved_in),
+    page = (select page from {schema}.last_page)
+where p.consumer_id = %(id)s returning p.seq, p.spent;
 
 -- name: record
 -- Keep what a batch leaves: its settings, query and batch, and what is used of the budget. What was being tried is done, if anything was.
@@ -652,22 +692,30 @@ from {schema}.progress p where p.consumer_id = %(id)s;
 select from {schema}.progress where consumer_id = %(id)s for update;
 
 -- name: lock_consumer
--- Lock a consumer for a person's decision.
+-- Lock a consumer for a person's decision, and read what shows that its tables were restored.
 -- Waits for open batches and open transactions of letters, and makes new ones wait: the decision is between two, never inside one.
-select id from {schema}.consumer where name = %(consumer)s for update;
+select c.id, (select string_agg(r.what, '; ') from {schema}.restored r where r.consumer_id = c.id) as restored
+from {schema}.consumer c where c.name = %(consumer)s for update of c;
 
 -- name: amend_consumer
--- Set the lives of a consumer.
+-- Set the lives of a consumer; an epoch that was given already is not given again.
 -- Under `lock_consumer`.
-update {schema}.consumer set generation = %(generation)s, keyspace = %(keyspace)s where id = %(id)s;
+update {schema}.consumer
+set generation = %(generation)s, keyspace = %(keyspace)s,
+    epoch = greatest(epoch, (select p.epoch from {schema}.progress p where p.consumer_id = consumer.id))
+where id = %(id)s;
 
 -- name: amend_progress
 -- Set what the last decision left.
--- Under `lock_consumer`.
-update {schema}.progress
-set seq = seq + 1, settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = %(gap_accepted)s,
-    spent = %(spent)s
-where consumer_id = %(id)s;
+-- Under `lock_consumer`. What view `restored` looks for is as it is here: a person has decided to go on from it.
+update {schema}.progress p
+set seq = p.seq + 1, written_by = pg_current_xact_id(), epoch = c.epoch, generation = c.generation, settings = %(settings)s,
+    query_id = %(query_id)s, batch_id = %(batch_id)s, gap_accepted = %(gap_accepted)s, spent = %(spent)s,
+    recorded = case when %(anew)s then null else p.recorded end, reserved = case when %(anew)s then null else p.reserved end,
+    reserved_in = case when %(anew)s then null else p.reserved_in end,
+    page = case when %(anew)s then (select page from {schema}.last_page) else p.page end
+from {schema}.consumer c
+where p.consumer_id = %(id)s and c.id = p.consumer_id;
 
 -- name: drop_checkpoints
 -- Forget all checkpoints of a consumer; those that stay are written again.
@@ -844,6 +892,18 @@ from {schema}.dead_letter d
 where d.consumer = %(consumer)s and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
     and not exists (select from {schema}.reservation r where r.key = d.key)
     and not exists (select from {schema}.reservation_generation where purged_at is not null);
+
+-- name: restore_contradictions
+-- What shows that tables of a consumer were restored to an older time: all of them, or some.
+-- One snapshot with the other checks.
+select 'the tables were restored: ' || r.what
+from {schema}.restored r join {schema}.consumer c on c.id = r.consumer_id
+where c.name = %(consumer)s
+union all
+select 'letter ' || d.id || ' is ' || d.status || ', but it is on record as ' || h.action
+from {schema}.dead_letter d
+cross join lateral (select h.action from {schema}.letter_history h where h.letter_id = d.id order by h.id desc limit 1) h
+where d.consumer = %(consumer)s and d.status in ('OPEN', 'BLOCKED') and h.action in ('REPROCESSED', 'DUPLICATE', 'DISCARDED');
 
 -- name: order_contradictions
 -- Sequences whose letters are not in order, or that are noted as blocked by another letter than their last one.

@@ -33,7 +33,7 @@ begin
     if to_regclass('{schema}.checkpoint') is not null then
         revoke insert, update on {schema}.schema_version, {schema}.reservation_generation, {schema}.letter_count,
             {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter, {schema}.outbox_message,
-            {schema}.open_transaction from dedup_run;
+            {schema}.open_transaction, {schema}.restored, {schema}.last_page from dedup_run;
         grant delete on {schema}.checkpoint, {schema}.reservation, {schema}.blocked_sequence, {schema}.member, {schema}.outbox,
             {schema}.outbox_page,
             {schema}.publisher_lane, {schema}.publisher_event, {schema}.published_id to dedup_run;
@@ -42,7 +42,7 @@ begin
         grant select on {schema}.consumer, {schema}.progress, {schema}.heartbeat, {schema}.member, {schema}.topic, {schema}.checkpoint,
             {schema}.partition_claim, {schema}.batch, {schema}.reservation_generation, {schema}.blocked_sequence, {schema}.letter_count,
             {schema}.publish_destination, {schema}.publisher, {schema}.publisher_lane, {schema}.consumer_action, {schema}.partition_owner, {schema}.processor_checkpoint, {schema}.schema_version,
-            {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter to dedup_read;
+            {schema}.sink, {schema}.restored, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter to dedup_read;
     end if;
 end
 $rights$;

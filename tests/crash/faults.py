@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from children import Child
+from pg_help import Copy, every_table
 from pg_proxy import COMMIT_MESSAGE, proxied
 
 from crash.lane import Lane
 from crash.places import Disk, Postgres
+from dedup import amendments
 
 Fault = Callable[[Lane, random.Random], str]
 """Breaks something; returns what exactly."""
@@ -102,6 +104,8 @@ class ServerFaults:
             "connection cut before COMMIT": self.cut_before_commit,
             "answer to COMMIT lost": self.lose_answer_to_commit,
             "connection cut after some bytes": self.cut_anywhere,
+            "the state was copied back": copy_state_back,
+            "one table was copied back": copy_table_back,
         }
 
     def kill_backend(self, lane: Lane, dice: random.Random) -> str:
@@ -181,6 +185,41 @@ class ServerFaults:
             lane.wait(lane.start(place=url, patience=_patience(dice)))
             lane.missed = not proxy.cut.is_set()
             return f"{skipped} skipped, {'delivered' if deliver else 'not delivered'}"
+
+
+REFUSED = ("progress", "consumer", "batch", "reservation_000001")
+"""Tables that contradict the others where they alone are older."""
+
+HARMLESS = ("checkpoint", "heartbeat", "trial")
+"""Tables with which the stream goes on."""
+
+
+def copy_state_back(lane: Lane, dice: random.Random) -> str:
+    """All tables of the state from before a batch, and not the sinks: refused; then the right ones are put back."""
+    return _copied_back(lane, every_table)
+
+
+def copy_table_back(lane: Lane, dice: random.Random) -> str:
+    """One table of the state from before a batch: refused, and the right one is put back; or the stream goes on with it."""
+    table = dice.choice((*REFUSED, *HARMLESS))
+    return f"{table} {_copied_back(lane, lambda _: [f'dedup.{table}'], harmless=table in HARMLESS)}"
+
+
+def _copied_back(lane: Lane, tables: Callable[[str], list[str]], *, harmless: bool = False) -> str:
+    store = lane.place.store()
+    store.migrate()  # type: ignore[attr-defined]
+    older = Copy(lane.place.url, tables(lane.place.url))
+    lane.wait(lane.start(until=lane.batches - 1))
+    newer = Copy(lane.place.url, every_table(lane.place.url))
+    older.load()
+    lane.wait(lane.start())
+    assert ("StoreRestored" in lane.ended[-1]) != harmless, lane.ended
+    if not harmless:
+        newer.load()
+        for decision in (amendments.accept_restore, amendments.accept_gap):  # nothing is missing
+            store.amend("shop", decision, by="crash", reason="put back")
+    store.close()  # type: ignore[attr-defined]
+    return f"after {lane.batches - 1} batches"
 
 
 FAULTS: dict[str, Fault] = {
