@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
 
+from checkpoint.errors import PublicationStuck
 from checkpoint.position import Partition, Ranges
 from dedup import advice
 from dedup.books import Books, LetterBooks
@@ -85,7 +86,10 @@ def _checked(store: Store, head: Head, known: Proof | None) -> VerifyReport:
     """What comes behind the proof, or everything."""
     consumer = head.consumer
     books = Books.going_on(known) if known else Books(consumer)
-    letters, head, still = _read(store, books, head, known.seq if known else 0)
+    try:
+        letters, head, still = _read(store, books, head, known.seq if known else 0)
+    except PublicationStuck as error:  # letters that are decided and lost: what is there cannot be added up
+        return VerifyReport(consumer, [str(error)])
     report = VerifyReport(consumer, books.contradictions, counts=dict(books.counts), since=known.seq if known else 0)
     if still:
         report.contradictions.extend(letters.contradictions(books.lettered))

@@ -25,6 +25,7 @@ _HELD = """    union all
     select d.key, coalesce(d.payload_hash, 0)
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status"""
+_BACK = "tests/test_delta_copied_back.py::"
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
 _GUARDED = "tests/test_postgres_guard.py::"
 _SLICES = "tests/contract/test_slices.py::"
@@ -423,7 +424,7 @@ MUTANTS = (
     Mutant(
         "txnVersion from the batch id",
         "dedup/delta/decide.py",
-        "transactions = {state.ledger.app(table, header.head.generation): header.seq}",
+        "transactions = {state.ledger.app(table, header.head.generation): header.version}",
         "transactions = {state.ledger.app(table, header.head.generation): header.head.batch_id or 0}",
         _LEDGER + "test_a_running_consumer_keeps_its_files_few",
     ),
@@ -449,17 +450,17 @@ MUTANTS = (
         _DELIVERY + "test_a_duplicate_in_the_next_batch_or_another_partition_is_dropped",
     ),
     Mutant(
-        "publish from memory: only what this process decided",
+        "only the newest decision is published",
         "dedup/delta/publish.py",
         "for seq in sorted(self.state.pending):",
-        "for seq in sorted(self.state.pending & {fresh}):",
-        _SINKS + "test_what_was_decided_is_published_by_the_next_transaction",
+        "for seq in sorted(self.state.pending)[-1:]:",
+        _SINKS + "test_several_decisions_are_published_in_their_order",
     ),
     Mutant(
         "publish without looking whether it is there",
         "dedup/delta/publish.py",
-        "if done is not None and done >= version:",
-        "if done is not None and done > version:",
+        "if not self._reached(entry, shown, version):",
+        "if True:",
         _SINKS + "test_two_publishers_at_once_publish_once",
     ),
     Mutant(
@@ -468,6 +469,62 @@ MUTANTS = (
         "for seq in sorted(self.state.pending):",
         "for seq in sorted(self.state.pending, reverse=True):",
         _SINKS + "test_several_decisions_are_published_in_their_order",
+    ),
+    Mutant(
+        "a mark has the number of the decision, and not which one it was",
+        "dedup/delta/lineage.py",
+        "return seq << ID_BITS | _identity(attempt, ID_BITS)",
+        "return seq << ID_BITS",
+        _BACK + "test_a_sink_that_the_old_ledger_never_wrote_to_is_told_before_the_decision",
+    ),
+    Mutant(
+        "a table that is ahead of the ledger is not told",
+        "dedup/delta/agreement.py",
+        "if self._unknown(name, table, whole=whole) is not None:",
+        "if False:",
+        _BACK + "test_nothing_is_decided_on_a_state_that_was_copied_back",
+    ),
+    Mutant(
+        "a table that lacks a known publication is not told",
+        "dedup/delta/agreement.py",
+        "if shown is None or lineage.seq_of(shown) < lineage.seq_of(mark.shown):",
+        "if last := False:",
+        _BACK + "test_one_table_that_was_copied_back_is_told_and_accepted",
+    ),
+    Mutant(
+        "tables are compared when they are written to, and not before anything is decided",
+        "dedup/delta/state.py",
+        "            self.agreement.require_known()\n",
+        "            pass\n",
+        _BACK + "test_every_way_in_is_closed",
+    ),
+    Mutant(
+        "a decision is taken in whatever it follows",
+        "dedup/delta/state.py",
+        "if known and self.header.attempt not in",
+        "if False and self.header.attempt not in",
+        _BACK + "test_a_running_process_sees_that_its_ledger_was_copied_back",
+    ),
+    Mutant(
+        "files are committed whether they are there or not",
+        "dedup/delta/publish.py",
+        "if not self.missing(entry, sink.uri):",
+        "if True:",
+        _BACK + "test_files_that_vanish_right_after_the_decision_are_not_committed",
+    ),
+    Mutant(
+        "a new generation uses the numbers of lost messages",
+        "dedup/delta/amend.py",
+        "seq = max(header.seq, last_decision(state.sinks.engine, *state.outbox_uris()) + 1)",
+        "seq = header.seq",
+        _BACK + "test_after_an_accepted_restore_no_message_is_taken_for_a_sent_one",
+    ),
+    Mutant(
+        "verify believes the ledger about publications",
+        "dedup/delta/problems.py",
+        "if kept and version not in versions:",
+        "if False:",
+        _BACK + "test_verify_finds_a_decision_that_a_sink_never_got",
     ),
     Mutant(
         "a freed key comes back",

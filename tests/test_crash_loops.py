@@ -22,7 +22,7 @@ from places import SINK, DeltaPlace
 
 pytestmark = pytest.mark.crash
 
-ONE_OF_EACH = {"postgres": 16, "delta": 5}
+ONE_OF_EACH = {"postgres": 16, "delta": 7}
 """Kinds of fault."""
 
 ROUNDS = {"postgres": 1, "delta": 2}

@@ -125,7 +125,7 @@ def test_a_publication_that_died_is_gone_on_with_in_order(lake: Path, monkeypatc
     first = DeltaTable(str(lake / "orders")).history()
     assert [e["operation"] for e in first] == ["WRITE", "WRITE", "CREATE TABLE"]
     app = f"{state.ledger.app(state.table, 0)}/orders"
-    assert DeltaTable(str(lake / "orders")).transaction_version(app) == state.header.seq
+    assert DeltaTable(str(lake / "orders")).transaction_version(app) == state.header.version
     assert rows(lake) == [1, 2] and open_store(lake).publish(kit.NAME) == 0 and rows(lake) == [1, 2]
 
 

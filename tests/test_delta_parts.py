@@ -10,8 +10,8 @@ import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ from checkpoint.position import Ranges
 from dedup.delta.files import FileWriter, partition_text
 from dedup.delta.fit import check_schema, conform
 from dedup.delta.keyindex import KeyIndex, halves
-from dedup.delta.publish import Publisher
+from dedup.delta.lineage import part_reached, part_version, reached, seq_of, seq_of_part, version_of
 from dedup.delta.seen import Seen
 from dedup.delta.stats import statistics
 from dedup.delta.storage import consumer_name, safe_name
@@ -337,12 +337,19 @@ def test_a_process_is_known_by_its_start() -> None:
     child.stdout.close()
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=2, unique=True))
-def test_a_part_of_a_decision_is_above_all_of_those_before(places: list[tuple[int, int]]) -> None:
-    """However many writes a decision has for one sink: none of a later one looks as if it had been done."""
-    versions = []
-    for seq, part in sorted(places):
-        header, entry = SimpleNamespace(seq=seq), SimpleNamespace(name="orders", part=part, parts=part + 2)
-        publisher = SimpleNamespace(app=lambda header, name: name)
-        versions.append(Publisher.mark_of(publisher, header, entry)[1])  # type: ignore[arg-type]
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**16 - 1)), min_size=2, max_size=2, unique=True), st.text(), st.text())
+def test_a_part_of_a_decision_is_above_all_of_those_before(places: list[tuple[int, int]], one: str, other: str) -> None:
+    """However many writes a decision has for one sink, and whoever made it: none of a later one looks as if it had been done."""
+    (seq, part), (later, next_part) = sorted(places)
+    versions = part_version(seq, one, part), part_version(later, one if seq == later else other, next_part)
     assert versions[0] < versions[1] < 2**63
+    assert not part_reached(versions[0], versions[1]) and part_reached(versions[1], versions[0])
+    assert [seq_of_part(v) for v in versions] == [seq, later]
+
+
+@given(st.integers(1, 2**39 - 2), st.uuids(), st.uuids())
+def test_a_version_names_one_decision(seq: int, one: UUID, other: UUID) -> None:
+    """Another decision under the same number is not reached; a later one is above, whoever made it."""
+    mine, theirs, later = version_of(seq, one.hex), version_of(seq, other.hex), version_of(seq + 1, other.hex)
+    assert seq_of(mine) == seq and mine < later < 2**63 and reached(later, mine) and not reached(mine, later)
+    assert reached(mine, mine) and (mine == theirs or not reached(mine, theirs))

@@ -7,13 +7,12 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from deltalake import DeltaTable
-
 from checkpoint.errors import ConfigError, PublicationStuck
 from checkpoint.position import Partition
 from dedup.delta import tables
 from dedup.delta.events import LETTERS_SINK
 from dedup.delta.header import Header, Mark
+from dedup.delta.outbox_tables import last_decision
 from dedup.delta.publish import Publisher
 from dedup.delta.state import ConsumerState
 from dedup.store import Head
@@ -39,15 +38,24 @@ def amendment(state: ConsumerState, publisher: Publisher, change: Callable[[Head
     if head.keyspace != state.header.head.keyspace:
         # Whoever starts over may have emptied, dropped and re-created the sinks; the letters stay.
         header = replace(header, marks={name: mark for name, mark in header.marks.items() if name == LETTERS_SINK})
-    return replace(header, dropped=(*header.dropped, *dropped))
+    return replace(_above_messages(state, header), dropped=(*header.dropped, *dropped))
+
+
+def _above_messages(state: ConsumerState, header: Header) -> Header:
+    """A new generation numbers its decisions above the messages of those that were taken back: what became of these is kept by number."""
+    if header.head.generation == state.header.head.generation:
+        return header
+    seq = max(header.seq, last_decision(state.sinks.engine, *state.outbox_uris()) + 1)
+    keyspace_since = seq if header.keyspace_since == header.seq else header.keyspace_since
+    return replace(header, head=replace(header.head, seq=seq), generation_since=seq, keyspace_since=keyspace_since)
 
 
 def _unused(state: ConsumerState, head: Head) -> Head:
-    """With a generation that the ledger has never met: a RESTORE takes headers back, and sinks keep the transaction ids of their time."""
+    """With a generation that neither the ledger nor its tables have met: they keep the transaction ids of a time that was taken back."""
     if state.table is None or head.generation == state.header.head.generation:
         return head
     free = head.generation
-    while tables.transaction_of(state.table, state.ledger.app(state.table, free)) is not None:
+    while tables.transaction_of(state.table, state.ledger.app(state.table, free)) is not None or state.agreement.meets(free):
         free += 1
     return replace(head, generation=free, keyspace=free if head.keyspace == head.generation else head.keyspace)
 
@@ -63,7 +71,7 @@ def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str |
             f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}. It has to: {', '.join(names) or 'none'}."
         )
     now = state.sinks.open(sink, known)
-    unpublished = [(s, e) for s, e in waiting if not _shows(now.table, *publisher.mark_of(state.decided[s], e))]
+    unpublished = [(s, e) for s, e in waiting if not publisher.shows(now.table, state.decided[s], e)]
     gone = sorted({s for s, entry in unpublished if publisher.missing(entry, now.uri)})
     if gone and not lost:
         rows = sum(entry.rows for s, entry in unpublished if s in gone)
@@ -73,13 +81,10 @@ def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str |
             f"`dedup publish {state.ledger.consumer} --accept-sink {sink} --lost`."
         )
     header = _next(state, "accept-sink", state.header.head, by, reason)
-    accepted = Mark(mark.seq if mark else 0, now.table_id, now.table.version(), now.uri, header.seq)
+    generation = state.header.head.generation
+    shown = tables.transaction_of(now.table, state.app(generation, sink))
+    accepted = Mark(mark.seq if mark else 0, now.table_id, now.table.version(), now.uri, generation, shown, header.seq)
     return replace(header, marks={**header.marks, sink: accepted}, dropped=(*header.dropped, *((seq, sink) for seq in gone)))
-
-
-def _shows(table: DeltaTable, app: str, version: int) -> bool:
-    done = tables.transaction_of(table, app)
-    return done is not None and done >= version
 
 
 def purging(state: ConsumerState, before: dt.date, floors: Mapping[Partition, int], *, by: str, reason: str) -> Header:

@@ -13,7 +13,6 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from checkpoint.position import Partition
-from dedup.delta import tables
 from dedup.delta.events import EVENTS, LETTERS_SINK
 from dedup.delta.header import Header, SinkFiles
 from dedup.delta.ledger import BATCH, HEADER, LOG, Ledger, LedgerFile
@@ -58,7 +57,10 @@ def read_log(ledger: Ledger, after: int = 0) -> Log:
 
 
 def letters(state: ConsumerState, publisher: Publisher) -> Letters:
-    """The letters of a consumer as of its head: with those that are decided and not published, without those that a RESTORE took back."""
+    """The letters of a consumer as of its head: with those that are decided and not published, without those that a RESTORE took back.
+
+    Raises PublicationStuck where files with letters that are decided and not published are gone.
+    """
     return Letters(_events(state, publisher), functools.partial(_decided, state.ledger, state.header, not state.damage))
 
 
@@ -68,16 +70,16 @@ def _events(state: ConsumerState, publisher: Publisher) -> Rows:
     parts: list[Rows] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
     for seq in sorted(state.pending):
         header = state.decided[seq]
-        done = tables.transaction_of(table, publisher.app(header, LETTERS_SINK)) if table is not None else None
-        if done is None or done < seq:
-            parts += [_unpublished(entry, publisher, system) for entry in header.sinks if entry.name == LETTERS_SINK]
+        waiting = [e for e in header.sinks if e.name == LETTERS_SINK and (table is None or not publisher.shows(table, header, e))]
+        parts += [_unpublished(header, entry, publisher, system) for entry in waiting]
     if all(isinstance(part, ds.Dataset) for part in parts):
         whole: Rows = ds.dataset(parts) if parts else ds.dataset(EVENTS.empty_table())
         return whole
     return Several(EVENTS, tuple(parts))
 
 
-def _unpublished(entry: SinkFiles, publisher: Publisher, system: pafs.FileSystem) -> ds.Dataset:
+def _unpublished(header: Header, entry: SinkFiles, publisher: Publisher, system: pafs.FileSystem) -> ds.Dataset:
+    publisher.require_files(header, entry, entry.uri)
     place = filesystem(publisher.root, publisher.options) if entry.staged else system
     return ds.dataset([add.path for add in entry.adds], EVENTS, format="parquet", filesystem=place)
 

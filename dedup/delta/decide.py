@@ -17,6 +17,7 @@ from dedup.delta import tables
 from dedup.delta.files import Add
 from dedup.delta.header import Header
 from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LOG, ORDER, SUMMARY, LogRow, freed_rows, log_rows, reservations
+from dedup.delta.lineage import ID_BITS, seq_of
 from dedup.delta.records import batch_docs
 from dedup.delta.sequences import LASTS, ledger_rows
 from dedup.delta.state import ConsumerState
@@ -59,18 +60,18 @@ def decide(state: ConsumerState, decision: Decision, on_step: Callable[[str], No
 
 
 def _decide(state: ConsumerState, decision: Decision, on_step: Callable[[str], None]) -> None:
-    header, last = decision.header, decision.header.seq - 1
+    header = decision.header
     state.require_sound_for(header)
     adds = write_files(state, decision)
     on_step("decide")
     for _ in range(MAINTENANCE_RACES):
         table = state.table_to_write()
-        if state.header.seq != last:  # somebody decided since this was planned, even if the newest snapshot would take it
+        if not state.is_at(header):  # somebody decided since this was planned, even if the newest snapshot would take it
             return _judge(state, header)
         failure = _try(state, table, adds, header)
         on_step("read_back")
         _read_back(state, failure)
-        if state.header.seq != last:
+        if not state.is_at(header):
             return _judge(state, header)
         state.require_sound_for(header)
         if failure is None and state.sinks.engine.skips:
@@ -86,11 +87,12 @@ def _decide(state: ConsumerState, decision: Decision, on_step: Callable[[str], N
 
 def _try(state: ConsumerState, table: DeltaTable, adds: list[Add], header: Header) -> Exception | None:
     """One commit against the snapshot that was read; returns what delta-rs raised."""
-    transactions = {state.ledger.app(table, header.head.generation): header.seq}
+    transactions = {state.ledger.app(table, header.head.generation): header.version}
     if header.head.generation != state.header.head.generation:
         # The old generation's number moves on, too: a restore to before this decision is then seen by comparing it.
         old = state.ledger.app(table, state.header.head.generation)
-        transactions[old] = max(tables.transaction_of(table, old) or 0, state.header.seq) + 1
+        shown = seq_of(tables.transaction_of(table, old) or 0)
+        transactions[old] = max(shown, state.header.seq) + 1 << ID_BITS
     try:
         state.ledger.commit(table, adds, transactions)
     except tables.FAILED as error:

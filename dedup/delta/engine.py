@@ -70,6 +70,15 @@ class Engine(Protocol):
         Crash: the rows are there, with the ids, or nothing is.
         """
 
+    def transactions(self, table: DeltaTable) -> tuple[Mapping[str, frozenset[int]], bool]:
+        """App id -> all versions that commits in the table's log have, and whether the log is kept from its beginning.
+
+        Raises StoreUnavailable.
+        """
+
+    def listed(self, table: DeltaTable) -> frozenset[str]:
+        """Paths of the files of the snapshot; none where the engine does not tell. Raises StoreUnavailable."""
+
     def took(self, table: DeltaTable, app: str, version: int) -> None:
         """Spark has appended or merged with this id to a sink, or found it there."""
 
@@ -127,6 +136,15 @@ class DeltaRs:
         """Against the very snapshot that `table` is. Crash: the rows are there, with the ids, or nothing is."""
         adds = FileWriter(table.table_uri, self._options, rows.schema, table.table_uri).write(rows)
         tables.commit(table, adds, transactions, exact=True)
+
+    def transactions(self, table: DeltaTable) -> tuple[Mapping[str, frozenset[int]], bool]:
+        """Read from the log itself, which delta-rs does not show."""
+        return tables.transactions_in_log(table, self._options)
+
+    def listed(self, table: DeltaTable) -> frozenset[str]:
+        """From the snapshot."""
+        with tables.reading(table.table_uri):
+            return frozenset(pa.table(table.get_add_actions(flatten=True))["path"].to_pylist())
 
     def took(self, table: DeltaTable, app: str, version: int) -> None:
         """Nothing to keep: the table is asked."""

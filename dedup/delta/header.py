@@ -15,10 +15,11 @@ from checkpoint.errors import StateTooNew
 from checkpoint.position import Partition
 from deadletter import budget
 from dedup.delta.files import Add
+from dedup.delta.lineage import version_of
 from dedup.steps import Merge
 from dedup.store import Checkpoint, Head, Holder
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Version of everything this package keeps: ledger columns, headers, dead letter events. Older state is read as well."""
 
 
@@ -43,6 +44,11 @@ class SinkFiles:
         return sum(add.rows for add in self.adds)
 
     @property
+    def is_last(self) -> bool:
+        """Whether it is the last write of its decision to its sink."""
+        return self.part == self.parts - 1
+
+    @property
     def staged(self) -> bool:
         """Whether the files lie below the store's folder."""
         return self.mode == "rows" or self.merge is not None
@@ -56,6 +62,8 @@ class Mark:
     table_id: str
     version: int  # of the sink's table: a RESTORE since then would have taken rows back
     uri: str = ""
+    generation: int = 0  # of that publication
+    shown: int | None = None  # transaction version that the sink showed after it; None: none that counts
     accepted: int = 0  # seq at which a person accepted another table under this name; decisions up to it may go there
 
 
@@ -67,6 +75,8 @@ class Header:
     attempt: str  # tells whose commit this is when the answer was lost
     head: Head
     committed_at: dt.datetime
+    after: int = 0  # seq of the decision that this one was planned on
+    follows: str = ""  # its attempt: a header that follows another one belongs to another history
     holder: Holder | None = None  # of the epoch
     held_since: dt.datetime | None = None  # when the epoch was taken
     members: tuple[Holder, ...] | None = None  # the processes that share the epoch; None: `holder` has it alone
@@ -89,6 +99,11 @@ class Header:
         """Number of the decision."""
         return self.head.seq
 
+    @property
+    def version(self) -> int:
+        """The transaction version by which a table shows this decision."""
+        return version_of(self.seq, self.attempt)
+
     def to_json(self) -> str:
         """The document."""
         return json.dumps(_encode(self), separators=(",", ":"))
@@ -107,7 +122,8 @@ class Header:
     def following(self, kind: str, attempt: str, now: dt.datetime, **changes: Any) -> Header:
         """The header after this one: everything that lasts stays, what belongs to one decision alone is cleared."""
         alone: dict[str, Any] = {"sinks": (), "reserved": 0, "freed": 0, "by": "", "reason": ""}
-        return replace(self, **(alone | {"kind": kind, "attempt": attempt, "committed_at": now} | changes))
+        told = {"kind": kind, "attempt": attempt, "committed_at": now, "follows": self.attempt}
+        return replace(self, **(alone | told | changes))
 
 
 def first_header(consumer: str) -> Header:
@@ -120,6 +136,8 @@ def _encode(h: Header) -> dict[str, Any]:
         "v": STATE_VERSION,
         "kind": h.kind,
         "attempt": h.attempt,
+        "after": h.after,
+        "follows": h.follows,
         "head": _encode_head(h.head),
         "committed_at": _micros(h.committed_at),
         "holder": None if h.holder is None else vars(h.holder),
@@ -151,6 +169,8 @@ def _decode(value: dict[str, Any]) -> Header:
     return Header(
         **plain,
         freed=value.get("freed", 0),
+        after=value.get("after", value["head"]["seq"] - 1),
+        follows=value.get("follows", ""),
         head=_decode_head(value["head"]),
         committed_at=committed_at,
         holder=Holder(**value["holder"]) if value["holder"] else None,

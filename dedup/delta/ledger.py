@@ -180,7 +180,7 @@ class Ledger:
         """Make what was written true, against the very snapshot that `table` is.
 
         Args:
-            transactions: `app` -> seq; the first one is that of the decision.
+            transactions: `app` -> version (lineage.py); the first one is that of the decision.
 
         Raises:
             What `tables.FAILED` names; the outcome has to be read back.

@@ -18,7 +18,6 @@ from checkpoint.errors import CommitConflict, Fenced, StoreUnavailable
 from dedup.delta import tables
 from dedup.delta.outbox_tables import MARKS, MESSAGES_TABLE, OUTBOX_SINK, Found, create, numbered
 from dedup.delta.states import States
-from dedup.delta.storage import join, safe_name
 from dedup.outbox.message import Entry, Lag, Message, Messages, State
 from dedup.outbox.store import Asked, Chosen, Failed, Marks
 
@@ -34,26 +33,20 @@ CLAIM = -1
 class MessageWrites:
     """The messages of one decision, on their way into files that no commit names yet."""
 
-    def __init__(self, state: Any, root: str, writes: Any) -> None:
-        self._state, self._root, self._writes = state, root, writes
+    def __init__(self, state: Any, writes: Any) -> None:
+        self._state, self._writes = state, writes
 
     def add(self, messages: Messages) -> None:
         """List messages with the decision, behind those before.
 
         Crash: files that no commit names are invisible; VACUUM takes them.
         """
-        uri = folder(self._root, self._state)[0]
+        uri = self._state.outbox_uris()[0]
         create(self._state.sinks.engine, uri, MESSAGES_TABLE, self._state.ledger.consumer)
         sink = self._state.sinks.open(OUTBOX_SINK, uri)
         self._writes.require_same(sink)
         before = self._writes.count(OUTBOX_SINK)
         self._writes.own(sink, numbered(messages, self._state.header.head.seq + 1, before, dt.datetime.now(dt.UTC)))
-
-
-def folder(root: str, state: Any) -> tuple[str, str]:
-    """Where messages and marks are: below the ledger's own id, because another ledger begins to number anew."""
-    below = (safe_name(state.ledger.consumer), str(state.table.metadata().id) if state.table is not None else "none")
-    return join(root, "outbox", *below, "messages"), join(root, "outbox", *below, "marks")
 
 
 class DeltaTurn:
@@ -123,7 +116,7 @@ class DeltaOutbox:
     def _look(self, *, anew: bool = False) -> Found | None:
         """What is there now; None where nothing was ever published."""
         with self._states.caught_up(self.consumer) as state:
-            uris = folder(self._states.root, state)
+            uris = state.outbox_uris()
         engine = self._states.engine
         messages = engine.handle(uris[0]).look()
         if messages is None:

@@ -80,6 +80,14 @@ def numbered(messages: Messages, seq: int, first: int, now: dt.datetime) -> pa.T
     return pa.table([columns[f.name] for f in MESSAGES_TABLE], schema=MESSAGES_TABLE)
 
 
+def last_decision(engine: Engine, messages_uri: str, marks_uri: str) -> int:
+    """The highest number of a decision that a message, or what is kept of one, has; 0 for none. Raises StoreUnavailable."""
+    messages, marks = (engine.handle(uri).look() for uri in (messages_uri, marks_uri))
+    seqs = pc.max(_read(messages, ["seq"])["seq"]).as_py() if messages is not None else None
+    numbers = pc.max(_read(marks, ["number"])["number"]).as_py() if marks is not None else None
+    return max(seqs or 0, (numbers or 0) >> ROWS_BITS)
+
+
 UNKNOWN = -1
 """No version of any table."""
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
 from checkpoint.errors import DedupError
 from dedup.delta.audit import Log, letters, read_log
@@ -20,11 +21,13 @@ from dedup.delta.header import Header, SinkFiles
 from dedup.delta.keyindex import KeyIndex
 from dedup.delta.ledger import BATCH, HELD, KEYS
 from dedup.delta.letters import Letters
+from dedup.delta.lineage import seq_of, seq_of_part
 from dedup.delta.publish import Publisher
 from dedup.delta.reserved import freed, reservations
 from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
 from dedup.delta.sink import require_same, require_unrestored
 from dedup.delta.state import ConsumerState
+from dedup.delta.storage import absolute, missing
 from dedup.store import Selection
 
 _CHAIN = [*PLACE, "consumer", "source", "topic", "partition", "sequence", "status", "blocked_by", "kind"]
@@ -43,16 +46,19 @@ def problems(state: ConsumerState, publisher: Publisher) -> list[str]:
     found += _order(state, kept)
     found += _holders(state, kept)
     found += _publications(state, publisher)
-    return found
+    found += _sinks(state, publisher, headers)
+    return list(dict.fromkeys(found))
 
 
 def _numbering(headers: list[Header]) -> Iterator[str]:
     counts = Counter(h.seq for h in headers)
-    last = max(counts, default=0)
-    if missing := [s for s in range(1, last + 1) if s not in counts]:
+    if missing := sorted({h.after for h in headers} - {*counts, 0}):
         yield f"decisions {missing[:10]} have no header"
     if repeated := [s for s, n in counts.items() if n > 1]:
         yield f"decisions {repeated[:10]} have more than one header"
+    attempts = {h.seq: h.attempt for h in headers}
+    if strange := [h.seq for h in headers if h.follows != attempts.get(h.after, h.follows)]:
+        yield f"decisions {strange[:10]} were made after another decision than the one before them in the ledger"
     for before, after in itertools.pairwise(headers):
         if after.head.epoch < before.head.epoch:
             yield f"decision {after.seq} has epoch {after.head.epoch}, an older one than decision {before.seq} ({before.head.epoch})"
@@ -135,7 +141,9 @@ def _recorded(log: Log) -> Counter[int]:
 def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
     for name, mark in sorted(state.marks.items()):
         try:
-            require_same(state.sinks.open(name, mark.uri), state.ledger.consumer, mark.table_id, mark)
+            sink = state.sinks.open(name, mark.uri)
+            require_same(sink, state.ledger.consumer, mark.table_id, mark)
+            state.require_in_step(name, sink.table)
         except DedupError as error:
             yield str(error)
     for seq in sorted(state.pending):
@@ -158,3 +166,56 @@ def _unmarked(state: ConsumerState, seq: int, entry: SinkFiles, *, done: bool) -
             require_unrestored(sink, consumer, seq, entry)
     except DedupError as error:
         yield str(error)
+
+
+def _sinks(state: ConsumerState, publisher: Publisher, headers: list[Header]) -> Iterator[str]:
+    """What sinks say themselves: commits with the ids of all decisions, and the files that those brought."""
+    published: dict[tuple[str, str], list[tuple[Header, SinkFiles]]] = {}
+    dropped = {one for header in headers for one in header.dropped}
+    for header in headers:
+        for entry in header.sinks:
+            if _is_published(state, publisher, header, entry) and (header.seq, entry.name) not in dropped:
+                published.setdefault((entry.name, entry.table_id), []).append((header, entry))
+    for (name, table_id), entries in published.items():
+        mark = state.marks.get(name)
+        table = state.sinks.table(mark.uri if mark else entries[0][1].uri)
+        if table is not None and str(table.metadata().id) == table_id:
+            yield from _never_received(state, publisher, table, entries)
+            yield from _files_gone(state, publisher, table, [e for _, e in entries if not e.staged])
+
+
+def _is_published(state: ConsumerState, publisher: Publisher, header: Header, entry: SinkFiles) -> bool:
+    """Whether the sink should have it: it may have been emptied for a reset, accepted without it, or wait, which is told elsewhere."""
+    mark = state.marks.get(entry.name)
+    accepted = mark.accepted if mark is not None else 0
+    waits = header.seq in state.pending and not publisher.is_done(header, entry)
+    return header.seq > max(accepted, state.header.keyspace_since) and not waits
+
+
+def _never_received(
+    state: ConsumerState, publisher: Publisher, table: DeltaTable, entries: list[tuple[Header, SinkFiles]]
+) -> Iterator[str]:
+    """Decisions that no commit of the sink names, as far back as its log is kept."""
+    shown, whole = state.sinks.engine.transactions(table)
+    for header, entry in entries:
+        app, version = publisher.mark_of(header, entry)
+        versions, number = shown.get(app, frozenset()), seq_of if entry.is_last else seq_of_part
+        kept = whole or (bool(versions) and min(map(number, versions)) < header.seq)
+        if kept and version not in versions:
+            yield (
+                f"decision {header.seq} ({entry.rows} rows) was never published to {entry.name!r} at {table.table_uri}: no commit of that "
+                "table has its transaction id"
+            )
+
+
+def _files_gone(state: ConsumerState, publisher: Publisher, table: DeltaTable, entries: list[SinkFiles]) -> Iterator[str]:
+    """Files of decisions that the sink lists, and that are not there any more."""
+    listed = state.sinks.engine.listed(table)
+    wanted = [(entry, add) for entry in entries for add in entry.adds if add.path in listed]
+    gone = set(missing(absolute(table.table_uri), publisher.options, [add.path for _, add in wanted]))
+    lost = [(entry, add) for entry, add in wanted if add.path in gone]
+    if lost:
+        yield (
+            f"{len(lost)} files with {sum(add.rows for _, add in lost)} rows that {lost[0][0].name!r} at {table.table_uri} lists are not "
+            f"there, so it cannot be read (VACUUM while a batch was being published?): {', '.join(add.path for _, add in lost[:3])}"
+        )

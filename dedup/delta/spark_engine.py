@@ -93,6 +93,19 @@ class SparkEngine:
         side = self.side()
         side.run(f"VACUUM {side.sql_name(table.table_uri)} {'FULL' if full else 'LITE'}", f"{table.table_uri} could not be vacuumed")
 
+    def transactions(self, table: Any) -> tuple[Mapping[str, frozenset[int]], bool]:
+        """From the history, where commits of ours repeat their ids."""
+        found: dict[str, set[int]] = {}
+        commits = list(self.side().history(table.table_uri) or ())
+        for commit in commits:
+            for app, version in _notes(commit).items():
+                found.setdefault(app, set()).add(version)
+        return {app: frozenset(versions) for app, versions in found.items()}, bool(commits) and commits[-1].version == 0
+
+    def listed(self, table: Any) -> frozenset[str]:
+        """Spark has no public way to tell."""
+        return frozenset()
+
     def took(self, table: Any, app: str, version: int) -> None:
         """Spark has just written this id, or found it written; it tells the second by silence alone."""
         key = (table.metadata().id, app)

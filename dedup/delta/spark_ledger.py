@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dedup.delta.ledger import SCHEMA, Ledger, LedgerFile
+from dedup.delta.lineage import seq_of
 from dedup.delta.spark_engine import KEPT_BYTES, SparkEngine
 
 _GENERATION = 1 << 40
@@ -66,9 +67,9 @@ class SparkLedger(Ledger):
 
     def commit(self, table: Any, adds: Sequence[Any], transactions: Mapping[str, int]) -> None:
         """Append all rows at once with the number of the decision. Crash: all of it is in the table, or nothing."""
-        (app, seq), *_ = transactions.items()
+        (app, shown), *_ = transactions.items()
         consumer_and_table, _, generation = app.rpartition("/")
-        version = int(generation) * _GENERATION + seq
+        version = int(generation) * _GENERATION + seq_of(shown)
         self._engine.side().append_rows(self.uri, pa.concat_tables(adds), consumer_and_table, version, transactions)
 
 

@@ -6,6 +6,7 @@ and that its outcome is told by the ledger and by nothing else. Called by the st
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import threading
@@ -19,7 +20,8 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import Fenced, PartitionLost, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Ranges
-from dedup.delta import tables
+from dedup.delta import lineage, tables
+from dedup.delta.agreement import Agreement
 from dedup.delta.engine import Engine
 from dedup.delta.events import LETTERS_SINK
 from dedup.delta.header import Header, Mark, first_header
@@ -29,6 +31,7 @@ from dedup.delta.reserved import freed, reservations
 from dedup.delta.seen import Seen
 from dedup.delta.sequences import Sequences, from_ledger
 from dedup.delta.sink import Sinks
+from dedup.delta.storage import join, safe_name
 from dedup.store import KEYS as KEYS_SCHEMA
 from dedup.store import Claim, Head
 
@@ -39,13 +42,15 @@ SUMMARY_EVERY = 200
 class ConsumerState:
     """One consumer as of the last look at its ledger. Not picklable; for one thread at a time, which holds `lock`."""
 
-    def __init__(self, ledger: Ledger, letters_uri: str, engine: Engine) -> None:
-        self.ledger, self.letters_uri = ledger, letters_uri
+    def __init__(self, ledger: Ledger, root: str, engine: Engine) -> None:
+        self.ledger, self.root = ledger, root
+        self.letters_uri = join(root, "dead_letters", safe_name(ledger.consumer))
         self.sinks = Sinks(engine)
         self.lock = threading.RLock()  # held by whoever looks or decides: people ask while a stream runs in another thread
         self.table: DeltaTable | None = None
         self._version: int | None = None  # of `table` when everything was taken in
         self._table_id: str | None = None
+        self.agreement = Agreement(self)
         self._forget()
 
     def _forget(self) -> None:
@@ -57,6 +62,7 @@ class ConsumerState:
         self.sequences = Sequences()
         self._seen: dict[tuple[Partition, int], Seen] = {}
         self._damage: str | None = None
+        self.agreement.forget()
 
     def catch_up(self) -> None:
         """Read what was decided since the last look.
@@ -79,27 +85,82 @@ class ConsumerState:
     def _require_same_table(self, table: DeltaTable | None) -> None:
         found = None if table is None else str(table.metadata().id)
         if self._table_id not in (None, found):
-            raise StoreRestored(self._advice("was deleted or re-created while this process ran"))
+            raise StoreRestored(self.advice("was deleted or re-created while this process ran"))
         self._table_id = found
 
     def _take_in(self, table: DeltaTable) -> None:
+        known, follows = self.header, self._went_on(table)
+        shown = self._shown(table)
+        if not follows or (known is self.header and known.seq and shown != known.version):
+            self._forget()  # taken back while this process ran: what is known is not so any more
+            self._went_on(table)
+            if known.head.generation >= self.header.head.generation:
+                self._damage = self.advice(
+                    f"ends with decision {self.header.seq}, and this process has seen another one, {known.seq}: it was taken back to an "
+                    "older state"
+                )
+            shown = self._shown(table)
+        self._compare(shown)
+
+    def _went_on(self, table: DeltaTable) -> bool:
+        """Take in what is new; False, and nothing is taken in, where it does not follow what is known."""
         files = self.ledger.files(table, self.header.seq)
         last = max((f.last for f in files if f.section == LOG), default=0)
-        if last < self.header.seq:
-            self._forget()  # restored while we ran: what is known is not so any more
-            files = self.ledger.files(table)
-        if last > self.header.seq:
-            self._read(files, last)
-        self._compare_transaction(table)
+        return self._read(files, last) if last > self.header.seq else last == self.header.seq
 
     def require_sound(self) -> None:
-        """Raise StoreRestored where the ledger contradicts itself: it was restored to an older state, or rows were deleted."""
+        """Raise StoreRestored where the ledger contradicts itself or a table that it publishes to.
+
+        It was restored to an older state, or rows of it were deleted.
+        """
+        self.require_undamaged()
+        try:
+            self.agreement.require_known()
+        except StoreRestored as error:
+            self._damage = str(error)
+            raise
+
+    def require_undamaged(self) -> None:
+        """Raise StoreRestored where the ledger contradicts itself, as of the last look."""
         if self._damage:
             raise StoreRestored(self._damage)
 
+    def require_in_step(self, name: str, table: DeltaTable) -> None:
+        """Compare one table that decisions are published to.
+
+        Raises:
+            StoreRestored: it shows a decision that the ledger does not have, or has another one for.
+            PublicationStuck: it lacks a publication that is known: it was taken back to an older state.
+        """
+        try:
+            self.agreement.require(name, table)
+        except StoreRestored as error:
+            self._damage = str(error)
+            raise
+
+    def app(self, generation: int, sink: str) -> str:
+        """The application id under which a sink shows the last decision it took."""
+        assert self.table is not None
+        return f"{self.ledger.app(self.table, generation)}/{sink}"
+
+    def outbox_uris(self) -> tuple[str, str]:
+        """Of its messages and of what became of them: below the ledger's own id, because another ledger begins to number anew."""
+        below = (safe_name(self.ledger.consumer), str(self.table.metadata().id) if self.table is not None else "none")
+        return join(self.root, "outbox", *below, "messages"), join(self.root, "outbox", *below, "marks")
+
+    def header_at(self, seq: int) -> Header | None:
+        """Of a decision, read from the ledger where it is not known; None where there is none."""
+        if seq > self.header.seq or self.table is None:
+            return None
+        return self.decided.get(seq) or self._headers(self.ledger.files(self.table), {seq}).get(seq)
+
+    def is_at(self, header: Header) -> bool:
+        """Whether the newest decision is the one that this header was planned on."""
+        return (self.header.seq, self.header.attempt) == (header.after, header.follows)
+
     def skipped(self, seq: int) -> StoreRestored:
         """The error where the ledger takes a decision for one that it has, and does not show any."""
-        return StoreRestored(self._advice(f"takes decision {seq} for one that it has had, and does not show it: it was restored"))
+        return StoreRestored(self.advice(f"takes decision {seq} for one that it has had, and does not show it: it was restored"))
 
     def require_sound_for(self, header: Header) -> None:
         """A person who accepts a restore begins a new generation: that decision may follow damage."""
@@ -109,6 +170,8 @@ class ConsumerState:
     @property
     def damage(self) -> str | None:
         """What `require_sound` would say."""
+        with contextlib.suppress(StoreRestored):
+            self.require_sound()
         return self._damage
 
     def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
@@ -155,8 +218,8 @@ class ConsumerState:
         """All seen positions since the last reset, as a document."""
         return json.dumps([[*p, life, seen.pairs()] for (p, life), seen in self._seen.items()], separators=(",", ":"))
 
-    def _read(self, files: Sequence[LedgerFile], last: int) -> None:
-        """Take in the decisions after the known ones, up to `last`."""
+    def _read(self, files: Sequence[LedgerFile], last: int) -> bool:
+        """Take in the decisions after the known ones, up to `last`; False where they follow another one than the known one."""
         known = self.header.seq
         start = known or self._first_needed(files, last)
         log = self.ledger.read(
@@ -165,24 +228,28 @@ class ConsumerState:
         told = log.filter(pc.equal(log["kind"], HEADER))
         headers = {h.seq: h for h in map(Header.from_json, told["doc"].to_pylist())}
         if last not in headers:
-            raise StoreRestored(self._advice(f"has lost the header of decision {last}"))
+            raise StoreRestored(self.advice(f"has lost the header of decision {last}"))
+        if known and self.header.attempt not in {h.follows for h in headers.values() if h.after == known}:
+            return False
         old, self.header = self.header, headers[last]
         new_life = old.head.keyspace != self.header.head.keyspace
         if old.head.generation != self.header.head.generation:
             self._damage = None
+            self.agreement.forget()
         first = max(start + 1, self.header.generation_since)  # what lies before was accepted by whoever began the generation
         if sorted(s for s in told["seq"].to_pylist() if s >= first) != list(range(first, last + 1)):
-            self._damage = self._advice(f"shows decisions {first}-{last} not exactly once each")
+            self._damage = self.advice(f"shows decisions {first}-{last} not exactly once each")
         self._take_seen(log, new_life=new_life)
         self._take_keys(files, known)
         self._take_sequences(files, known)
         self._take_publications(headers, fresh=not known, files=files)
+        return True
 
     def _first_needed(self, files: Sequence[LedgerFile], last: int) -> int:
         """For a first look: the seq after which the log has to be read."""
         newest = self._headers(files, {last}).get(last)
         if newest is None:
-            raise StoreRestored(self._advice(f"has lost the header of decision {last}"))
+            raise StoreRestored(self.advice(f"has lost the header of decision {last}"))
         return max(newest.summary, newest.keyspace_since, 1) - 1
 
     def _headers(self, files: Sequence[LedgerFile], seqs: set[int]) -> dict[int, Header]:
@@ -241,14 +308,18 @@ class ConsumerState:
             if seq not in self.pending:
                 del self.decided[seq]
 
-    def _compare_transaction(self, table: DeltaTable) -> None:
-        version = tables.transaction_of(table, self.ledger.app(table, self.header.head.generation)) or 0
-        if version != self.header.seq:
-            self._damage = self._advice(
-                f"shows {self.header.seq} decisions and its transaction id says {version}: it was restored to an older state"
+    def _compare(self, shown: int | None) -> None:
+        if shown != (self.header.version if self.header.seq else None):
+            self._damage = self.advice(
+                f"shows {self.header.seq} decisions and its transaction id says {lineage.seq_of(shown or 0)}: it was restored to an older "
+                "state"
             )
 
-    def _advice(self, what: str) -> str:
+    def _shown(self, table: DeltaTable) -> int | None:
+        return tables.transaction_of(table, self.ledger.app(table, self.header.head.generation))
+
+    def advice(self, what: str) -> str:
+        """What is wrong with the ledger, and what to do."""
         name = self.ledger.consumer
         return (
             f"The ledger {self.ledger.uri} of consumer {name!r} {what}. First restore the sinks, and the table "
@@ -265,6 +336,7 @@ class ConsumerState:
             attempt,
             now,
             head=replace(head, seq=seq),
+            after=head.seq,
             generation_since=last.generation_since if head.generation == last.head.generation else seq,
             keyspace_since=last.keyspace_since if head.keyspace == last.head.keyspace else seq,
             marks=dict(self.marks),

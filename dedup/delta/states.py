@@ -41,7 +41,7 @@ class States:
             name = safe_name(consumer)
             made = SparkLedger if self.engine.name == SPARK else Ledger
             ledger = made(join(self.root, "ledger", name), self.options, consumer, self.engine)
-            return self._states.setdefault(consumer, ConsumerState(ledger, join(self.root, "dead_letters", name), self.engine))
+            return self._states.setdefault(consumer, ConsumerState(ledger, self.root, self.engine))
         return self._states[consumer]
 
     def turns(self, consumer: str) -> Turns:

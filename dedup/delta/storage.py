@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -37,6 +38,9 @@ Source: https://delta-io.github.io/delta-rs/usage/writing/ and docs.rs/object_st
 
 _AWAY = re.compile(r"Generic \w+ error|No space left on device")
 """How delta-rs tells of it. Source: https://docs.rs/object_store/latest/object_store/enum.Error.html, read 2026-11."""
+
+_AT_ONCE = 16
+"""Requests to object storage at the same time."""
 
 _S3_GUARDS = frozenset({"aws_s3_locking_provider", "s3_locking_provider", "aws_conditional_put", "conditional_put"})
 
@@ -114,6 +118,20 @@ def is_away(error: BaseException | None) -> bool:
         # Spark's refusal of rows is passed on as this, too; of Spark's own errors those count that may pass.
         return is_away(cause) or (isinstance(cause, Exception) and classify(cause) == ErrorClass.TRANSIENT)
     return isinstance(error, OSError | StoreUnavailable) or bool(_AWAY.search(str(error)))
+
+
+def missing(uri: str, options: Options, paths: Sequence[str]) -> list[str]:
+    """Those of these files below a URI that are not there. Raises StoreUnavailable where that cannot be told."""
+    system = filesystem(uri, options)
+    try:
+        if is_local(uri) or len(paths) == 1:
+            found = system.get_file_info(list(paths))
+        else:  # each of them is a request of its own
+            with ThreadPoolExecutor(min(len(paths), _AT_ONCE)) as pool:
+                found = list(pool.map(system.get_file_info, paths))
+    except OSError as error:
+        raise StoreUnavailable(f"Whether {len(paths)} files below {uri} are there cannot be told: {error}") from error
+    return [path for path, info in zip(paths, found, strict=True) if info.type != pafs.FileType.File]
 
 
 def remove(uri: str, options: Options, paths: Iterable[str]) -> None:

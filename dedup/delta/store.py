@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 
 from checkpoint import given
-from checkpoint.errors import StoreRestored
+from checkpoint.errors import PublicationStuck, StoreRestored
 from deadletter.letter import HISTORY
 from dedup.delta import audit, letters, maintain
 from dedup.delta.amend import acceptance, amendment, purging
@@ -282,7 +282,7 @@ class DeltaStore(Joins):
         try:
             with self._states.caught_up(consumer) as state:
                 return problems(state, self._publisher(state))
-        except StoreRestored as error:
+        except (StoreRestored, PublicationStuck) as error:
             return [str(error)]
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ or says so. Called by the ledger and the publisher.
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.files import Add
-from dedup.delta.storage import Options, filesystem
+from dedup.delta.storage import Options, absolute, filesystem
 
 COMMIT_REFUSED = CommitFailedError
 """delta-rs says that the commit did not land; still read back, because its own retry may have met its own commit."""
@@ -29,6 +31,9 @@ DELTA_ERRORS = (DeltaError, OSError)
 
 FAILED = (COMMIT_REFUSED, *DELTA_ERRORS, StoreUnavailable)
 """What a change of a table raises, whoever makes it; whether it landed has to be read back."""
+
+_ENTRY = re.compile(r"(?:^|/)\d{20}\.json$")
+"""A commit in a table's log."""
 
 Stamp = tuple[int, int | None]
 """Size and modification time of a log entry, which is written once and never changed."""
@@ -58,6 +63,27 @@ def transaction_of(table: DeltaTable, app: str) -> int | None:
     with reading(table.table_uri):
         found: int | None = table.transaction_version(app)
         return found
+
+
+def transactions_in_log(table: DeltaTable, options: Options) -> tuple[dict[str, frozenset[int]], bool]:
+    """App id -> all versions that the log entries have, and whether the first entry of all is still there. Raises StoreUnavailable."""
+    uri = absolute(table.table_uri)
+    found: dict[str, set[int]] = {}
+    with reading(uri):
+        system = filesystem(uri, options)
+        entries = [i.path for i in system.get_file_info(pafs.FileSelector("_delta_log")) if _ENTRY.search(i.path)]
+        for path in entries:
+            with system.open_input_stream(path) as stream:
+                for app, version in _transactions(bytes(stream.read())):
+                    found.setdefault(app, set()).add(version)
+    return {app: frozenset(versions) for app, versions in found.items()}, any(path.endswith(f"{0:020}.json") for path in entries)
+
+
+def _transactions(entry: bytes) -> Iterator[tuple[str, int]]:
+    for line in entry.splitlines():
+        if line.startswith(b'{"txn"'):
+            told = json.loads(line)["txn"]
+            yield told["appId"], told["version"]
 
 
 def history_of(table: DeltaTable, limit: int) -> list[dict[str, Any]]:

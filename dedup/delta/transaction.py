@@ -49,12 +49,12 @@ class DeltaTransaction:
     def __init__(self, state: ConsumerState, context: Context, kind: str = "batch") -> None:
         self._state, self._context, self._kind = state, context, kind
         self.head: Head = state.header.head
-        self._attempt = uuid.uuid4().hex
+        self._attempt, self._planned_on = uuid.uuid4().hex, state.header.attempt
         self._new = KEYS.empty_table()
         self._collected = _Collected()
         self._publisher = Publisher(state, context.root, context.options, context.spark)
         self._writes = SinkWrites(state, context, self._attempt)
-        self._messages = MessageWrites(state, context.root, self._writes)
+        self._messages = MessageWrites(state, self._writes)
         self._letters = LetterChanges(self.head, lambda: letters_now(state, self._publisher), state.sequences)
 
     @property
@@ -183,14 +183,15 @@ class DeltaTransaction:
         if self._collected.tried and self._kind == "batch":
             self._context.committed()
         self._context.on_step("publish")
-        self._publisher.publish(fresh=header.seq)
+        self._publisher.publish()
         self._context.on_step("published")
         maintain.after_decision(header.seq, (self._state.ledger.uri, self._context.letters), self._state.sinks.engine)
 
     def _header(self, reserved: int, freed: int) -> Header:
         state, seq = self._state, self.head.seq + 1
         now = dt.datetime.now(dt.UTC)
-        header = state.following(self._kind, self._attempt, now, replace(self.head, **self._collected.head))
+        head = replace(self.head, **self._collected.head)
+        header = state.following(self._kind, self._attempt, now, head, follows=self._planned_on)
         summary = seq if state.summary_due(seq) else header.summary
         return replace(header, sinks=self._writes.entries(), summary=summary, reserved=reserved, freed=freed)
 

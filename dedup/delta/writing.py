@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,11 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint.errors import RowsRefused, SinkMismatch
+from checkpoint.errors import ConfigError, RowsRefused, SinkMismatch
 from dedup.delta import merge as merging
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import check_schema
 from dedup.delta.header import SinkFiles
+from dedup.delta.lineage import PART_BITS
 from dedup.delta.names import sql_name
 from dedup.delta.sink import Sink, require_same
 from dedup.delta.state import ConsumerState
@@ -100,8 +102,14 @@ class SinkWrites:
             raise
 
     def entries(self) -> tuple[SinkFiles, ...]:
-        """What the decision lists."""
+        """What the decision lists. Raises ConfigError for more writes to one sink than can be told apart."""
         names = [entry.name for entry in self._entries]
+        for name, count in Counter(names).items():
+            if count > 1 << PART_BITS:
+                raise ConfigError(
+                    f"One transaction makes {count} separate writes to {name!r}; at most {1 << PART_BITS} are possible. Collect the rows "
+                    "of several tx.merge into one."
+                )
         return tuple(
             replace(entry, part=names[:i].count(entry.name), parts=names.count(entry.name)) for i, entry in enumerate(self._entries)
         )
@@ -199,9 +207,10 @@ class SinkWrites:
         return None
 
     def require_same(self, sink: Sink) -> None:
-        """Raise PublicationStuck where the sink was replaced or restored."""
+        """Raise PublicationStuck where the sink was replaced or restored, StoreRestored where it shows what the ledger does not know."""
         if mark := self._state.marks.get(sink.name):
             require_same(sink, self._state.ledger.consumer, mark.table_id, mark)
+        self._state.require_in_step(sink.name, sink.table)
 
     def _open(self, table: str, rows: pa.Schema | None) -> Sink:
         self._context.on_step("check")

@@ -17,7 +17,7 @@ from typing import Any
 import kafka_server
 from children import Nursery
 
-from crash import places, spark_lane
+from crash import copied_back, places, spark_lane
 from crash.drivers import Garage
 from crash.faults import FAULTS, Fault, ServerFaults, disk_full
 from crash.lane import Lane
@@ -98,7 +98,7 @@ def _lanes(
         with places.folders(root) as folder:
             names = (str(folder / f"lane{n}") for n in range(1_000_000))
             lanes = Lanes(made, kind, nursery, lambda: next(names), lambda lane: shutil.rmtree(lane.place.folder))  # type: ignore[attr-defined]
-            yield lanes, {}, bool
+            yield lanes, copied_back.FAULTS, bool
     else:
         with places.postgres(root) as server:
             lanes = Lanes(made, kind, nursery, server.database, lambda lane: server.drop(lane.place.url))

@@ -10,6 +10,7 @@ from simulation.copies import Copy, Crash
 from simulation.schedule import Move
 
 if TYPE_CHECKING:
+    from simulation.shared import Shared
     from simulation.world import World
 
 COPIES = 5
@@ -68,13 +69,39 @@ def _clock(_world: World, _copy: Copy | None, number: int) -> None:
 
 
 def _restore(world: World, _copy: Copy | None, number: int) -> None:
-    shared = world.shared
-    if shared.backups:
-        del shared.backups[max(1, len(shared.backups) - number % 4) :]
-        shared.restore(shared.backups[-1])
-        world.taken_back = True
-        world.note_ahead()
-        _start_anew(world)
+    if (backup := _backup(world, number)) is not None:
+        world.shared.restore(backup)
+        _taken_back(world)
+
+
+def _copy(world: World, copy: Copy | None, number: int) -> None:
+    if not world.schedule.ledger:
+        return _restore(world, copy, number)
+    if (backup := _backup(world, number)) is not None:
+        world.shared.copy_back(backup)
+        _taken_back(world)
+    return None
+
+
+def _sink(world: World, _copy: Copy | None, number: int) -> None:
+    backups = world.shared.backups
+    if backups and world.schedule.ledger and not world.shared.ahead:
+        world.shared.copy_sink_back(backups[-1 - number % min(4, len(backups))])
+
+
+def _backup(world: World, number: int) -> Shared | None:
+    """One of the last ones; those after it are of a time that is lost."""
+    backups = world.shared.backups
+    if not backups:
+        return None
+    del backups[max(1, len(backups) - number % 4) :]
+    return backups[-1]
+
+
+def _taken_back(world: World) -> None:
+    world.taken_back = True
+    world.note_ahead()
+    _start_anew(world)
 
 
 def _start_anew(world: World) -> None:
@@ -96,5 +123,7 @@ _BY_NAME = {
     "person": _person,
     "reset": _reset,
     "restore": _restore,
+    "copy": _copy,
+    "sink": _sink,
     "clock": _clock,
 }

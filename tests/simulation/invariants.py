@@ -75,7 +75,7 @@ def accepted(shared: Shared, run: Run) -> None:
     known = {head.query_id, *(point.query_id for point in head.checkpoints.values())}
     if shared.begun - {run.query_id} and (run.query_id in known or head.gap_accepted):
         return
-    lost = [at for at, batch in shared.ahead.get(run.query_id, {}).items() if batch < run.batch_id and at not in shared.seen]
+    lost = [at for at, batch in shared.lost.get(run.query_id, {}).items() if batch < run.batch_id and at not in shared.seen]
     require(RESTORED, not lost, f"query {run.query_id} commits batch {run.batch_id}, and the restored tables lack {lost}")
 
 

@@ -45,6 +45,7 @@ class JoinedStore(SimStore):
     def claim(self, consumer: str, epoch: int, run_id: str, partition: Partition, *, takeover_after: float) -> Claim:
         """Raise the number. A database waits for the open batch of the partition, and ends it after a while; a ledger never waits."""
         self.on_step("claim")
+        self.require_in_step()
         for _ in range(OPEN_BATCH):
             if self.ledger or not self._open(partition):
                 break

@@ -21,11 +21,17 @@ DEEDS = {
     "person": "a person reprocesses letters, or gives some up",
     "reset": "the Spark checkpoint is thrown away; a new query begins at the earliest position, or at our checkpoint",
     "restore": "the tables are taken back to an older state",
+    "copy": "the state is copied back to an older time, and the sink is not; where both are in one database, all of it is restored",
+    "sink": "the sink is copied back, and the state is not; nothing, where both are in one database",
     "clock": "the clock jumps, by a day or by ten, backwards or forwards; forwards, whoever tries again loses its patience",
 }
 """What can be done, in words."""
 
-_WEIGHTS = {"switch": 6, "start": 3, "crash": 4, "fail": 3, "sleep": 3, "person": 2, "reset": 1, "restore": 1, "clock": 1}
+_WEIGHTS = {"switch": 6, "start": 3, "crash": 4, "fail": 3, "sleep": 3, "person": 2}
+_WEIGHTS |= dict.fromkeys(("reset", "restore", "copy", "sink", "clock"), 1)
+
+BACK = ("restore", "copy", "sink")
+"""Deeds that need what was there before."""
 
 
 class Move(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 NAME = "simulated"
 
+_IDENTITIES = itertools.count(1)
+
+_SINK = ("sink", "published", "published_id")
+"""What is a table of its own beside the state."""
+
 
 @dataclass
 class Shared:
@@ -27,7 +33,12 @@ class Shared:
     letters: dict[str, dict[str, Any]] = field(default_factory=dict)
     sink: list[dict[str, Any]] = field(default_factory=list)
     decided: list[list[dict[str, Any]]] = field(default_factory=list)  # ledger: sink rows by seq
-    published: int = 0
+    published: int = 0  # the sink's mark: number and identity of the last decision that it took
+    published_id: int = 0
+    ids: list[int] = field(default_factory=list)  # identities of decisions, by seq: none is ever given twice
+    told: int = 0  # how far the sink is, as the newest decision says
+    then: Shared | None = None  # holds the sink as it was with the state that was copied back
+    newest: Shared | None = None  # holds the sink as it was before it was copied back
     trials: dict[str, str | None] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     freed: set[bytes] = field(default_factory=set)  # keys that a person let go
@@ -37,7 +48,7 @@ class Shared:
     backups: list[Shared] | None = None  # one after each commit, where the schedule restores any
     restored: bool = False  # and nobody has accepted it yet
     begun: set[str] = field(default_factory=set)  # queries that committed since
-    ahead: dict[str, dict[tuple[int, int], int]] = field(default_factory=dict)  # query -> position that a restore took away -> its batch
+    lost: dict[str, dict[tuple[int, int], int]] = field(default_factory=dict)  # query -> position that a restore took away -> its batch
 
     def waiting(self, sequence: bytes | None) -> list[dict[str, Any]]:
         """Open and blocked letters of a sequence, in position order."""
@@ -47,7 +58,8 @@ class Shared:
 
     def next(self, head: Head, rows: list[dict[str, Any]], **changes: Any) -> None:
         """One decision more."""
-        self.head = replace(head, **changes, seq=self.head.seq + 1)
+        self.head, self.told = replace(head, **changes, seq=self.head.seq + 1), self.published
+        self.ids.append(next(_IDENTITIES))
         self.version += 1
         self.decided.append(rows)
 
@@ -58,13 +70,47 @@ class Shared:
 
     def restore(self, backup: Shared) -> None:
         """The tables are as they were then; who is at work on them finds out."""
-        for name, value in {**backup._copied(), "head": backup.head, "published": backup.published}.items():
+        self.copy_back(backup)
+        self._take_sink(backup)
+        self.then = self.newest = None
+
+    def copy_back(self, backup: Shared) -> None:
+        """All but the sink are as they were then."""
+        kept = {name: getattr(self, name) for name in _SINK}
+        for name, value in {**backup._copied(), "head": backup.head, "told": backup.told, **kept}.items():
             setattr(self, name, value)
-        self.version, self.restored, self.begun = self.version + 1, True, set()
+        self.version, self.restored, self.begun, self.then = self.version + 1, True, set(), backup
         for transaction in self.open:
             transaction.ended = True
 
+    def copy_sink_back(self, backup: Shared) -> None:
+        """The sink alone is as it was then."""
+        if not self.behind or self.newest is None:
+            self.newest = replace(self, **self._copied(), open=[], backups=None)
+        self._take_sink(backup)
+
+    def _take_sink(self, other: Shared) -> None:
+        self.sink, self.published, self.published_id = other.sink.copy(), other.published, other.published_id
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the sink shows a decision that the ledger does not have, or has another one for."""
+        return self.published > len(self.ids) or self.published_id != (self.ids[self.published - 1] if self.published else 0)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the sink lacks a decision of which it is known that it had it."""
+        return self.published < self.told
+
+    def put_right(self) -> None:
+        """The sink is taken to the time of the state; or the newer one is found and put back."""
+        if self.ahead and self.then is not None:
+            self._take_sink(self.then)
+        if self.behind and self.newest is not None:
+            self._take_sink(self.newest)
+        self.then = self.newest = None
+
     def _copied(self) -> dict[str, Any]:
-        plain = ("reserved", "batches", "sink", "decided", "history", "freed", "seen", "trials")
+        plain = ("reserved", "batches", "sink", "decided", "ids", "history", "freed", "seen", "trials")
         letters: Mapping[str, dict[str, Any]] = {i: dict(letter) for i, letter in self.letters.items()}
         return {name: getattr(self, name).copy() for name in plain} | {"letters": letters}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from checkpoint.errors import Fenced
+from checkpoint.errors import Fenced, PublicationStuck, StoreRestored
 from deadletter.letter import HISTORY, LETTERS
 from dedup.rows import table_of
 from dedup.store import BATCHES, Head, Holder, Selection
@@ -44,6 +44,7 @@ class SimStore:
     def take_epoch(self, consumer: str, holder: Holder, **_: Any) -> Head:
         """A new epoch, at any time, as if the clocks had allowed it; in the transactional model older backends are ended."""
         self.on_step("epoch")
+        self.require_in_step()
         shared = self.shared
         shared.next(shared.head, [], epoch=shared.head.epoch + 1)
         if not self.ledger:
@@ -98,20 +99,32 @@ class SimStore:
 
     def amend(self, consumer: str, change: Callable[[Head], Head], **_: Any) -> Head:
         """A person's decision."""
-        self.shared.next(change(self.shared.head), [])
+        head = change(self.shared.head)
+        if head.generation == self.shared.head.generation:  # else a person accepts what is there
+            self.require_in_step()
+        self.shared.next(head, [])
         return self.shared.head
+
+    def require_in_step(self) -> None:
+        """The mark of the sink against the ledger: before anything is decided."""
+        if self.ledger and self.shared.ahead:
+            raise StoreRestored
 
     def publish(self, consumer: str) -> int:
         """Bring decided rows to the sink, each seq once: the mark and the rows are one commit of the sink."""
         shared, done = self.shared, 0
+        self.require_in_step()
+        if self.ledger and shared.behind:
+            raise PublicationStuck
         while self.ledger and shared.published < shared.head.seq:
             seq = shared.published + 1
             if shared.decided[seq - 1]:  # a decision without rows leaves nothing to be interrupted at
                 self.on_step("publish")
+            self.require_in_step()
             if shared.published + 1 != seq or seq > shared.head.seq:
                 continue  # another copy was faster, and the sink's txn id is past; or the tables were restored meanwhile
             shared.sink.extend(shared.decided[seq - 1])
-            shared.published, done = seq, done + 1
+            shared.published, shared.published_id, done = seq, shared.ids[seq - 1], done + 1
         return done
 
     def consumers(self) -> list[str]:

@@ -21,10 +21,13 @@ from dedup.store import Checkpoint, Selection
 from simulation import clock, deeds
 from simulation.copies import DONE, Boom, Copy
 from simulation.log import TOPIC, Log, SimFeed
-from simulation.schedule import Schedule
+from simulation.schedule import BACK, Schedule
 from simulation.shared import NAME, Shared
 from simulation.spark import Places, SparkCheckpoint
 from simulation.store import SimStore
+
+REFUSED = ("StoreRestored", "PublicationStuck")
+"""How a process ends that finds tables of different times."""
 
 
 class World:
@@ -33,7 +36,7 @@ class World:
     def __init__(self, schedule: Schedule, tell: Callable[[str], None] | None = None) -> None:
         self.schedule, self.tell = schedule, tell
         self.log = Log(schedule.events)
-        self.shared = Shared(self.log, backups=[] if any(m.deed == "restore" for m in schedule.moves) else None)
+        self.shared = Shared(self.log, backups=[] if any(m.deed in BACK for m in schedule.moves) else None)
         self.copies: list[Copy] = []
         self.current: Copy | None = None
         self.tick, self.starts, self.crashes, self.calm = 0, 0, 0, False
@@ -148,13 +151,20 @@ class World:
         """What queries have finished, and the restored tables do not know."""
         for checkpoint in self.checkpoints:
             finished = {at: batch for batch in range(checkpoint.finished) for at in checkpoint.batch(batch)}
-            self.shared.ahead[checkpoint.query_id] = {at: batch for at, batch in finished.items() if at not in self.shared.seen}
+            self.shared.lost[checkpoint.query_id] = {at: batch for at, batch in finished.items() if at not in self.shared.seen}
 
     def accept_restore(self) -> None:
-        """As documented: accept, and start a query at the checkpoint."""
+        """As documented: restore the sink to the same time, accept, and start a query at the checkpoint."""
+        self.shared.put_right()
         self.store(lambda _: None).amend(NAME, amendments.accept_restore)
-        self.shared.ahead, self.shared.restored = {}, False
+        self.shared.lost, self.shared.restored = {}, False
         self.new_checkpoint(at_ours=True)
+
+    def put_right(self) -> None:
+        """Somebody reads the error."""
+        if self.shared.ahead:
+            self.accept_restore()
+        self.shared.put_right()
 
     def new_checkpoint(self, *, at_ours: bool) -> None:
         """Spark's directory is thrown away; what comes late would be missed by a query that does not begin at the earliest position."""
@@ -206,6 +216,8 @@ class World:
     def _rest(self) -> None:
         self.calm = True
         self._exhaust()
+        if self.schedule.ledger:
+            self.put_right()
         for body in (self.start, self._go_on, self._repair):
             body()
             self._exhaust()
@@ -213,7 +225,7 @@ class World:
 
     def _go_on(self) -> None:
         """Start again, as after an error that a person has looked at; whoever restored the tables knows it without an error, too."""
-        if any(at not in self.shared.seen for lost in self.shared.ahead.values() for at in lost):
+        if any(at not in self.shared.seen for lost in self.shared.lost.values() for at in lost):
             self.accept_restore()
             self.start()
         elif self.current is None or self.current.ended != DONE:
@@ -249,6 +261,8 @@ class World:
             return
         before = copy.at
         copy.step(fault)
+        if copy.done and copy.ended in REFUSED and (self.calm or self.coin("put right", copy.number) < 0.5):
+            self.put_right()
         if copy.done:
             self.copies.remove(copy)
         if self.tell is not None:
