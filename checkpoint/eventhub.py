@@ -9,7 +9,8 @@ from typing import Any
 from azure.eventhub import CheckpointStore
 
 from checkpoint import processors
-from checkpoint.postgres.session import Place, Session
+from checkpoint.errors import DedupError
+from checkpoint.postgres.session import TIMEOUT, Place, Session
 from checkpoint.processors import Group, Ownership, Position
 
 
@@ -23,40 +24,62 @@ class PostgresCheckpointStore(CheckpointStore):
         dsn: of PostgreSQL 14 or newer.
         schema: where the tables are; that of a PostgresStore may be shared.
         auto_migrate: create or upgrade the tables at first use, if the role may; else `dedup migrate` is asked for.
+        timeout: seconds that a call may take, with waiting for other calls, connecting and trying again (connecting alone may take 2 s per
+            server). Three times this and 2.4 times the client's `load_balancing_interval` should stay below its
+            `partition_ownership_expiration_interval`: then one renewal may fail, and the next one is in time.
 
     Raises:
-        ConfigError: the DSN or the schema's name cannot be one.
+        ConfigError: the DSN or the schema's name cannot be one, or the timeout.
     """
 
-    def __init__(self, dsn: str, schema: str = "dedup", *, auto_migrate: bool = True) -> None:
-        self._session = Session(Place(dsn, schema, auto_migrate))
+    def __init__(self, dsn: str, schema: str = "dedup", *, auto_migrate: bool = True, timeout: float = TIMEOUT) -> None:
+        place = Place(dsn, schema, auto_migrate, timeout)
+        self._owners, self._checkpoints = Session(place), Session(place)  # a renewal must not wait for a checkpoint
 
     def __repr__(self) -> str:
-        return f"PostgresCheckpointStore({self._session.place})"
+        return f"PostgresCheckpointStore({self._owners.place})"
 
     def list_ownership(self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any) -> Iterable[Ownership]:
         """Who owns the partitions of a consumer group. Raises StoreError."""
-        return self._session.ask(processors.owners(Group(fully_qualified_namespace, eventhub_name, consumer_group)))
+        return self._owners.ask(processors.owners(Group(fully_qualified_namespace, eventhub_name, consumer_group)))
 
     def claim_ownership(self, ownership_list: Iterable[Ownership], **kwargs: Any) -> Iterable[Ownership]:
-        """Claim partitions; those that were won come back, with a new etag. Raises StoreError.
+        """Claim partitions; those that were won come back with a new etag, in the order in which they were asked for.
+
+        Where no ownership names an owner, the partitions are given back. That raises nothing: the client has no guard around it. If the
+        store cannot do it the answer is empty, a warning says why, and the partitions expire.
+
+        Raises:
+            StoreError: the store cannot claim now. azure's client goes on with what it owns, and asks again.
 
         Crash: each partition is claimed or not; a claim that nobody renews expires.
         """
-        return [won for call in processors.claims(ownership_list) for won in self._session.ask(call)]
+        wanted = list(ownership_list)
+        try:
+            won = [ownership for call in processors.claims(wanted) for ownership in self._owners.ask(call)]
+        except DedupError as error:
+            if not processors.gives_back(wanted):
+                raise
+            return processors.not_given_back(wanted, error)
+        return processors.in_order(wanted, won)
 
     def update_checkpoint(self, checkpoint: Position, **kwargs: Any) -> None:
-        """Move a checkpoint forward; one that is not beyond what is kept changes nothing and is logged. Raises StoreError.
+        """Move a checkpoint forward; one that is not beyond what is kept changes nothing and is logged.
+
+        Raises:
+            StoreError: the store cannot move it now. Where this leaves the handler, azure's client closes the partition, claims it
+                again, and begins behind the last checkpoint.
+            ConfigError: the checkpoint has no sequence number.
 
         Crash: the checkpoint is moved or not.
         """
-        self._session.ask(processors.advance(processors.group_of(checkpoint), [checkpoint]))
+        self._checkpoints.ask(processors.advance(processors.group_of(checkpoint), [checkpoint]))
 
     def list_checkpoints(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any
     ) -> Iterable[Position]:
         """Where a consumer group resumes. Raises StoreError."""
-        return self._session.ask(processors.checkpoints(Group(fully_qualified_namespace, eventhub_name, consumer_group)))
+        return self._checkpoints.ask(processors.checkpoints(Group(fully_qualified_namespace, eventhub_name, consumer_group)))
 
     def set_checkpoint(
         self, group: Group, partition: str, number: int, *, seen: int | None, offset: str | None = None, by: str, reason: str
@@ -65,18 +88,19 @@ class PostgresCheckpointStore(CheckpointStore):
 
         Crash: it is set or not.
         """
-        return self._session.ask(processors.put(group, partition, number, offset, seen=seen, by=by, reason=reason))
+        return self._checkpoints.ask(processors.put(group, partition, number, offset, seen=seen, by=by, reason=reason))
 
     def import_checkpoints(self, group: Group, positions: Iterable[Position]) -> list[str]:
         """Take over checkpoints that are further on than ours; returns the partitions that moved. Raises StoreError.
 
         Crash: all of them or none.
         """
-        return self._session.ask(processors.advance(group, positions))
+        return self._checkpoints.ask(processors.advance(group, positions))
 
     def close(self) -> None:
-        """Let go of the connection. The store can be used again."""
-        self._session.close()
+        """Let go of the connections. The store can be used again."""
+        self._owners.close()
+        self._checkpoints.close()
 
     def __enter__(self) -> PostgresCheckpointStore:
         return self

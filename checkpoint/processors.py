@@ -77,12 +77,32 @@ def owners(group: Group) -> Call[list[Ownership]]:
 def claims(wanted: Iterable[Ownership]) -> list[Call[list[Ownership]]]:
     """Claim these partitions; the answers hold those that were won, each a new dict with its new etag. One call per consumer group.
 
+    A partition may be named by a number as well; its answer names it as it was asked for.
+
     Crash: a partition is claimed or not; a claim whose answer was lost is found by its etag when it is repeated, and expires otherwise.
     """
     groups: dict[Group, dict[str, Ownership]] = {}
     for ownership in wanted:
-        groups.setdefault(group_of(ownership), {}).setdefault(ownership["partition_id"], ownership)
+        groups.setdefault(group_of(ownership), {}).setdefault(str(ownership["partition_id"]), ownership)
     return [_claim(group, partitions) for group, partitions in groups.items()]
+
+
+def in_order(wanted: Iterable[Ownership], won: Iterable[Ownership]) -> list[Ownership]:
+    """The ownerships that were won, in the order in which they were asked for."""
+    found = {(group_of(ownership), str(ownership["partition_id"])): ownership for ownership in won}
+    names = dict.fromkeys((group_of(ownership), str(ownership["partition_id"])) for ownership in wanted)
+    return [found[name] for name in names if name in found]
+
+
+def gives_back(wanted: Iterable[Ownership]) -> bool:
+    """Whether a claim only says that nobody owns these partitions any more. azure's client for threads makes such a claim unguarded."""
+    return not any(ownership["owner_id"] for ownership in wanted)
+
+
+def not_given_back(wanted: Iterable[Ownership], error: Exception) -> list[Ownership]:
+    """The answer to giving partitions back when the store cannot: none. They expire."""
+    _log.warning("partitions %s were not given back; they expire: %s", ", ".join(str(o["partition_id"]) for o in wanted), error)
+    return []
 
 
 def _claim(group: Group, partitions: dict[str, Ownership]) -> Call[list[Ownership]]:
@@ -99,7 +119,8 @@ def _claim(group: Group, partitions: dict[str, Ownership]) -> Call[list[Ownershi
         lost = sorted({*partitions} - {row["partition_id"] for row in rows})
         if lost:
             _log.info("%s: another processor has claimed partitions %s", group, ", ".join(lost))
-        return [{**partitions[row["partition_id"]], **row} for row in rows]
+        answers = [(partitions[row["partition_id"]], row) for row in rows]
+        return [{**asked, **row, "partition_id": asked["partition_id"]} for asked, row in answers]
 
     return Call(f"Claiming partitions of {group}", "claim_partitions", parameters, won)
 

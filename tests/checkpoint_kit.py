@@ -47,16 +47,16 @@ class Store:
             loop.close()
 
 
-def make(kind: str, place: str) -> Any:
-    """azure's way to a store: the one line in which a program that changes from one to the other differs."""
+def make(kind: str, place: str, **options: Any) -> Any:
+    """azure's way to a store: the one line in which a program that changes from one to the other differs. Options are those of ours."""
     if kind == "postgres":
         from checkpoint import PostgresCheckpointStore
 
-        return PostgresCheckpointStore(place)
+        return PostgresCheckpointStore(place, **options)
     if kind == "postgres_aio":
         from checkpoint.aio import PostgresCheckpointStore as Aio
 
-        return Aio(place)
+        return Aio(place, **options)
     container, connection = place.split("|")
     if kind == "blob":
         from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
@@ -67,11 +67,11 @@ def make(kind: str, place: str) -> Any:
     return BlobAio.from_connection_string(connection, container)
 
 
-def opened(kind: str, place: str) -> Store:
+def opened(kind: str, place: str, **options: Any) -> Store:
     """A store of this kind at this place, as a process of its own would open it."""
     if kind.endswith("_aio"):
-        return Store(kind, make(kind, place), asyncio.new_event_loop().run_until_complete)
-    return Store(kind, make(kind, place), lambda answer: answer)
+        return Store(kind, make(kind, place, **options), asyncio.new_event_loop().run_until_complete)
+    return Store(kind, make(kind, place, **options), lambda answer: answer)
 
 
 def ownership(partition: str, owner: str, group: tuple[str, str, str], etag: str | None = None) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""A TCP proxy before PostgreSQL that swallows the server's answer to COMMIT: the commit happens, the client never hears of it."""
+"""A TCP proxy before PostgreSQL that swallows the server's answer to COMMIT: the commit happens, the client never hears of it.
+
+It can also fall silent, or refuse connections.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ class Proxy:
         self._held: list[socket.socket] = []
         self.cut = threading.Event()
         self.refuse = False  # whether later connections are refused
+        self._passing = threading.Event()
+        self._passing.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -34,20 +39,33 @@ class Proxy:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._listener.close()
 
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """For the block nothing passes and no connection ends: what a client sees of a server that was stopped, or of a dark network."""
+        self._passing.clear()
+        try:
+            yield
+        finally:
+            self._passing.set()
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                if self.refuse:
+                try:
+                    if self.refuse:
+                        raise ConnectionRefusedError
+                    server = socket.create_connection(("127.0.0.1", self._server_port))
+                except ConnectionError:
                     client.close()
                     continue
-                server = socket.create_connection(("127.0.0.1", self._server_port))
                 for source, target, watch in ((client, server, True), (server, client, False)):
                     threading.Thread(target=self._pump, args=(source, target, watch), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, watch: bool) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(_PIECE):
+                self._passing.wait()
                 if watch and self._is_due(piece):
                     self._cut(source, target, piece)
                     if self.hold:

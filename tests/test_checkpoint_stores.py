@@ -111,6 +111,24 @@ def test_in_one_call_some_are_won_and_some_are_lost(store: Store, another: Calla
     assert {o["partition_id"]: o["owner_id"] for o in store.owners(*GROUP)} == {"0": "bob", "1": "ann", "2": "bob"}
 
 
+def test_answers_keep_the_order_of_the_request(store: Store, another: Callable[[], Store]) -> None:
+    """First claims, and renewals in another order; a partition that is lost leaves no trace of itself."""
+    asked = ["10", "2", "0", "1"]
+    won = store.claim(*[ownership(partition, "ann", GROUP) for partition in asked])
+    assert [o["partition_id"] for o in won] == asked
+    (taken,) = another().claim({**won[2], "owner_id": "bob"})
+    assert [o["partition_id"] for o in store.claim(won[1], won[3], won[2], won[0])] == ["2", "1", "10"] and taken["owner_id"] == "bob"
+
+
+def test_a_partition_named_by_a_number_is_the_same_partition(store: Store) -> None:
+    """The answer names it as it was asked for, lists name it as text."""
+    (won,) = store.claim({**ownership("3", "ann", GROUP), "partition_id": 3})
+    assert won["partition_id"] == 3 and [o["partition_id"] for o in store.owners(*GROUP)] == ["3"]
+    assert [o["partition_id"] for o in store.claim(won)] == [3]
+    store.update({**position("3", 7, GROUP), "partition_id": 3})
+    assert store.checkpoints(*GROUP) == [position("3", 7, GROUP)]
+
+
 def test_answers_are_the_callers_own(store: Store) -> None:
     """azure's load balancer writes into what it was given: neither the store nor a later answer may change by that."""
     asked = ownership("0", "ann", GROUP)

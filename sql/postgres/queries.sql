@@ -964,7 +964,7 @@ order by length(partition_id), partition_id;
 
 -- name: claim_partitions
 -- Claim each partition whose row has the etag that the claimant saw, or that has no row where it saw none; those that were won come back.
--- Never waits for a row that somebody else claims, or whose owner a transaction keeps: that one is lost. A repeated claim finds its etag once the first is through.
+-- Hardly waits for a row that somebody else claims, or whose owner a transaction keeps: that one is lost. A repeated claim finds its etag once the first is through.
 with claim as (
     select %(namespace)s::text as namespace, %(hub)s::text as hub, %(group)s::text as consumer_group, c.*
     from unnest(%(partitions)s::text[], %(owners)s::text[], %(seen)s::text[], %(etags)s::text[]) as c (partition_id, owner_id, seen, etag)
@@ -980,9 +980,10 @@ with claim as (
     update {schema}.partition_owner o set owner_id = c.owner_id, owner_number = default, etag = c.etag, modified_at = clock_timestamp()
     from other c where o.ctid = c.ctid returning o.*
 ), made as (
-    insert into {schema}.partition_owner (namespace, hub, consumer_group, partition_id, owner_id, etag)
-    select namespace, hub, consumer_group, partition_id, owner_id, etag from claim where seen is null order by 4
-    on conflict do nothing returning *
+    select m.* from (
+        select array_agg(partition_id) as partitions, array_agg(owner_id) as owners, array_agg(etag) as etags
+        from (select * from claim where seen is null order by partition_id) fresh having count(*) > 0
+    ) f, {schema}.claim_unowned(%(namespace)s, %(hub)s, %(group)s, f.partitions, f.owners, f.etags) m
 )
 select partition_id, owner_id, owner_number, etag, extract(epoch from modified_at)::float8 as last_modified_time
 from (select * from renewed union all select * from taken union all select * from made) won;
