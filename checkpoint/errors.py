@@ -8,12 +8,13 @@
     │   ├── SchemaOutdated       state is missing or older than this library
     │   ├── StateTooNew          state was written by a newer library
     │   ├── StoreUnavailable     no connection, or it was lost before the commit
-    │   ├── BatchTooLarge        memory was not enough for the batch     -> smaller batches
+    │   ├── BatchTooLarge        the batch does not fit                  -> smaller batches
     │   ├── CommitConflict       another writer committed first; plan again
     │   ├── CommitUnknown        the answer to the commit was lost and cannot be read back yet
     │   ├── SinkMismatch         rows do not fit the sink table
     │   │   ├── RowsMisfit       types of the rows, or columns that they lack, not their values
     │   │   └── RowsRefused      some rows break a rule of the sink: the fault of their events
+    │   │       └── ValuesRefused  values that the sink's columns cannot hold
     │   └── PublicationStuck     a decided batch that a sink refuses
     ├── SourceUnavailable        the broker does not answer             -> nothing was decided; run it again
     │   ├── RegistryUnavailable  the schema registry does not
@@ -28,7 +29,7 @@
     │   ├── IncarnationChanged   the topic was re-created
     │   ├── PositionsMissing     asked for positions that are neither kept nor in the log
     │   └── ResendTooLate        stored events are older than consumers remember
-    ├── BudgetExceeded           too many events fail: a bug or an outage, not bad events -> fix, or lift the budget
+    ├── BudgetExceeded           too many events fail: a bug, an outage or a bad deploy -> fix, or lift the budget
     ├── ReprocessStopped         too many letters failed again, or a replayed position did
     ├── HandlerError             the handler broke a rule of the transaction
     └── KeyConflict              same idempotence key, another payload (only with on_key_conflict="error")
@@ -37,6 +38,8 @@ Each docstring is the class's default message. All are picklable: Spark moves th
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class DedupError(Exception):
@@ -75,7 +78,7 @@ class StoreUnavailable(StoreError):
 
 
 class BatchTooLarge(StoreError, MemoryError):
-    """Memory was not enough for the batch. Nothing of it was committed; let the source bring smaller ones, or give the driver more."""
+    """Memory, or one transaction, was not enough for the batch. Nothing of it was committed; bring smaller ones, or raise the limit."""
 
 
 class CommitConflict(StoreError):
@@ -96,6 +99,17 @@ class RowsMisfit(SinkMismatch):
 
 class RowsRefused(SinkMismatch):
     """Some rows break a rule of the sink (NOT NULL, CHECK, a unique key, a value out of range). Nothing of them was kept."""
+
+
+class ValuesRefused(RowsRefused):
+    """Python values that the sink's columns cannot hold as they are. Nothing was sent; convert them in the handler or change the table."""
+
+    by_row: Mapping[int, str] = {}
+    """Row of the call -> what is wrong with it."""
+    misfits: Mapping[str, str] = {}
+    """Column in which no value of the call fits -> what is wrong with one of them."""
+    fitting: frozenset[str] = frozenset()
+    """Columns in which some value fits."""
 
 
 class PublicationStuck(StoreError):
@@ -155,7 +169,7 @@ class ResendTooLate(CheckpointError):
 
 
 class BudgetExceeded(DedupError):
-    """So many events fail that the cause is a bug or an outage. Fix it, or admit them with `dedup budget lift`. None of them was parked."""
+    """So many events fail in one way that no event is the cause. Fix it, or admit them with `dedup budget lift`. None was parked."""
 
 
 class ReprocessStopped(DedupError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
 from dedup.locate import FEW
-from dedup.rows import ArrowRows, picked
+from dedup.rows import ArrowRows, PlainRows, picked
 from dedup.store import Rows
 
 
@@ -44,22 +44,21 @@ class ArrowFrames:
 
     def rows(self, rows: Any) -> Rows:
         """A table, a dict or a list of dicts as rows for the store."""
-        return ArrowRows(to_table(rows))
+        return rows_of(rows)
 
 
 def _tuples(rows: pa.Table, names: list[str]) -> Iterator[tuple[Any, ...]]:
     return zip(*(rows[name].to_pylist() for name in names), strict=True)
 
 
-def to_table(rows: Any) -> pa.Table:
-    """An Arrow table from a table, a record batch, a dict or a list of dicts. Raises ConfigError for anything else."""
+def rows_of(rows: Any) -> Rows:
+    """A table or a record batch as it is; a dict or a list of dicts as Python objects. Raises ConfigError for anything else."""
     if isinstance(rows, pa.Table):
-        return rows
+        return ArrowRows(rows)
     if isinstance(rows, pa.RecordBatch):
-        return pa.Table.from_batches([rows])
-    if isinstance(rows, dict):
-        return pa.Table.from_pylist([rows])
-    if isinstance(rows, list) and all(isinstance(r, dict) for r in rows):
-        names = list(dict.fromkeys(name for row in rows for name in row))  # pyarrow would take those of the first row only
-        return pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names})
+        return ArrowRows(pa.Table.from_batches([rows]))
+    if isinstance(rows, Mapping):
+        return PlainRows([rows])
+    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+        return PlainRows(rows)
     raise ConfigError(f"tx.write takes a DataFrame, an Arrow table, a dict or a list of dicts, not {type(rows).__name__}.")

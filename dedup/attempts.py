@@ -10,13 +10,12 @@ import asyncio
 import bisect
 import datetime as dt
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
 
-from checkpoint.errors import BudgetExceeded, CommitConflict, DedupError, RowsRefused
+from checkpoint.errors import BudgetExceeded, CommitConflict, DedupError, RowsRefused, SinkMismatch, ValuesRefused
 from deadletter.budget import Spent, Used
 from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, killed_a_worker, outlasted
 from deadletter.failure import Failure, describe
@@ -24,6 +23,7 @@ from deadletter.letter import Kind
 from dedup import budgets, company, reentry, too_large
 from dedup.brownout import IN_A_ROW, Brownout, failed_last
 from dedup.care import Care, Outcome
+from dedup.failed import EventsFailed
 from dedup.feed import Material
 from dedup.index import Ints
 from dedup.order import Order
@@ -39,14 +39,6 @@ log = logging.getLogger("dedup")
 
 class HandlerExited(Exception):
     """The handler called sys.exit, or raised something else that is no Exception and still means itself alone."""
-
-
-class EventsFailed(Exception):
-    """A handler of single events knows by itself which of them failed: the others need no search."""
-
-    def __init__(self, positions: pa.Table, errors: Sequence[BaseException]) -> None:
-        super().__init__(f"{len(errors)} events failed")
-        self.positions, self.errors = positions, errors
 
 
 class _OutOfOrder(Exception):
@@ -199,8 +191,11 @@ class Attempts:
             except _OutOfOrder as found:
                 rows = self._keep_rejected(rows, found.rejected)
             except EventsFailed as found:
+                self._refuse_misfits(rows, found.misfits)
                 rows = self._park_found(rows, found, failures)
             except Exception as error:
+                if isinstance(error, ValuesRefused):
+                    self._refuse_misfits(rows, error.misfits)
                 failures.append(describe(error.__cause__ if isinstance(error, HandlerExited) and error.__cause__ else error, _now()))
                 raise
 
@@ -259,6 +254,11 @@ class Attempts:
         self._standing = np.union1d(self._standing, gone)
         return self._pending(rows)
 
+    def _refuse_misfits(self, rows: Ints, misfits: Mapping[str, str]) -> None:
+        """A column that fits no row of all that a new consumer was ever given is wrong itself, and no event. Raises SinkMismatch."""
+        if misfits and not self._spent.decided and len(rows) == len(np.setdiff1d(self._new, self._standing)):
+            raise SinkMismatch(_no_row_fits(misfits))
+
     def _park(self, row: int, failures: list[Failure]) -> None:
         self.outcome.failed[row] = failures
         self.order.block_behind(np.array([row]))
@@ -281,7 +281,20 @@ class Attempts:
         return range(self._spent.decided + 1, self._spent.decided + 1 + len(self._new))
 
     def _check_budget(self) -> None:
-        budgets.require(self._head.consumer, self.care.budget, self._head.spent, self.used)
+        """Raise BudgetExceeded; SinkMismatch where all that failed are values that a sink's column cannot hold: the table is wrong."""
+        try:
+            budgets.require(self._head.consumer, self.care.budget, self._head.spent, self.used)
+        except BudgetExceeded as exceeded:
+            if (misfit := self._only_misfits()) is None:
+                raise
+            why = f"{misfit} More events fail in this way than the budget allows. None of this batch was parked."
+            raise SinkMismatch(why) from exceeded
+
+    def _only_misfits(self) -> str | None:
+        """What is wrong with the first event that failed, where all of them have values that a sink's column cannot hold."""
+        last = [failures[-1] for failures in self.outcome.failed.values() if failures]
+        only = len(last) > len(self.outcome.rejected) and all(failure.error_type == _VALUES for failure in last)
+        return last[0].message if only else None
 
     @property
     def used(self) -> dict[Kind, Used]:
@@ -299,6 +312,13 @@ class Attempts:
 def _is_of_the_handler_alone(error: BaseException) -> bool:
     """Whether this is about what the handler did, unlike an interrupt. A panic is what libraries written in Rust raise."""
     return isinstance(error, SystemExit | asyncio.CancelledError) or type(error).__name__ == "PanicException"
+
+
+def _no_row_fits(misfits: Mapping[str, str]) -> str:
+    return "No row of the first batch fits: " + "; ".join(misfits.values())
+
+
+_VALUES = f"{ValuesRefused.__module__}.{ValuesRefused.__qualname__}"
 
 
 def _example(settled: Settled, outcome: Outcome) -> str:

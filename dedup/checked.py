@@ -11,6 +11,7 @@ import pyarrow as pa
 from checkpoint.errors import HandlerError
 from dedup.envelope import POSITION
 from dedup.index import Index, Ints
+from dedup.rows import PlainRows
 from dedup.store import Rows
 
 
@@ -34,6 +35,13 @@ class Checked:
         if self._forbidden is not None:
             self._forbidden.check(table, self._table)
         return table
+
+    def plain(self) -> PlainRows | None:
+        """The rows where they are Python objects, looked through. Raises HandlerError for a parked one."""
+        rows = self._rows.plain()
+        if rows is not None and self._forbidden is not None:
+            self._forbidden.check(pa.table({name: rows.column(name) for name in POSITION}), self._table)
+        return rows
 
     def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
         """The results of `write`, in tasks that look the rows through; a parked one fails the task."""

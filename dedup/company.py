@@ -15,14 +15,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import TypeVar
 
 from dedup.trial import Trials
 
 log = logging.getLogger("dedup")
+
+T = TypeVar("T")
 
 PATIENCE_SECONDS = 300.0
 """How long a chunk waits for others at most. Then they go on side by side, and the death of any of them counts for nothing."""
@@ -92,6 +95,12 @@ def _disturb(seat: _Seat, others: list[_Seat]) -> None:
 
 _room = _Room()
 _inside: ContextVar[bool] = ContextVar("dedup_inside", default=False)
+_own: ContextVar[_Room | None] = ContextVar("dedup_room", default=None)
+
+
+def be_a_process() -> None:
+    """From here on this context counts as a process of its own: a simulation has many of them in one. Waits for nobody."""
+    _own.set(_Room())
 
 
 def _begin_anew() -> None:
@@ -129,7 +138,7 @@ def taken(what: str, trials: Trials | None = None, *, alone: bool = False) -> It
             trials.seated(alone=False)
         yield False
         return
-    mine, room = _Seat(trials, alone, what), _room
+    mine, room = _Seat(trials, alone, what), _own.get() or _room
     room.enter(mine, PATIENCE_SECONDS)
     token = _inside.set(True)
     try:
@@ -139,6 +148,15 @@ def taken(what: str, trials: Trials | None = None, *, alone: bool = False) -> It
     finally:
         _inside.reset(token)
         room.leave(mine)
+
+
+@contextmanager
+def entered(what: str, context: AbstractContextManager[T]) -> Iterator[T]:
+    """The context, entered beside others: reading a batch may take the memory of the process. The block itself is not in hand."""
+    with ExitStack() as stack:
+        with taken(what):
+            made = stack.enter_context(context)
+        yield made
 
 
 def blame(guilty: Trials) -> None:

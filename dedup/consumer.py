@@ -63,17 +63,22 @@ class Consumer(Registered):
         incarnation: tells which life of its topics a broker serves, such as `kafka.Broker(...).topic_ids`: a topic that was deleted and
             created again is refused then, whatever it holds.
         part: column that numbers the rows one event was exploded into.
-        max_events_per_transaction: rows of one commit. What a batch takes of the driver's memory it does not bound. Default: the store's.
+        max_events_per_transaction: rows of one commit: a larger batch is cut into chunks, and the handler called for each. What a batch
+            takes of the driver's memory it does not bound. Default: the store's.
         max_body: bytes of a body that a dead letter keeps whole.
         sequence_key: columns of the event: within a partition, events that have the same one keep their order. Those behind a dead
             letter wait as dead letters too, until it is reprocessed or discarded.
         retry: how often and how long a transient error of the handler is tried again before an event is parked.
-        budget: how many of the last events may fail before that counts as a bug or an outage and nothing is parked any more. None: all.
-        bisect: False for a handler that does not mean the same on a part of a batch, as one that aggregates: then the batch fails.
+        budget: for each kind of dead letter, how many of the last events may become one before that counts as a bug, an outage or a bad
+            deploy, and nothing is parked any more. None: all.
+        bisect: False for a handler that does not mean the same on a part of a batch, as one that aggregates: it gets the whole batch (in
+            Spark's tasks on PostgreSQL the whole slice of a partition) or BatchTooLarge, and what it raises fails the batch.
         errors: rules (exception type or predicate, ErrorClass) that come before the shipped ones, first match first.
         max_outage: seconds of trying a batch again, with backoff, while everything fails or the store is away. Then the query stops.
+            `math.inf`: never.
         handler_timeout: seconds of one run of the handler and of what it writes; then the process ends with its stacks on stderr.
-        retention: age at which you purge reservations; None: never. `reprocess_within`: how old a reprocessed letter may be; no older.
+        retention: a timedelta: the age at which you purge reservations; None: never. `reprocess_within`, the same: how old a letter may be
+            that is reprocessed.
         query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
         takeover_after: seconds without a sign of life after which another copy is taken over.
         takeover: take over a live copy at once.
@@ -172,9 +177,9 @@ class Consumer(Registered):
             Fenced: a newer copy runs; stop this one.
             CheckpointError: a person has to decide; the message names the command.
             HandlerError: this is called inside the consumer's own handler.
-            StoreError: the store failed for longer than `max_outage`, or memory was not enough (BatchTooLarge names the settings);
-                nothing of the running chunk was committed.
-            BudgetExceeded: so many events failed, for that long, that none of the running chunk was parked.
+            StoreError: the store failed for longer than `max_outage`, or memory, or with bisect=False one transaction, was not enough
+                (BatchTooLarge names the settings); nothing of the running chunk was committed.
+            BudgetExceeded: so many events failed in one way, for that long, that none of the running chunk was parked.
             Anything the handler raised that is not the fault of single events, or with bisect=False. What was raised in Spark's
                 tasks and cannot travel whole is a `deadletter.failure.Elsewhere`, with its type, message and stack.
 
@@ -185,7 +190,8 @@ class Consumer(Registered):
         with self._calls.one(self.name):
             started, feed = time.monotonic(), open_feed(batch, self.scratch, collect=self.collect)
             report = self._through_outages(feed, int(batch_id))
-            self.send_messages()
+            with company.taken(self.name):
+                self.send_messages()
         log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
         if report.dead_lettered:
             log.warning("%s batch %s: parked %d; `dedup dead-letters groups` says why", self.name, batch_id, report.dead_lettered)

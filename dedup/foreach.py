@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from checkpoint.errors import HandlerError
 from dedup.arrow_frames import ArrowFrames
-from dedup.attempts import EventsFailed, is_ours
+from dedup.attempts import is_ours
 from dedup.envelope import POSITION
 from dedup.executors import Where
+from dedup.failed import EventsFailed
 from dedup.rows import copied
 from dedup.tx import Tx
 
@@ -106,13 +107,16 @@ class Found:
     """What became of the events of one run of the handler."""
 
     written: list[dict[str, Any]] = field(default_factory=list)
+    by: list[Any] = field(default_factory=list)  # `Tx.position` of the event of each row of `written`
     authors: list[int] = field(default_factory=list)  # rows of the run that have an effect
     skipped: list[int] = field(default_factory=list)  # rows of the run
     failed: dict[int, BaseException] = field(default_factory=dict)  # row -> what it raised
 
     def add(self, number: int, rows: Sequence[dict[str, Any]], tx: Tx, *, skipped: bool) -> None:
         """The event passed. Nothing was to be done for it where it did not say anything either."""
-        self.written += rows
+        if rows:
+            self.written += rows
+            self.by += (tx.position,) * len(rows)
         if rows or tx.wrote:
             self.authors.append(number)
         if skipped and not tx.recorded:
@@ -131,7 +135,7 @@ class Found:
         if self.skipped:
             tx.skip_positions(_positions(table, self.skipped))
         if self.written and into:
-            tx.returns(self.written, into)
+            tx.returns(self.written, into, self.by)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +21,8 @@ from checkpoint.errors import ConfigError, StoreError
 from deadletter.classify import Rule
 from dedup import reentry
 from dedup.arrow_frames import ArrowFrames
-from dedup.attempts import EventsFailed
 from dedup.envelope import POSITION
+from dedup.failed import EventsFailed
 from dedup.index import Index, Ints
 from dedup.outbox.message import Messages
 from dedup.slices import cut, told
@@ -61,6 +61,15 @@ class Work:
     rules: Sequence[Rule]
 
 
+class Written(NamedTuple):
+    """Rows that a handler wrote or merged by itself."""
+
+    table: str
+    rows: Any  # an Arrow table, or a list of dicts
+    how: Merge | None
+    authors: list[Any] | None  # of rows of single events: the position of each one's event
+
+
 @dataclass
 class Outcome:
     """What a task made of one partition's events. Rows are numbers of `Work.events`. Travels to the driver."""
@@ -69,9 +78,10 @@ class Outcome:
     rejected: dict[int, str] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     failed: list[tuple[int, BaseException]] = field(default_factory=list)
+    misfits: dict[str, str] = field(default_factory=dict)  # as those of EventsFailed
     error: BaseException | None = None  # it cannot be told which event's
     files: list[str] = field(default_factory=list)
-    writes: list[tuple[str, pa.Table, Merge | None]] = field(default_factory=list)
+    writes: list[Written] = field(default_factory=list)
     messages: list[Messages] = field(default_factory=list)
     of_events: bool = False  # whether what was written is values of single events
 
@@ -112,7 +122,10 @@ def _raise(outcomes: Sequence[Outcome], tx: Tx) -> None:
             raise outcome.error
     failed = [each for outcome in outcomes for each in outcome.failed]
     if failed:
-        raise EventsFailed(tx.events().positions(np.array([row for row, _ in failed])), [error for _, error in failed])
+        positions = tx.events().positions(np.array([row for row, _ in failed]))
+        common = set.intersection(*(set(outcome.misfits) for outcome in outcomes))
+        misfits = {column: outcomes[0].misfits[column] for column in sorted(common)}
+        raise EventsFailed(positions, [error for _, error in failed], misfits)
 
 
 def _require_all(outcomes: Sequence[Outcome], tx: Tx) -> None:
@@ -138,15 +151,26 @@ def _adopt(outcomes: Sequence[Outcome], tx: Tx, into: str | None) -> None:
         tx.transaction.publish(messages)
 
 
-def _write(writes: list[tuple[str, pa.Table, Merge | None]], tx: Tx) -> None:
+def _write(writes: list[Written], tx: Tx) -> None:
     """What handlers wrote by themselves, for each table in the order of the calls; what can be written at once is."""
-    by_table = sorted(writes, key=lambda one: one[0])
-    for (table, how, _), calls in groupby(by_table, lambda one: (one[0], one[2], sorted(one[1].column_names))):
-        rows = pa.concat_tables([rows for _, rows, _ in calls], promote_options="permissive")
+    for (table, how, _), calls in groupby(sorted(writes, key=lambda one: one.table), lambda one: (one.table, one.how, _columns(one))):
+        together = list(calls)
+        if isinstance(together[0].rows, list):
+            authors = None if together[0].authors is None else [author for one in together for author in one.authors or ()]
+            tx.adopt_rows(table, [row for one in together for row in one.rows], how, authors)
+            continue
+        rows = pa.concat_tables([one.rows for one in together], promote_options="permissive")
         if how is None:
             tx.write(rows, table)
         else:
             tx.merge(rows, table, how.keys, how.newer_by, how.delete_when)
+
+
+def _columns(written: Written) -> tuple[Any, ...]:
+    """What must be the same in rows that are written at once."""
+    if isinstance(written.rows, list):
+        return (written.authors is None, *sorted({str(name) for row in written.rows for name in row}))
+    return (None, *sorted(written.rows.column_names))
 
 
 def _by_topic(messages: list[Messages]) -> Iterator[Messages]:
@@ -199,7 +223,8 @@ def _handle(table: pa.Table, work: Work) -> Outcome:
         tx.perform_writes(lambda _, returned: outcome.files.extend(_filed(returned, work)))
     except EventsFailed as found:
         at = work.events.locate(found.positions).tolist()
-        return Outcome(rows, failed=[(row, told(error, work.rules)) for row, error in zip(at, found.errors, strict=True)])
+        failed = [(row, told(error, work.rules)) for row, error in zip(at, found.errors, strict=True)]
+        return Outcome(rows, failed=failed, misfits=found.misfits)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - the driver judges it
@@ -210,14 +235,14 @@ def _handle(table: pa.Table, work: Work) -> Outcome:
 
 def _filed(rows: Rows, work: Work) -> list[str]:
     assert work.files is not None
-    return work.files.write(rows.arrow())
+    return work.files.write(rows)
 
 
 class _Made:
     """The transaction of a task: what the handler said is kept for the driver."""
 
     def __init__(self) -> None:
-        self.writes: list[tuple[str, pa.Table, Merge | None]] = []
+        self.writes: list[Written] = []
         self.messages: list[Messages] = []
 
     @property
@@ -227,15 +252,17 @@ class _Made:
 
     def write(self, table: str, rows: Rows) -> int:
         """Kept for the driver."""
-        found = rows.arrow()
-        self.writes.append((table, found, None))
-        return int(found.num_rows)
+        return self._keep(table, rows, None)
 
     def merge(self, table: str, rows: Rows, how: Merge) -> int:
         """Kept for the driver: of several partitions one row a key is left."""
-        found = rows.arrow()
-        self.writes.append((table, found, how))
-        return int(found.num_rows)
+        return self._keep(table, rows, how)
+
+    def _keep(self, table: str, rows: Rows, how: Merge | None) -> int:
+        plain = rows.plain()
+        found = rows.arrow() if plain is None else list(plain.rows)
+        self.writes.append(Written(table, found, how, None if plain is None else plain.authors))
+        return len(found)
 
     def publish(self, messages: Messages) -> None:
         """Kept for the driver."""

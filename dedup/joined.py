@@ -154,7 +154,8 @@ class Member:
             done = retrying(lambda p=part: with_replanning(lambda: self._process(share, p, batch, culprits)))
             culprits.clear()
             report.add_report(done)
-        self.consumer.send_messages()
+        with company.taken(self.name):
+            self.consumer.send_messages()
         if report.dead_lettered:
             log.warning("%s: parked %d; `dedup dead-letters groups` says why", what, report.dead_lettered)
         return report
@@ -172,7 +173,7 @@ class Member:
         consumer, head = self.consumer, self.consumer.store.head(self.name)
         policy = replace(consumer.policy(), care=self._care, trials=share.trials)
         report = Report()
-        with ArrowFeed(events).materialise(consumer.prepare(head)) as material:
+        with company.entered(self.name, ArrowFeed(events).materialise(consumer.prepare(head))) as material:
             index = flow.index_of(material)
             self._check(share, set(index.spans))
             run = Run(self.run_id, batch, joined=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dedup import flow, planning, starting, too_large
+from dedup import company, flow, planning, starting, too_large
 from dedup.feed import Feed
 from dedup.flow import Policy
 from dedup.report import Report
@@ -24,7 +24,7 @@ def process(consumer: Consumer, feed: Feed, head: Head, run: Run, policy: Policy
     Crash: chunks that were committed are true, the others are not; the batch is delivered again, and drops what is decided.
     """
     report = Report()
-    with feed.materialise(consumer.prepare(head)) as material:
+    with company.entered(consumer.name, feed.materialise(consumer.prepare(head))) as material:
         index = flow.index_of(material)
         told = consumer.told(index.spans)
         firsts = starting.without_absent(head, run, {p: first for p, (first, _) in index.spans.items()}, consumer.read_log)

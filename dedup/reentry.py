@@ -37,10 +37,10 @@ def refuse(consumer: str, doing: str) -> None:
 
 
 class Calls:
-    """The calls of one consumer object: which threads were there before the one that runs."""
+    """The calls of one consumer object that run: for each, which threads there were before it."""
 
     def __init__(self) -> None:
-        self._before: frozenset[int] | None = None
+        self._running: list[frozenset[threading.Thread]] = []
 
     @contextmanager
     def one(self, consumer: str) -> Iterator[None]:
@@ -50,17 +50,18 @@ class Calls:
         Spark did not start.
         """
         refuse(consumer, "A call")
-        running = self._before
-        if running is not None and threading.get_ident() not in running and not _called_by_spark():
+        this = threading.current_thread()
+        if any(this not in before for before in self._running) and not _called_by_spark():
             raise HandlerError(
                 f"Consumer {consumer!r} is called by a thread that began while it handles another batch: a handler that waits for this "
                 "thread would wait for ever. Call it outside its handler, or make another Consumer object for another instance."
             )
-        self._before = running or frozenset(thread.ident or 0 for thread in threading.enumerate())
+        before = frozenset(threading.enumerate())
+        self._running.append(before)
         try:
             yield
         finally:
-            self._before = running
+            self._running.remove(before)
 
 
 def _called_by_spark() -> bool:

@@ -45,6 +45,8 @@ class Registered:
     def foreach_batch(self, handler: Handler | None = None) -> Any:
         """Register the handler: called with a frame of new events only, and a `Tx`. Usable as a decorator, with parentheses or without.
 
+        Called for each chunk: a whole batch, or a part of one above `max_events_per_transaction`, which bisect=False refuses.
+
         Raises:
             ConfigError: there is a handler already, or this is none.
         """

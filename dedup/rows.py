@@ -6,6 +6,8 @@ import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,9 +31,61 @@ class ArrowRows:
         """The rows themselves."""
         return self.table
 
+    def plain(self) -> None:
+        """They have types."""
+
     def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
         """`write` run once over all rows, in this process."""
         return list(write(iter(self.table.select(columns).to_batches())))
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """Rows of Python objects. Their types are those of the sink, which converts them: see dedup/typed.py."""
+
+    rows: Sequence[Mapping[str, Any]]
+    authors: list[Any] | None = None  # of rows of single events: the values of POSITION of each one's event
+    in_tasks: ClassVar[bool] = False
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All columns, in the order in which they come first."""
+        return list(dict.fromkeys(chain.from_iterable(self.rows)))
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """What the first values of each column look like: for messages, not to write by."""
+        return pa.schema([pa.field(str(name), _looks(self.column(name))) for name in self.names])
+
+    def column(self, name: str) -> list[Any]:
+        """The values of one column; null where a row does not name it."""
+        try:
+            return [row[name] for row in self.rows]
+        except KeyError:
+            return [row.get(name) for row in self.rows]
+
+    def plain(self) -> PlainRows:
+        """Themselves."""
+        return self
+
+    def arrow(self) -> pa.Table:
+        """As Arrow takes them together: for rows that no sink gives types to. Raises pyarrow's errors where it finds none."""
+        return pa.Table.from_pydict({name: self.column(name) for name in self.names})
+
+    def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
+        """As `arrow`, written at once."""
+        return list(write(iter(self.arrow().select(columns).to_batches())))
+
+
+_LOOKED_AT = 100
+"""Values by which a message guesses the type of a column."""
+
+
+def _looks(values: Sequence[Any]) -> pa.DataType:
+    try:
+        return pa.array(list(islice((value for value in values if value is not None), _LOOKED_AT))).type
+    except Exception:  # noqa: BLE001 - Arrow asks the values, which may be of any class
+        return pa.string()
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], fields: pa.StructType) -> pa.Table:

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from checkpoint.errors import HandlerError
+from checkpoint.errors import HandlerError, RowsRefused, ValuesRefused
 from dedup.checked import Checked
 from dedup.envelope import POSITION
+from dedup.failed import Refusals
 from dedup.frames import Frames
 from dedup.index import Index, Ints
 from dedup.outbox.ahead import Ahead
 from dedup.outbox.message import Messages
 from dedup.outbox.recording import Names, messages_of, rows_of
-from dedup.reduce import last_per_key
-from dedup.rows import ArrowRows
+from dedup.rows import PlainRows
 from dedup.steps import Merge
 from dedup.store import Rows, Transaction
 
@@ -29,6 +29,7 @@ class Call(NamedTuple):
     table: str
     rows: Any
     how: Merge | None = None
+    authors: Any = None  # of rows of single events: a list with the position of each one's event; else None
 
     def takes(self, later: Call) -> bool:
         """Whether the rows of a later call can be written together with these: one table, one way, the same columns."""
@@ -40,10 +41,15 @@ class Call(NamedTuple):
         if type(self.rows) is not list:
             yield self
             return
-        found: dict[frozenset[str], list[Any]] = {}
-        for row in self.rows:
-            found.setdefault(frozenset(row), []).append(row)
-        yield from (self._replace(rows=rows) for rows in found.values())
+        if all(row.keys() == self.rows[0].keys() for row in self.rows):
+            yield self
+            return
+        found: dict[frozenset[str], list[int]] = {}
+        for number, row in enumerate(self.rows):
+            found.setdefault(frozenset(row), []).append(number)
+        for numbers in found.values():
+            authors = None if self.authors is None else [self.authors[number] for number in numbers]
+            yield self._replace(rows=[self.rows[number] for number in numbers], authors=authors)
 
 
 class Publication(NamedTuple):
@@ -67,6 +73,7 @@ class Said:
         """Rows that one event has written or merged."""
         if self.writes and self.writes[-1].takes(call):
             self.writes[-1].rows.extend(call.rows)
+            self.writes[-1].authors.extend(call.authors)
         else:
             self.writes.append(call)
 
@@ -89,12 +96,18 @@ class Performance:
     parked: Ints  # those of them that it rejected
     transaction: Transaction
     by_event: bool  # whether published rows are lists of dicts that a handler of single events has made
+    refusals: Refusals = field(default_factory=Refusals)
+    fitting: list[Call] = field(default_factory=list)  # calls of single events whose rows fit
 
     def perform(self, said: Said, returned: Callable[[str, Rows], Any]) -> None:
         """Evaluate everything once, and hand it over.
 
         Args:
             returned: takes the rows that the handler returned.
+
+        Raises:
+            EventsFailed: values of rows that single events made do not fit their columns.
+            ValuesRefused: those of other rows.
         """
         with Ahead() as ahead:
             made = [ahead.begin(rows.num_rows, job) for rows, job in self._outgoing(said.messages)]
@@ -102,14 +115,36 @@ class Performance:
                 self._write(call, self.transaction.write)
             for call in said.returned.alike() if said.returned is not None else ():
                 self._write(call, returned)
+            self._tell_refusals()
             if said.files is not None:
                 self.transaction.adopt(*said.files)  # type: ignore[attr-defined]
             for messages in made:
                 self.transaction.publish(messages())
 
+    def _tell_refusals(self) -> None:
+        if not self.refusals.why:
+            return
+        for call in self.fitting if self.refusals.misfits else ():
+            self.refusals.add_fitting(call.table, call.rows)
+        raise self.refusals.error()
+
     def _write(self, call: Call, append: Callable[[str, Rows], Any]) -> None:
-        table, given, merge = call
-        rows = self._checked(given, table)
+        if call.authors is None:
+            self._hand_over(call, append)
+            return
+        try:
+            self._hand_over(call, append)
+        except ValuesRefused as refused:
+            self.refusals.add(call.table, refused, call.authors)
+        except RowsRefused:
+            if not self.refusals.why:
+                raise
+        else:
+            self.fitting.append(call)
+
+    def _hand_over(self, call: Call, append: Callable[[str, Rows], Any]) -> None:
+        table, merge = call.table, call.how
+        rows = self._checked(call.rows, table, call.authors)
         if merge is None:
             append(table, rows)
             return
@@ -118,7 +153,7 @@ class Performance:
                 "In a batch as large as this Spark keeps no order of rows: let the rows of tx.merge carry their position columns, "
                 "or name a column with newer_by=."
             )
-        self.transaction.merge(table, ArrowRows(last_per_key(rows.arrow(), merge)), merge)
+        self.transaction.merge(table, rows, merge)
 
     def _outgoing(self, published: Sequence[Publication]) -> Iterator[tuple[pa.Table, Callable[[], Messages]]]:
         """The rows that were published, and what makes messages of them."""
@@ -127,5 +162,6 @@ class Performance:
             if rows.num_rows:
                 yield rows, partial(messages_of, topic, rows, names, self.index, self.given)
 
-    def _checked(self, rows: Any, table: str) -> Checked:
-        return Checked(self.frames.rows(rows), self.index, self.parked, table)
+    def _checked(self, rows: Any, table: str, authors: Any = None) -> Checked:
+        given = self.frames.rows(rows) if authors is None else PlainRows(rows, authors)
+        return Checked(given, self.index, self.parked, table)

@@ -27,6 +27,7 @@ from dedup.wanted import ALL, Wanted
 if TYPE_CHECKING:
     from dedup.outbox.message import Messages
     from dedup.outbox.store import Outbox
+    from dedup.rows import PlainRows
     from dedup.steps import Merge, Step
 
 Topic = tuple[str, str]
@@ -140,7 +141,7 @@ class Holder:
 
 
 class Rows(Protocol):
-    """What `tx.write` recorded: rows of one sink, evaluated exactly once by one of the two methods."""
+    """What `tx.write` recorded: rows of one sink, evaluated exactly once by one of the three methods."""
 
     @property
     def in_tasks(self) -> bool:
@@ -149,6 +150,9 @@ class Rows(Protocol):
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema of the rows, known without evaluating them."""
+
+    def plain(self) -> PlainRows | None:
+        """The rows where they are Python objects, which have no types before the sink's are known; None for others."""
 
     def arrow(self) -> pa.Table:
         """The rows, on this machine."""
@@ -206,7 +210,7 @@ class Transaction(Protocol):
         """Insert, update or delete by key as part of this transaction. Returns the number of rows.
 
         Args:
-            rows: each key once, with `merge.delete_when` as a column beside those of the sink.
+            rows: of one key the last one counts (dedup/reduce.py); `merge.delete_when` may be a column beside those of the sink.
 
         Raises SinkMismatch before any row is sent.
         """

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-import pyarrow as pa
+from dedup.store import Rows
 
 
 class TaskFiles(Protocol):
     """Writes rows of one sink, anywhere. Travels to tasks."""
 
-    def write(self, rows: pa.Table) -> list[str]:
+    def write(self, rows: Rows) -> list[str]:
         """Write these rows as files that no commit names yet; returns what `adopt` takes.
 
         Raises:

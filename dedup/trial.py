@@ -15,6 +15,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from dedup.index import Ints
 
@@ -72,6 +73,12 @@ class Trials:
         self._load, self._save, self._alone = load, save, alone
         self._trial: Trial | None = None
         self._accompanied, self._stopped, self._lock = False, False, threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values, _lock=threading.RLock())
 
     def begin(self, chunk: str) -> None:
         """This chunk is next. Only the first one of a process can be one that another process died in."""

@@ -149,7 +149,8 @@ class Tx:
             return
         self.wrote = True
         if self._event is not None and isinstance(rows, Mapping | list):
-            self._said.write_of_event(Call(table, copied([rows] if isinstance(rows, Mapping) else rows), how))
+            own = copied([rows] if isinstance(rows, Mapping) else rows)
+            self._said.write_of_event(Call(table, own, how, [self.position] * len(own)))
         else:
             self._said.writes.append(Call(table, rows, how))
 
@@ -192,8 +193,13 @@ class Tx:
         self._frames = frames
 
     def at_event(self, position: Mapping[str, Any]) -> None:
-        """From now on `publish`, `recorded` and `wrote` are about the event at this position (columns of POSITION)."""
+        """From now on `publish`, `recorded` and `wrote` are about the event at this position (columns of POSITION, in that order)."""
         self._event, self.of_events, self.wrote, self._asked = (position, 0), True, False, False
+
+    @property
+    def position(self) -> tuple[Any, ...] | None:
+        """The event in hand, in a handler of single events: the values of POSITION."""
+        return None if self._event is None else tuple(self._event[0].values())
 
     @property
     def recorded(self) -> bool:
@@ -205,9 +211,17 @@ class Tx:
         found = self._index.locate(rows.select(list(POSITION)))
         return rows if bool((found[1:] > found[:-1]).all()) else rows.take(pa.array(np.argsort(found, kind="stable")))
 
-    def returns(self, rows: Any, table: str) -> None:
-        """What the handler returned: it comes behind everything that was recorded."""
-        self._said.returned = Call(table, rows)
+    def returns(self, rows: Any, table: str, authors: list[Any] | None = None) -> None:
+        """What the handler returned: it comes behind everything that was recorded.
+
+        Args:
+            authors: of rows of single events, the `position` of each one's event.
+        """
+        self._said.returned = Call(table, rows, None, authors)
+
+    def adopt_rows(self, table: str, rows: list[Any], how: Merge | None, authors: list[Any] | None) -> None:
+        """Rows of Python objects that handlers have written in tasks."""
+        self._said.writes.append(Call(table, rows, how, authors))
 
     @property
     def given(self) -> Ints:
@@ -260,6 +274,10 @@ class Tx:
 
         Args:
             returned: takes the rows that the handler returned; else they are written as others are.
+
+        Raises:
+            EventsFailed: values of rows that single events made do not fit their columns.
+            SinkMismatch: rows do not fit a table, or break a rule of it.
         """
         parked = np.array(sorted(self.rejected), dtype=np.int64)
         performance = Performance(self._frames, self._index, self.given, parked, self._transaction, self._event is not None)

@@ -130,8 +130,8 @@ def limited(seconds: float | None, what: str = "a run of a handler", on_end: Cal
         yield
         return
     number, dog = next(_numbers), _watchdog
-    dog.add(number, _Limit(time.monotonic() + seconds, f"{what} took longer than {seconds:g} s", on_end))
     try:
+        dog.add(number, _Limit(time.monotonic() + seconds, f"{what} took longer than {seconds:g} s", on_end))
         yield
     finally:
         dog.remove(number)

@@ -16,6 +16,7 @@ class Mutant(NamedTuple):
 
 
 _FENCE, _TX, _QUERIES = "dedup/postgres/fence.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
+_RESTORED = "tests/test_postgres_restored.py::"
 _PG, _COMMIT, _TAKEOVER = "tests/test_postgres_store.py::", "tests/test_postgres_commit.py::", "tests/test_postgres_takeover.py::"
 _LEDGER, _SINKS, _PLAN = "tests/test_delta_ledger.py::", "tests/test_delta_sinks.py::", "tests/test_planning.py::"
 _DELIVERY, _GUARDS, _FAILURES = "tests/contract/test_delivery.py::", "tests/contract/test_guards.py::", "tests/contract/test_failures.py::"
@@ -210,21 +211,21 @@ MUTANTS = (
         "dedup/watchdog.py",
         "self.limits.pop(number, None)",
         "self.limits.clear()",
-        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited[a longer limit ends]",
+        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited",
     ),
     Mutant(
         "the watchdog waits for the last limit",
         "dedup/watchdog.py",
         "earliest = min((limit.end",
         "earliest = max((limit.end",
-        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited[a longer limit begins]",
+        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited",
     ),
     Mutant(
         "a hang that holds the interpreter's lock goes on",
         "dedup/watchdog.py",
         "_end_later(earliest + GRACE_SECONDS - time.monotonic())",
         "pass",
-        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited[the lock is held]",
+        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited",
     ),
     Mutant(
         "a suspect is tried beside others",
@@ -286,6 +287,34 @@ MUTANTS = (
         "select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, partition for update;",
         "select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, partition;",
         _COMMIT + "test_a_commit_in_doubt_is_waited_for_by_the_next_chunk",
+    ),
+    Mutant(
+        "a loaded row passes for one that was written here",
+        "sql/postgres/0012_restored.sql",
+        "where p.written_by::xid <> p.xmin",
+        "where false",
+        _RESTORED + "test_a_schema_whose_data_was_restored_is_refused",
+    ),
+    Mutant(
+        "tables that were restored are not looked for before an epoch is taken",
+        "dedup/postgres/epoch.py",
+        '        refuse_restored(consumer, row["restored"])\n',
+        "",
+        _RESTORED + "test_a_row_of_the_consumer_from_before_a_takeover_is_refused",
+    ),
+    Mutant(
+        "a decision names no key that it reserved",
+        _TX,
+        "return records.Left(recorded, key, table if key else None)",
+        "return records.Left(recorded)",
+        _RESTORED + "test_a_table_that_was_restored_alone_is_refused",
+    ),
+    Mutant(
+        "another table under a sink's name is written to",
+        "dedup/postgres/sink.py",
+        "    elif before != oid:\n",
+        "    elif False:\n",
+        _RESTORED + "test_a_sink_that_was_loaded_from_a_dump_is_refused_and_accepted",
     ),
     Mutant(
         "a checkpoint that moved is no conflict",

@@ -38,7 +38,7 @@ def hang():
     threading.Event().wait(30)
 
 def hang_with_the_lock():
-    ctypes.PyDLL(None).sleep(30)
+    ctypes.PyDLL(None).sleep(600)
 """
 )
 
@@ -59,7 +59,7 @@ BODIES = {
 
 def end_of(body: str) -> tuple[int, str]:
     """Exit code and stderr of a process that runs this."""
-    done = subprocess.run([sys.executable, "-c", HEAD + textwrap.dedent(body)], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", HEAD + textwrap.dedent(body)], capture_output=True, text=True, timeout=40, check=False)
     return done.returncode, done.stderr
 
 

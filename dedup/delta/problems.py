@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from checkpoint.errors import DedupError
 from dedup.delta.audit import Log, letters, read_log
 from dedup.delta.events import LETTERS_SINK
+from dedup.delta.files import Add
 from dedup.delta.header import Header, SinkFiles
 from dedup.delta.keyindex import KeyIndex
 from dedup.delta.ledger import BATCH, HELD, KEYS
@@ -180,8 +181,10 @@ def _sinks(state: ConsumerState, publisher: Publisher, headers: list[Header]) ->
         mark = state.marks.get(name)
         table = state.sinks.table(mark.uri if mark else entries[0][1].uri)
         if table is not None and str(table.metadata().id) == table_id:
-            yield from _never_received(state, publisher, table, entries)
-            yield from _files_gone(state, publisher, table, [e for _, e in entries if not e.staged])
+            listed = state.sinks.engine.listed(table)
+            others = [(h, e) for h, e in entries if e.staged or not all(add.path in listed for add in e.adds)]
+            yield from _never_received(state, publisher, table, others)
+            yield from _files_gone(publisher, table, [(e, a) for _, e in entries for a in e.adds if not e.staged and a.path in listed])
 
 
 def _is_published(state: ConsumerState, publisher: Publisher, header: Header, entry: SinkFiles) -> bool:
@@ -196,7 +199,7 @@ def _never_received(
     state: ConsumerState, publisher: Publisher, table: DeltaTable, entries: list[tuple[Header, SinkFiles]]
 ) -> Iterator[str]:
     """Decisions that no commit of the sink names, as far back as its log is kept."""
-    shown, whole = state.sinks.engine.transactions(table)
+    shown, whole = state.sinks.engine.transactions(table) if entries else ({}, False)
     for header, entry in entries:
         app, version = publisher.mark_of(header, entry)
         versions, number = shown.get(app, frozenset()), seq_of if entry.is_last else seq_of_part
@@ -208,13 +211,10 @@ def _never_received(
             )
 
 
-def _files_gone(state: ConsumerState, publisher: Publisher, table: DeltaTable, entries: list[SinkFiles]) -> Iterator[str]:
+def _files_gone(publisher: Publisher, table: DeltaTable, listed: list[tuple[SinkFiles, Add]]) -> Iterator[str]:
     """Files of decisions that the sink lists, and that are not there any more."""
-    listed = state.sinks.engine.listed(table)
-    wanted = [(entry, add) for entry in entries for add in entry.adds if add.path in listed]
-    gone = set(missing(absolute(table.table_uri), publisher.options, [add.path for _, add in wanted]))
-    lost = [(entry, add) for entry, add in wanted if add.path in gone]
-    if lost:
+    gone = set(missing(absolute(table.table_uri), publisher.options, [add.path for _, add in listed]))
+    if lost := [(entry, add) for entry, add in listed if add.path in gone]:
         yield (
             f"{len(lost)} files with {sum(add.rows for _, add in lost)} rows that {lost[0][0].name!r} at {table.table_uri} lists are not "
             f"there, so it cannot be read (VACUUM while a batch was being published?): {', '.join(add.path for _, add in lost[:3])}"

@@ -22,6 +22,7 @@ from dedup.delta.header import Mark, SinkFiles
 from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.stats import INDEXED_COLUMNS
 from dedup.delta.types import UnknownType, arrow_schema, sql_type
+from dedup.store import Rows
 
 SAFE_FEATURES = frozenset(
     {
@@ -95,7 +96,7 @@ class Sinks:
         self.engine = engine
         self._handles: dict[str, Handle] = {}
 
-    def open(self, name: str, uri: str, rows: pa.Schema | None = None) -> Sink:
+    def open(self, name: str, uri: str, rows: Rows | None = None) -> Sink:
         """The sink now.
 
         Raises:
@@ -128,8 +129,8 @@ class Sinks:
         self._handles.pop(uri, None)
 
 
-def _creation(uri: str, rows: pa.Schema | None) -> str:
-    columns = ", ".join(f"`{f.name}` {sql_type(f.type)}" for f in rows) if rows is not None else "..."
+def _creation(uri: str, rows: Rows | None) -> str:
+    columns = ", ".join(f"`{f.name}` {sql_type(f.type)}" for f in rows.schema) if rows is not None else "..."
     return f"Create it: CREATE TABLE delta.`{uri}` ({columns}) USING delta; or deltalake.DeltaTable.create({uri!r}, schema=...)."
 
 

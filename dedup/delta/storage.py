@@ -39,7 +39,7 @@ Source: https://delta-io.github.io/delta-rs/usage/writing/ and docs.rs/object_st
 _AWAY = re.compile(r"Generic \w+ error|No space left on device")
 """How delta-rs tells of it. Source: https://docs.rs/object_store/latest/object_store/enum.Error.html, read 2026-11."""
 
-_AT_ONCE = 16
+AT_ONCE = 16
 """Requests to object storage at the same time."""
 
 _S3_GUARDS = frozenset({"aws_s3_locking_provider", "s3_locking_provider", "aws_conditional_put", "conditional_put"})
@@ -127,7 +127,7 @@ def missing(uri: str, options: Options, paths: Sequence[str]) -> list[str]:
         if is_local(uri) or len(paths) == 1:
             found = system.get_file_info(list(paths))
         else:  # each of them is a request of its own
-            with ThreadPoolExecutor(min(len(paths), _AT_ONCE)) as pool:
+            with ThreadPoolExecutor(min(len(paths), AT_ONCE)) as pool:
                 found = list(pool.map(system.get_file_info, paths))
     except OSError as error:
         raise StoreUnavailable(f"Whether {len(paths)} files below {uri} are there cannot be told: {error}") from error

@@ -129,8 +129,8 @@ class DeltaStore(Joins):
         Raises:
             Fenced: a newer epoch was taken.
             PartitionLost: another process claimed the partition.
-            StoreRestored: the ledger is older than this copy.
-            PublicationStuck: an earlier decision cannot be published.
+            StoreRestored: the ledger is older than this copy, or than a table that it publishes to.
+            PublicationStuck: an earlier decision cannot be published, or a table lacks one that was.
         """
         self.on_step("catch_up")
         with self._states.turns(consumer).stream(), self._states.caught_up(consumer) as state:
@@ -156,8 +156,8 @@ class DeltaStore(Joins):
 
         Raises:
             ConfigError: there is no such consumer.
-            StoreRestored: the ledger contradicts itself.
-            PublicationStuck: an earlier decision cannot be published.
+            StoreRestored: the ledger contradicts itself, or a table that it publishes to.
+            PublicationStuck: an earlier decision cannot be published, or a table lacks one that was.
         """
         turn = self._states.turns(consumer).letters(lambda: self._states.header(consumer))
         with turn, self._states.existing(consumer) as state:
@@ -234,7 +234,8 @@ class DeltaStore(Joins):
         """Bring decided batches that their sinks do not show yet; returns how many.
 
         Raises:
-            PublicationStuck: a sink refuses; names what to do.
+            PublicationStuck: a sink refuses, or lacks what was published; names what to do.
+            StoreRestored: the ledger contradicts itself, or a table that it publishes to.
 
         Crash: whoever publishes next goes on.
         """

@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.files import Add
-from dedup.delta.storage import Options, absolute, filesystem
+from dedup.delta.storage import AT_ONCE, Options, absolute, filesystem
 
 COMMIT_REFUSED = CommitFailedError
 """delta-rs says that the commit did not land; still read back, because its own retry may have met its own commit."""
@@ -72,18 +73,18 @@ def transactions_in_log(table: DeltaTable, options: Options) -> tuple[dict[str, 
     with reading(uri):
         system = filesystem(uri, options)
         entries = [i.path for i in system.get_file_info(pafs.FileSelector("_delta_log")) if _ENTRY.search(i.path)]
-        for path in entries:
-            with system.open_input_stream(path) as stream:
-                for app, version in _transactions(bytes(stream.read())):
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for told in pool.map(lambda path: _transactions(system, path), entries):
+                for app, version in told:
                     found.setdefault(app, set()).add(version)
     return {app: frozenset(versions) for app, versions in found.items()}, any(path.endswith(f"{0:020}.json") for path in entries)
 
 
-def _transactions(entry: bytes) -> Iterator[tuple[str, int]]:
-    for line in entry.splitlines():
-        if line.startswith(b'{"txn"'):
-            told = json.loads(line)["txn"]
-            yield told["appId"], told["version"]
+def _transactions(system: pafs.FileSystem, path: str) -> list[tuple[str, int]]:
+    with system.open_input_stream(path) as stream:
+        lines = bytes(stream.read()).splitlines()
+    told = [json.loads(line)["txn"] for line in lines if line.startswith(b'{"txn"')]
+    return [(one["appId"], one["version"]) for one in told]
 
 
 def history_of(table: DeltaTable, limit: int) -> list[dict[str, Any]]:

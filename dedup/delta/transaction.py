@@ -94,6 +94,7 @@ class DeltaTransaction:
             SinkMismatch: the sink is missing, or the rows do not fit. No file was committed.
             RowsRefused: some rows break a rule of the sink.
             PublicationStuck: the sink was replaced or restored.
+            StoreRestored: the sink shows a decision that the ledger does not have, or has another one for.
             ConfigError: the name cannot be resolved, or the sink needs Spark and there is none.
 
         Crash: files that no commit names are invisible; VACUUM takes them.

@@ -25,6 +25,8 @@ from dedup.delta.names import sql_name
 from dedup.delta.sink import Sink, require_same
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, join, safe_name
+from dedup.delta.targets import given_rows
+from dedup.reduce import last_per_key
 from dedup.steps import Merge
 from dedup.store import Rows
 
@@ -76,10 +78,11 @@ class RowWriter:
         schema = pa.schema([f for f in sink.schema if f.name in columns or f.name not in sink.computed])
         return FileWriter(self.root, self.options, schema, sink.name, prefix=self.staging + _given(schema), indexed=0)
 
-    def write(self, rows: pa.Table) -> list[str]:
+    def write(self, rows: Rows) -> list[str]:
         """Write these rows now; returns `Add` lines. Raises SinkMismatch, RowsRefused."""
-        columns = self.columns(rows.schema)
-        return [add.to_json() for add in self.files(columns).write(rows.select(columns))]
+        given = given_rows(self.sink, rows)
+        columns = self.columns(given.schema)
+        return [add.to_json() for add in self.files(columns).write(given.select(columns))]
 
 
 class SinkWrites:
@@ -124,10 +127,11 @@ class SinkWrites:
         Crash: files that no commit names are invisible; VACUUM takes them.
         """
         context = self._context
-        given = None if rows.in_tasks else rows.arrow()
-        sink = self._open(table, rows.schema)
+        here = None if rows.in_tasks or rows.plain() else rows.arrow()
+        sink = self._open(table, rows)
         writer = self._writer(sink)
-        columns = writer.columns(rows.schema)
+        given = given_rows(sink, rows) if here is None and not rows.in_tasks else here
+        columns = writer.columns(rows.schema if given is None else given.schema)
         _require_spark(sink, context)
         context.on_step("files")
         files = writer.files(columns)
@@ -161,8 +165,10 @@ class SinkWrites:
 
         Crash: staged files that no commit names are deleted after some days.
         """
-        context, given = self._context, rows.arrow()
-        sink = self._open(table, given.schema)
+        context, plain = self._context, rows.plain()
+        here = None if plain else rows.arrow()
+        sink = self._open(table, rows)
+        given = last_per_key(given_rows(sink, rows, how) if here is None else here, how)
         upserts, deletes = merging.split(given, how, sink)
         self._writer(sink).require_not_numbered(upserts.column_names)
         spark = context.spark() if merging.needs_spark(sink) else None
@@ -212,7 +218,7 @@ class SinkWrites:
             require_same(sink, self._state.ledger.consumer, mark.table_id, mark)
         self._state.require_in_step(sink.name, sink.table)
 
-    def _open(self, table: str, rows: pa.Schema | None) -> Sink:
+    def _open(self, table: str, rows: Rows | None) -> Sink:
         self._context.on_step("check")
         sink = self._state.sinks.open(table, self._context.resolve(table), rows)
         self.require_same(sink)

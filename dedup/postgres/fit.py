@@ -22,7 +22,7 @@ _VARLENA_HEADER = 4
 """A type modifier of text and numeric counts from here. Source: PostgreSQL's VARHDRSZ."""
 
 _INTS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
-_TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "xml"})
+TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "xml"})
 _PGPQ_ELEMENTS = frozenset({"bool", "int2", "int4", "int8", "float4", "float8", "text", "bytea", "date", "timestamp"})
 """Element types for which pgpq writes the type number that PostgreSQL compares."""
 
@@ -68,6 +68,16 @@ def plan(arrow: pa.DataType, column: Column) -> Plan:
                 raise Misfit(f"{named(arrow)} does not go into {column.type}", type_for(arrow))
             return _decoding(found)
     raise AssertionError("the last rule takes every column")
+
+
+def as_text() -> Plan:
+    """For texts that the server reads, whatever the column is."""
+    return Plan(lambda values: values, fast=False)
+
+
+def is_numeric_text(arrow: pa.DataType, column: Column) -> bool:
+    """Whether these are texts of numbers, or lists of them."""
+    return "numeric" in (column.base, column.element) and is_text(arrow.value_type if at.is_list(arrow) else arrow)
 
 
 def _decoding(inner: Plan) -> Plan:
@@ -119,19 +129,32 @@ def _numeric(arrow: pa.DataType, column: Column) -> Plan | None:
     return _to(pa.decimal128(precision, scale))
 
 
+def size_of(column: Column) -> tuple[int | None, int | None]:
+    """Precision and scale of a numeric column; None where it has none."""
+    if column.modifier < _VARLENA_HEADER:
+        return None, None
+    packed = column.modifier - _VARLENA_HEADER
+    scale = packed & 0x7FF
+    return packed >> 16, scale - 0x800 if scale >= 0x400 else scale
+
+
 def _precision(column: Column, arrow: pa.DataType) -> tuple[int, int]:
-    if column.modifier >= _VARLENA_HEADER:
-        packed = column.modifier - _VARLENA_HEADER
-        scale = packed & 0x7FF
-        return packed >> 16, scale - 0x800 if scale >= 0x400 else scale
+    precision, scale = size_of(column)
+    if precision is not None and scale is not None:
+        return precision, scale
     return (arrow.precision, arrow.scale) if at.is_decimal(arrow) else (20, 0)
 
 
 def _text(arrow: pa.DataType, column: Column) -> Plan | None:
     if not (is_text(arrow) or at.is_null(arrow)):
         return None
-    limit = column.modifier - _VARLENA_HEADER if column.base in ("varchar", "bpchar") and column.modifier >= 0 else None
+    limit = length_of(column)
     return Plan(lambda values: _short(_clean(values.cast(pa.string())), limit), fast=True)
+
+
+def length_of(column: Column) -> int | None:
+    """Characters that a text column takes; None where it has no limit."""
+    return column.modifier - _VARLENA_HEADER if column.base in ("varchar", "bpchar") and column.modifier >= 0 else None
 
 
 def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -226,7 +249,7 @@ def _interval(arrow: pa.DataType, column: Column) -> Plan | None:
 def _array(arrow: pa.DataType, column: Column) -> Plan | None:
     if not (at.is_list(arrow) or at.is_large_list(arrow) or at.is_fixed_size_list(arrow)):
         return _to(pa.list_(pa.null()), fast=False) if at.is_null(arrow) else None
-    element = Column("", column.element or "", column.element or "", "b", None, column.modifier, False, False, False)
+    element = element_of(column)
     inner = plan(arrow.value_type, element)
     fast = inner.fast and element.base in _PGPQ_ELEMENTS
 
@@ -234,6 +257,11 @@ def _array(arrow: pa.DataType, column: Column) -> Plan | None:
         return pa.chunked_array([_inner(c.cast(pa.list_(arrow.value_type)), inner) for c in values.chunks])
 
     return Plan(cast, fast)
+
+
+def element_of(column: Column) -> Column:
+    """The elements of an array column, as a column."""
+    return Column("", column.element or "", column.element or "", "b", None, column.modifier, False, False, False)
 
 
 def _inner(chunk: pa.ListArray, inner: Plan) -> pa.ListArray:
@@ -257,7 +285,7 @@ _RULES: tuple[tuple[Callable[[Column], bool], Callable[[pa.DataType, Column], Pl
     (lambda c: c.base in _INTS, _int),
     (lambda c: c.base in ("float4", "float8"), _float),
     (lambda c: c.base == "numeric", _numeric),
-    (lambda c: c.base in _TEXTS, _text),
+    (lambda c: c.base in TEXTS, _text),
     (lambda c: c.base in ("json", "jsonb"), _json),
     (lambda c: c.base == "bytea", _bytea),
     (lambda c: c.base == "uuid", _uuid),

@@ -20,6 +20,8 @@ from dedup.envelope import POSITION
 from dedup.postgres import sink as sinks
 from dedup.postgres.fit import Plan
 from dedup.postgres.sink import NOBODY, Sink, Writer
+from dedup.postgres.targets import given_rows
+from dedup.reduce import last_per_key
 from dedup.steps import Merge
 from dedup.store import Rows
 
@@ -27,7 +29,7 @@ _STAGED = "pg_temp.dedup_merge"
 
 
 def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: Merge, writer: Writer = NOBODY) -> int:
-    """Merge rows, each key once; returns their number.
+    """Merge rows, of each key the last one; returns the number of keys.
 
     Raises:
         SinkMismatch: they cannot fit, or the table has no unique index on these keys.
@@ -37,13 +39,14 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
     Crash: undone with the transaction.
     """
     sink = sinks.describe(connection, sql, table, writer)
-    given = _without_places(sink, rows.arrow())
+    converted = rows.plain() is not None
+    given = _without_places(sink, last_per_key(given_rows(sink, rows, how), how))
     _check_keys(connection, sql, sink, table, given, how)
     upserts, deletes = _split(given, how, sink)
     try:
         with connection.transaction():
-            _upsert(connection, sql, sink, upserts, how)
-            _delete(connection, sql, sink, deletes, how)
+            _upsert(connection, sql, sink, upserts, how, converted=converted)
+            _delete(connection, sql, sink, deletes, how, converted=converted)
     except psycopg.Error as error:
         raise sinks.refused(sink.name, error) from error
     return int(given.num_rows)
@@ -81,8 +84,8 @@ def _split(rows: pa.Table, how: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]:
     return kept.filter(pc.invert(gone)), kept.filter(gone).select(list(needed))
 
 
-def _upsert(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, how: Merge) -> None:
-    plans = sinks.plans_for(sink, rows.schema)
+def _upsert(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, how: Merge, *, converted: bool) -> None:
+    plans = sinks.plans_for(sink, rows.schema, converted=converted)
     sending = sinks.fitted(sink, plans, rows)
     if not rows.num_rows:
         return
@@ -93,11 +96,11 @@ def _upsert(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table,
     _run(connection, sql, "merge_end", sink)
 
 
-def _delete(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, how: Merge) -> None:
+def _delete(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, how: Merge, *, converted: bool) -> None:
     if not rows.num_rows:
         return
     part = replace(sink, columns=tuple(column for column in sink.columns if column.name in rows.column_names))
-    plans = sinks.plans_for(part, rows.schema)
+    plans = sinks.plans_for(part, rows.schema, converted=converted)
     _stage(connection, sql, part, sinks.fitted(part, plans, rows), plans)
     same = " and ".join(f"t.{quoted(name)} = excluded.{quoted(name)}" for name in how.keys)
     _run(connection, sql, "merge_delete", sink, same=same, newer=_newer(how))

@@ -19,7 +19,7 @@ from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import ends_transaction, is_lost, translate
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.outbox.message import Messages
-from dedup.postgres import letters, order, outbox, outcome, records, reserve, select, sink, state
+from dedup.postgres import append, letters, order, outbox, outcome, records, reserve, select, sink, state
 from dedup.postgres import merge as merging
 from dedup.postgres.fence import check_epoch, own_settings, refuse_lazy_commit
 from dedup.postgres.handler import ENDED, HandlerConnection, Lease
@@ -183,6 +183,8 @@ class PgTransaction:
         return found
 
     def _undo_attempt(self) -> None:
+        if self._lease.ended or self._connection.info.transaction_status == TransactionStatus.IDLE:
+            raise HandlerError(ENDED)
         if self._connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             try:
                 self._connection.execute("rollback to savepoint dedup_attempt")
@@ -206,7 +208,7 @@ class PgTransaction:
         self._refuse_ended()
         self._store.on_step("write")
         with self._our_statements(f"writing to {table!r}"):
-            return sink.write(self._connection, self._sql, table, rows, self._writer())
+            return append.write(self._connection, self._sql, table, rows, self._writer())
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
         """LETTERS + duplicates of those of these letters that nobody else is at work on, in position order. Never waits."""

@@ -12,8 +12,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from dedup.arrow_frames import to_table
-from dedup.rows import ArrowRows, for_spark
+from dedup.arrow_frames import rows_of
+from dedup.rows import for_spark
 from dedup.spark.picked import Origin, anti_join
 from dedup.store import Rows
 
@@ -58,7 +58,7 @@ class SparkFrames:
         """A DataFrame, an Arrow table, a dict or a list of dicts as rows for the store."""
         if type(rows).__name__ == "DataFrame" and type(rows).__module__.startswith("pyspark."):
             return SparkRows(rows, self._in_tasks, self._origins)
-        return ArrowRows(to_table(rows))
+        return rows_of(rows)
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,9 @@ class SparkRows:
         """The rows, on the driver."""
         picked = next((table for origin in self.origins if (table := origin.pick(self.frame)) is not None), None)
         return self.frame.toArrow() if picked is None else picked.cast(self.schema)
+
+    def plain(self) -> None:
+        """They have types."""
 
     def files(self, write: Callable[[Iterator[pa.RecordBatch]], Iterator[str]], columns: list[str]) -> list[str]:
         """`write` run by the tasks that hold the rows; its results."""

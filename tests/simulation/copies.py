@@ -7,6 +7,7 @@ from collections.abc import Callable
 import greenlet
 
 from checkpoint.errors import DedupError
+from dedup import company
 
 DONE = "its work is done"
 
@@ -32,6 +33,7 @@ class Copy:
         return f"{self.what} {self.number}"
 
     def _run(self) -> None:
+        company.be_a_process()
         try:
             self._body(self)
             self.ended = DONE

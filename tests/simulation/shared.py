@@ -98,6 +98,11 @@ class Shared:
         return self.published > len(self.ids) or self.published_id != (self.ids[self.published - 1] if self.published else 0)
 
     @property
+    def next_to_publish(self) -> int:
+        """The first decision that is not known to be published: what the sink itself lacks of those before is nobody's concern."""
+        return max(self.published, self.told) + 1
+
+    @property
     def behind(self) -> bool:
         """Whether the sink lacks a decision of which it is known that it had it."""
         return self.published < self.told

@@ -116,12 +116,11 @@ class SimStore:
         self.require_in_step()
         if self.ledger and shared.behind:
             raise PublicationStuck
-        while self.ledger and shared.published < shared.head.seq:
-            seq = shared.published + 1
+        while self.ledger and (seq := shared.next_to_publish) <= shared.head.seq:
             if shared.decided[seq - 1]:  # a decision without rows leaves nothing to be interrupted at
                 self.on_step("publish")
             self.require_in_step()
-            if shared.published + 1 != seq or seq > shared.head.seq:
+            if shared.next_to_publish != seq or seq > shared.head.seq:
                 continue  # another copy was faster, and the sink's txn id is past; or the tables were restored meanwhile
             shared.sink.extend(shared.decided[seq - 1])
             shared.published, shared.published_id, done = seq, shared.ids[seq - 1], done + 1

@@ -1,0 +1,96 @@
+"""A table's columns as targets of Python values (dedup/values.py), and rows with its types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from checkpoint.postgres.sqlfiles import quoted
+from dedup.envelope import POSITION
+from dedup.postgres import fit
+from dedup.postgres.names import type_for
+from dedup.postgres.sink import Sink, require_columns
+from dedup.rows import PlainRows
+from dedup.steps import Merge
+from dedup.store import Rows
+from dedup.typed import typed, with_merge
+from dedup.value_rules import Limits
+from dedup.values import Target
+
+_SIMPLE: Mapping[str, tuple[str, pa.DataType]] = {
+    "bool": ("bool", pa.bool_()),
+    "int2": ("int", pa.int16()),
+    "int4": ("int", pa.int32()),
+    "int8": ("int", pa.int64()),
+    "float4": ("float", pa.float32()),
+    "float8": ("double", pa.float64()),
+    "json": ("json", pa.string()),
+    "jsonb": ("json", pa.string()),
+    "bytea": ("bytes", pa.binary()),
+    "uuid": ("uuid", pa.binary(16)),
+    "date": ("date", pa.date32()),
+    "timestamp": ("timestamp", pa.timestamp("us")),
+    "timestamptz": ("timestamp", pa.timestamp("us", tz="UTC")),
+    "time": ("time", pa.time64("us")),
+    "interval": ("interval", pa.duration("us")),
+}
+"""Base type -> kind of dedup/values.py, and what fit.py takes for it."""
+
+
+def given_rows(sink: Sink, rows: Rows, how: Merge | None = None) -> pa.Table:
+    """The rows as a table: Python objects with the types of the sink, others as they are.
+
+    Args:
+        how: they are to be merged, and may have columns of the merge that the sink lacks.
+
+    Raises:
+        RowsMisfit: they have other columns than the table.
+        ValuesRefused: values do not fit their columns.
+    """
+    plain = rows.plain()
+    if plain is None:
+        return rows.arrow()
+    targets = {column.name: target_of(column) for column in sink.columns}
+    if how is not None:
+        targets = with_merge(targets, how)
+    _require_columns(sink, plain, how)
+    return typed(plain, targets, sink.name, lambda column, wanted: _alter(sink, column, wanted))
+
+
+def _require_columns(sink: Sink, rows: PlainRows, how: Merge | None) -> None:
+    own = {*POSITION, how.delete_when} if how is not None else set()
+    there = {column.name for column in sink.columns}
+    names = [str(name) for name in rows.names if name in there or name not in own]
+    require_columns(sink, names, lambda name: rows.schema.field(name).type)
+
+
+def _alter(sink: Sink, column: str, wanted: pa.DataType) -> str:
+    return f"ALTER TABLE {sink.name} ALTER COLUMN {quoted(column)} TYPE {type_for(wanted)}"
+
+
+def target_of(column: fit.Column) -> Target:
+    """The target of one column."""
+    if column.element is not None and column.base not in _SIMPLE:
+        element = fit.element_of(column)
+        part = target_of(element)
+        arrow = pa.list_(pa.field("element", part.arrow))
+        return Target("list", arrow, column.type, not column.not_null, parts={"element": part})
+    kind, arrow, limits = _kind(column)
+    return Target(kind, arrow, column.type, not column.not_null, limits)
+
+
+def _kind(column: fit.Column) -> tuple[str, pa.DataType, Limits]:
+    if column.base in _SIMPLE:
+        return (*_SIMPLE[column.base], Limits(nul=False))
+    if column.base == "numeric":
+        return _number(*fit.size_of(column))
+    if column.base in fit.TEXTS:
+        return "text", pa.string(), Limits(fit.length_of(column), nul=False)
+    return "other", pa.string(), Limits(nul=False, zone=column.base == "timetz", numbers=column.kind == "b")
+
+
+def _number(precision: int | None, scale: int | None) -> tuple[str, pa.DataType, Limits]:
+    if precision is not None and scale is not None and 0 <= scale <= precision <= 38:
+        return "decimal", pa.decimal128(precision, scale), Limits()
+    return "numeric", pa.string(), Limits(precision=precision, scale=scale)

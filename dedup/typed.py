@@ -1,0 +1,74 @@
+"""Rows of Python objects as rows of a sink: column by column, by values.py. Called by both stores once they know the sink. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from checkpoint.errors import ValuesRefused
+from dedup.envelope import POSITION
+from dedup.rows import PlainRows
+from dedup.steps import Merge
+from dedup.values import Fault, Faults, Target, convert
+
+_PLACES = {
+    name: Target("text", pa.string(), "a text")
+    if name in ("source", "topic")
+    else Target("int", pa.int32() if name == "partition" else pa.int64(), "a whole number")
+    for name in POSITION
+}
+"""The position columns, where a sink has none."""
+
+Alter = Callable[[str, pa.DataType], str]
+"""(column, Arrow type) -> the statement that makes the column take it."""
+
+
+def typed(rows: PlainRows, targets: Mapping[str, Target], table: str, alter: Alter) -> pa.Table:
+    """The rows with the types of the sink.
+
+    Args:
+        targets: by column; the rows have no others.
+        table: for messages.
+
+    Raises:
+        ValuesRefused: some values do not fit, or are null where the sink forbids it.
+    """
+    arrays, wrong = {}, {}
+    for name in rows.names:
+        arrays[name], wrong[name] = convert(rows.column(name), targets[name], name)
+    if any(wrong.values()):
+        raise _refused(rows, wrong, lambda fault: told(fault, table, alter))
+    return pa.table(arrays)
+
+
+def _refused(rows: PlainRows, wrong: Mapping[str, Faults], tell: Callable[[Fault], str]) -> ValuesRefused:
+    """Each row with the first of its columns that is wrong."""
+    by_row: dict[int, Fault] = {}
+    for name in reversed(rows.names):
+        by_row |= wrong[name]
+    made = ValuesRefused(tell(by_row[min(by_row)]))
+    made.by_row = {row: tell(fault) for row, fault in sorted(by_row.items())}
+    made.fitting = frozenset(name for name in rows.names if _some_fits(rows.column(name), wrong[name]))
+    made.misfits = {name: tell(next(iter(faults.values()))) for name, faults in wrong.items() if faults and name not in made.fitting}
+    return made
+
+
+def _some_fits(values: Sequence[Any], faults: Faults) -> bool:
+    return any(value is not None and row not in faults for row, value in enumerate(values))
+
+
+def told(fault: Fault, table: str, alter: Alter) -> str:
+    """What is wrong, and what to do."""
+    statement = alter(fault.path, fault.wanted) if fault.wanted is not None and "." not in fault.path else ""
+    change = f", or {statement.rstrip(';')}" if statement else ""
+    return f"{table}: {fault}. Convert it in the handler{change}."
+
+
+def with_merge(targets: Mapping[str, Target], merge: Merge) -> dict[str, Target]:
+    """With the columns that a merge goes by and that the sink may lack: positions, and what says that a row is deleted."""
+    own = {name: place for name, place in _PLACES.items() if name not in targets}
+    if merge.delete_when and merge.delete_when not in targets:
+        own[merge.delete_when] = Target("bool", pa.bool_(), "a yes or no")
+    return {**targets, **own}

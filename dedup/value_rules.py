@@ -1,0 +1,339 @@
+"""The rules by which one Python value becomes a value of a column. Pure; called by values.py.
+
+No rule looks at another value. A value of numpy, pandas, Arrow or an Enum counts as the value of Python that it stands for.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import math
+import struct
+import uuid
+from collections.abc import Callable
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation, Overflow
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dedup.value_json import json_text
+from dedup.value_plain import Wrong as Wrong
+from dedup.value_plain import plainly as plainly
+
+_EXACT = Context(prec=2_000, traps=[InvalidOperation, Inexact, Overflow], Emax=999_999, Emin=-999_999)
+_WIDEST = 38
+"""Digits of Arrow's decimal128."""
+
+
+class Limits(NamedTuple):
+    """What an Arrow type does not say."""
+
+    length: int | None = None  # characters
+    nul: bool = True  # text may hold a NUL character
+    precision: int | None = None  # of a number that Arrow has no type for
+    scale: int | None = None
+    zone: bool = False  # a time keeps its zone
+    numbers: bool = False  # whole numbers become text
+
+
+NO_LIMITS = Limits()
+
+One = Callable[[Any, pa.DataType, Limits], Any]
+"""(value, type, limits) -> what `build` takes. Raises Wrong."""
+
+
+def _holds(array: pa.Array, limits: Limits) -> bool:
+    return True
+
+
+def _build(made: list[Any], arrow: pa.DataType) -> pa.Array:
+    return pa.array(made, arrow)
+
+
+class Rule(NamedTuple):
+    """How a kind of column takes values."""
+
+    safe: frozenset[type]  # Arrow itself converts columns of these to the type without loss, or raises
+    one: One
+    holds: Callable[[pa.Array, Limits], bool] = _holds  # whether what Arrow has made is right
+    build: Callable[[list[Any], pa.DataType], pa.Array] = _build
+
+
+def _bool(value: Any, arrow: pa.DataType, limits: Limits) -> bool:
+    if type(value) is bool:
+        return value
+    raise Wrong("True or False is needed")
+
+
+def _int(value: Any, arrow: pa.DataType, limits: Limits) -> int:
+    number = _number(value)
+    if isinstance(number, int):
+        whole = number
+    elif not math.isfinite(number) or (isinstance(number, Decimal) and number.adjusted() > _WIDEST) or number != int(number):
+        raise Wrong("it is no whole number")
+    else:
+        whole = int(number)
+    if not -(2 ** (arrow.bit_width - 1)) <= whole < 2 ** (arrow.bit_width - 1):
+        raise Wrong("it is out of range", _wider(whole))
+    return whole
+
+
+def _wider(whole: int) -> pa.DataType:
+    if -(2**31) <= whole < 2**31:
+        return pa.int32()
+    return pa.int64() if -(2**63) <= whole < 2**63 else pa.decimal128(_WIDEST, 0)
+
+
+def _number(value: Any) -> int | float | Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise Wrong("a number is needed")
+    return value
+
+
+def _double(value: Any, arrow: pa.DataType, limits: Limits) -> float:
+    number = _number(value)
+    if isinstance(number, float):
+        return number
+    if isinstance(number, Decimal):
+        return _float_of(number)
+    return _exact_float(number, float, pa.decimal128(_WIDEST, 0))
+
+
+def _exact_float(number: int, rounded: Callable[[int], float], wanted: pa.DataType) -> float:
+    try:
+        found = rounded(number)
+        if not math.isinf(found) and int(found) == number:
+            return found
+    except OverflowError:
+        pass
+    raise Wrong("it has more digits than this type keeps", wanted)
+
+
+def _float_of(number: Decimal) -> float:
+    """The float whose shortest text is this number."""
+    if number.is_snan():
+        raise Wrong("a signalling NaN is no number")
+    found = float(number)
+    if number.is_finite() and (math.isinf(found) or Decimal(repr(found)) != number):
+        raise Wrong("it has more digits than this type keeps", _decimal_type(number))
+    return found
+
+
+def _single(value: Any, arrow: pa.DataType, limits: Limits) -> float:
+    number = _number(value)
+    if isinstance(number, int):
+        return _exact_float(number, _rounded, pa.int64() if abs(number) < 2**63 else pa.decimal128(_WIDEST, 0))
+    found = number if isinstance(number, float) else _float_of(number)
+    if math.isinf(_rounded(found)) and math.isfinite(found):
+        raise Wrong("it is out of range", pa.float64())
+    return found
+
+
+def _rounded(number: float) -> float:
+    """To the nearest float of 32 bits."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", number))[0])
+    except OverflowError:
+        return math.copysign(math.inf, number)
+
+
+def _no_overflow(array: pa.Array, limits: Limits) -> bool:
+    return not pc.any(pc.is_inf(array)).as_py()  # an infinity may be one that was given: value by value
+
+
+def _decimal(value: Any, arrow: pa.DataType, limits: Limits) -> Decimal:
+    number = _as_decimal(value)
+    if not number.is_finite():
+        raise Wrong("it is no finite number")
+    return _scaled(number, arrow.precision, arrow.scale)
+
+
+def _as_decimal(value: Any) -> Decimal:
+    number = _number(value)
+    return Decimal(repr(number)) if isinstance(number, float) else Decimal(number)
+
+
+def _scaled(number: Decimal, precision: int, scale: int) -> Decimal:
+    """With exactly these digits behind the point. Raises Wrong where digits would be lost."""
+    if number and number.adjusted() >= precision - scale:
+        raise Wrong(f"it has more than {precision - scale} digits before the point", _decimal_type(number, precision, scale))
+    try:
+        return number.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
+    except DecimalException as error:
+        raise Wrong(f"it has more than {scale} digits behind the point", _decimal_type(number, precision, scale)) from error
+
+
+def _decimal_type(number: Decimal, precision: int = 0, scale: int = 0) -> pa.DataType | None:
+    """Room for it and for all that had room before; None where Arrow has none."""
+    exponent = number.as_tuple().exponent
+    before = max(precision - scale, number.adjusted() + 1, 1)
+    behind = max(scale, -exponent if isinstance(exponent, int) else 0, 0)
+    return pa.decimal128(before + behind, behind) if before + behind <= _WIDEST else None
+
+
+def _numeric(value: Any, arrow: pa.DataType, limits: Limits) -> Decimal:
+    """A number of any size, or of a size that Arrow has no type for."""
+    number = _as_decimal(value)
+    if limits.precision is None or limits.scale is None:
+        if number.is_snan():
+            raise Wrong("a signalling NaN is no number")
+        return number
+    if not number.is_finite():
+        raise Wrong("it is no finite number")
+    return _scaled(number, limits.precision, limits.scale)
+
+
+def _numerics(made: list[Any], arrow: pa.DataType) -> pa.Array:
+    """As decimals where all have the same digits behind the point, else as texts: what one row shows is not another one's doing."""
+    there = [number for number in made if number is not None]
+    exponents = {number.as_tuple().exponent for number in there}
+    only = exponents.pop() if len(exponents) == 1 else 1
+    scale = -only if isinstance(only, int) else -1
+    if 0 <= scale <= _WIDEST and all(number.adjusted() < _WIDEST - scale for number in there):
+        return pa.array(made, pa.decimal128(_WIDEST, scale))
+    return pa.array([None if number is None else str(number) for number in made], pa.string())
+
+
+def _text(value: Any, arrow: pa.DataType, limits: Limits) -> str:
+    text = str(value) if isinstance(value, uuid.UUID) else value
+    if not isinstance(text, str):
+        raise Wrong("a text is needed")
+    return _valid(str.__str__(text), limits)
+
+
+def _valid(text: str, limits: Limits) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Wrong("it holds half of a surrogate pair, which is no character", pa.binary()) from error
+    if not limits.nul and "\0" in text:
+        raise Wrong("it holds a NUL character, which PostgreSQL's text cannot: replace it, or keep bytes", pa.binary())
+    if limits.length is not None and len(text) > limits.length:
+        raise Wrong(f"it has {len(text)} characters", pa.string())
+    return text
+
+
+def _text_holds(array: pa.Array, limits: Limits) -> bool:
+    if limits.length is not None and (pc.max(pc.utf8_length(array)).as_py() or 0) > limits.length:
+        return False
+    return limits.nul or not pc.any(pc.match_substring(array, "\0")).as_py()
+
+
+def _other(value: Any, arrow: pa.DataType, limits: Limits) -> str:
+    """The text form of a type that only the server knows."""
+    if isinstance(value, int) and not isinstance(value, bool) and limits.numbers:
+        return str(value)
+    if isinstance(value, dt.time) and limits.zone:
+        return value.isoformat()
+    if isinstance(value, _ADDRESSES):
+        return str(value)
+    return _text(value, arrow, limits)
+
+
+_ADDRESSES = (
+    ipaddress.IPv4Address,
+    ipaddress.IPv6Address,
+    ipaddress.IPv4Network,
+    ipaddress.IPv6Network,
+    ipaddress.IPv4Interface,
+    ipaddress.IPv6Interface,
+)
+
+
+def _bytes(value: Any, arrow: pa.DataType, limits: Limits) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise Wrong("bytes are needed")
+
+
+def _uuid(value: Any, arrow: pa.DataType, limits: Limits) -> bytes:
+    if isinstance(value, uuid.UUID):
+        return value.bytes
+    if isinstance(value, bytes) and len(value) == 16:
+        return value
+    digits = value.replace("-", "") if isinstance(value, str) else ""
+    if len(digits) == 32 and all(digit in "0123456789abcdefABCDEF" for digit in digits):
+        return bytes.fromhex(digits)
+    raise Wrong("a UUID, or its text, is needed")
+
+
+def _json(value: Any, arrow: pa.DataType, limits: Limits) -> str:
+    return _valid(json_text(value), limits)
+
+
+def _date(value: Any, arrow: pa.DataType, limits: Limits) -> dt.date:
+    if isinstance(value, dt.datetime):
+        moment = _utc(value)
+        if moment.time() != dt.time():
+            raise Wrong("it has a time of day", pa.timestamp("us", None if value.tzinfo is None else "UTC"))
+        return moment.date()
+    if isinstance(value, dt.date):
+        return value
+    raise Wrong("a date is needed")
+
+
+def _timestamp(value: Any, arrow: pa.DataType, limits: Limits) -> dt.datetime:
+    """In UTC: what has no zone is in UTC already, and a date is its midnight there."""
+    if isinstance(value, dt.datetime):
+        return _utc(value)
+    if isinstance(value, dt.date):
+        return dt.datetime(value.year, value.month, value.day)
+    raise Wrong("a datetime or a date is needed")
+
+
+def _utc(value: dt.datetime) -> dt.datetime:
+    try:
+        return value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo is not None else value
+    except OverflowError as error:
+        raise Wrong("it is out of range") from error
+
+
+def _moments(array: pa.Array, limits: Limits) -> bool:
+    """Whether all of them are of the years 1 to 9999: a zone may have moved one out."""
+    found = pc.min_max(array.cast(pa.int64())).as_py()
+    return found["min"] is None or (found["min"] >= _FIRST and found["max"] <= _LAST)
+
+
+_EPOCH, _TICK = dt.datetime(1970, 1, 1), dt.timedelta(microseconds=1)
+_FIRST, _LAST = (dt.datetime.min - _EPOCH) // _TICK, (dt.datetime.max - _EPOCH) // _TICK
+
+
+def _time(value: Any, arrow: pa.DataType, limits: Limits) -> dt.time:
+    if not isinstance(value, dt.time):
+        raise Wrong("a time is needed")
+    if value.tzinfo is not None:
+        raise Wrong("it has a zone")
+    return value
+
+
+def _interval(value: Any, arrow: pa.DataType, limits: Limits) -> dt.timedelta:
+    if not isinstance(value, dt.timedelta):
+        raise Wrong("a timedelta is needed")
+    if abs(value // _TICK) >= 2**63:
+        raise Wrong("it is out of range")
+    return value
+
+
+def _types(*types: type) -> frozenset[type]:
+    return frozenset(types)
+
+
+RULES: dict[str, Rule] = {
+    "bool": Rule(_types(bool), _bool),
+    "int": Rule(_types(int), _int),
+    "double": Rule(_types(float), _double),
+    "float": Rule(_types(float), _single, _no_overflow),
+    "decimal": Rule(_types(Decimal), _decimal),
+    "numeric": Rule(_types(), _numeric, build=_numerics),
+    "text": Rule(_types(str), _text, _text_holds),
+    "other": Rule(_types(str), _other, _text_holds),
+    "bytes": Rule(_types(bytes), _bytes),
+    "uuid": Rule(_types(), _uuid),
+    "json": Rule(_types(str), _json, _text_holds),
+    "date": Rule(_types(dt.date), _date),
+    "timestamp": Rule(_types(dt.datetime), _timestamp, _moments),
+    "time": Rule(_types(), _time),
+    "interval": Rule(_types(dt.timedelta), _interval),
+}
+"""By kind of column."""
