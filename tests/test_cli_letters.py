@@ -218,11 +218,13 @@ PROGRAM = """
 import pyarrow as pa
 import pyarrow.compute as pc
 from orders import batch, event, consumer as made, flatten
+from people import BODY
 from places import DeltaPlace, PostgresPlace
 from pathlib import Path
 
 {place}
-LOG = {{n: event(n, "abc"[n] if n < 3 else f"x{{n}}", n) for n in range(8)}}
+LOG = {{n: event(n, f"x{{n}}", n) for n in range(4, 7)}}
+LOG |= {{0: event(0, "a"), 1: event(1, "b", -1), 2: event(2, "c", -2), 3: event(3, body=BODY), 7: event(7, "h", 7)}}  # as they came
 
 class App:
     consumer = made(place.store())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,21 @@ def test_a_publication_that_died_is_gone_on_with_in_order(lake: Path, monkeypatc
     app = f"{state.ledger.app(state.table, 0)}/orders"
     assert DeltaTable(str(lake / "orders")).transaction_version(app) == state.header.version
     assert rows(lake) == [1, 2] and open_store(lake).publish(kit.NAME) == 0 and rows(lake) == [1, 2]
+
+
+def test_a_state_that_was_copied_back_is_told(lake: Path) -> None:
+    """Sinks that Spark appends to show which decision they took: a number that is given anew is not taken for it."""
+    store = open_store(lake)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([1]))
+    shutil.copytree(lake / "state", lake / "kept")
+    kit.process(store, number, kit.events([2], 1), 1)
+    shutil.rmtree(lake / "state")
+    shutil.copytree(lake / "kept", lake / "state")
+    fresh = open_store(lake)
+    with pytest.raises(StoreRestored, match="shows decision 3"):
+        kit.process(fresh, number, kit.events([3, 4], 1), 1)
+    assert rows(lake) == [1, 2] and fresh.head(kit.NAME).seq == 2
 
 
 def test_a_restored_ledger_is_told_and_accepted(lake: Path, spark: SparkSession) -> None:

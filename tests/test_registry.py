@@ -459,7 +459,7 @@ def test_a_credential_that_fails_decides_nothing(registry: RegistryServer) -> No
         (lambda url: Confluent(f"http://user:{SECRET}@host"), "must not hold credentials"),
         (lambda url: Confluent("host:8081"), "begins with"),
         (lambda url: Confluent("file:///etc/passwd"), "begins with"),
-        (lambda url: Azure("shop.servicebus.windows.net", Credential()), "makes the credential"),
+        (lambda url: Azure("shop.servicebus.windows.net", Credential()), "makes a token credential"),
         (lambda url: decode.confluent_avro(url), "either schema="),
         (lambda url: decode.confluent_avro(url, schema=READER, subject="s"), "either schema="),
         (lambda url: decode.confluent_avro(url, subject="none"), "no subject 'none'"),

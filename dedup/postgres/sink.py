@@ -5,6 +5,7 @@ What only the server can judge (CHECK, UNIQUE, foreign keys, triggers) it judges
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ def _note(connection: Connection, sql: Statements, full: str, oid: int, before: 
         raise PublicationStuck(
             f"{full} is another table than the one that {writer.name!r} has written to before: it was dropped and created again, loaded "
             f"from a dump, or another one was renamed. Rows that were written before may be missing. Put them back if they are wanted, "
-            f"then run `dedup publish {writer.name} --accept-sink {full}`."
+            f"then run `dedup publish {shlex.quote(writer.name)} --accept-sink {shlex.quote(full)}`."
         )
 
 

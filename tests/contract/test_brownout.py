@@ -15,6 +15,7 @@ from orders import assert_proven, batch, consumer, flatten, ids, letters, orders
 from places import PostgresPlace
 
 from checkpoint.errors import BudgetExceeded
+from deadletter.letter import Kind
 from dedup import Retry
 from dedup.amendments import lift_budget
 from dedup.brownout import IN_A_ROW, Brownout, failed_last
@@ -122,7 +123,7 @@ def test_events_that_are_known_to_be_slow_are_parked_where_a_person_says_so(bank
     again = bank.consumer(name="other")
     with pytest.raises(BudgetExceeded):
         again(batch(*orders(range(8))), 0)
-    bank.place.store().amend("other", lambda head: lift_budget(head, 8), by="test", reason="known")
+    bank.place.store().amend("other", lambda head: lift_budget(head, 8, Kind.HANDLER_ERROR), by="test", reason="known")
     assert again(batch(*orders(range(8))), 0).dead_lettered == 8
 
 

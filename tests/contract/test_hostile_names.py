@@ -132,9 +132,10 @@ def test_any_table_and_column_name_is_a_name(postgres: str, table: str, column: 
     name, other = table.encode()[:63].decode("utf-8", "ignore"), column.encode()[:60].decode("utf-8", "ignore")
     run(postgres, f"create schema if not exists hostile; drop table if exists hostile.{quoted(name)}".encode())
     run(postgres, f"create table hostile.{quoted(name)} ({quoted(other)} text)".encode())
-    made = Consumer(table, PostgresStore(postgres), idempotence_key="data.id", decode=decode.json(SINK), query=str(next(FRESH)))
-    made.foreach_batch(lambda rows, tx: tx.write(flatten(rows).select(["id"]).rename_columns([other]), f"hostile.{quoted(name)}"))
     before, number = tables_of(postgres), 2 * next(FRESH)
+    who = f"{table}{number}"  # a new consumer each time: the table was created again
+    made = Consumer(who, PostgresStore(postgres), idempotence_key="data.id", decode=decode.json(SINK), query=str(next(FRESH)))
+    made.foreach_batch(lambda rows, tx: tx.write(flatten(rows).select(["id"]).rename_columns([other]), f"hostile.{quoted(name)}"))
     where = {"topic": str(number)}
     made(batch(event(0, f"{number}one", **where), event(1, f"{number}{table}", **where)), 0)
     found = run(postgres, f"select * from hostile.{quoted(name)}".encode())
