@@ -349,7 +349,8 @@ def test_errors_of_python_itself(error: BaseException, expected: ErrorClass) -> 
 @pytest.mark.parametrize("name", sorted(n for n, c in vars(ours).items() if isinstance(c, type) and issubclass(c, ours.DedupError)))
 def test_our_own_errors_say_what_they_are(name: str) -> None:
     """Rows that a sink refuses are their events' fault; a store that is away or was overtaken passes; the rest needs a person."""
-    expected = {"RowsRefused": PERMANENT} | dict.fromkeys(["StoreUnavailable", "CommitConflict", "CommitUnknown"], TRANSIENT)
+    passing, of_events = ["StoreUnavailable", "CommitConflict", "CommitUnknown"], ["RowsRefused", "ValuesRefused"]
+    expected = dict.fromkeys(of_events, PERMANENT) | dict.fromkeys(passing, TRANSIENT)
     assert classify(getattr(ours, name)()) is expected.get(name, SYSTEMIC)
 
 

@@ -134,12 +134,15 @@ def slow():
         print("begun", flush=True)
         threading.Event().wait(60)
 
-threading.Thread(target=slow, daemon=True).start()
+def work():
+    threading.Thread(target=slow, daemon=True).start()
+    threading.Event().wait(60)
+
 if sys.argv[2] == "run":
     with company.stopping_at_sigterm():
-        threading.Event().wait(60)
+        work()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
-threading.Event().wait(60)
+work()
 """
 
 

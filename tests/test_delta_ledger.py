@@ -503,7 +503,7 @@ def test_a_header_survives_its_own_text(place: Path) -> None:
     )
     header = store._states.of(kit.NAME).header
     assert Header.from_json(header.to_json()) == header
-    assert json.loads(header.to_json())["head"]["checkpoints"] == [["broker", "orders", 0, 0, None, None, "q"]]
+    assert json.loads(header.to_json())["head"]["checkpoints"] == [["broker", "orders", 0, 0, None, None, "q", False]]
 
 
 def test_a_first_decision_does_not_follow_decisions_it_has_not_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,8 +207,33 @@ def test_vacuumed_files_of_an_unpublished_decision_are_told(place: Path) -> None
         open_store(place).publish(kit.NAME)
     fresh = open_store(place)
     fresh.accept_sink(kit.NAME, "orders", lost=True, by="me", reason="vacuumed")
+    assert open_store(place).problems(kit.NAME) == []
     kit.process(fresh, number, kit.events([3], 2), 1)
     assert show(place) == [3]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "possible"),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.int64(), pa.int32(), False),
+        (pa.int32(), pa.decimal128(2, 1), False),
+        (pa.int32(), pa.decimal128(12, 2), True),
+        (pa.int64(), pa.float64(), False),
+        (pa.float32(), pa.float64(), True),
+        (pa.decimal128(10, 2), pa.decimal128(12, 4), True),
+        (pa.decimal128(10, 2), pa.decimal128(10, 4), False),
+        (pa.date32(), pa.timestamp("us"), True),
+        (pa.date32(), pa.timestamp("us", "UTC"), False),
+        (pa.string(), pa.int64(), False),
+        (pa.timestamp("us", "UTC"), pa.timestamp("us"), False),
+    ],
+)
+def test_only_what_delta_can_widen_is_advised(old: pa.DataType, new: pa.DataType, possible: bool) -> None:
+    """The protocol's table of type changes: an ALTER TABLE that Delta refuses is no advice."""
+    from dedup.delta.targets import widens
+
+    assert widens(old, new) is possible
 
 
 def test_a_column_added_between_decision_and_publication_is_no_obstacle(place: Path) -> None:

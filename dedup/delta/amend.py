@@ -68,7 +68,8 @@ def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str |
     if known is None:
         names = sorted({*state.marks, *(e.name for seq in state.pending for e in state.decided[seq].sinks)})
         raise ConfigError(
-            f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}. It has to: {', '.join(names) or 'none'}."
+            f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}, as far as its ledger knows: there is nothing to "
+            f"accept. It has written to: {', '.join(names) or 'none'}."
         )
     now = state.sinks.open(sink, known)
     unpublished = [(s, e) for s, e in waiting if not publisher.shows(now.table, state.decided[s], e)]

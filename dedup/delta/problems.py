@@ -149,7 +149,8 @@ def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
             yield str(error)
     for seq in sorted(state.pending):
         header = state.decided[seq]
-        for entry in header.sinks:
+        given_up = {name for dropped, name in state.header.dropped if dropped == seq}
+        for entry in (entry for entry in header.sinks if entry.name not in given_up):
             table, done = state.sinks.table(entry.uri), publisher.is_done(header, entry)
             if not done:
                 yield f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run `dedup publish {state.ledger.consumer}`"

@@ -35,7 +35,7 @@ def given_rows(sink: Sink, rows: Rows, how: Merge | None = None) -> pa.Table:
     if how is not None:
         targets = with_merge(targets, how)
     _check_names(sink, plain, how)
-    return typed(plain, targets, repr(sink.name), lambda column, wanted: _alter(sink.name, column, wanted))
+    return typed(plain, targets, repr(sink.name), lambda column, wanted: _alter(sink, column, wanted))
 
 
 def _check_names(sink: Sink, rows: PlainRows, how: Merge | None) -> None:
@@ -46,8 +46,31 @@ def _check_names(sink: Sink, rows: PlainRows, how: Merge | None) -> None:
     check_schema(pa.schema(fields), sink.schema, sink.name, sink.computed)
 
 
-def _alter(table: str, column: str, wanted: pa.DataType) -> str:
-    return f"where Delta can widen the type, ALTER TABLE {sql_name(table)} ALTER COLUMN `{column}` TYPE {sql_type(wanted)}"
+def _alter(sink: Sink, column: str, wanted: pa.DataType) -> str:
+    """The statement that widens the column; empty where Delta has none from its type to that one."""
+    if column not in sink.schema.names or not widens(sink.schema.field(column).type, wanted):
+        return ""
+    return f"widen the type: ALTER TABLE {sql_name(sink.name)} ALTER COLUMN `{column}` TYPE {sql_type(wanted)}"
+
+
+def widens(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether Delta can change a column of one type to the other without rewriting its files.
+
+    Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#type-widening, read 2026-11.
+    """
+    if pa.types.is_integer(old) and pa.types.is_decimal(new):
+        return bool(new.precision - new.scale >= _DIGITS[old.bit_width])
+    if pa.types.is_decimal(old) and pa.types.is_decimal(new):
+        return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale and new != old)
+    if pa.types.is_integer(old) and pa.types.is_integer(new):
+        return bool(new.bit_width > old.bit_width)
+    if pa.types.is_float64(new):
+        return bool(pa.types.is_float32(old) or (pa.types.is_integer(old) and old.bit_width < 64))
+    return bool(pa.types.is_date(old) and pa.types.is_timestamp(new) and new.tz is None)
+
+
+_DIGITS = {8: 10, 16: 10, 32: 10, 64: 20}
+"""Bits of a whole number -> digits before the point that a DECIMAL needs to take its place."""
 
 
 def target_of(field: pa.Field) -> Target:

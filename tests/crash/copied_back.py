@@ -20,6 +20,8 @@ SINKS = tuple(f"sinks/{name}" for name in (*child.SINKS, *child.MERGED))
 def state_copied_back(lane: Lane, dice: random.Random) -> str:
     """The state, its ledger, or the newest log files of that: refused where a table is ahead, then put right in one of two ways."""
     what = dice.choice(["state", "ledger", "log files"])
+    if not _at(lane, LEDGER).exists():
+        lane.wait(lane.start(until=1))  # of a state that is lost altogether nothing is left to compare
     old, new = _Kept(lane, "old"), _Kept(lane, "new")
     old.keep()
     shown = _shown(lane, SINKS if what == "state" else (*SINKS, LETTERS))

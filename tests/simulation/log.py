@@ -127,6 +127,11 @@ class SimFeed:
     run_key: str
     query_id: str | None
 
+    @property
+    def names(self) -> list[str]:
+        """Columns of the batch."""
+        return list(self.rows.table.column_names)
+
     def check(self, prepare: Any) -> None:
         """Nothing to check."""
 
