@@ -182,7 +182,7 @@ BREAKS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], range]] = {
     invariants.NOTHING_PASSED: (remembers_the_query, range(4000)),
     invariants.FENCED: (compares_no_claim, range(2000)),
     invariants.ORDER: (blocks_nothing, range(400)),
-    invariants.RESTORED: (takes_half_a_batch_for_one, range(4000)),
+    invariants.RESTORED: (takes_half_a_batch_for_one, range(6200, 6400)),
     invariants.COMPLETE: (moves_no_checkpoint, range(400)),
     invariants.PROVABLE: (counts_wrongly, range(400)),
 }

@@ -129,8 +129,8 @@ class SimFeed:
 
     @property
     def names(self) -> list[str]:
-        """Columns of the batch."""
-        return list(self.rows.table.column_names)
+        """Columns of the batch, as they were before it was prepared."""
+        return [name for name in self.rows.table.column_names if not name.startswith("_")]
 
     def check(self, prepare: Any) -> None:
         """Nothing to check."""

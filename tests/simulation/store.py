@@ -120,6 +120,8 @@ class SimStore:
             if shared.decided[seq - 1]:  # a decision without rows leaves nothing to be interrupted at
                 self.on_step("publish")
             self.require_in_step()
+            if shared.behind:  # the sink was copied back meanwhile: a publication would hide what it lacks
+                raise PublicationStuck
             if shared.next_to_publish != seq or seq > shared.head.seq:
                 continue  # another copy was faster, and the sink's txn id is past; or the tables were restored meanwhile
             shared.sink.extend(shared.decided[seq - 1])
