@@ -66,7 +66,7 @@ class StoreError(DedupError):
 
 
 class SchemaOutdated(StoreError):
-    """The state is missing or older than this library. Run `dedup migrate`."""
+    """The state is missing or older than this library. Run `dedup migrate`, unless the message says that nothing converts it."""
 
 
 class StateTooNew(StoreError):
@@ -106,8 +106,8 @@ class ValuesRefused(RowsRefused):
 
     by_row: Mapping[int, str] = {}
     """Row of the call -> what is wrong with it."""
-    misfits: Mapping[str, str] = {}
-    """Column in which no value of the call fits -> what is wrong with one of them."""
+    misfits: Mapping[str, tuple[str, int]] = {}
+    """Column in which no value of the call fits -> what is wrong with one of them, and how many are."""
     fitting: frozenset[str] = frozenset()
     """Columns in which some value fits."""
 

@@ -88,27 +88,42 @@ def whole(what: str, example: str, *, least: int = 0, most: int | None = None) -
     return Setting(f"{what}, a whole number from {least:,} {until}", example, fits)
 
 
-def number(what: str, example: str, *, above: float | None = None, least: float = 0.0, endless: bool = False) -> Setting:
+def number(
+    what: str, example: str, *, above: float | None = None, least: float = 0.0, most: float | None = None, endless: bool = False
+) -> Setting:
     """A number of something, which may have a fraction.
 
     Args:
         what: its unit: "seconds".
         above: the value is greater than this. Else it is at least `least`.
+        most: the value is at most this.
         endless: infinity is allowed.
     """
     bound = f"above {above:g}" if above is not None else f"from {least:g} on"
+    if most is not None:
+        bound += f", at most {most:,.0f}"
 
     def fits(value: Any) -> bool:
-        if not is_number(value, numbers.Real) or math.isnan(value) or (math.isinf(value) and not endless):
+        if not is_number(value, numbers.Real):
             return False
-        return bool(value > above if above is not None else value >= least)
+        try:
+            found = float(value)
+        except OverflowError:
+            return False
+        if math.isinf(found):
+            return endless and found > 0
+        return (found > above if above is not None else found >= least) and (most is None or found <= most)
 
     return Setting(f"{what}, a number {bound}", example, fits)
 
 
+LONGEST = 10 * 366 * 86_400
+"""Seconds: what waits longer waits for ever, and timers of the operating system end somewhere behind it."""
+
+
 def seconds(example: str, *, above: float | None = None, endless: bool = False) -> Setting:
-    """A time in seconds."""
-    return number("seconds", example, above=above, endless=endless)
+    """A time in seconds, at most ten years."""
+    return number("seconds", example, above=above, most=LONGEST, endless=endless)
 
 
 def is_number(value: object, kind: type) -> bool:

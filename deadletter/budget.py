@@ -27,7 +27,9 @@ DEFAULT: Shares = ((100, 0.5), (1000, 0.1))
 
 
 def _are_limits(value: object) -> bool:
-    return isinstance(value, Sequence) and all(isinstance(limit, tuple | list) and len(limit) == 2 and _is_limit(*limit) for limit in value)
+    return isinstance(value, list | tuple) and all(
+        isinstance(limit, tuple | list) and len(limit) == 2 and _is_limit(*limit) for limit in value
+    )
 
 
 def _is_limit(window: object, share: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checkpoint.advice import command
 from checkpoint.position import Partition, Ranges
 
 CHANGED = "Somebody changed the record, or this is a defect: keep the tables as they are and report it."
@@ -9,15 +10,21 @@ LETTERS = "Letters were deleted, changed or imported by hand: put them back, or 
 ABOVE = "Nothing is lost: what comes again is dropped as a redelivery. If it stays so, somebody set the checkpoint back."
 
 
-def _where(partition: Partition, ranges: Ranges) -> str:
-    return f"--topic {partition.topic!r} --partition {partition.partition} --from {ranges.items[0].first} --to {ranges.items[-1].last}"
+def _where(partition: Partition, ranges: Ranges) -> list[object]:
+    first, last = ranges.items[0].first, ranges.items[-1].last
+    return ["--topic", partition.topic, "--partition", partition.partition, "--from", first, "--to", last]
 
 
 def seen_twice(consumer: str, partition: Partition, ranges: Ranges) -> str:
     """For positions that two batches decided."""
-    return f"Compare the sink at these positions; `dedup replay MODULE:{consumer} {_where(partition, ranges)}` replaces their effect."
+    return (
+        f"Compare the sink at these positions; {command('replay', f'MODULE:{consumer}', *_where(partition, ranges))} replaces their effect."
+    )
 
 
 def unseen(consumer: str, partition: Partition, ranges: Ranges) -> str:
     """For positions that nobody decided."""
-    return f"`dedup dead-letters reprocess MODULE:{consumer} --from-log {_where(partition, ranges)}` runs those that the log still has."
+    return (
+        f"{command('dead-letters', 'reprocess', f'MODULE:{consumer}', '--from-log', *_where(partition, ranges))}"
+        " runs those that the log still has."
+    )

@@ -10,11 +10,12 @@ import asyncio
 import bisect
 import datetime as dt
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from checkpoint.advice import command
 from checkpoint.errors import BudgetExceeded, CommitConflict, DedupError, RowsRefused, SinkMismatch, ValuesRefused
 from deadletter.budget import Spent, Used
 from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, killed_a_worker, outlasted
@@ -23,7 +24,7 @@ from deadletter.letter import Kind
 from dedup import budgets, company, reentry, too_large
 from dedup.brownout import IN_A_ROW, Brownout, failed_last
 from dedup.care import Care, Outcome
-from dedup.failed import EventsFailed
+from dedup.failed import EventsFailed, are_the_columns
 from dedup.feed import Material
 from dedup.index import Ints
 from dedup.order import Order
@@ -191,11 +192,11 @@ class Attempts:
             except _OutOfOrder as found:
                 rows = self._keep_rejected(rows, found.rejected)
             except EventsFailed as found:
-                self._refuse_misfits(rows, found.misfits)
+                self._refuse_misfits(rows, [why for why, misfits in found.misfits.values() if are_the_columns(misfits, len(rows))])
                 rows = self._park_found(rows, found, failures)
             except Exception as error:
                 if isinstance(error, ValuesRefused):
-                    self._refuse_misfits(rows, error.misfits)
+                    self._refuse_misfits(rows, [why for why, _ in error.misfits.values()])
                 failures.append(describe(error.__cause__ if isinstance(error, HandlerExited) and error.__cause__ else error, _now()))
                 raise
 
@@ -206,7 +207,7 @@ class Attempts:
             self.trials.mark(rows)
         self.on_step("handler")
         limit = limited(self.care.timeout, f"{self._head.consumer}: a run of the handler", self._blame)
-        with limit, self.transaction.attempt(), reentry.handling(self._head.consumer):
+        with limit, self.transaction.attempt(), reentry.handling(self.care.owner):
             try:
                 refuse_answer(self.handler(self.material.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
             except BaseException as left:
@@ -254,7 +255,7 @@ class Attempts:
         self._standing = np.union1d(self._standing, gone)
         return self._pending(rows)
 
-    def _refuse_misfits(self, rows: Ints, misfits: Mapping[str, str]) -> None:
+    def _refuse_misfits(self, rows: Ints, misfits: Sequence[str]) -> None:
         """A column that fits no row of all that a new consumer was ever given is wrong itself, and no event. Raises SinkMismatch."""
         if misfits and not self._spent.decided and len(rows) == len(np.setdiff1d(self._new, self._standing)):
             raise SinkMismatch(_no_row_fits(misfits))
@@ -314,8 +315,8 @@ def _is_of_the_handler_alone(error: BaseException) -> bool:
     return isinstance(error, SystemExit | asyncio.CancelledError) or type(error).__name__ == "PanicException"
 
 
-def _no_row_fits(misfits: Mapping[str, str]) -> str:
-    return "No row of the first batch fits: " + "; ".join(misfits.values())
+def _no_row_fits(misfits: Sequence[str]) -> str:
+    return "No row of the first batch fits: " + "; ".join(misfits)
 
 
 _VALUES = f"{ValuesRefused.__module__}.{ValuesRefused.__qualname__}"
@@ -328,11 +329,11 @@ def _example(settled: Settled, outcome: Outcome) -> str:
 
 
 def _out_of_time(consumer: str, where: str, last: Failure) -> str:
-    lift = f"dedup budget lift {consumer} --kind {Kind.HANDLER_ERROR} --events {10 * IN_A_ROW}"
+    lift = command("budget", "lift", consumer, "--kind", Kind.HANDLER_ERROR, "--events", 10 * IN_A_ROW)
     return (
         f"Consumer {consumer!r}: {IN_A_ROW} events in a row run out of time with all their tries, and none passes in between: an outage, "
         f"not bad events. None of this batch was parked. The last one is {where}: {last.error_type}: {last.message[:300]}. Repair the "
-        f"cause; or, if these events are known to be slow, `{lift}`."
+        f"cause; or, if these events are known to be slow, {lift}."
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from checkpoint.advice import command
 from checkpoint.errors import BudgetExceeded
 from deadletter.budget import Budget, Excess, Spent, Used
 from deadletter.letter import Kind
@@ -67,5 +68,5 @@ def _message(consumer: str, excess: Excess, also: str, what: str) -> str:
         f"Consumer {consumer!r}: {also}{excess.failed} of {window} events in a row are {kind} ({excess.failed / window:.0%}), "
         f"{excess.allowed} may be ({excess.allowed / window:.0%}): {_CAUSES[kind]}, not bad events. None of this {what} was parked. "
         f"One of them is {excess.example}. Repair the cause; or, if these events are known to be bad, "
-        f"`dedup budget lift {consumer} --kind {kind} --events {WIDELY * window}`."
+        f"{command('budget', 'lift', consumer, '--kind', kind, '--events', WIDELY * window)}."
     )

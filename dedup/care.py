@@ -20,6 +20,7 @@ class Care:
     budget: Budget | None = field(default_factory=Budget)  # None: nothing is counted
     bisect: bool = True
     rules: Sequence[Rule] = ()
+    owner: tuple[str, str] = ("", "")  # reentry.Identity of the consumer whose handler this is
     timeout: float | None = None  # seconds for one run of the handler; then the process ends
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic

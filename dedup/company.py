@@ -27,11 +27,17 @@ log = logging.getLogger("dedup")
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 300.0
-"""How long a chunk waits for others at most. Then they go on side by side, and the death of any of them counts for nothing."""
+PATIENCE_SECONDS = 60.0
+"""How long a chunk waits for others at most. Then they go on side by side, and the death of any of them counts for nothing.
+
+It may be called inside the handler that it waits for, in a thread which does not tell: then both wait in vain until this is over.
+"""
+
+PATIENCE_PART = 0.1
+"""How much of the time limit of a handler that runs others wait at most: what it calls leaves it time enough."""
 
 STOPPING_SECONDS = 5.0
-"""How long the end of the process waits until what is in hand is noted."""
+"""How long the end of the process, or whoever goes on beside others, waits until that is noted of what is in hand."""
 
 
 @dataclass(eq=False)
@@ -41,6 +47,9 @@ class _Seat:
     trials: Trials | None  # None: what no marker is kept of
     alone: bool
     what: str
+    limit: float | None = None  # seconds of one run of its handler
+    sends: bool = False  # calls a destination: no suspect waits for it
+    found: list[_Seat] = field(default_factory=list)  # the chunks in hand when it came: it may be called inside their handlers
 
 
 @dataclass
@@ -48,49 +57,74 @@ class _Room:
     """The chunks in hand in this process."""
 
     seats: list[_Seat] = field(default_factory=list)
-    waiting: list[_Seat] = field(default_factory=list)  # for being alone
+    waiting: list[_Seat] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def enter(self, seat: _Seat, patience: float) -> None:
-        """Wait for its turn; after `patience` seconds sit down beside the others."""
-        end = time.monotonic() + patience
+    def enter(self, seat: _Seat) -> None:
+        """Wait for its turn; after a while sit down beside the others. From then on none of them is alone, and nobody waits for them."""
         with self.changed:
             self._queue(seat)
             try:
-                while self._in_the_way(seat) and time.monotonic() < end:
-                    self.changed.wait(max(end - time.monotonic(), 0.0))
-                if others := self._in_the_way(seat):
-                    seat.alone = False
-                    _disturb(seat, others)
+                self._wait(seat)
             finally:
-                if seat in self.waiting:
-                    self.waiting.remove(seat)
+                self.waiting.remove(seat)
+            others = self._in_the_way(seat)
+            for each in (seat, *others) if others or any(other.sends for other in self.seats) else ():
+                each.alone = False
             self.seats.append(seat)
             self.changed.notify_all()
+        if others:
+            _disturb(seat, others)
 
     def leave(self, seat: _Seat) -> None:
-        """Its chunk is decided, or has failed."""
+        """Its chunk is decided, or has failed, or it was interrupted before it sat down."""
         with self.changed:
-            self.seats.remove(seat)
+            if seat in self.seats:
+                self.seats.remove(seat)
             self.changed.notify_all()
+
+    def holds_up(self, trials: Trials) -> bool:
+        """Whether somebody waits who may be called inside the handler of this chunk: came while it was in hand. Takes no lock."""
+        return any(found.trials is trials for waiting in list(self.waiting) for found in waiting.found)
 
     def _queue(self, seat: _Seat) -> None:
         if others := self._in_the_way(seat):
             log.warning("%s: a process died in this chunk, or in one in hand; it waits until %s is through", seat.what, others[0].what)
-        if seat.alone:
-            self.waiting.append(seat)
+        seat.found = list(self.seats)
+        self.waiting.append(seat)
+
+    def _wait(self, seat: _Seat) -> None:
+        begun = time.monotonic()
+        while self._in_the_way(seat) and (left := begun + self._patience() - time.monotonic()) > 0:
+            self.changed.wait(left)
+
+    def _patience(self) -> float:
+        return min([PATIENCE_SECONDS, *(PATIENCE_PART * seat.limit for seat in self.seats if seat.limit is not None)])
 
     def _in_the_way(self, seat: _Seat) -> list[_Seat]:
         if seat.alone:
-            return list(self.seats)
-        return [other for other in (*self.seats, *self.waiting) if other.alone]
+            return [other for other in self.seats if not other.sends]
+        return [other for other in (*self.seats, *self.waiting) if other.alone and other is not seat]
 
 
 def _disturb(seat: _Seat, others: list[_Seat]) -> None:
-    log.warning("%s: has waited for %s for %.0f s, and goes on beside it", seat.what, others[0].what, PATIENCE_SECONDS)
-    for other in others:
-        if other.trials is not None:
-            other.trials.disturbed()
+    """Note that they are not alone. Their stores may be away: waits for at most STOPPING_SECONDS."""
+    log.warning("%s: has waited long enough for %s, and goes on beside it", seat.what, others[0].what)
+    _note([other.trials.disturbed for other in others if other.trials is not None])
+
+
+def _note(calls: list[Callable[[], None]]) -> None:
+    """Call these in another thread, which is waited for at most STOPPING_SECONDS; their errors are left out."""
+    noting = threading.Thread(target=_call_all, args=(calls,), daemon=True)
+    with contextlib.suppress(RuntimeError):  # the interpreter starts no thread any more
+        noting.start()
+        noting.join(STOPPING_SECONDS)
+
+
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        with contextlib.suppress(Exception):
+            call()
 
 
 _room = _Room()
@@ -114,40 +148,60 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def seat(trials: Trials, chunk: Callable[[], str], what: str) -> Iterator[None]:
+def seat(trials: Trials, chunk: Callable[[], str], what: str, limit: float | None = None) -> Iterator[None]:
     """The block is a chunk: alone in this process where a process died in it before, else beside others.
 
     Args:
         chunk: gives its ident.
         what: names it in the log.
+        limit: seconds of one run of its handler; None: any time.
 
     Crash: the markers of the chunks in hand are there; that of one which was alone counts.
     """
-    with taken(what, trials, alone=trials.suspects(chunk)):
+    with taken(what, trials, alone=trials.suspects(chunk), limit=limit):
         yield
 
 
+def sending(what: str) -> AbstractContextManager[bool]:
+    """The block calls a destination, which may take long. It waits for a suspect in hand as any other.
+
+    A suspect does not wait for it, and is not alone beside it: then its death counts for nothing. Crash: as for `seat`.
+    """
+    return taken(what, sends=True)
+
+
 @contextmanager
-def taken(what: str, trials: Trials | None = None, *, alone: bool = False) -> Iterator[bool]:
+def taken(
+    what: str, trials: Trials | None = None, *, alone: bool = False, limit: float | None = None, sends: bool = False
+) -> Iterator[bool]:
     """The block is beside others, or alone; yields whether it is alone.
 
-    A consumer that is called inside a handler is part of that handler's chunk: it waits for nobody. Crash: as for `seat`.
+    A consumer that is called inside a handler is part of that handler's chunk: it waits for nobody. In a thread that does not tell so it
+    waits for a while. Crash: as for `seat`.
     """
     if _inside.get():
         if trials is not None:
             trials.seated(alone=False)
         yield False
         return
-    mine, room = _Seat(trials, alone, what), _own.get() or _room
-    room.enter(mine, PATIENCE_SECONDS)
-    token = _inside.set(True)
+    mine, room, token = _Seat(trials, alone, what, limit, sends), _own.get() or _room, None
     try:
-        if trials is not None:
-            trials.seated(alone=mine.alone)
+        room.enter(mine)
+        token = _inside.set(True)
+        _seated(mine)
         yield mine.alone
     finally:
-        _inside.reset(token)
+        if token is not None:
+            _inside.reset(token)
         room.leave(mine)
+
+
+def _seated(seat: _Seat) -> None:
+    """Tell its trials. Looks twice: whoever sits down beside it meanwhile says so before it notes it."""
+    if seat.trials is not None:
+        seat.trials.seated(alone=seat.alone)
+        if not seat.alone:
+            seat.trials.seated(alone=False)
 
 
 @contextmanager
@@ -162,10 +216,15 @@ def entered(what: str, context: AbstractContextManager[T]) -> Iterator[T]:
 def blame(guilty: Trials) -> None:
     """This process ends because of what this trial runs: the others in hand have nothing to do with it.
 
+    Where somebody waits who may be called inside its handler, it may have hung because of that wait: its end counts for nothing.
+
     Crash: what is not noted makes a chunk a suspect.
     """
     with contextlib.suppress(Exception):
-        guilty.convict()
+        if _room.holds_up(guilty):
+            guilty.disturbed()
+        else:
+            guilty.convict()
     for other in list(_room.seats):
         if other.trials is not None and other.trials is not guilty:
             with contextlib.suppress(Exception):
@@ -179,19 +238,8 @@ def stop() -> None:
 
     Crash: what is not noted makes a chunk a suspect.
     """
-    found = [each.trials for each in list(_room.seats) if each.trials is not None]
-    if not found:
-        return
-    noting = threading.Thread(target=_stop_all, args=(found,), daemon=True)
-    with contextlib.suppress(RuntimeError):  # the interpreter starts no thread any more
-        noting.start()
-        noting.join(STOPPING_SECONDS)
-
-
-def _stop_all(found: list[Trials]) -> None:
-    for trials in found:
-        with contextlib.suppress(Exception):
-            trials.stop()
+    if found := [each.trials.stop for each in list(_room.seats) if each.trials is not None]:
+        _note(found)
 
 
 atexit.register(stop)
@@ -201,7 +249,7 @@ atexit.register(stop)
 def stopping_at_sigterm() -> Iterator[None]:
     """While the block runs, SIGTERM ends the process as ever, but is noted first.
 
-    Where SIGTERM has a handler, and outside the main thread, it does nothing.
+    Where SIGTERM has a handler, and outside the main thread, it does nothing. A handler that is set meanwhile stays.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -210,7 +258,8 @@ def stopping_at_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is _stop_and_end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _stop_and_end(number: int, frame: FrameType | None) -> None:

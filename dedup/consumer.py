@@ -131,8 +131,9 @@ class Consumer(Registered):
         names = {"columns": idempotence_key, "payload": payload, "sequence": sequence_key}
         self.keys = KeySettings(scope=key_scope, null_key=null_key, **{name: names_of(value) for name, value in names.items()})
         limits = Budget() if budget == "default" else budget
-        self.care = Care(retry or Retry(), limits, bisect, tuple(errors), handler_timeout)
-        self.max_outage = max_outage
+        limit = None if handler_timeout is None else float(handler_timeout)
+        self.care = Care(retry or Retry(), limits, bisect, tuple(errors), self.identity, limit)
+        self.max_outage = float(max_outage)
         self.reprocess_within = horizon(retention, reprocess_within)
         self.on_key_conflict: OnKeyConflict = on_key_conflict
         self.decode, self.positions, self.source, self.part = decode, positions, source, part
@@ -163,6 +164,11 @@ class Consumer(Registered):
         return f"Consumer({self.name!r}, {self.store!r})"
 
     @property
+    def identity(self) -> reentry.Identity:
+        """Tells it from a consumer of the same name on another store."""
+        return reentry.identity(self.name, self.store)
+
+    @property
     def settings(self) -> dict[str, str]:
         """The settings that decide which keys and positions are equal; the state is bound to them."""
         return {**self.keys.canonical(), "part": self.part or "", "source": self.source or "", "positions": mapping(self.positions)}
@@ -187,10 +193,10 @@ class Consumer(Registered):
         events finds their positions recorded and drops them.
         """
         self.policy()
-        with self._calls.one(self.name):
+        with self._calls.one(self.identity):
             started, feed = time.monotonic(), open_feed(batch, self.scratch, collect=self.collect)
             report = self._through_outages(feed, int(batch_id))
-            with company.taken(self.name):
+            with company.sending(self.name):
                 self.send_messages()
         log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
         if report.dead_lettered:
@@ -225,7 +231,7 @@ class Consumer(Registered):
         Raises:
             What `check` raises, and what ended the query.
         """
-        reentry.refuse(self.name, "A run")
+        reentry.refuse(self.identity, "A run")
         self.check(frame_of(writer))
         with outage.naming_limits(self.name):
             query = writer.foreachBatch(self).start()

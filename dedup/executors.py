@@ -107,7 +107,7 @@ def policy_in(consumer: Consumer, tasks: Tasks | None) -> flow.Policy:
     if tasks is None:
         return policy
     handler: Any = policy.handler
-    return replace(policy, handler=InTasks(consumer.name, handler, tasks, policy.care.rules))
+    return replace(policy, handler=InTasks(consumer.identity, handler, tasks, policy.care.rules))
 
 
 def check(consumer: Consumer, tasks: Tasks, head: Head) -> None:

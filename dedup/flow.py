@@ -92,7 +92,7 @@ def commit_chunk(chunk: Chunk, store: Store, epoch: int, policy: Policy) -> npt.
     Crash: until the commit step has acted nothing of the chunk is true; from then on all of it is.
     """
     name = chunk.assumed.consumer
-    with company.seat(policy.trials, lambda: chunk.ident, name), store.begin(name, epoch) as transaction:
+    with company.seat(policy.trials, lambda: chunk.ident, name, policy.care.timeout), store.begin(name, epoch) as transaction:
         return decide_chunk(chunk, store, transaction, policy)
 
 

@@ -19,7 +19,7 @@ from dedup.attempts import is_ours
 from dedup.envelope import POSITION
 from dedup.executors import Where
 from dedup.failed import EventsFailed
-from dedup.rows import copied
+from dedup.rows import own
 from dedup.tx import Tx
 
 Row = Mapping[str, Any]
@@ -93,13 +93,13 @@ class EachEvent:
         found.hand_over(table, tx, self.into)
 
     def rows(self, made: Any) -> list[dict[str, Any]]:
-        """What a handler returned, as rows of ours: as they are now. Raises HandlerError for anything else."""
+        """What a handler returned, as rows of ours: as they are now. Raises HandlerError for anything else, RowsRefused as `own` does."""
         rows = () if made is None else (made,) if isinstance(made, dict | Mapping) else made
         if not isinstance(rows, list | tuple) or not all(isinstance(row, dict | Mapping) for row in rows):
             raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
         if rows and not self.into:
             raise HandlerError("The handler returned rows, and the consumer does not know where to: @consumer.foreach(into='table').")
-        return [copied(row) for row in rows]
+        return own(rows)
 
 
 @dataclass

@@ -53,7 +53,7 @@ class EventsHandler(Protocol):
 class Work:
     """What the tasks of one run of the handler need. Travels to them."""
 
-    consumer: str
+    consumer: reentry.Identity
     handler: EventsHandler
     events: Index  # those that the handler is given
     lanes: Ints
@@ -78,7 +78,7 @@ class Outcome:
     rejected: dict[int, str] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     failed: list[tuple[int, BaseException]] = field(default_factory=list)
-    misfits: dict[str, str] = field(default_factory=dict)  # as those of EventsFailed
+    misfits: dict[str, tuple[str, int]] = field(default_factory=dict)  # as those of EventsFailed
     error: BaseException | None = None  # it cannot be told which event's
     files: list[str] = field(default_factory=list)
     writes: list[Written] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Outcome:
 class InTasks:
     """The handler of a batch that runs one of events in the batch's tasks."""
 
-    consumer: str
+    consumer: reentry.Identity
     handler: EventsHandler
     tasks: Tasks
     rules: Sequence[Rule]
@@ -124,7 +124,8 @@ def _raise(outcomes: Sequence[Outcome], tx: Tx) -> None:
     if failed:
         positions = tx.events().positions(np.array([row for row, _ in failed]))
         common = set.intersection(*(set(outcome.misfits) for outcome in outcomes))
-        misfits = {column: outcomes[0].misfits[column] for column in sorted(common)}
+        counts = {column: sum(outcome.misfits[column][1] for outcome in outcomes) for column in sorted(common)}
+        misfits = {column: (outcomes[0].misfits[column][0], count) for column, count in counts.items()}
         raise EventsFailed(positions, [error for _, error in failed], misfits)
 
 

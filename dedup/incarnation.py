@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from checkpoint.advice import command
 from checkpoint.errors import IncarnationChanged
 from dedup.store import Head, Topic
 
@@ -46,7 +47,7 @@ def refuse_others(head: Head, told: Mapping[Topic, str]) -> None:
             raise IncarnationChanged(
                 f"Consumer {head.consumer!r}: topic {topic!r} of {source!r} was deleted and created again: the broker calls it {now}, our "
                 f"checkpoints are of {known}. What the old one still held is lost. To begin the new one at its first position: "
-                f"`dedup consumer accept-incarnation {head.consumer} --source {source!r} --topic {topic!r}`."
+                f"{command('consumer', 'accept-incarnation', head.consumer, '--source', source, '--topic', topic)}."
             )
 
 

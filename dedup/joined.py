@@ -85,7 +85,7 @@ class Member:
         Crash: this process is on record or not; it counts as gone.
         """
         consumer = self.consumer
-        reentry.refuse(self.name, "A runner")
+        reentry.refuse(self.consumer.identity, "A runner")
         ArrowFeed(ENVELOPE.empty_table()).check(consumer.prepare(consumer.known_head()))
         holder = Holder(*this_process(), self.run_id)
         head = consumer.store.join(
@@ -145,7 +145,7 @@ class Member:
         Crash: before a chunk's commit nothing of it is true; after it, all of it is. Whoever claims the partition next reads on at its
         checkpoint.
         """
-        reentry.refuse(self.name, "A batch")
+        reentry.refuse(self.consumer.identity, "A batch")
         batch, report = next(self._batches), Report()
         culprits: dict[int, set[int]] = {}
         for part in self._parts(share, events):
@@ -154,7 +154,7 @@ class Member:
             done = retrying(lambda p=part: with_replanning(lambda: self._process(share, p, batch, culprits)))
             culprits.clear()
             report.add_report(done)
-        with company.taken(self.name):
+        with company.sending(self.name):
             self.consumer.send_messages()
         if report.dead_lettered:
             log.warning("%s: parked %d; `dedup dead-letters groups` says why", what, report.dead_lettered)
@@ -195,7 +195,7 @@ class Member:
 
     @contextmanager
     def _in_hand(self, share: Share, chunk: flow.Chunk) -> Iterator[None]:
-        with company.seat(share.trials, lambda: chunk.ident, f"{self.name} {share.claim.partition}"):
+        with company.seat(share.trials, lambda: chunk.ident, f"{self.name} {share.claim.partition}", self._care.timeout):
             self._trials = share.trials
             try:
                 yield

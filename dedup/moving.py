@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError
 from checkpoint.position import Partition, Range, Ranges
 from checkpoint.processors import Group, Position
@@ -47,10 +48,11 @@ def plan(store: Store, head: Head, wanted: Mapping[Partition, Checkpoint]) -> li
 
 def _move(head: Head, last: int | None, partition: Partition, then: Checkpoint) -> Move:
     if last is not None and then.sequence_number < last:
-        repeat = f"--topic {partition.topic} --partition {partition.partition} --from {then.sequence_number + 1} --to {last}"
+        where = ("--topic", partition.topic, "--partition", partition.partition, "--from", then.sequence_number + 1, "--to", last)
         raise ConfigError(
             f"{partition}: positions up to {last} are on record as decided: a checkpoint at {then.sequence_number} would repeat nothing, "
-            f"they would be dropped as redeliveries. To repeat them with their effect replaced: `dedup replay MODULE:CONSUMER {repeat}`. "
+            f"they would be dropped as redeliveries. To repeat them with their effect replaced: "
+            f"{command('replay', 'MODULE:CONSUMER', *where)}. "
             f"Positions that were never delivered: `dedup dead-letters reprocess MODULE:CONSUMER --from-log`."
         )
     point = head.checkpoints.get(partition)

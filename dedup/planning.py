@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from checkpoint.advice import command
 from checkpoint.errors import KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import HOLDS_NO_KEY, Kind
@@ -60,26 +61,27 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
     if ours is not None and run.batch_id > ours + head.batch_ended:  # Spark goes on when all of a batch is decided
         raise StoreRestored(
             f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, our state at batch {ours}: "
-            f"the state was restored to an older time. Find out what is missing, then run `dedup consumer accept-restore {head.consumer}`."
+            f"the state was restored to an older time. Find out what is missing, then run "
+            f"{command('consumer', 'accept-restore', head.consumer)}."
         )
     if run.durable and run.batch_id > 0 and _begins(head) and not head.gap_accepted:
         raise StoreRestored(
             f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, and the store has no state of it: it was "
             f"lost, or the query ran without this consumer until now. What was decided before is not recognised. Bring the state back, or "
-            f"start a new query that reads all again, or run `dedup consumer accept-gap {head.consumer}` to begin at this batch."
+            f"start a new query that reads all again, or run {command('consumer', 'accept-gap', head.consumer)} to begin at this batch."
         )
     if _is_stranger(head, run) and not head.gap_accepted:
         raise StoreRestored(
             f"Consumer {head.consumer!r}: Spark query {run.query_id} goes on at batch {run.batch_id}, and the state knows nothing of it: "
             f"it was restored to before the query began, a restore was accepted since, or other queries went on with all of its "
             f"partitions. What it decided before may be missing. Start a new query at the checkpoint; or, where you know that nothing is "
-            f"missing, run `dedup consumer accept-gap {head.consumer}` to let it go on."
+            f"missing, run {command('consumer', 'accept-gap', head.consumer)} to let it go on."
         )
     found = gaps(head, run, firsts)
     if found:
         raise PositionGap(
             f"Consumer {head.consumer!r}: positions would be left out: {', '.join(f'{p} {span}' for p, span in found.items())}. Start the "
-            f"query at the checkpoint, or run `dedup consumer accept-gap {head.consumer}` to go on without them."
+            f"query at the checkpoint, or run {command('consumer', 'accept-gap', head.consumer)} to go on without them."
         )
 
 
@@ -101,7 +103,8 @@ def refuse_older(head: Head, known: Head) -> None:
     if head.seq < known.seq:
         raise StoreRestored(
             f"Consumer {head.consumer!r}: the state is at decision {head.seq}, this copy has seen decision {known.seq}: the state was "
-            f"restored to an older time. Find out what is missing, run `dedup consumer accept-restore {head.consumer}`, and start again."
+            f"restored to an older time. Find out what is missing, run "
+            f"{command('consumer', 'accept-restore', head.consumer)}, and start again."
         )
 
 
@@ -139,7 +142,7 @@ def _settings_message(head: Head, settings: Mapping[str, str]) -> str:
     return (
         f"Consumer {head.consumer!r}: its state was written with other key settings ({'; '.join(changed)}). "
         f"With the new ones old keys would not be recognised. Go back to the old settings, use another consumer name, "
-        f"or start over with `dedup consumer reset {head.consumer}`."
+        f"or start over with {command('consumer', 'reset', head.consumer)}."
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError, IncarnationChanged
 from checkpoint.position import Partition, Range, Ranges
 from dedup import incarnation
@@ -99,5 +100,5 @@ def _other_body(consumer: str, letter: Mapping[str, Any], body: bytes | None) ->
         f"Consumer {consumer!r}: the log holds another event at {source}/{topic}/{letter['partition']} {letter['sequence_number']} than "
         f"dead letter {letter['id'][:12]}, whose body has {letter['body_size']} bytes: there is {there}, with another SHA-256. Nothing was "
         f"changed. Correct what `consumer.log` reads; or, if topic {topic!r} was deleted and created again: "
-        f"`dedup consumer accept-incarnation {consumer} --source {source!r} --topic {topic!r}`."
+        f"{command('consumer', 'accept-incarnation', consumer, '--source', source, '--topic', topic)}."
     )

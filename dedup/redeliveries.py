@@ -11,6 +11,7 @@ from typing import NoReturn
 import numpy as np
 import pyarrow as pa
 
+from checkpoint.advice import command
 from checkpoint.errors import IncarnationChanged
 from dedup.index import Index, Ints
 from dedup.planning import Sifted
@@ -62,5 +63,5 @@ def refuse_incarnation(index: Index, wrong: list[int], head: Head) -> NoReturn:
         f"Consumer {head.consumer!r}: positions decided before now hold other events ({', '.join(index.describe(r) for r in wrong[:5])}). "
         f"If decode, its schema or on_key_conflict were changed, finish this batch with the old ones; if a key or payload is computed from "
         f"the clock or at random, that is the fault. Only if topic {partition.topic!r} was deleted and created again: "
-        f"`dedup consumer accept-incarnation {head.consumer} --source {partition.source!r} --topic {partition.topic!r}`."
+        f"{command('consumer', 'accept-incarnation', head.consumer, '--source', partition.source, '--topic', partition.topic)}."
     )

@@ -80,7 +80,7 @@ def replay(
 
     Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where undo or merge say so.
     """
-    reentry.refuse(consumer.name, "A replay")
+    reentry.refuse(consumer.identity, "A replay")
     how, store = options or ReprocessOptions(), consumer.store
     head = consumer.known_head()
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]

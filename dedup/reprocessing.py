@@ -81,7 +81,7 @@ def reprocess(
 
     Crash: each page is done or not; a second call goes on.
     """
-    reentry.refuse(consumer.name, "A reprocess")
+    reentry.refuse(consumer.identity, "A reprocess")
     if unsent.is_meant(selection):
         return unsent.reprocess(consumer.store, replace(selection, consumer=consumer.name), dry_run=dry_run)
     head = consumer.known_head()

@@ -14,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from checkpoint.errors import RowsRefused
+from dedup.value_plain import is_flat
+
 
 @dataclass(frozen=True)
 class ArrowRows:
@@ -83,7 +86,7 @@ _LOOKED_AT = 100
 
 def _looks(values: Sequence[Any]) -> pa.DataType:
     try:
-        return pa.array(list(islice((value for value in values if value is not None), _LOOKED_AT))).type
+        return pa.array(list(islice(filter(is_flat, (value for value in values if value is not None)), _LOOKED_AT)) or [""]).type
     except Exception:  # noqa: BLE001 - Arrow asks the values, which may be of any class
         return pa.string()
 
@@ -107,15 +110,70 @@ def for_spark(table: pa.Table) -> pa.Table:
     return pa.Table.from_batches(pieces or [pa.RecordBatch.from_pylist([], table.schema)])
 
 
-def copied(value: Any) -> Any:
-    """The value as it is now: a handler may use one dict, list or array for all of its events. Mappings become dicts."""
+def own(rows: Sequence[Mapping[Any, Any]]) -> list[dict[str, Any]]:
+    """Rows that a handler gave, as they are now: it may use one dict, list or array for all of its events.
+
+    Raises:
+        RowsRefused: a row has no columns, the name of one is no text, or a value holds itself or is nested too deeply.
+    """
+    return list(map(_own, rows))
+
+
+def _own(row: Mapping[Any, Any]) -> dict[str, Any]:
+    if not row:
+        raise RowsRefused("A row has no columns. Give every row its columns; return None, or write nothing, where there is no row.")
+    made = {}
+    for name, value in row.items():
+        if type(name) is not str and not isinstance(name, str):
+            raise RowsRefused(f"Column {name!r:.80} of a row is a {type(name).__name__}: names of columns are texts.")
+        try:
+            made[name] = value if type(value) in _PLAIN else copied(value)
+        except _TooDeep as error:
+            raise RowsRefused(f"Column {name!r}: its value ({type(value).__name__}) holds itself, or is nested {_DEEPEST} deep.") from error
+    return made
+
+
+class _TooDeep(ValueError):
+    """A value is nested too deeply, or holds itself."""
+
+
+_DEEPEST = 200
+"""Containers inside one another."""
+
+
+def copied(value: Any, depth: int = 0) -> Any:
+    """The value as it is now. Mappings become dicts, lists of other classes lists. Raises ValueError for what holds itself."""
+    if type(value) in _PLAIN:
+        return value
+    if depth > _DEEPEST:
+        raise _TooDeep(f"a value holds itself, or is nested {_DEEPEST} deep")
     if isinstance(value, Mapping):
-        return {name: inner if type(inner) in _PLAIN else copied(inner) for name, inner in value.items()}
-    if isinstance(value, list) or type(value) is tuple:
-        return (tuple if type(value) is tuple else list)(inner if type(inner) in _PLAIN else copied(inner) for inner in value)
+        return {name: copied(inner, depth + 1) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [copied(inner, depth + 1) for inner in value]
+    if isinstance(value, tuple):
+        return _copied_tuple(value, depth)
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return _copied_array(value, depth)
     return bytes(value) if isinstance(value, bytearray) else value
+
+
+def _copied_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
+    """Of its own class: a namedtuple, or a Row of Spark, keeps the names of its fields."""
+    items = [copied(inner, depth + 1) for inner in value]
+    if type(value) is tuple:
+        return tuple(items)
+    made: tuple[Any, ...] = tuple.__new__(type(value), items)
+    getattr(made, "__dict__", {}).update(getattr(value, "__dict__", {}))
+    return made
+
+
+def _copied_array(value: np.ndarray[Any, Any], depth: int) -> np.ndarray[Any, Any]:
+    made = value.copy()
+    if made.dtype == object:
+        for place in np.ndindex(made.shape):
+            made[place] = copied(value[place], depth + 1)
+    return made
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, dt.datetime, dt.date})

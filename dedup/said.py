@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -38,18 +40,40 @@ class Call(NamedTuple):
 
     def alike(self) -> Iterator[Call]:
         """Rows that are dicts, those with the same columns together: what one of them lacks is not NULL because another one has it."""
-        if type(self.rows) is not list:
+        if type(self.rows) is not list or not all(isinstance(row, dict) for row in self.rows):
             yield self
             return
         if all(row.keys() == self.rows[0].keys() for row in self.rows):
             yield self
             return
+        for numbers in self._cut():
+            authors = None if self.authors is None else [self.authors[number] for number in numbers]
+            yield self._replace(rows=[self.rows[number] for number in numbers], authors=authors)
+
+    def _cut(self) -> list[list[int]]:
+        """Rows with the same columns; where rows of one key may be in two such parts, only those that stand together."""
         found: dict[frozenset[str], list[int]] = {}
         for number, row in enumerate(self.rows):
             found.setdefault(frozenset(row), []).append(number)
-        for numbers in found.values():
-            authors = None if self.authors is None else [self.authors[number] for number in numbers]
-            yield self._replace(rows=[self.rows[number] for number in numbers], authors=authors)
+        if self.how is None or _are_apart(self.rows, self.how.keys, list(found.values())):
+            return list(found.values())
+        return [list(run) for _, run in groupby(range(len(self.rows)), lambda number: self.rows[number].keys())]
+
+
+def _are_apart(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], parts: Sequence[Sequence[int]]) -> bool:
+    """Whether no key of a merge is in two of these parts. False where that is not sure before the values are converted."""
+    if any(len(types := {type(row.get(name)) for row in rows}) != 1 or not types <= _COMPARABLE for name in keys):
+        return False
+    own = [{tuple(_folded(rows[number][name]) for name in keys) for number in part} for part in parts]
+    return len(set().union(*own)) == sum(map(len, own))
+
+
+_COMPARABLE = frozenset({str, int, bytes, uuid.UUID})
+
+
+def _folded(value: Any) -> Any:
+    """One for all texts that a column may take for one key."""
+    return value.casefold().replace("-", "").strip() if isinstance(value, str) else value
 
 
 class Publication(NamedTuple):
@@ -111,7 +135,7 @@ class Performance:
         """
         with Ahead() as ahead:
             made = [ahead.begin(rows.num_rows, job) for rows, job in self._outgoing(said.messages)]
-            for call in said.writes:
+            for call in chain.from_iterable(call.alike() for call in said.writes):
                 self._write(call, self.transaction.write)
             for call in said.returned.alike() if said.returned is not None else ():
                 self._write(call, returned)
@@ -122,25 +146,23 @@ class Performance:
                 self.transaction.publish(messages())
 
     def _tell_refusals(self) -> None:
-        if not self.refusals.why:
+        if not self.refusals:
             return
-        for call in self.fitting if self.refusals.misfits else ():
+        for call in self.fitting:
             self.refusals.add_fitting(call.table, call.rows)
         raise self.refusals.error()
 
     def _write(self, call: Call, append: Callable[[str, Rows], Any]) -> None:
-        if call.authors is None:
-            self._hand_over(call, append)
-            return
         try:
             self._hand_over(call, append)
         except ValuesRefused as refused:
-            self.refusals.add(call.table, refused, call.authors)
+            self.refusals.add(call.table, refused, call.authors, len(call.rows))
         except RowsRefused:
-            if not self.refusals.why:
+            if not self.refusals:
                 raise
         else:
-            self.fitting.append(call)
+            if type(call.rows) is list:
+                self.fitting.append(call)
 
     def _hand_over(self, call: Call, append: Callable[[str, Rows], Any]) -> None:
         table, merge = call.table, call.how

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionGap
 from checkpoint.position import Partition
 from dedup import planning
@@ -57,7 +58,7 @@ def positions(head: Head, source: str, log: Log, topics: Sequence[str], new: New
     if gaps and not head.gap_accepted:
         raise PositionGap(
             f"Consumer {head.consumer!r}: retention has passed the checkpoint; these positions cannot be had any more: {', '.join(gaps)}. "
-            f"Run `dedup consumer accept-gap {head.consumer}` to go on without them."
+            f"Run {command('consumer', 'accept-gap', head.consumer)} to go on without them."
         )
     return {place: max(known[place], first) if place in known else new for place, (first, _) in spans.items()}
 
@@ -80,7 +81,7 @@ def _refuse_lost_ends(head: Head, source: str, spans: Mapping[Place, tuple[int, 
     told = ", ".join(f"{Partition(source, *place)} ends before {spans[place][1]}, our checkpoint is {known[place] - 1}" for place in short)
     raise IncarnationChanged(
         f"Consumer {head.consumer!r}: {told}. Either this is another broker, or the log lost its end, or topic {short[0][0]!r} was deleted "
-        f"and created again: then `dedup consumer accept-incarnation {head.consumer} --source {source!r} --topic {short[0][0]!r}`."
+        f"and created again: then {command('consumer', 'accept-incarnation', head.consumer, '--source', source, '--topic', short[0][0])}."
     )
 
 

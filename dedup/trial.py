@@ -81,7 +81,11 @@ class Trials:
         self.__dict__.update(values, _lock=threading.RLock())
 
     def begin(self, chunk: str) -> None:
-        """This chunk is next. Only the first one of a process can be one that another process died in."""
+        """This chunk is next. Only the first one of a process can be one that another process died in.
+
+        A process that goes on after `stop` keeps markers again.
+        """
+        self._stopped = False
         if self._trial is None:
             self._trial = Trial.read(self._load()).resumed(chunk)
         elif self._trial.chunk != chunk:
@@ -159,7 +163,7 @@ class Trials:
         self._judge(sure=True)
 
     def stop(self) -> None:
-        """The process was asked to stop: its end from here on says nothing of what it tries."""
+        """The process was asked to stop: until the next chunk begins, its end says nothing of what it tries."""
         with self._lock:
             self._stopped = True
             self.survived()

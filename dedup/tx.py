@@ -13,7 +13,7 @@ from dedup.envelope import POSITION
 from dedup.frames import Frames
 from dedup.index import Index, Ints
 from dedup.outbox.recording import Names, of_event
-from dedup.rows import copied
+from dedup.rows import own
 from dedup.said import Call, Performance, Publication, Said
 from dedup.steps import Merge
 from dedup.store import Rows, Transaction
@@ -121,7 +121,7 @@ class Tx:
             self.wrote |= bool(rows)
             self._said.publish_of_event(Publication(topic, rows, names))
         elif not _is_empty(rows):
-            self._said.messages.append(Publication(topic, rows, names))
+            self._said.messages.append(Publication(topic, _own(rows), names))
 
     def reject(self, rows: Any, condition: Any, reason: str) -> Any:
         """Park the events for which `condition` is true as dead letters; returns the rest. NULL counts as not rejected.
@@ -148,11 +148,11 @@ class Tx:
         if _is_empty(rows):
             return
         self.wrote = True
-        if self._event is not None and isinstance(rows, Mapping | list):
-            own = copied([rows] if isinstance(rows, Mapping) else rows)
-            self._said.write_of_event(Call(table, own, how, [self.position] * len(own)))
+        given = _own(rows)
+        if self._event is not None and isinstance(given, list):
+            self._said.write_of_event(Call(table, given, how, [self.position] * len(given)))
         else:
-            self._said.writes.append(Call(table, rows, how))
+            self._said.writes.append(Call(table, given, how))
 
     def _settle_rows(self, rows: Any, condition: Any, reason: str, *, rejected: bool) -> Any:
         positions = self._positions(rows, condition)
@@ -294,5 +294,12 @@ def _position_of(event: Any) -> pa.Table:
 
 
 def _is_empty(rows: Any) -> bool:
-    """No row at all."""
-    return isinstance(rows, list | dict) and not rows
+    """No row at all. A dict without columns is one, and refused."""
+    return isinstance(rows, list) and not rows
+
+
+def _own(rows: Any) -> Any:
+    """Dicts as they are now; other rows, which nothing changes, themselves. Raises RowsRefused as `own` does."""
+    if isinstance(rows, Mapping):
+        return own([rows])
+    return own(rows) if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows) else rows

@@ -51,7 +51,8 @@ def _refused(rows: PlainRows, wrong: Mapping[str, Faults], tell: Callable[[Fault
     made = ValuesRefused(tell(by_row[min(by_row)]))
     made.by_row = {row: tell(fault) for row, fault in sorted(by_row.items())}
     made.fitting = frozenset(name for name in rows.names if _some_fits(rows.column(name), wrong[name]))
-    made.misfits = {name: tell(next(iter(faults.values()))) for name, faults in wrong.items() if faults and name not in made.fitting}
+    none = {name: faults for name, faults in wrong.items() if faults and name not in made.fitting}
+    made.misfits = {name: (tell(next(iter(faults.values()))), len(faults)) for name, faults in none.items()}
     return made
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 _PLAIN = frozenset({bool, int, float, str, bytes, Decimal, dt.datetime, dt.date, dt.time, dt.timedelta, UUID, dict, list, tuple})
+_LEAVES = _PLAIN - {dict, list, tuple} | {type(None)}
 _NANOSECONDS = "it has nanoseconds, and microseconds are the finest that is kept"
 
 
@@ -22,6 +23,16 @@ class Wrong(Exception):
     def __init__(self, why: str, wanted: pa.DataType | None = None) -> None:
         super().__init__(why)
         self.wanted = wanted
+
+
+def is_flat(value: Any) -> bool:
+    """Whether Arrow may be asked for the value's type: a plain value, or a list or dict of them. What holds itself crashes it."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return all(type(item) in _LEAVES for item in value)
+    if kind is dict:
+        return all(type(name) is str and type(item) in _LEAVES for name, item in value.items())
+    return kind in _LEAVES or isinstance(value, np.generic)
 
 
 def plainly(value: Any) -> Any:
@@ -52,21 +63,36 @@ def _items(array: np.ndarray[Any, Any]) -> Any:
     return list(array) if array.dtype.kind in "mMO" or array.ndim > 1 else array.tolist()
 
 
-def _moment(value: np.datetime64 | np.timedelta64) -> Any:
+def _moment(value: np.datetime64 | np.timedelta64) -> dt.date | dt.datetime | dt.timedelta | None:
+    """By whole numbers of Python: those of numpy wrap."""
     if np.isnat(value):
         return None
-    kind = "datetime64" if isinstance(value, np.datetime64) else "timedelta64"
-    unit = np.datetime_data(value.dtype)[0]
-    if kind == "datetime64" and unit in ("Y", "M", "W", "D"):
-        found: Any = value.astype("datetime64[D]").item()
-    else:
-        fine = value.astype(f"{kind}[us]")
-        if fine != value:
-            raise Wrong(_NANOSECONDS)
-        found = fine.item()
-    if isinstance(found, int):
-        raise Wrong("it is out of range")
-    return found
+    unit, each = np.datetime_data(value.dtype)
+    number = int(value.astype(np.int64)) * each
+    try:
+        if isinstance(value, np.timedelta64):
+            return dt.timedelta(microseconds=_microseconds(number, unit))
+        if unit in ("Y", "M"):
+            months = number * (12 if unit == "Y" else 1)
+            return dt.date(1970 + months // 12, 1 + months % 12, 1)
+        moment = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=_microseconds(number, unit))
+    except (OverflowError, ValueError) as error:
+        raise Wrong("it is out of range") from error
+    return moment.date() if unit in ("W", "D") else moment
+
+
+_MICROSECONDS = {"W": 604_800_000_000, "D": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+_PER_MICROSECOND = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}
+
+
+def _microseconds(number: int, unit: str) -> int:
+    if unit in _MICROSECONDS:
+        return number * _MICROSECONDS[unit]
+    if unit not in _PER_MICROSECOND:
+        raise Wrong("its unit has no fixed length")
+    if number % _PER_MICROSECOND[unit]:
+        raise Wrong(_NANOSECONDS)
+    return number // _PER_MICROSECOND[unit]
 
 
 def _of_pandas(value: Any) -> Any:

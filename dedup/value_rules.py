@@ -10,9 +10,10 @@ import ipaddress
 import math
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation, Overflow
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,6 +52,10 @@ def _build(made: list[Any], arrow: pa.DataType) -> pa.Array:
     return pa.array(made, arrow)
 
 
+def _alike(values: Sequence[Any]) -> bool:
+    return True
+
+
 class Rule(NamedTuple):
     """How a kind of column takes values."""
 
@@ -58,6 +63,7 @@ class Rule(NamedTuple):
     one: One
     holds: Callable[[pa.Array, Limits], bool] = _holds  # whether what Arrow has made is right
     build: Callable[[list[Any], pa.DataType], pa.Array] = _build
+    alike: Callable[[Sequence[Any]], bool] = _alike  # whether that is so of these values
 
 
 def _bool(value: Any, arrow: pa.DataType, limits: Limits) -> bool:
@@ -192,6 +198,10 @@ def _numerics(made: list[Any], arrow: pa.DataType) -> pa.Array:
     scale = -only if isinstance(only, int) else -1
     if 0 <= scale <= _WIDEST and all(number.adjusted() < _WIDEST - scale for number in there):
         return pa.array(made, pa.decimal128(_WIDEST, scale))
+    return _numbers_as_text(made, arrow)
+
+
+def _numbers_as_text(made: list[Any], arrow: pa.DataType) -> pa.Array:
     return pa.array([None if number is None else str(number) for number in made], pa.string())
 
 
@@ -289,6 +299,18 @@ def _utc(value: dt.datetime) -> dt.datetime:
         raise Wrong("it is out of range") from error
 
 
+def _whole_seconds(values: Sequence[Any]) -> bool:
+    """Whether Arrow knows all of these zones: it cuts off the fraction of a second of an offset, and asks classes of anybody."""
+    zones = {id(value.tzinfo): value.tzinfo for value in values if value is not None}
+    return all(map(_is_known, zones.values()))
+
+
+def _is_known(zone: dt.tzinfo | None) -> bool:
+    if zone is None or type(zone) is ZoneInfo:
+        return True
+    return type(zone) is dt.timezone and not zone.utcoffset(None).microseconds
+
+
 def _moments(array: pa.Array, limits: Limits) -> bool:
     """Whether all of them are of the years 1 to 9999: a zone may have moved one out."""
     found = pc.min_max(array.cast(pa.int64())).as_py()
@@ -326,13 +348,14 @@ RULES: dict[str, Rule] = {
     "float": Rule(_types(float), _single, _no_overflow),
     "decimal": Rule(_types(Decimal), _decimal),
     "numeric": Rule(_types(), _numeric, build=_numerics),
+    "numeric in a list": Rule(_types(), _numeric, build=_numbers_as_text),  # the type of a list is known before its values are
     "text": Rule(_types(str), _text, _text_holds),
     "other": Rule(_types(str), _other, _text_holds),
     "bytes": Rule(_types(bytes), _bytes),
     "uuid": Rule(_types(), _uuid),
     "json": Rule(_types(str), _json, _text_holds),
     "date": Rule(_types(dt.date), _date),
-    "timestamp": Rule(_types(dt.datetime), _timestamp, _moments),
+    "timestamp": Rule(_types(dt.datetime), _timestamp, _moments, alike=_whole_seconds),
     "time": Rule(_types(), _time),
     "interval": Rule(_types(dt.timedelta), _interval),
 }

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from deadletter.redact import redact
+from dedup.value_plain import is_flat
 from dedup.value_rules import NO_LIMITS, RULES, Limits, Wrong, plainly
 
 _SHOWN = 80
@@ -73,7 +74,7 @@ def _nulls(array: pa.Array) -> list[int]:
 
 def _leaf(values: Sequence[Any], target: Target, path: str) -> tuple[pa.Array, Faults]:
     rule = RULES[target.kind]
-    if set(map(type, values)) - _NONE <= rule.safe:
+    if set(map(type, values)) - _NONE <= rule.safe and rule.alike(values):
         try:
             array = pa.array(values, target.arrow)
         except _ARROW:
@@ -82,7 +83,8 @@ def _leaf(values: Sequence[Any], target: Target, path: str) -> tuple[pa.Array, F
             if rule.holds(array, target.limits):
                 return array, {}
     made, faults = _each(values, target, path)
-    return rule.build(made, target.arrow), faults
+    array, unbuilt = _built(made, values, target, path)
+    return array, {**unbuilt, **faults}
 
 
 def _each(values: Sequence[Any], target: Target, path: str) -> tuple[list[Any], Faults]:
@@ -92,10 +94,41 @@ def _each(values: Sequence[Any], target: Target, path: str) -> tuple[list[Any], 
         try:
             plain = plainly(value)
             made.append(None if plain is None else one(plain, target.arrow, target.limits))
-        except Wrong as wrong:
-            faults[row] = _fault(value, target, path, wrong)
+        except Exception as error:  # noqa: BLE001 - values may be of any class, and run code of their own
+            faults[row] = _fault(value, target, path, _wrong(error))
             made.append(None)
     return made, faults
+
+
+def _built(made: list[Any], values: Sequence[Any], target: Target, path: str) -> tuple[pa.Array, Faults]:
+    """What the rule makes of converted values; one that Arrow does not take after all is that row's fault."""
+    build = RULES[target.kind].build
+    try:
+        return build(made, target.arrow), {}
+    except _ARROW:
+        faults = {row: _fault(values[row], target, path, wrong) for row in range(len(made)) if (wrong := _unbuilt(made[row], target))}
+    return build([None if row in faults else one for row, one in enumerate(made)], target.arrow), faults
+
+
+def _unbuilt(one: Any, target: Target) -> Wrong | None:
+    try:
+        RULES[target.kind].build([one], target.arrow)
+    except _ARROW as error:
+        return _wrong(error)
+    return None
+
+
+def _wrong(error: Exception) -> Wrong:
+    if isinstance(error, Wrong):
+        return error
+    return Wrong(f"it cannot be converted ({type(error).__name__}: {redact(_said(error))[:_SHOWN]})")
+
+
+def _said(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - it may be of a class of the value's
+        return ""
 
 
 def _list(values: Sequence[Any], target: Target, path: str) -> tuple[pa.Array, Faults]:
@@ -157,8 +190,8 @@ def _opened(values: Sequence[Any], known: frozenset[type], opener: Any, target: 
     for row, value in enumerate(values):
         try:
             made.append(None if value is None or (plain := plainly(value)) is None else opener(plain))
-        except Wrong as wrong:
-            faults[row] = _fault(value, target, path, wrong)
+        except Exception as error:  # noqa: BLE001 - as above
+            faults[row] = _fault(value, target, path, _wrong(error))
             made.append(None)
     return made, faults
 
@@ -237,6 +270,6 @@ def shown(value: Any) -> str:
 def _inferred(value: Any) -> pa.DataType | None:
     """The Arrow type of one value."""
     try:
-        return None if value is None else pa.array([value]).type
+        return pa.array([value]).type if value is not None and is_flat(value) else None
     except Exception:  # noqa: BLE001 - Arrow asks the value, which may be of any class
         return None

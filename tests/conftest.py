@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 from real_input import ONLINE_RETAIL, REAL_INPUT
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 Run = Callable[..., tuple[int, str, str]]
 """Runs `dedup` with a line of arguments, at a place with a store or without: exit code, output, errors."""
+
+settings.register_profile("dedup", deadline=None)  # how long an example takes decides nothing
+settings.load_profile("dedup")
 
 pytest_plugins = ["fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry", "variants"]
 

@@ -230,8 +230,8 @@ MUTANTS = (
     Mutant(
         "a suspect is tried beside others",
         "dedup/company.py",
-        "return list(self.seats)",
-        "return []",
+        "if not other.sends]",
+        "if other.alone and not other.sends]",
         _COMPANY + "test_a_suspect_is_in_hand_alone",
     ),
     Mutant(

@@ -158,3 +158,135 @@ def test_deploys_in_the_middle_of_a_slow_chunk_make_no_suspect(tmp_path: Path, h
         process.stdout.close()
     found = Trials(marker.read_text, lambda _: None)
     assert not found.suspects(lambda: "c")
+
+
+def test_a_handler_of_sigterm_that_is_set_meanwhile_is_kept() -> None:
+    """Whoever takes SIGTERM while a query runs keeps it when the query ends."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with company.stopping_at_sigterm():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def wait_for(found: Callable[[], object]) -> None:
+    """Until it is so."""
+    while not found():
+        threading.Event().wait(0.001)
+
+
+def test_who_may_wait_for_a_call_inside_its_handler_is_not_blamed() -> None:
+    """A handler that calls another consumer in a thread of a pool hangs because of the wait: the end of the process counts for nothing."""
+    (outer, left), go_on, entered = kept(SUSPECT), threading.Event(), [threading.Event(), threading.Event()]
+    threads = [begin(in_hand(outer, entered[0], go_on))]
+    assert entered[0].wait(30)
+    threads.append(begin(in_hand(kept()[0], entered[1], go_on)))
+    wait_for(lambda: company._room.waiting)
+    company.blame(outer)
+    assert not json.loads(left[-1] or "")["sure"]
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_who_has_waited_before_is_no_call_inside_the_handler() -> None:
+    """Where a query waits already when a suspect begins, the suspect that hangs is blamed."""
+    (guilty, left), go_on = kept(SUSPECT), [threading.Event() for _ in range(3)]
+    entered = [threading.Event() for _ in range(3)]
+    threads = [begin(in_hand(kept()[0], entered[0], go_on[0]))]
+    assert entered[0].wait(30)
+    threads.append(begin(in_hand(guilty, entered[1], go_on[1])))
+    wait_for(lambda: len(company._room.waiting) == 1)
+    threads.append(begin(in_hand(kept()[0], entered[2], go_on[2])))
+    wait_for(lambda: len(company._room.waiting) == 2)
+    go_on[0].set()
+    assert entered[1].wait(30)
+    company.blame(guilty)
+    assert json.loads(left[-1] or "")["sure"]
+    for each in go_on:
+        each.set()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_a_wait_is_short_beside_the_limit_of_a_handler() -> None:
+    """A call inside a handler goes on long before `handler_timeout` ends the process."""
+    outer, _ = kept(SUSPECT)
+    with company.seat(outer, lambda: "c", "outer", 0.1):
+        inner = begin(lambda: company.seat(kept()[0], lambda: "c", "inner").__enter__())
+        inner.join(30)
+        assert not inner.is_alive()
+    company._room.seats.clear()
+
+
+def test_a_slow_suspect_costs_one_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes after a query that went on beside a suspect waits for nothing: the suspect's death counts for nothing anyway."""
+    monkeypatch.setattr(company, "PATIENCE_SECONDS", 0.05)
+    go_on, entered = threading.Event(), [threading.Event() for _ in range(3)]
+    threads = []
+    for text, each in zip((SUSPECT, None, None), entered, strict=True):
+        threads.append(begin(in_hand(kept(text)[0], each, go_on)))
+        assert each.wait(30)
+        if each is entered[1]:
+            monkeypatch.setattr(company, "PATIENCE_SECONDS", 600)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_another_consumers_store_that_is_away_stops_nobody(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A query that goes on beside a suspect neither fails nor hangs with the suspect's store, and keeps nobody from leaving."""
+    monkeypatch.setattr(company, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(company, "STOPPING_SECONDS", 0.05)
+    go_on, entered, markers = threading.Event(), [threading.Event(), threading.Event()], [SUSPECT]
+
+    def save(text: str | None) -> None:
+        if len(markers) > 1 and how == "fails":
+            raise ConnectionError
+        if len(markers) > 1:
+            go_on.wait(30)
+        markers.append(text or "")
+
+    threads = [begin(in_hand(Trials(lambda: SUSPECT, save), entered[0], go_on))]
+    assert entered[0].wait(30)
+    threads.append(begin(in_hand(kept()[0], entered[1], go_on)))
+    assert entered[1].wait(30)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_an_interrupt_while_it_sits_down_leaves_no_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook that is interrupted at that moment tries its next batch beside nothing."""
+    enter = company._Room.enter
+
+    def interrupted(*what: object) -> None:
+        enter(*what)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(company._Room, "enter", interrupted)
+    with pytest.raises(KeyboardInterrupt), company.taken("shop"):
+        pass
+    assert not company._room.seats
+
+
+def test_a_suspect_does_not_wait_for_a_destination() -> None:
+    """Sending may hang for long: a suspect runs beside it, and then its death counts for nothing."""
+    (suspect, left), go_on, entered = kept(SUSPECT), threading.Event(), [threading.Event(), threading.Event()]
+
+    def send() -> None:
+        with company.sending("other"):
+            entered[0].set()
+            go_on.wait(30)
+
+    threads = [begin(send)]
+    assert entered[0].wait(30)
+    threads.append(begin(in_hand(suspect, entered[1], go_on)))
+    assert entered[1].wait(5)
+    assert not json.loads(left[-1] or "")["sure"]
+    go_on.set()
+    for thread in threads:
+        thread.join(30)

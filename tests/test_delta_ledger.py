@@ -14,7 +14,17 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 
-from checkpoint.errors import CommitConflict, CommitUnknown, ConfigError, Fenced, StateTooNew, StillHeld, StoreRestored, StoreUnavailable
+from checkpoint.errors import (
+    CommitConflict,
+    CommitUnknown,
+    ConfigError,
+    Fenced,
+    SchemaOutdated,
+    StateTooNew,
+    StillHeld,
+    StoreRestored,
+    StoreUnavailable,
+)
 from dedup import amendments
 from dedup.delta import DeltaStore, decide, state, tables
 from dedup.steps import Commit
@@ -293,6 +303,32 @@ def test_a_newer_state_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) 
     for act in (DeltaStore.migrate, kit.epoch):
         with pytest.raises(StateTooNew, match="Upgrade"):
             act(open_store(place))
+
+
+def test_an_older_state_is_refused_before_anything_is_compared_or_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State that cannot be converted is no restored store: every way in says so, advises no repair, and changes nothing."""
+    from dedup.delta import header
+
+    with monkeypatch.context() as patch:
+        patch.setattr(header, "STATE_VERSION", 3)
+        store = open_store(place)
+        kit.process(store, kit.epoch(store), kit.events([1]))
+    before, sinks = ledger(place).version(), DeltaTable(str(place / "orders")).version()
+    ways: tuple[Callable[[DeltaStore], object], ...] = (
+        kit.epoch,
+        lambda store: store.head(kit.NAME),
+        lambda store: store.publish(kit.NAME),
+        lambda store: store.problems(kit.NAME),
+        lambda store: store.letters(Selection(consumer=kit.NAME)),
+        lambda store: store.amend(kit.NAME, amendments.accept_restore, by="me", reason=""),
+        lambda store: store.accept_sink(kit.NAME, "orders", by="me", reason=""),
+        lambda store: store.outbox(kit.NAME).lag(),
+        DeltaStore.migrate,
+    )
+    for act in ways:
+        with pytest.raises(SchemaOutdated, match=r"no conversion.*new store folder and a new consumer"):
+            act(open_store(place))
+    assert (ledger(place).version(), DeltaTable(str(place / "orders")).version()) == (before, sinks)
 
 
 def test_a_store_travels_and_knows_the_same(place: Path) -> None:

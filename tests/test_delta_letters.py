@@ -1,4 +1,4 @@
-"""Dead letters on Delta: kept, changed, ordered and found, also in tables that an older version made."""
+"""Dead letters on Delta: kept, changed, ordered and found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from checkpoint.errors import CommitConflict, ConfigError
 from deadletter.budget import Spent, Used
 from deadletter.letter import HISTORY, LETTERS, Kind
-from dedup.delta import DeltaStore, events, header
+from dedup.delta import DeltaStore
 from dedup.steps import Change, Commit, Free, Park, Record
 from dedup.store import KEYS, Run, Selection
 
@@ -42,36 +42,6 @@ def history(ids: list[str], action: str = "FAILED", **values: Any) -> pa.Table:
     """HISTORY, one row for each letter."""
     row = {"at": dt.datetime.now(dt.UTC), "action": action, "reserved": 0, **values}
     return pa.Table.from_pylist([{"letter_id": i, **row} for i in ids], schema=HISTORY)
-
-
-def write_as_version_1(patch: pytest.MonkeyPatch) -> None:
-    """Make tables and headers as the version before letters could change."""
-    names = ["event", "seq", "count", *(n for n in LETTERS.names if n not in ("sequence", "extras"))]
-    patch.setattr(events, "EVENTS", pa.schema([events.EVENTS.field(n) for n in names]))
-    patch.setattr(header, "STATE_VERSION", 1)
-    encode = header._encode_head
-    patch.setattr(header, "_encode_head", lambda head: {k: v for k, v in encode(head).items() if k != "spent"})
-
-
-def test_state_of_the_version_before_goes_on(place: Path) -> None:
-    """A ledger and dead letters without the new columns are read, and extended by the next decision, without losing anything."""
-    with pytest.MonkeyPatch.context() as patch:
-        write_as_version_1(patch)
-        store = open_store(place)
-        kit.process(store, kit.epoch(store), kit.events([1, 2]), reject=lambda key: key == 1)
-    columns = DeltaTable(str(place / "state" / "dead_letters" / kit.NAME)).schema().to_arrow().names
-    assert "sequence" not in columns and "reserved" not in columns
-    store = open_store(place)
-    assert store.letters(Selection())["payload_hash"].to_pylist() == [1]
-    assert store.head(kit.NAME).spent == {}
-    kit.process(store, kit.epoch(store), kit.events([2, 3, 1], 2), 1, reject=lambda key: key == 3)
-    found = open_store(place).letters(Selection()).select(["payload_hash", "sequence", "duplicates"]).to_pylist()
-    assert found == [{"payload_hash": 1, "sequence": None, "duplicates": 1}, {"payload_hash": 3, "sequence": None, "duplicates": 0}]
-    assert open_store(place).problems(kit.NAME) == []
-    old, _ = store.letters(Selection(), ["id"])["id"].to_pylist()
-    change(open_store(place), [old], action="DISCARDED", status="DISCARDED", extras=b"x")
-    assert open_store(place).history(old)["by"].to_pylist() == ["me"], "the table has no column for it"
-    assert open_store(place).letters(Selection(id=old), ["extras"])["extras"].to_pylist() == [b"x"]
 
 
 def test_sequence_extras_and_history_are_kept(place: Path) -> None:

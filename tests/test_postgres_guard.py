@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 from collections.abc import Callable
@@ -12,9 +13,9 @@ import pytest
 from fix_postgres import run
 from pg_help import FAILED_AT, epoch, finish, history_of, keys, letter, letters_of, rows
 
-from checkpoint.errors import HandlerError
+from checkpoint.errors import HandlerError, SinkMismatch
 from dedup.postgres import PostgresStore
-from dedup.steps import Park
+from dedup.steps import Merge, Park
 from dedup.store import Selection
 
 Use = Callable[[Any], Any]
@@ -60,6 +61,24 @@ def many(connection: Any) -> None:
     connection.cursor().executemany("commit", [(), ()])
 
 
+def chained(by: Callable[[Any], Any]) -> Use:
+    """A handler that begins another transaction this way, whose errors it swallows, and then goes on and commits."""
+
+    def use(connection: Any) -> None:
+        cursor = connection.cursor()
+        for one in (by, sent("insert into sink values (1)"), lambda _: cursor.execute("commit")):
+            with contextlib.suppress(Exception):
+                one(cursor)
+
+    return use
+
+
+def copied(cursor: Any) -> None:
+    """Something else than a COPY where a COPY belongs."""
+    with cursor.copy("rollback and chain"):
+        pass
+
+
 ENDING: dict[str, Use] = {
     "commit": sent("commit"),
     "end": sent("insert into sink values (1)", "/* x */ END;"),
@@ -78,6 +97,10 @@ ENDING: dict[str, Use] = {
     "copy": by_copy,
     "executemany": many,
     "stream": lambda connection: next(connection.cursor().stream("commit")),
+    "stream and chain": chained(lambda cursor: list(cursor.stream("rollback and chain"))),
+    "copy and chain": chained(copied),
+    "execute and chain": chained(sent("rollback and chain")),
+    "executemany and chain": chained(lambda cursor: cursor.executemany("rollback and chain", [()])),
     "cursor's connection": lambda connection: connection.cursor().connection.commit(),
     "execute's connection": lambda connection: connection.execute("select 1").connection.rollback(),
     "libpq": lambda connection: connection.info.pgconn.exec_(b"insert into sink values (1); commit; begin"),
@@ -180,7 +203,7 @@ VALUES = {
 
 def shown(tx: Any) -> Any:
     """The settings as our own statements find them."""
-    return tx._connection.execute("select " + ", ".join(f"current_setting('{name}', true)" for name in SETTINGS)).fetchone()
+    return tx._connection.execute("select " + ", ".join(f"nullif(current_setting('{name}', true), '')" for name in SETTINGS)).fetchone()
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["binary", "text"])
@@ -189,6 +212,7 @@ def test_no_setting_of_a_handler_changes_what_is_written_after_it(store: Postgre
     columns = "t text, at timestamptz, on_ date, took interval, x float8, raw bytea, many text[], j jsonb, fixed char(3), n numeric"
     for schema in ("public", "elsewhere"):
         run(postgres, f"create schema if not exists {schema}; create table {schema}.kept ({columns}, area box)")
+        run(postgres, f"grant usage on schema {schema} to pg_monitor; grant insert on {schema}.kept to pg_monitor")
     row = VALUES if fast else {**VALUES, "area": "(3,4),(1,2)"}  # whose type has no way but by its text
     number = epoch(store)
     ways = [[name] for name in SETTINGS] + [list(SETTINGS)]
@@ -199,16 +223,42 @@ def test_no_setting_of_a_handler_changes_what_is_written_after_it(store: Postgre
                 set_all = ", ".join(f"set_config('{name}', %({name})s, {local})" for name in names)
                 tx.connection.execute(f"select {set_all}", SETTINGS)
                 tx.write("kept", rows(**{name: [value] for name, value in row.items()}))
-                assert shown(tx) == here
             tx.execute(Park(letters_of([letter(n, reason="\u20ac\\n", idempotence_key="caf\u00e9 \u20ac")]), history_of([])))
+            assert shown(tx) == here
             finish(tx, n, n, batch_id=n, reserved=0)
         assert store.head("shop").seq == n + 1, names
     expected = [*VALUES.values(), None if fast else "(3,4),(1,2)"]
-    names = ", ".join([*VALUES, "area::text"])
-    found = run(postgres, f"select {names}, count(*) from public.kept group by {', '.join(map(str, range(1, len(VALUES) + 2)))}")
+    names, both = ", ".join([*VALUES, "area::text"]), "table public.kept union all table elsewhere.kept"
+    found = run(
+        postgres,
+        f"select {names}, count(*) from ({both}) k group by {', '.join(map(str, range(1, len(VALUES) + 2)))}",
+    )
     assert found == [(*expected, 2 * len(ways))]
+    assert run(postgres, "select count(*) from elsewhere.kept") == [(4,)], "as the handler's own statements find the table"
     kept = store.letters(Selection(limit=None))
     assert set(zip(*kept.select(["reason", "idempotence_key", "last_failed_at"]).to_pydict().values(), strict=True)) == {
         ("\u20ac\\n", "caf\u00e9 \u20ac", FAILED_AT)
     }
     assert run(postgres, "select sum(letters) from dedup.letter_count") == [(2 * len(ways),)], "triggers ran"
+
+
+@pytest.mark.parametrize("scope", ["local", "session"])
+def test_rows_are_written_as_by_the_handlers_own_statements(store: PostgresStore, postgres: str, scope: str) -> None:
+    """The path, the role and settings that a default reads hold for tx.write and tx.merge, and not for our own tables."""
+    run(postgres, "create schema tenant; grant usage on schema tenant to pg_monitor")
+    who = "current_user || ' ' || current_setting('app.usr', true)"
+    for schema in ("public", "tenant"):
+        run(postgres, f"create table {schema}.kept (a int primary key, who text default {who})")
+        run(postgres, f"grant all on {schema}.kept to pg_monitor")
+    with store.begin("shop", epoch(store)) as tx:
+        with tx.attempt():
+            for setting in ("search_path = tenant, public", "app.usr = 'alice'", "role = pg_monitor"):
+                tx.connection.execute(f"set {scope} {setting}")
+            tx.write("kept", rows(a=[1]))
+            tx.write("kept", rows(a=[2]))
+            tx.merge("kept", rows(a=[3]), Merge(("a",)))
+            with pytest.raises(SinkMismatch, match="no table 'sink2'"):
+                tx.write("sink2", rows(a=[1]))
+        finish(tx, 0, 0, reserved=0)
+    assert run(postgres, "select * from tenant.kept order by a") == [(a, "pg_monitor alice") for a in (1, 2, 3)]
+    assert run(postgres, "select count(*) from public.kept") == [(0,)]

@@ -16,6 +16,7 @@ import pytest
 from fix_postgres import run
 from orders import assert_proven, batch, consumer, event, orders
 from people import failing
+from pg_help import epoch, keys
 from places import PostgresPlace
 from psycopg.conninfo import make_conninfo
 
@@ -61,6 +62,23 @@ def place(postgres: str, logins: None) -> LeastPlace:
     made = LeastPlace(postgres)
     made.create_sink()
     return made
+
+
+def test_the_runtime_role_works_where_no_function_is_granted_by_default(postgres: str, logins: None) -> None:
+    """A database whose default privileges give nobody EXECUTE: the script grants every function that our statements call."""
+    run(postgres, "alter default privileges revoke execute on functions from public")
+    run(postgres, roles_sql("dedup"))
+    PostgresStore(postgres).migrate()
+    run(postgres, roles_sql("dedup"))
+    granted = (
+        "select proname from pg_proc where pronamespace = 'dedup'::regnamespace and has_function_privilege('dedup_run', oid, 'execute')"
+    )
+    called = {name for (name,) in run(postgres, "select proname from pg_proc where pronamespace = 'dedup'::regnamespace")}
+    ours = {name for name in called if f"{{schema}}.{name}(" in (ROOT / "sql/postgres/queries.sql").read_text()}
+    assert ours <= {name for (name,) in run(postgres, granted)}
+    store = LeastPlace(postgres).store()
+    with store.begin("shop", epoch(store)) as tx:
+        assert tx.reserve(keys([1])).num_rows == 0
 
 
 MODULES = ("test_letters", "test_letter_edits", "test_join", "test_outbox")

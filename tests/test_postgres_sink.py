@@ -95,6 +95,14 @@ GOOD: list[tuple[str, pa.Array, list[Any]]] = [
 ]
 
 
+def test_an_interval_in_an_array_is_the_same_as_one_in_a_column(connection: Connection) -> None:
+    """A duration has no days in either: 24 hours are not always a day."""
+    connection.execute("create table t (v interval, many interval[])")
+    took = dt.timedelta(hours=30, microseconds=1)
+    write(connection, "t", pa.table({"v": [took], "many": [[took, None]]}))
+    assert connection.execute("select v::text, many[1]::text, many[2] from t").fetchone() == ("30:00:00.000001", "30:00:00.000001", None)
+
+
 @pytest.mark.parametrize(("kind", "values", "wanted"), GOOD, ids=[f"{k}-{v.type}" for k, v, _ in GOOD])
 def test_values_arrive_as_they_were_given(connection: Connection, kind: str, values: pa.Array, wanted: list[Any] | None) -> None:
     """Every supported pair of types, by whichever encoder, from arrays with an offset, too."""

@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -40,8 +41,20 @@ NAN, INF, DAY = math.nan, math.inf, dt.timedelta(days=1)
 TEXT: list[Any] = ["", " ", "a\0b", 5, b"a", ["a"]]
 COUNT: list[Any] = [0, -1, 1.5, "5", True, NAN]
 SIZE: list[Any] = [-1, 1.5, 2e6, "5", True]
-SHARES: list[Any] = [None, 0.5, (100, 0.5), ((0, 0.5),), ((100, 1.5),), ((100, NAN),), ((1.5, 0.5),), ((True, 0.5),), ((10_001, 0.5),)]
-TIME: list[Any] = [-1, -0.5, NAN, "1 minute", True, DAY]
+SHARES: list[Any] = [
+    "",
+    b"",
+    None,
+    0.5,
+    (100, 0.5),
+    ((0, 0.5),),
+    ((100, 1.5),),
+    ((100, NAN),),
+    ((1.5, 0.5),),
+    ((True, 0.5),),
+    ((10_001, 0.5),),
+]
+TIME: list[Any] = [-1, 1e10, 10**400, -0.5, NAN, "1 minute", True, DAY]
 LIMIT: list[Any] = [0, *TIME]
 FLAG: list[Any] = [1, 0, "yes", None]
 SPAN: list[Any] = [30, 30.0, "30 days", -DAY]
@@ -287,10 +300,18 @@ def test_what_may_be_a_password_is_not_shown() -> None:
         assert "secret" not in str(refused.value) and "not shown" in str(refused.value)
 
 
+@pytest.mark.parametrize("value", [Fraction(5), np.float32(5), 5])
+def test_a_number_of_seconds_of_any_class_becomes_a_float(value: Any) -> None:
+    """Timers take floats, and messages format them."""
+    made = Consumer("a", STORE, handler_timeout=value, max_outage=value)
+    assert (type(made.care.timeout), type(made.max_outage)) == (float, float)
+
+
 @pytest.mark.parametrize("value", [Decimal("0.5"), 1j, None])
 def test_what_is_no_number_of_seconds_is_refused(value: Any) -> None:
     """A time is a number: what cannot be waited for is told at once."""
     with pytest.raises(
-        ConfigError, match=r"takeover_after is .* it takes seconds, a number from 0 on\. For example: takeover_after=60\.0\."
+        ConfigError,
+        match=r"takeover_after is .* it takes seconds, a number from 0 on, at most 316,224,000\. For example: takeover_after=60\.0\.",
     ):
         Consumer("a", STORE, takeover_after=value)

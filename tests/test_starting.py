@@ -50,7 +50,7 @@ def test_retention_that_passed_the_checkpoint_is_a_gap_to_be_accepted() -> None:
 
 def test_a_log_that_ends_below_the_checkpoint_is_refused() -> None:
     """Beginning at its end would skip everything up to the old checkpoint: the topic is another one, or lost events."""
-    with pytest.raises(IncarnationChanged, match="accept-incarnation shop --source 'kafka' --topic 'orders'"):
+    with pytest.raises(IncarnationChanged, match="accept-incarnation shop --source kafka --topic orders"):
         positions(HEAD, "kafka", Log({("orders", 0): (0, 9)}), ["orders"])
 
 

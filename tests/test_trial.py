@@ -106,3 +106,14 @@ def test_who_dies_beside_others_is_not_blamed() -> None:
     assert process.deaths == 1 and not process.careful
     process = lives(process, markers, "b", 0, deaths=MAX_DEATHS)
     assert process.kills(np.array([0]))
+
+
+def test_a_process_that_goes_on_after_a_stop_keeps_markers_again() -> None:
+    """A handler of SIGTERM may let the process finish its work: a death in a later chunk is found as ever."""
+    process, markers = trials(None)
+    process.begin("a")
+    process.mark(np.array([0]))
+    process.stop()
+    process.begin("b")
+    process.mark(np.array([0]))
+    assert json.loads(markers[-1] or "")["chunk"] == "b"

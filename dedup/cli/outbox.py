@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import dedup
+from checkpoint.advice import command
 from dedup.cli.consumers import Name, Yes
 from dedup.cli.outbox_destinations import Call, EventHubs, Kafka, KafkaSettings, destination_of, transactions_of
 from dedup.cli.show import AsJson, print_json, print_table
@@ -145,7 +146,7 @@ def show(
     outbox = _outbox(store, name)
     message, entry = outbox.message(number), next(iter(outbox.entries(Chosen(numbers=(number,)))), None)
     if message is None or entry is None:
-        raise dedup.ConfigError(f"There is no message {number} of {name!r}. `dedup outbox list {name}` shows the numbers.")
+        raise dedup.ConfigError(f"There is no message {number} of {name!r}. {command('outbox', 'list', name)} shows the numbers.")
     document = {**_document(entry), "headers": [[n, _text(v)] for n, v in message.headers], "body": _text(message.body)}
     if as_json:
         print_json(document)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 
+from checkpoint.advice import command
 from checkpoint.errors import PublicationStuck, StoreRestored, StoreUnavailable
 from dedup.delta import lineage, tables
 from dedup.delta.events import LETTERS_SINK
@@ -127,5 +128,5 @@ class Agreement:
             raise PublicationStuck(
                 f"The sink {name!r} at {table.table_uri} was taken back to an older state: decision {lineage.seq_of(mark.shown)} was "
                 f"published to it, and the last one that it shows is {last}, so published rows are missing. Put the newer state back; or "
-                f"go on without those rows: `dedup publish {consumer} --accept-sink {name}`."
+                f"go on without those rows: {command('publish', consumer, '--accept-sink', name)}."
             )

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError, PublicationStuck
 from checkpoint.position import Partition
 from dedup.delta import tables
@@ -79,7 +80,7 @@ def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str |
         raise PublicationStuck(
             f"Decisions {gone} with {rows} rows for {sink!r} are not known to be published, and their files are gone. "
             "If those rows were in the old table, or may be lost, say so: "
-            f"`dedup publish {state.ledger.consumer} --accept-sink {sink} --lost`."
+            f"{command('publish', state.ledger.consumer, '--accept-sink', sink, '--lost')}."
         )
     header = _next(state, "accept-sink", state.header.head, by, reason)
     generation = state.header.head.generation

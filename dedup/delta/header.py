@@ -1,6 +1,6 @@
 """The commit header: one JSON document per decision, in the ledger. It is the decision.
 
-Promises that an older library refuses a newer header, and that a header read back equals the one written. Pure.
+Promises that a header of another state version is refused, and that a header read back equals the one written. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checkpoint.errors import StateTooNew
+from checkpoint.errors import SchemaOutdated, StateTooNew
 from checkpoint.position import Partition
 from deadletter import budget
 from dedup.delta.files import Add
@@ -20,7 +20,7 @@ from dedup.steps import Merge
 from dedup.store import Checkpoint, Head, Holder
 
 STATE_VERSION = 4
-"""Version of everything this package keeps: ledger columns, headers, dead letter events. Older state is read as well."""
+"""Version of everything this package keeps: ledger columns, headers, dead letter events. Any other version is refused."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,9 @@ class Header:
 
     @classmethod
     def from_json(cls, text: str) -> Header:
-        """The inverse of `to_json`. Raises StateTooNew."""
+        """The inverse of `to_json`. Raises StateTooNew, SchemaOutdated."""
         value = json.loads(text)
-        if value["v"] > STATE_VERSION:
-            raise StateTooNew(
-                f"The ledger of consumer {value['head']['consumer']!r} was written with state version {value['v']}; "
-                f"this library knows {STATE_VERSION}. Upgrade this installation of dedup."
-            )
+        _require_version(value["v"], value["head"]["consumer"])
         return _decode(value)
 
     def following(self, kind: str, attempt: str, now: dt.datetime, **changes: Any) -> Header:
@@ -124,6 +120,17 @@ class Header:
         alone: dict[str, Any] = {"sinks": (), "reserved": 0, "freed": 0, "by": "", "reason": ""}
         told = {"kind": kind, "attempt": attempt, "committed_at": now, "follows": self.attempt}
         return replace(self, **(alone | told | changes))
+
+
+def _require_version(version: int, consumer: str) -> None:
+    told = f"The ledger of consumer {consumer!r} was written with state version {version}; this library knows {STATE_VERSION}."
+    if version > STATE_VERSION:
+        raise StateTooNew(f"{told} Upgrade this installation of dedup.")
+    if version < STATE_VERSION:
+        raise SchemaOutdated(
+            f"{told} The versions are incompatible, and there is no conversion. "
+            "Use a new store folder and a new consumer, or the older version of dedup that wrote it."
+        )
 
 
 def first_header(consumer: str) -> Header:

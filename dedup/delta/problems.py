@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from checkpoint.advice import command
 from checkpoint.errors import DedupError
 from dedup.delta.audit import Log, letters, read_log
 from dedup.delta.events import LETTERS_SINK
@@ -153,7 +154,10 @@ def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
         for entry in (entry for entry in header.sinks if entry.name not in given_up):
             table, done = state.sinks.table(entry.uri), publisher.is_done(header, entry)
             if not done:
-                yield f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run `dedup publish {state.ledger.consumer}`"
+                yield (
+                    f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run "
+                    f"{command('publish', state.ledger.consumer)}"
+                )
             if table is not None and entry.name not in state.marks:
                 yield from _unmarked(state, seq, entry, done=done)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from checkpoint.advice import command
 from checkpoint.errors import PublicationStuck, SinkMismatch, StoreUnavailable
 from dedup.delta import merge, tables
 from dedup.delta.fit import check_schema
@@ -106,7 +107,7 @@ class Publisher:
             )
         return PublicationStuck(
             f"Decision {header.seq} ({entry.rows} rows) cannot be published to the sink {entry.name!r} at {entry.uri}: {failure}. "
-            f"Repair the sink and run `dedup publish {self.state.ledger.consumer}`."
+            f"Repair the sink and run {command('publish', self.state.ledger.consumer)}."
         )
 
     def app(self, header: Header, sink: str) -> str:
@@ -139,10 +140,10 @@ class Publisher:
         except SinkMismatch as error:
             gone = self.state.sinks.table(uri) is None
             advice = (
-                f"What it would take: the table back under that name, or `dedup publish {consumer} --accept-sink {entry.name}` "
+                f"What it would take: the table back under that name, or {command('publish', consumer, '--accept-sink', entry.name)} "
                 "once a new one is there."
                 if gone
-                else f"Look whether its rows are there already; if not, run `dedup publish {consumer}` after that."
+                else f"Look whether its rows are there already; if not, run {command('publish', consumer)} after that."
             )
             raise PublicationStuck(f"Decision {header.seq} ({entry.rows} rows) cannot be published: {error} {advice}") from error
         expected = mark.table_id if mark and mark.accepted >= header.seq else entry.table_id
@@ -166,7 +167,7 @@ class Publisher:
             raise PublicationStuck(
                 f"Decision {header.seq} for the sink {entry.name!r}: {len(gone)} of {len(entry.adds)} files with its rows are gone "
                 f"(VACUUM, or the folder was deleted or copied back): {', '.join(gone[:3])}. Bring them back, or give those rows up with "
-                f"`dedup publish {self.state.ledger.consumer} --accept-sink {entry.name} --lost`."
+                f"{command('publish', self.state.ledger.consumer, '--accept-sink', entry.name, '--lost')}."
             )
 
     def missing(self, entry: SinkFiles, sink_uri: str) -> list[str]:
@@ -189,7 +190,7 @@ class Publisher:
         except SinkMismatch as error:
             raise PublicationStuck(
                 f"Decision {header.seq} ({entry.rows} rows) was made when the sink {entry.name!r} had other columns: {error} "
-                f"Change it back and run `dedup publish {self.state.ledger.consumer}`."
+                f"Change it back and run {command('publish', self.state.ledger.consumer)}."
             ) from error
 
     def _add(self, header: Header, entry: SinkFiles, sink: Sink) -> bool:

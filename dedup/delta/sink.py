@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from checkpoint.advice import command
 from checkpoint.errors import PublicationStuck, SinkMismatch
 from dedup.delta import tables
 from dedup.delta.engine import Engine, Handle
@@ -214,7 +215,7 @@ def _constraints(settings: dict[str, str], fields: list[dict[str, Any]]) -> dict
 
 def require_same(sink: Sink, consumer: str, table_id: str, mark: Mark | None) -> None:
     """Raise PublicationStuck where the sink is another table than `table_id`, or was restored since the mark."""
-    how = f"`dedup publish {consumer} --accept-sink {sink.name}`"
+    how = command("publish", consumer, "--accept-sink", sink.name)
     if sink.table_id != table_id:
         raise PublicationStuck(
             f"The sink {sink.name!r} at {sink.uri} is another table than the one that was written to before (dropped and created again?). "
@@ -235,7 +236,7 @@ def _require_no_restore(sink: Sink, consumer: str, version: int, since: str) -> 
     if now < version or (now > version and _restored_since(sink.table, version)):
         raise PublicationStuck(
             f"The sink {sink.name!r} at {sink.uri} was restored to an older version after {since}: published rows may be missing. "
-            f"Put them back if they are wanted, then run `dedup publish {consumer} --accept-sink {sink.name}`."
+            f"Put them back if they are wanted, then run {command('publish', consumer, '--accept-sink', sink.name)}."
         )
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from checkpoint.advice import command
 from checkpoint.errors import Fenced, PartitionLost, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition, Ranges
 from dedup.delta import lineage, tables
@@ -324,7 +325,8 @@ class ConsumerState:
         return (
             f"The ledger {self.ledger.uri} of consumer {name!r} {what}. First restore the sinks, and the table "
             f"{self.letters_uri}, to the same time: they may hold more than the ledger knows, and those rows would come twice. Then run "
-            f"`dedup consumer accept-restore {name}`, and `dedup publish {name} --accept-sink SINK` for each table that you "
+            f"{command('consumer', 'accept-restore', name)}, and "
+            f"{command('publish', name, '--accept-sink', 'SINK')} for each table that you "
             f"restored (the dead letters are the sink {LETTERS_SINK})."
         )
 

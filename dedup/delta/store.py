@@ -85,7 +85,7 @@ class DeltaStore(Joins):
         """Check that this library knows the state of every consumer. There is nothing to apply: each ledger is made by its first decision.
 
         Raises:
-            StateTooNew: a newer library wrote here.
+            StateTooNew, SchemaOutdated: a newer library wrote here, or an older one.
         """
         for consumer in self.consumers():
             self.head(consumer)

@@ -13,6 +13,7 @@ from typing import Any
 
 from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError, IncarnationChanged, SourceUnavailable
 from deadletter.redact import redact
 from dedup.eventhub.settings import Connection, hidden
@@ -98,7 +99,8 @@ class Namespace:
         return IncarnationChanged(
             f"Event hub {self.connection.hub!r} was deleted and created again: it was created {now}, these positions are of the one "
             f"created {then}. Its sequence numbers began anew. Once what that loses is understood: start the stream with a new Spark "
-            f"checkpoint, and run `dedup consumer accept-incarnation NAME --source {self.connection.source} --topic {self.connection.hub}`."
+            f"checkpoint, and run "
+            f"{command('consumer', 'accept-incarnation', 'NAME', '--source', self.connection.source, '--topic', self.connection.hub)}."
         )
 
     def _client(self) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
 
+from checkpoint.advice import command
 from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld
 from checkpoint.position import Partition
 from deadletter.redact import redact
@@ -244,7 +245,8 @@ class Runner:
         if span.first > first and not head.gap_accepted:
             error = PositionGap(
                 f"Consumer {self._member.name!r}: retention has passed the reader; positions {first}-{min(last, span.first - 1)} of "
-                f"partition {partition} cannot be had any more. Run `dedup consumer accept-gap {self._member.name}` to go on without them."
+                f"partition {partition} cannot be had any more. Run "
+                f"{command('consumer', 'accept-gap', self._member.name)} to go on without them."
             )
             self._fail(error)
             raise error

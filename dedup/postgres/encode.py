@@ -96,6 +96,10 @@ def _microseconds(value: dt.timedelta) -> str:
     return f"{value // dt.timedelta(microseconds=1)} microseconds"
 
 
+def _intervals(values: list[dt.timedelta | None]) -> list[str | None]:
+    return [None if v is None else _microseconds(v) for v in values]
+
+
 def as_json(value: Any) -> str:
     """A value as JSON text; text is JSON already."""
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
@@ -107,4 +111,5 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "json": as_json,
     "jsonb": as_json,
     "interval": _microseconds,
+    "_interval": _intervals,
 }

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError, Fenced, PartitionLost, StoreRestored
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
@@ -87,7 +88,7 @@ def check_epoch(consumer: str, epoch: int, row: Mapping[str, Any] | None) -> Non
         known = "no such consumer" if row is None else f"epoch {row['epoch']}"
         raise StoreRestored(
             f"Consumer {consumer!r}: this copy holds epoch {epoch}, the tables know {known}: they were restored or re-created. "
-            f"Find out what is missing, run `dedup consumer accept-restore {consumer}`, and start this copy again."
+            f"Find out what is missing, run {command('consumer', 'accept-restore', consumer)}, and start this copy again."
         )
     if row["epoch"] > epoch:
         raise Fenced(

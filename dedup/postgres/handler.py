@@ -75,11 +75,19 @@ class Lease:
         except psycopg.Error as error:
             if self._connection.closed or (error.sqlstate and ends_transaction(error)):
                 self.fatal = self.fatal or error
-            if self._connection.info.transaction_status == TransactionStatus.IDLE:
-                self.ended = True
-                raise HandlerError(ENDED) from error
+            self._refuse_another(error)
             raise
         self.check()
+
+    def _refuse_another(self, error: psycopg.Error) -> None:
+        """Raise HandlerError where the transaction has ended although psycopg says that something failed: it may not have been that.
+
+        Where the server itself refused the statement, the transaction is INERROR, and nobody can have begun another one.
+        """
+        now = self._connection.info.transaction_status
+        if now == TransactionStatus.IDLE or (now == TransactionStatus.INTRANS and not self.ended and not self._is_ours()):
+            self.ended = True
+            raise HandlerError(ENDED) from error
 
     def check_answer(self, told: str | None) -> None:
         """Look at what the server says that it did. Raises HandlerError for a BEGIN, and for a ROLLBACK that began another transaction."""

@@ -18,10 +18,11 @@ from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements, fill, quoted
 from dedup.envelope import POSITION
 from dedup.postgres import sink as sinks
-from dedup.postgres.fit import Plan
+from dedup.postgres.fit import Column, Plan
+from dedup.postgres.names import is_text
 from dedup.postgres.sink import NOBODY, Sink, Writer
 from dedup.postgres.targets import given_rows
-from dedup.reduce import last_per_key
+from dedup.reduce import last_per_key, require
 from dedup.steps import Merge
 from dedup.store import Rows
 
@@ -40,7 +41,9 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
     """
     sink = sinks.describe(connection, sql, table, writer)
     converted = rows.plain() is not None
-    given = _without_places(sink, last_per_key(given_rows(sink, rows, how), how))
+    everything = given_rows(sink, rows, how)
+    require(everything, how)
+    given = _without_places(sink, last_per_key(everything, how, _ranks(connection, sql, sink, everything, how)))
     _check_keys(connection, sql, sink, table, given, how)
     upserts, deletes = _split(given, how, sink)
     try:
@@ -50,6 +53,45 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
     except psycopg.Error as error:
         raise sinks.refused(sink.name, error) from error
     return int(given.num_rows)
+
+
+def _ranks(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, how: Merge) -> dict[str, pa.ChunkedArray]:
+    """Of columns that the merge goes by and that travel as text: how the server compares their values. Raises RowsRefused, SinkMismatch."""
+    by_name = {column.name: column for column in sink.columns if column.base not in _NEVER_TEXT and column.element is None}
+    keys = [name for name in how.keys if name in by_name and is_text(rows[name].type) and by_name[name].base not in _COMPARED_AS_BYTES]
+    found = {name: _ranked(connection, sql, sink, by_name[name], rows[name]) for name in keys}
+    newer = how.newer_by
+    if newer in by_name and newer not in found and newer not in how.keys and is_text(rows[newer].type):
+        compared = pa.table({name: found.get(name, rows[name]) for name in how.keys})
+        if compared.group_by(list(how.keys)).aggregate([]).num_rows < rows.num_rows:
+            found[newer] = _ranked(connection, sql, sink, by_name[newer], rows[newer])
+    return found
+
+
+_NEVER_TEXT = frozenset(
+    {"bool", "int2", "int4", "int8", "float4", "float8", "bytea", "date", "timestamp", "timestamptz", "time", "interval"}
+)
+"""Columns that take no texts: such rows are refused by their types."""
+
+_COMPARED_AS_BYTES = frozenset({"text", "varchar"})
+"""Texts that are equal where their bytes are."""
+
+
+def _ranked(connection: Connection, sql: Statements, sink: Sink, column: Column, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    coded = values.cast(pa.string()).combine_chunks().dictionary_encode()
+    coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
+    named = {"column": quoted(column.name), "type": column.type}
+    statement = fill(
+        sql["merge_ranks"], sink=sink.name.replace("%", "%%"), **{part: text.replace("%", "%%") for part, text in named.items()}
+    )
+    try:
+        with connection.transaction():
+            ranks = [row[0] for row in connection.execute(statement, {"texts": coded.dictionary.to_pylist()})]
+    except psycopg.errors.UndefinedFunction as error:
+        raise SinkMismatch(f"tx.merge cannot go by column {column.name!r} of {sink.name}: {column.type} has no order.") from error
+    except psycopg.Error as error:
+        raise sinks.refused(sink.name, error) from error
+    return pa.chunked_array([pa.array(ranks, pa.int64()).take(coded.indices)])
 
 
 def _without_places(sink: Sink, rows: pa.Table) -> pa.Table:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError, StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import translating
@@ -69,7 +70,7 @@ class PgOutbox:
             if self._all(connection, "outbox_flying"):  # under the locks: a flight that is noted later has none of these keys
                 raise ConfigError(
                     f"Messages of {self.consumer!r} were handed to a Kafka transaction whose outcome is not noted: run "
-                    f"`dedup outbox dispatch {self.consumer} --exactly-once --once` first, and do not send both ways at once."
+                    f"{command('outbox', 'dispatch', self.consumer, '--exactly-once', '--once')} first, and do not send both ways at once."
                 )
             yield PgTurn(connection, self._sql, *taken)
 

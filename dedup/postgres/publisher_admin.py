@@ -13,6 +13,7 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError
 from checkpoint.postgres import migrate
 from checkpoint.postgres.dsn import Connection, checked, checked_schema
@@ -78,7 +79,7 @@ class Publishers:
         if not self._rows("spread_publisher", id=group["id"], partitions=partitions, by=by, reason=reason):
             raise ConfigError(
                 f"Events of producer group {group['group']!r} wait in partitions from {partitions} on. Send them, or "
-                f"`dedup publishers discard {group['group']}` gives them up."
+                f"{command('publishers', 'discard', group['group'])} gives them up."
             )
 
     def discard(self, group: Row, partition: int | None, sequence: int | None, by: str, reason: str) -> int:

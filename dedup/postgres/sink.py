@@ -5,15 +5,16 @@ What only the server can judge (CHECK, UNIQUE, foreign keys, triggers) it judges
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg.rows import class_row
+from psycopg.rows import class_row, dict_row
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError, PublicationStuck, RowsMisfit, RowsRefused, SinkMismatch, StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import ends_transaction, text_of, translate
@@ -35,6 +36,7 @@ class Writer:
     id: int
     generation: int = 0
     name: str = ""
+    handled: bool = False  # a handler may have changed the session: its path and roles hold for the sink, not for our tables
 
 
 NOBODY = Writer(0)
@@ -58,16 +60,41 @@ def describe(connection: Connection, sql: Statements, table: str, writer: Writer
 
     Crash: the note is undone with the transaction.
     """
-    asked = {"table": table, "consumer": writer.id, "generation": writer.generation}
     try:
-        with connection.transaction():
-            row = connection.execute(sql["sink"], asked).fetchone()
+        with _handler_aside(connection, sql, table) if writer.handled else nullcontext(table) as found:
+            return _described(connection, sql, found, writer)
     except (psycopg.errors.SyntaxError, psycopg.errors.InvalidName, psycopg.errors.FeatureNotSupported) as error:
         raise SinkMismatch(
             f'{table!r} is not a table name. Write table or schema.table; names with capitals or spaces in double quotes: "My Table".'
         ) from error
+
+
+@contextmanager
+def _handler_aside(connection: Connection, sql: Statements, table: str) -> Iterator[str]:
+    """Put our settings in the place of a handler's for a while; afterwards its path, its roles and what we do not depend on hold again.
+
+    Yields the full name of the table as the handler finds it. What fails inside leaves the session as it is: the attempt is undone.
+    """
+    with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
+        session = cursor.execute(sql["handler_session"], {"table": table}).fetchone()
+    if session is None or session["sink"] is None:
+        raise _no_table(table)
+    connection.execute(sql["handler_aside"] + b";" + sql["own_settings"])
+    yield session["sink"]
+    connection.execute(sql["handler_again"], {name: session[name] for name in ("login", "role", "search_path")})
+
+
+def _no_table(table: str) -> SinkMismatch:
+    return SinkMismatch(f"There is no table {table!r} on this connection's search_path. Create it, or write schema.table.")
+
+
+def _described(connection: Connection, sql: Statements, table: str, writer: Writer) -> Sink:
+    """As `describe`, under our own settings. Raises psycopg.Error for what is no name, too."""
+    asked = {"table": table, "consumer": writer.id, "generation": writer.generation}
+    with connection.transaction():
+        row = connection.execute(sql["sink"], asked).fetchone()
     if row is None:
-        raise SinkMismatch(f"There is no table {table!r} on this connection's search_path. Create it, or write schema.table.")
+        raise _no_table(table)
     oid, schema, name, kind, persistence, fleeting, before = row
     full = f"{quoted(schema)}.{quoted(name)}"
     if kind not in ("r", "p"):
@@ -101,7 +128,7 @@ def _note(connection: Connection, sql: Statements, full: str, oid: int, before: 
         raise PublicationStuck(
             f"{full} is another table than the one that {writer.name!r} has written to before: it was dropped and created again, loaded "
             f"from a dump, or another one was renamed. Rows that were written before may be missing. Put them back if they are wanted, "
-            f"then run `dedup publish {shlex.quote(writer.name)} --accept-sink {shlex.quote(full)}`."
+            f"then run {command('publish', writer.name, '--accept-sink', full)}."
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
+from checkpoint.advice import command
 from checkpoint.errors import ConfigError, StoreRestored
 from checkpoint.position import Partition
 from checkpoint.postgres.dsn import Connection
@@ -45,7 +46,8 @@ def refuse_restored(consumer: str, what: str | None) -> None:
     if what is not None:
         raise StoreRestored(
             f"Consumer {consumer!r}: tables of its state were restored, or loaded from a copy: {what}. Events that were decided since that "
-            f"copy would be taken for new. Bring state and sinks to one moment, then run `dedup consumer accept-restore {consumer}`; "
+            f"copy would be taken for new. Bring state and sinks to one moment, then run "
+            f"{command('consumer', 'accept-restore', consumer)}; "
             f"docs/postgres.md says how (Restores and moves)."
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -66,6 +67,9 @@ def _require_columns(sink: Sink, rows: PlainRows, how: Merge | None) -> None:
 
 
 def _alter(sink: Sink, column: str, wanted: pa.DataType) -> str:
+    """The statement that changes the column's type; empty where it has that type already."""
+    if any(own.name == column and type_for(wanted) in (own.type, own.base) for own in sink.columns):
+        return ""
     return f"ALTER TABLE {sink.name} ALTER COLUMN {quoted(column)} TYPE {type_for(wanted)}"
 
 
@@ -74,6 +78,8 @@ def target_of(column: fit.Column) -> Target:
     if column.element is not None and column.base not in _SIMPLE:
         element = fit.element_of(column)
         part = target_of(element)
+        if part.kind == "numeric":
+            part = replace(part, kind="numeric in a list")
         arrow = pa.list_(pa.field("element", part.arrow))
         return Target("list", arrow, column.type, not column.not_null, parts={"element": part})
     kind, arrow, limits = _kind(column)

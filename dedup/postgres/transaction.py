@@ -48,10 +48,15 @@ class PgTransaction:
         return HandlerConnection(self._connection, self._lease)
 
     @contextmanager
-    def _our_statements(self, doing: str) -> Iterator[None]:
-        """Under our own settings, and with the driver's errors translated; a lost connection is a takeover where a newer epoch exists."""
+    def _our_statements(self, doing: str, *, anew: bool = True) -> Iterator[None]:
+        """Under our own settings, and with the driver's errors translated; a lost connection is a takeover where a newer epoch exists.
+
+        Args:
+            anew: not for rows of the user's tables, for which sink.py keeps what a handler has set.
+        """
         try:
-            self._set_our_settings()
+            if anew:
+                self._set_our_settings()
             yield
         except psycopg.Error as error:
             if is_lost(error) or self._connection.closed:
@@ -207,7 +212,7 @@ class PgTransaction:
         """
         self._refuse_ended()
         self._store.on_step("write")
-        with self._our_statements(f"writing to {table!r}"):
+        with self._our_statements(f"writing to {table!r}", anew=False):
             return append.write(self._connection, self._sql, table, rows, self._writer())
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
@@ -227,11 +232,11 @@ class PgTransaction:
         """
         self._refuse_ended()
         self._store.on_step("write")
-        with self._our_statements(f"merging into {table!r}"):
+        with self._our_statements(f"merging into {table!r}", anew=False):
             return merging.merge(self._connection, self._sql, table, rows, merge, self._writer())
 
     def _writer(self) -> sink.Writer:
-        return sink.Writer(self._state.id, self.head.generation, self.head.consumer)
+        return sink.Writer(self._state.id, self.head.generation, self.head.consumer, self._lease.changed)
 
     def publish(self, messages: Messages) -> None:
         """Store messages to send as part of this transaction.

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
+from checkpoint.advice import command
 from checkpoint.errors import (
     CommitConflict,
     CommitUnknown,
@@ -99,7 +100,7 @@ class Lanes:
 
     def _check_count(self, owner: Owner) -> None:
         count, topic = self.broker_has, self.to.topic
-        how = f"`dedup publishers set-partitions {self.group} {count} --topic {topic}`"
+        how = command("publishers", "set-partitions", self.group, count, "--topic", topic)
         if count < owner.partitions:
             raise ConfigError(
                 f"{topic!r} has {count} partitions, and producer group {self.group!r} spreads its keys over {owner.partitions}: it was "
@@ -140,8 +141,9 @@ class Lanes:
         if oldest and within is not None and dt.datetime.now(dt.UTC) - oldest > within:
             raise ResendTooLate(
                 f"Producer group {self.group!r} has events that were stored at {oldest:%Y-%m-%d %H:%M:%S %Z} and are not confirmed: longer "
-                f"ago than resend_within, so that consumers may not know them any more. `dedup publishers show {self.group}` shows them; "
-                f"then open the group with a longer resend_within, or `dedup publishers discard {self.group}`."
+                f"ago than resend_within, so that consumers may not know them any more. "
+                f"{command('publishers', 'show', self.group)} shows them; "
+                f"then open the group with a longer resend_within, or {command('publishers', 'discard', self.group)}."
             )
 
     def _resend(self, owner: Owner, partition: int, confirmed: int) -> int:

@@ -261,6 +261,29 @@ select set_config('datestyle', 'ISO', true), set_config('array_nulls', 'on', tru
 -- Inside the transaction; an attempt that is undone takes its settings back by itself.
 reset session authorization; reset role; reset all;
 
+-- name: handler_session
+-- Under which path and roles a handler left the session, and which table a name is there.
+-- Asked under the handler's settings, so that a name is the table that the handler's own statements would find.
+select current_setting('search_path') as search_path, current_setting('role') as role,
+    nullif(current_setting('session_authorization'), (select usename from pg_stat_activity where pid = pg_backend_pid())) as login,
+    (select format('%%I.%%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+     where c.oid = to_regclass(%(table)s)) as sink;
+
+-- name: handler_aside
+-- Undo of what a handler has set all that our COPY and our statements depend on; its other settings stay, which triggers and defaults may read.
+-- Roles first, because the right to set the rest may hang on them.
+reset session authorization; reset role; reset search_path;
+select set_config(name, reset_val, true) from pg_settings where setting <> reset_val and name in (
+    'client_encoding', 'DateStyle', 'IntervalStyle', 'TimeZone', 'standard_conforming_strings', 'backslash_quote', 'bytea_output',
+    'extra_float_digits', 'xmloption', 'xmlbinary', 'transform_null_equals', 'statement_timeout', 'lock_timeout',
+    'session_replication_role', 'row_security', 'synchronous_commit');
+
+-- name: handler_again
+-- The path and the roles that `handler_session` has read.
+-- To the end of the transaction; the session is cleaned after it.
+select case when %(login)s::text is not null then set_config('session_authorization', %(login)s::text, true) end,
+    set_config('role', %(role)s, true), set_config('search_path', %(search_path)s, true);
+
 -- name: transaction_check
 -- The transaction id and the durability of the coming commit, which is allowed by naming the token.
 -- Asked right before the commit, after everything a handler could have done.
@@ -477,6 +500,14 @@ where i.indrelid = %(oid)s::bigint::oid and i.indisunique and i.indisvalid and i
 -- A place for rows that are to be merged, with the types of the sink and none of its rules.
 -- Of this session alone, and gone at the end of the transaction.
 create temporary table {staged} on commit drop as select {columns} from {sink} with no data;
+
+-- name: merge_ranks
+-- In which order this table's column has these texts: equal values have one rank.
+-- The part without rows gives the others the column's type and collation.
+select dense_rank() over (order by v) from (
+    select null::bigint n, {column} v from {sink} where false
+    union all select n, x::{type} from unnest(%(texts)s::text[]) with ordinality u (x, n)
+) r order by n;
 
 -- name: merge_rows
 -- Insert or update by key.

@@ -38,7 +38,10 @@ begin
             {schema}.outbox_page,
             {schema}.publisher_lane, {schema}.publisher_event, {schema}.published_id to dedup_run;
         revoke execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz) from public;
-        grant execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz) to dedup_run;
+        -- All that dedup_run calls, by name: a database may grant no function to everybody by default.
+        grant execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz), {schema}.reservation_lock(),
+            {schema}.merge_batches(timestamptz), {schema}.guard_transaction(uuid),
+            {schema}.claim_unowned(text, text, text, text[], text[], text[]) to dedup_run;
         grant select on {schema}.consumer, {schema}.progress, {schema}.heartbeat, {schema}.member, {schema}.topic, {schema}.checkpoint,
             {schema}.partition_claim, {schema}.batch, {schema}.reservation_generation, {schema}.blocked_sequence, {schema}.letter_count,
             {schema}.publish_destination, {schema}.publisher, {schema}.publisher_lane, {schema}.consumer_action, {schema}.partition_owner, {schema}.processor_checkpoint, {schema}.schema_version,

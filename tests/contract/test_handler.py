@@ -173,12 +173,12 @@ def test_a_sink_can_be_added_later(place: Place) -> None:
     ids=["type", "unknown column", "missing column"],
 )
 def test_rows_that_do_not_fit_the_sink_are_refused_before_anything_is_sent(place: Place, rows: list[dict[str, Any]], says: str) -> None:
-    """The table's fault, not an event's: the error names the column and the ALTER it would take; nothing is written, nothing is parked."""
+    """The table's fault, not an event's: the error names the column and what it would take; nothing is written, nothing is parked."""
     run = consumer(place.store())
     run._handler = lambda _, tx: tx.write(rows, "orders")
     with pytest.raises(SinkMismatch, match=says) as refused:
         run(batch(*orders([0])), 0)
-    assert re.search("ALTER TABLE|Cast the column|Fill", str(refused.value)), "says what it would take"
+    assert re.search("ALTER TABLE|Cast the column|Fill|Convert it", str(refused.value)), "says what it would take"
     assert place.read() == [] == letters(place.store()) and not place.store().head("shop").checkpoints
 
 

@@ -1,0 +1,143 @@
+"""Rows as handlers make them: what a row lacks, holds or shares with another one is its own, in handlers of events and of batches."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from foreach_kit import bare
+from orders import batch, letters, orders
+from places import DeltaPlace, Place, PostgresPlace
+from test_values import create, read
+
+from checkpoint.errors import RowsRefused, SinkMismatch
+from dedup import Consumer
+from dedup.foreach import Event
+from dedup.rows import PlainRows, copied, own
+
+Point = namedtuple("Point", "x tags")
+
+
+def sink(place: Place, keys: bool = False) -> None:
+    """A sink with a key, a number and a text."""
+    delta = isinstance(place, DeltaPlace)
+    key: Any = pa.int64() if delta else "bigint primary key" if keys else "bigint"
+    create(place, "late", {"n": key, "i": pa.int32() if delta else "integer", "s": pa.string() if delta else "text"})
+
+
+def written(made: Consumer, rows: list[dict[str, Any]], **merge: Any) -> Consumer:
+    """The consumer, whose handler of batches writes or merges these rows."""
+
+    @made.foreach_batch
+    def load(_: Any, tx: Any) -> None:
+        tx.merge(rows, "late", **merge) if merge else tx.write(rows, "late")
+
+    return made
+
+
+def test_a_row_of_a_batch_that_lacks_a_column_changes_nothing_there(place: Place) -> None:
+    """A merged row without a column leaves the sink's value, whatever columns its neighbours have; the last row of a key counts."""
+    sink(place, keys=True)
+    written(bare(place.store(), name="a"), [{"n": 1, "i": 1, "s": "kept"}, {"n": 2, "i": 2, "s": "kept"}], keys="n")(batch(*orders([0])), 0)
+    rows = [{"n": 1, "i": 10}, {"n": 2, "s": "new"}, {"n": 1, "s": "last"}, {"n": 1, "i": 11}]
+    written(bare(place.store(), name="b"), rows, keys="n")(batch(*orders([0])), 0)
+    assert sorted(read(place, "late", ["n", "i", "s"])) == [(1, 11, "last"), (2, 2, "new")]
+
+
+@pytest.mark.postgres
+def test_a_row_of_a_batch_that_lacks_a_column_has_its_default(postgres: Any) -> None:
+    """A written row without a column gets the default of the table, as if it stood alone."""
+    place = PostgresPlace(postgres)
+    sink(place)
+    place.execute("alter table late alter s set default 'default'")
+    written(bare(place.store()), [{"n": 1, "s": "x"}, {"n": 2}])(batch(*orders([0])), 0)
+    assert sorted(read(place, "late", ["n", "s"])) == [(1, "x"), (2, "default")]
+
+
+def test_rows_of_a_batch_are_those_of_the_call(place: Place) -> None:
+    """A handler of batches may use its list and its dicts again: what it has written stays as it was."""
+    sink(place)
+    made = bare(place.store())
+
+    @made.foreach_batch
+    def load(_: Any, tx: Any) -> None:
+        row: dict[str, Any] = {"n": 1, "s": "first"}
+        buffer = [row]
+        tx.write(buffer, "late")
+        row["s"] = "second"
+        tx.write(row, "late")
+        row.clear()
+        buffer.clear()
+
+    made(batch(*orders([0])), 0)
+    assert sorted(read(place, "late", ["s"])) == [("first",), ("second",)]
+
+
+@pytest.mark.parametrize("row", [{}, [{}], {1: 5, "n": 1}], ids=["empty", "in a list", "name"])
+def test_a_row_without_columns_is_its_events_error(place: Place, row: Any) -> None:
+    """A row without columns, or with a name that is no text, is never lost: its event is parked, and so is that of a batch."""
+    sink(place)
+    made = bare(place.store(), name="events", budget=None)
+
+    @made.foreach(into="late")
+    def book(event: Event, tx: Any) -> Any:
+        return row if event.sequence_number == 1 else {"n": event.sequence_number}
+
+    report = made(batch(*orders(range(3))), 0)
+    assert (report.processed, report.dead_lettered) == (2, 1)
+    assert "olumn" in letters(place.store(), consumer="events")[0]["error_message"]
+    whole = written(bare(place.store(), name="batches", budget=None), row if isinstance(row, list) else [row])
+    assert whole(batch(*orders([0])), 0).dead_lettered == 1
+
+
+def test_the_only_value_of_a_first_batch_may_be_bad(place: Place) -> None:
+    """One bad value in a column that is NULL in all other rows is its event's fault; a batch of one event says that the column is wrong."""
+    sink(place)
+    made = bare(place.store())
+
+    @made.foreach(into="late")
+    def book(event: Event, tx: Any) -> Any:
+        return {"n": event.sequence_number, "i": 2.5 if event.sequence_number == 1 else None}
+
+    report = made(batch(*orders(range(3))), 0)
+    assert (report.processed, report.dead_lettered) == (2, 1)
+    with pytest.raises(SinkMismatch, match="No row of the first batch"):
+        written(bare(place.store(), name="other"), [{"n": 1, "i": 2.5}])(batch(*orders([0])), 0)
+
+
+def test_misfits_of_some_rows_of_a_batch_are_not_the_columns(place: Place) -> None:
+    """A column fits where rows with other columns have values in it: the batch is searched for its bad rows."""
+    sink(place)
+    rows = [{"n": 1, "i": 2.5}, {"n": 2, "i": 3.5}, {"n": 3, "i": 3, "s": "fits"}]
+    assert written(bare(place.store(), budget=None), rows)(batch(*orders([0])), 0).dead_lettered == 1
+
+
+def _holding_itself() -> list[Any]:
+    found: list[Any] = [1]
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize("value", [_holding_itself(), {"a": (_holding_itself(),)}, Point(1, _holding_itself())])
+def test_what_holds_itself_is_refused_with_its_column(value: Any) -> None:
+    """Copying it ends with an error that names the column."""
+    with pytest.raises(RowsRefused, match=r"'tags'.*holds itself"):
+        own([{"n": 1, "tags": value}])
+
+
+def test_a_copy_reaches_all_that_can_change() -> None:
+    """Tuples with names and arrays of objects are entered; a namedtuple stays one."""
+    tags, array = ["a"], np.array([["a"], None], dtype=object)
+    made = copied({"point": Point(1, tags), "array": array})
+    tags.append("b")
+    array[0].append("b")
+    assert made["point"] == Point(1, ["a"]) and type(made["point"]) is Point
+    assert made["array"][0] == ["a"]
+
+
+def test_the_schema_of_rows_for_a_message_asks_no_container() -> None:
+    """What holds itself has a type in a message, and the process goes on."""
+    assert PlainRows([{"x": _holding_itself(), "n": 1}]).schema == pa.schema([("x", pa.string()), ("n", pa.int64())])
