@@ -166,24 +166,24 @@ def _encode(h: Header) -> dict[str, Any]:
     }
 
 
+_PLAIN_OF_HEADER = (
+    *("kind", "attempt", "after", "follows", "generation_since", "keyspace_since", "summary", "purged_before", "reserved", "freed"),
+    *("by", "reason"),
+)
+
+
 def _decode(value: dict[str, Any]) -> Header:
-    plain = {
-        k: value[k]
-        for k in ("kind", "attempt", "generation_since", "keyspace_since", "summary", "purged_before", "reserved", "by", "reason")
-    }
+    plain = {name: value[name] for name in _PLAIN_OF_HEADER}
     committed_at = _moment(value["committed_at"])
     assert committed_at is not None
     return Header(
         **plain,
-        freed=value.get("freed", 0),
-        after=value.get("after", value["head"]["seq"] - 1),
-        follows=value.get("follows", ""),
         head=_decode_head(value["head"]),
         committed_at=committed_at,
         holder=Holder(**value["holder"]) if value["holder"] else None,
         held_since=_moment(value["held_since"]),
-        members=None if value.get("members") is None else tuple(Holder(**m) for m in value["members"]),
-        claims={Partition(s, t, p): number for s, t, p, number in value.get("claims", ())},
+        members=None if value["members"] is None else tuple(Holder(**m) for m in value["members"]),
+        claims={Partition(s, t, p): number for s, t, p, number in value["claims"]},
         sinks=tuple(map(_decode_sink, value["sinks"])),
         marks={name: Mark(**mark) for name, mark in value["marks"].items()},
         pending=tuple(value["pending"]),
@@ -195,7 +195,7 @@ _PLAIN = ("consumer", "seq", "epoch", "generation", "keyspace", "query_id", "bat
 
 
 def _decode_sink(value: dict[str, Any]) -> SinkFiles:
-    merge = value.get("merge")
+    merge = value["merge"]
     how = Merge(**{**merge, "keys": tuple(merge["keys"])}) if merge else None
     return SinkFiles(**{**value, "adds": tuple(Add(**a) for a in value["adds"]), "merge": how})
 
@@ -219,16 +219,17 @@ def _encode_head(head: Head) -> dict[str, Any]:
 def _decode_head(value: dict[str, Any]) -> Head:
     return Head(
         **{name: value[name] for name in _PLAIN},
-        batch_ended=value.get("batch_ended", True),
-        spent=budget.from_json(value.get("spent", {})),
+        batch_ended=value["batch_ended"],
+        spent=budget.from_json(value["spent"]),
         settings=value["settings"],
         floors={Partition(s, t, p): floor for s, t, p, floor in value["floors"]},
-        passed={Partition(s, t, p): number for s, t, p, number in value.get("passed", ())},
+        passed={Partition(s, t, p): number for s, t, p, number in value["passed"]},
         checkpoints={
-            Partition(s, t, p): Checkpoint(n, offset, _moment(at), *more) for s, t, p, n, offset, at, *more in value["checkpoints"]
+            Partition(s, t, p): Checkpoint(n, offset, _moment(at), query_id, log_time)
+            for s, t, p, n, offset, at, query_id, log_time in value["checkpoints"]
         },
         incarnations={(s, t): life for s, t, life in value["incarnations"]},
-        incarnation_ids={(s, t): told for s, t, told in value.get("incarnation_ids", ())},
+        incarnation_ids={(s, t): told for s, t, told in value["incarnation_ids"]},
     )
 
 
