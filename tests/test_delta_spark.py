@@ -291,7 +291,7 @@ def test_rows_with_other_columns_are_not_read_as_if_they_had_the_same(spark: Spa
             for n in range(6):
                 row = {"id": 10 * turn + n, **given[n % 3]}
                 tx.write(defaults, ArrowRows(pa.Table.from_pylist([row])))
-                found += tasks.write(pa.Table.from_pylist([{**row, "id": row["id"] + 100}]))
+                found += tasks.write(ArrowRows(pa.Table.from_pylist([{**row, "id": row["id"] + 100}])))
             assert tx.adopt(defaults, found) == 6
             assert len(tx._writes.entries()) == 3
             tx.execute(Commit())
