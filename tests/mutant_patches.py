@@ -290,7 +290,7 @@ MUTANTS = (
     ),
     Mutant(
         "a loaded row passes for one that was written here",
-        "sql/postgres/0012_restored.sql",
+        "sql/postgres/0007_restored.sql",
         "where p.written_by::xid <> p.xmin",
         "where false",
         _RESTORED + "test_a_schema_whose_data_was_restored_is_refused",
@@ -346,14 +346,14 @@ MUTANTS = (
     ),
     Mutant(
         "the server lets a handler commit",
-        "sql/postgres/0015_transaction_guard.sql",
+        "sql/postgres/0006_transaction_guard.sql",
         "if current_setting('dedup.commit', true) is not distinct from new.token::text then",
         "if true then",
         _GUARDED + "test_whatever_a_handler_ends_its_transaction_with_nothing_of_the_batch_is_true",
     ),
     Mutant(
         "the guard is asked once",
-        "sql/postgres/0015_transaction_guard.sql",
+        "sql/postgres/0006_transaction_guard.sql",
         "    insert into open_transaction (token) values (new.token) returning xmin, ctid into writer, place;\n",
         "    select null into writer, place;\n",
         _GUARDED + "test_a_handler_may_ask_for_its_deferred_constraints_and_still_cannot_commit",

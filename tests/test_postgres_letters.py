@@ -235,7 +235,7 @@ class TestCopies:
             tx.execute(copies(0, 3, 77))
             finish(tx, 11, 11, batch_id=1, reserved=0)
         assert store.letters(ALL)["duplicates"].to_pylist() == [4, 3, 3, 1]
-        assert run(postgres, "select sum(copies) from dedup.letter_copy") == [(6,)]
+        assert run(postgres, "select sum(duplicates) from dedup.letter_duplicate") == [(6,)]
 
 
 class TestTrial:

@@ -139,33 +139,17 @@ def _work_with_letters(store: PostgresStore) -> None:
     assert store.groups(Selection())["letters"].to_pylist() == [2] and store.history(ids[0]).num_rows == 1
 
 
-def test_letters_of_the_first_version_are_there_after_the_upgrade(postgres: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of 0001 keep their content, are counted and grouped, and a role that ran the old version runs the new one."""
-    from checkpoint.postgres import migrate
+def test_a_later_migration_is_applied_to_tables_with_rows(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade applies what is missing and nothing else, and what was there stays."""
+    from checkpoint.postgres import migrate, sqlfiles
 
-    with monkeypatch.context() as old:
-        old.setattr(migrate, "migrations", lambda: migrations()[:1])
-        assert PostgresStore(postgres).migrate() == ["0001_state"]
-    run(postgres, f"""
-        grant usage on schema dedup to {role}; grant select, insert, update on all tables in schema dedup to {role};
-        grant delete on dedup.checkpoint to {role}; grant usage on all sequences in schema dedup to {role};
-        insert into dedup.dead_letter (id, consumer, generation, source, topic, incarnation, partition, sequence_number, part, holds_key,
-            body, kind, reason, fingerprint, attempts, first_failed_at, last_failed_at, status)
-        select 'letter-' || n, 'shop', 0, 's', 't', 0, 0, n, 0, false, convert_to('body', 'UTF8'), 'REJECTED', 'no', 'f', 1, now(), now(),
-            'OPEN'
-        from generate_series(1, 5) n
-    """)  # fmt: skip
-    assert PostgresStore(postgres).migrate() == [f"{m.version:04d}_{m.name}" for m in migrations()[1:]]
-    store = PostgresStore(make_conninfo(postgres, user=role))
-    kept = store.letters(Selection())
-    assert kept["body"].to_pylist() == [b"body"] * 5 and kept["sequence"].null_count == kept["extras"].null_count == 5
-    assert store.groups(Selection())["letters"].to_pylist() == [5]
-    number = epoch(store)
-    assert store.problems("shop") == [] and store.head("shop").spent == {}
-    assert chunk(store, number, 0, 9) == 0
-    run(postgres, "delete from dedup.dead_letter")
-    _work_with_letters(store)
-    store.close()
+    store = PostgresStore(postgres)
+    assert chunk(store, epoch(store), 0, 9) == 0
+    later = sqlfiles.Migration(latest_version() + 1, "later", "alter table {schema}.batch add column note text not null default 'none'")
+    monkeypatch.setattr(migrate, "migrations", lambda: (*migrations(), later))
+    monkeypatch.setattr(migrate, "latest_version", lambda: later.version)
+    assert PostgresStore(postgres).migrate() == [f"{later.version:04d}_later"]
+    assert run(postgres, "select processed, note from dedup.batch") == [(10, "none")]
 
 
 def test_the_questions_of_the_manual_are_answered(postgres: str) -> None:

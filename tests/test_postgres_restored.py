@@ -127,7 +127,7 @@ def test_messages_whose_numbers_went_back_are_refused(place: PostgresPlace) -> N
         run_on(batch(*orders([number])), number)
     Copy(place.url, ["dedup.outbox_page"]).load()
     run(place.url, "select setval('dedup.outbox_page_page_seq', 1)")
-    refused(place, "page 4 was numbered")
+    refused(place, "page 3 was numbered")
 
 
 NAMED = {
@@ -136,7 +136,7 @@ NAMED = {
     "letter_count": "letter_count says",
     "outbox_page": None,
     "letter_history": None,
-    "letter_copy": None,
+    "letter_duplicate": None,
     "member": None,
     "partition_claim": None,
     "blocked_sequence": None,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema, WriterProperties
+from deltalake import DeltaTable, WriterProperties
 
 from checkpoint.errors import ConfigError
 from dedup.delta import tables
@@ -57,9 +57,6 @@ class Engine(Protocol):
 
     def create(self, uri: str, schema: pa.Schema, name: str, properties: Mapping[str, str], partition_by: Sequence[str] = ()) -> None:
         """The table, where it is not there yet. Raises StoreUnavailable. Crash: it is there or not."""
-
-    def add_columns(self, table: DeltaTable, columns: pa.Schema) -> None:
-        """Of a table of an older version. Raises what `tables.FAILED` names. Crash: it has all of them, or none."""
 
     def append(self, table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> None:
         """Commit rows unless another commit with one of these ids, or a later version of one, came first.
@@ -127,10 +124,6 @@ class DeltaRs:
             configuration=dict(properties),
             storage_options=dict(self._options) if self._options else None,
         )
-
-    def add_columns(self, table: DeltaTable, columns: pa.Schema) -> None:
-        """Crash: it has all of them, or none."""
-        table.alter.add_columns(list(Schema.from_arrow(columns).fields))
 
     def append(self, table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> None:
         """Against the very snapshot that `table` is. Crash: the rows are there, with the ids, or nothing is."""

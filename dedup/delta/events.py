@@ -16,9 +16,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import SinkMismatch, StoreUnavailable
+from checkpoint.errors import SinkMismatch
 from deadletter.letter import HISTORY, LETTERS
-from dedup.delta import tables
 from dedup.delta.sink import Sink, Sinks
 from dedup.store import Head
 
@@ -61,10 +60,7 @@ _PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.dataSkippingNumInd
 
 
 def letters_sink(sinks: Sinks, uri: str, consumer: str) -> Sink:
-    """The table of a consumer's events, created if need be, with all columns of EVENTS.
-
-    Crash: it is there or not, and has the columns of an older version, or all of them.
-    """
+    """The table of a consumer's events, created if need be. Crash: it is there or not."""
     try:
         sink = sinks.open(LETTERS_SINK, uri)
     except SinkMismatch:
@@ -72,22 +68,7 @@ def letters_sink(sinks: Sinks, uri: str, consumer: str) -> Sink:
             raise
         sinks.engine.create(uri, EVENTS, f"dedup dead letters of {consumer}", _PROPERTIES)
         sink = sinks.open(LETTERS_SINK, uri)
-    if not set(EVENTS.names) <= set(sink.schema.names):
-        _add_columns(sinks, sink)
-        sink = sinks.open(LETTERS_SINK, uri)
     return sink
-
-
-def _add_columns(sinks: Sinks, sink: Sink) -> None:
-    """Bring a table of an older version to this one. Crash: it has the new columns, or none of them."""
-    missing = pa.schema([f.with_nullable(True) for f in EVENTS if f.name not in sink.schema.names])
-    try:
-        sinks.engine.add_columns(sink.table, missing)
-    except tables.FAILED as error:
-        sinks.forget(sink.uri)
-        if not set(missing.names) <= set(sinks.open(sink.name, sink.uri).schema.names):  # another process did the same
-            raise StoreUnavailable(f"The dead letters {sink.uri} could not be given the columns {missing.names}: {error}") from error
-    sinks.forget(sink.uri)
 
 
 def parked_rows(letters: pa.Table, seq: int) -> pa.Table:

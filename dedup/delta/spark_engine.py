@@ -69,10 +69,6 @@ class SparkEngine:
         """The table, where it is not there yet. Crash: it is there or not."""
         self.side().create(uri, schema, name, properties, partition_by)
 
-    def add_columns(self, table: Any, columns: pa.Schema) -> None:
-        """Crash: it has all of them, or none."""
-        self.side().add_columns(table.table_uri, columns)
-
     def append(self, table: Any, rows: pa.Table, transactions: Mapping[str, int]) -> None:
         """Against Spark's newest snapshot, unless that has the first of these ids. Crash: as Engine says."""
         (app, version), *_ = transactions.items()

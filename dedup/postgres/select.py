@@ -147,8 +147,8 @@ def _expression(sql: Statements, field: pa.Field) -> str:
     if name == "properties":
         return f"case when d.property_names is not null then array[{_NAMES_AS_BYTES}, d.property_values] end"
     if name == "duplicates":
-        copies = f"{quoted(sql.schema).replace('%', '%%')}.letter_copy c where c.letter_id = d.id"
-        return f"d.duplicates + coalesce((select sum(c.copies) from {copies}), 0)::bigint"
+        later = f"{quoted(sql.schema).replace('%', '%%')}.letter_duplicate c where c.letter_id = d.id"
+        return f"d.duplicates + coalesce((select sum(c.duplicates) from {later}), 0)::bigint"
     if pa.types.is_timestamp(field.type):
         return f"(extract(epoch from d.{name}) * 1000000)::bigint"
     return f"uuid_send(d.{name})" if field.type == pa.binary(16) else f"d.{name}"

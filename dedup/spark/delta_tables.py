@@ -124,11 +124,6 @@ class SparkTables(SparkSide):
         except ERRORS as error:
             raise StoreUnavailable(f"The Delta table {uri} cannot be read: {first_line(error)}") from error
 
-    def add_columns(self, uri: str, columns: pa.Schema) -> None:
-        """Crash: it has all of them, or none."""
-        told = ", ".join(f"{tick(f.name)} {sql_type(f.type)}" for f in columns)
-        self.run(f"ALTER TABLE {sql_name(uri)} ADD COLUMNS ({told})", f"{uri} could not be given the columns {columns.names}")
-
     def sql_name(self, uri: str) -> str:
         """A path or a name as SQL takes it."""
         return sql_name(uri)

@@ -1,8 +1,47 @@
--- Dead letters that people work with: order behind a letter, history, counts, the budget's state, the marker of what is being tried.
+-- Dead letters that people work with: order behind a letter, history, counts, the marker of what is being tried.
 -- A letter is in one of two indexes by position, and in that of first failures only if it failed again: a flood is parked at the price of few.
--- Forward only. Indexes are made inside the transaction: where there are millions of letters already, stop the consumers first.
+-- Forward only.
 
-alter table {schema}.dead_letter add column sequence uuid, add column extras bytea;
+create table {schema}.dead_letter (
+    id text primary key,
+    consumer text not null,
+    generation int not null,
+    source text not null,
+    topic text not null,
+    incarnation int not null,
+    partition int not null,
+    sequence_number bigint not null,
+    part bigint not null,
+    event_offset text,
+    enqueued_time timestamptz,
+    event_key bytea,
+    key uuid,
+    holds_key boolean not null,
+    idempotence_key text,
+    payload_hash bigint,
+    body bytea,
+    body_size bigint,
+    body_sha256 bytea,
+    property_names text[],
+    property_values bytea[],
+    kind text not null,
+    reason text not null,
+    error_type text,
+    error_message text,
+    stack text,
+    fingerprint text not null,
+    attempts int not null,
+    first_failed_at timestamptz not null,
+    last_failed_at timestamptz not null,
+    status text not null check (status in ('OPEN', 'BLOCKED', 'REPROCESSED', 'DUPLICATE', 'DISCARDED', 'LOST')),
+    sequence_key text,
+    blocked_by text,
+    duplicates bigint not null default 0,
+    sequence uuid,
+    extras bytea
+);
+comment on table {schema}.dead_letter is 'Events that could not be processed, with their exact bytes. An open, blocked or discarded one holds its key.';
+create unique index dead_letter_key on {schema}.dead_letter (key) where holds_key and status in ('OPEN', 'BLOCKED', 'DISCARDED');
 comment on column {schema}.dead_letter.sequence is 'Hash of consumer, partition and sequence key: letters with the same one keep their order. Null: no order.';
 comment on column {schema}.dead_letter.blocked_by is 'The letter right before it in its sequence, while that one is open or blocked.';
 comment on column {schema}.dead_letter.extras is 'The other columns of the input: an Arrow IPC stream of one row.';
@@ -11,13 +50,11 @@ create index dead_letter_waiting on {schema}.dead_letter (consumer, source, topi
     where status in ('OPEN', 'BLOCKED');
 create index dead_letter_done on {schema}.dead_letter (consumer, source, topic, incarnation, partition, sequence_number, part)
     where status not in ('OPEN', 'BLOCKED');
-drop index {schema}.dead_letter_position;
 create index dead_letter_sequence on {schema}.dead_letter (sequence, incarnation, sequence_number, part)
     where sequence is not null and status in ('OPEN', 'BLOCKED');
 create index dead_letter_age on {schema}.dead_letter (last_failed_at) where status in ('OPEN', 'BLOCKED');
 create index dead_letter_name on {schema}.dead_letter ((left(idempotence_key, 100)));
 create index dead_letter_sequence_name on {schema}.dead_letter ((left(sequence_key, 100))) where sequence_key is not null;
-drop index {schema}.dead_letter_fingerprint;
 create index dead_letter_fingerprint on {schema}.dead_letter
     (fingerprint, consumer, source, topic, incarnation, partition, sequence_number, part) where status in ('OPEN', 'BLOCKED');
 create index dead_letter_last on {schema}.dead_letter (fingerprint, kind, consumer, status, last_failed_at);
@@ -44,10 +81,10 @@ comment on table {schema}.letter_history is
 create index letter_history_letter on {schema}.letter_history (letter_id, at);
 create index letter_history_reserved on {schema}.letter_history (reserved) where reserved <> 0;
 
-create table {schema}.letter_copy (letter_id text not null, copies bigint not null);
-comment on table {schema}.letter_copy is
-    'Copies that came while somebody was at work on the letter: they count beside dead_letter.duplicates, and nobody waits.';
-create index letter_copy_letter on {schema}.letter_copy (letter_id);
+create table {schema}.letter_duplicate (letter_id text not null, duplicates bigint not null);
+comment on table {schema}.letter_duplicate is
+    'Duplicates that came while somebody was at work on the letter: they count beside dead_letter.duplicates, and nobody waits.';
+create index letter_duplicate_letter on {schema}.letter_duplicate (letter_id);
 
 create table {schema}.blocked_sequence (
     sequence uuid primary key,
@@ -58,16 +95,15 @@ create table {schema}.blocked_sequence (
 comment on table {schema}.blocked_sequence is
     'One row per sequence with open or blocked letters: the last one of them. Locked by whoever parks behind it or releases it.';
 
-create table {schema}.trial (consumer_id int primary key references {schema}.consumer (id), trial text, at timestamptz not null);
+create table {schema}.trial (
+    consumer_id int references {schema}.consumer (id),
+    trial text,
+    at timestamptz not null,
+    scope text not null default '',
+    primary key (consumer_id, scope)
+);
 comment on table {schema}.trial is 'What a consumer was about to try: the next process reads from it what this one died of.';
-
-alter table {schema}.progress
-    add column decided bigint not null default 0,
-    add column failures bigint[] not null default '{}',
-    add column lifted bigint not null default 0;
-comment on column {schema}.progress.decided is 'Events that handlers have decided: the clock of the budget.';
-comment on column {schema}.progress.failures is 'Values of that clock that failed, the last ones.';
-comment on column {schema}.progress.lifted is 'Up to this value of the clock a person has admitted all failures.';
+comment on column {schema}.trial.scope is 'The partition that a runner process has claimed; empty for a consumer that holds its epoch alone.';
 
 create table {schema}.letter_count (
     consumer text not null,
@@ -80,9 +116,6 @@ create table {schema}.letter_count (
 comment on table {schema}.letter_count is
     'How many letters there are, as sums of rows that each statement appends: nobody waits for a counter. failed_on: day of the last failure, UTC.';
 create index letter_count_group on {schema}.letter_count (fingerprint, kind, consumer, status, failed_on);
-
-insert into {schema}.letter_count
-select consumer, fingerprint, kind, status, (last_failed_at at time zone 'UTC')::date, count(*) from {schema}.dead_letter group by 1, 2, 3, 4, 5;
 
 create function {schema}.count_letters() returns trigger
     language plpgsql security definer set search_path = {schema}, pg_temp
@@ -197,35 +230,6 @@ cross join lateral (
     where d.sequence = b.sequence and d.status in ('OPEN', 'BLOCKED') order by d.incarnation, d.sequence_number, d.part limit 1
 ) d;
 comment on view {schema}.blocked_by_letter is 'Blocked sequences: the letter that has to be dealt with first, and how many wait behind it.';
-
-create function {schema}.grant_new_tables() returns void
-    language plpgsql set search_path = {schema}, pg_temp
-as $body$
-declare
-    made text;
-    permission record;
-begin
-    for permission in
-        select case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as who, a.privilege_type as what, c.relname
-        from pg_class c, aclexplode(c.relacl) a
-        where c.oid in ('dead_letter'::regclass, 'checkpoint'::regclass) and a.grantee <> c.relowner
-    loop
-        if permission.relname = 'dead_letter' and permission.what in ('SELECT', 'INSERT', 'UPDATE') then
-            foreach made in array array['letter_history', 'letter_copy', 'blocked_sequence', 'trial'] loop
-                execute format('grant %s on %I to %s', permission.what, made, permission.who);
-            end loop;
-        end if;
-        if permission.relname = 'dead_letter' and permission.what = 'SELECT' then
-            execute format('grant select on letter_count, open_letter, letter_group, letter_age, blocked_by_letter to %s', permission.who);
-        elsif permission.relname = 'checkpoint' and permission.what = 'DELETE' then
-            execute format('grant delete on blocked_sequence, reservation to %s', permission.who);
-        end if;
-    end loop;
-end
-$body$;
--- Roles that run consumers of the older version go on running them.
-select {schema}.grant_new_tables();
-drop function {schema}.grant_new_tables();
 
 revoke all on function {schema}.count_letters() from public;
 revoke all on function {schema}.add_letter_counts({schema}.letter_count[]) from public;

@@ -39,25 +39,23 @@ comment on column {schema}.processor_checkpoint.event_offset is
     'The broker''s own offset of that event: handed back as it is, never compared. Null where a person knew the sequence number only.';
 comment on column {schema}.processor_checkpoint.set_by is 'The person who set it last, if one did; set_reason says why.';
 
-alter table {schema}.checkpoint add column passed bigint;
-comment on column {schema}.checkpoint.passed is
-    'A person decided to go on behind this position: those up to it that no batch has seen are absent, an accepted gap.';
-
-create function {schema}.grant_new_tables() returns void
-    language plpgsql set search_path = {schema}, pg_temp
+create function {schema}.claim_unowned(
+    of_namespace text, of_hub text, of_group text, partitions text[], owners text[], etags text[]
+) returns setof {schema}.partition_owner
+    language plpgsql set search_path = {schema}, pg_temp set lock_timeout = '100ms'
 as $body$
-declare
-    permission record;
 begin
-    for permission in
-        select case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as who, a.privilege_type as what
-        from pg_class c, aclexplode(c.relacl) a
-        where c.oid = 'checkpoint'::regclass and a.grantee <> c.relowner and a.privilege_type in ('SELECT', 'INSERT', 'UPDATE')
-    loop
-        execute format('grant %s on partition_owner, processor_checkpoint to %s', permission.what, permission.who);
+    for number in 1 .. cardinality(partitions) loop
+        begin
+            return query
+                insert into partition_owner (namespace, hub, consumer_group, partition_id, owner_id, etag)
+                values (of_namespace, of_hub, of_group, partitions[number], owners[number], etags[number])
+                on conflict do nothing returning *;
+        exception when lock_not_available then
+            null;
+        end;
     end loop;
 end
 $body$;
--- Roles that run consumers of the older version can run event processors as well.
-select {schema}.grant_new_tables();
-drop function {schema}.grant_new_tables();
+comment on function {schema}.claim_unowned is
+    'Claims partitions that have no row yet, each by itself: one that somebody else is claiming at this moment is lost, and stops no other.';

@@ -532,7 +532,7 @@ select k.id from unnest(%(ids)s::text[]) k (id) cross join lateral (select from 
 
 -- name: note
 -- Count copies on the letters that hold these keys.
--- A letter that somebody is at work on is not waited for: its copies are appended to letter_copy.
+-- A letter that somebody is at work on is not waited for: its duplicates are appended to letter_duplicate.
 with wanted as materialized (
     select d.id, k.count
     from unnest(%(keys)s::uuid[], %(counts)s::bigint[]) k (key, count)
@@ -542,7 +542,7 @@ with wanted as materialized (
 ), counted as (
     update {schema}.dead_letter d set duplicates = d.duplicates + w.count from wanted w join free f using (id) where d.id = w.id
 )
-insert into {schema}.letter_copy (letter_id, copies) select id, count from wanted where id not in (select id from free);
+insert into {schema}.letter_duplicate (letter_id, duplicates) select id, count from wanted where id not in (select id from free);
 
 -- name: fence_letters
 -- Keep a person's decision about the state, a reset above all, from coming between, and read what shows that the tables were restored.

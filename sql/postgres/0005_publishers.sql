@@ -65,26 +65,3 @@ create table {schema}.published_id (
 );
 comment on table {schema}.published_id is 'Ids that callers gave: a second event with one of them is not sent. Kept until they are purged.';
 create index published_id_stored_at on {schema}.published_id using brin (stored_at);
-
-create function {schema}.grant_new_tables() returns void
-    language plpgsql set search_path = {schema}, pg_temp
-as $body$
-declare
-    permission record;
-begin
-    for permission in
-        select case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as who, a.privilege_type as what
-        from pg_class c, aclexplode(c.relacl) a
-        where c.oid = 'checkpoint'::regclass and a.grantee <> c.relowner and a.privilege_type in ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
-    loop
-        execute format('grant %s on publish_destination, publisher, publisher_lane, publisher_event, published_id to %s',
-            permission.what, permission.who);
-        if permission.what = 'INSERT' then
-            execute format('grant delete on publisher_lane, publisher_event, published_id to %s', permission.who);
-        end if;
-    end loop;
-end
-$body$;
--- Roles that run consumers of the older version can publish as well.
-select {schema}.grant_new_tables();
-drop function {schema}.grant_new_tables();
