@@ -7,14 +7,18 @@ Called by the planning code, both stores and `verify`. Pure: numpy only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-LAST = 2**63 - 1
-"""The largest sequence number: both stores keep them in 64 bits."""
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+FIRST, LAST = -(2**63), 2**63 - 1
+"""The smallest and the largest sequence number: both stores keep them in 64 bits."""
 
 
 class Partition(NamedTuple):
@@ -38,28 +42,40 @@ class Range(NamedTuple):
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
-@dataclass(frozen=True)
 class Ranges:
-    """A set of sequence numbers as sorted, disjoint, non-adjacent closed ranges."""
+    """A set of sequence numbers as sorted, disjoint, non-adjacent closed ranges: two arrays, and every operation over all of them at once.
 
-    items: tuple[Range, ...] = ()
+    A log with transaction markers leaves a gap for each transaction, so that the ranges of a partition can be many: 16 bytes each.
+
+    Attributes:
+        firsts, lasts: the first and the last number of each range. They are not to be changed.
+    """
+
+    def __init__(self, firsts: npt.ArrayLike = (), lasts: npt.ArrayLike = ()) -> None:
+        """Of ranges that are sorted, disjoint and non-adjacent already; `of` takes any."""
+        self.firsts, self.lasts = np.asarray(firsts, dtype=np.int64), np.asarray(lasts, dtype=np.int64)
 
     @classmethod
     def of(cls, pairs: Iterable[Sequence[int]]) -> Ranges:
         """The union of closed `(first, last)` pairs in any order, overlapping or not. Raises ValueError where first > last."""
-        merged: list[Range] = []
-        for first, last in sorted((int(a), int(b)) for a, b in pairs):
-            if first > last:
-                raise ValueError(f"range {first}-{last} ends before it starts")
-            if merged and first <= merged[-1].last + 1:
-                merged[-1] = Range(merged[-1].first, max(merged[-1].last, last))
-            else:
-                merged.append(Range(first, last))
-        return cls(tuple(merged))
+        both = np.array([(first, last) for first, last in pairs], dtype=np.int64).reshape(-1, 2)
+        return cls.of_columns(both[:, 0], both[:, 1])
+
+    @classmethod
+    def of_columns(cls, firsts: Ints, lasts: Ints) -> Ranges:
+        """The same of two columns."""
+        if not len(firsts):
+            return cls()
+        if (wrong := np.flatnonzero(firsts > lasts)).size:
+            raise ValueError(f"range {firsts[wrong[0]]}-{lasts[wrong[0]]} ends before it starts")
+        order = np.argsort(firsts, kind="stable")
+        firsts, reach = firsts[order], np.maximum.accumulate(lasts[order])
+        starts = np.flatnonzero(np.r_[True, firsts[1:] - 1 > reach[:-1]])
+        return cls(firsts[starts], reach[np.r_[starts[1:] - 1, len(reach) - 1]])
 
     @classmethod
     def of_numbers(cls, numbers: npt.ArrayLike) -> Ranges:
-        """The set of the given sequence numbers, vectorised; order and repeats do not matter."""
+        """The set of the given sequence numbers; order and repeats do not matter."""
         array = np.asarray(numbers, dtype=np.int64)
         if not len(array):
             return cls()
@@ -68,58 +84,95 @@ class Ranges:
             array = np.unique(array)
             step = np.diff(array)
         cut = np.flatnonzero(step != 1)
-        firsts, lasts = [int(array[0]), *array[cut + 1].tolist()], [*array[cut].tolist(), int(array[-1])]
-        return cls(tuple(map(Range, firsts, lasts)))
+        return cls(array[np.r_[0, cut + 1]], array[np.r_[cut, len(array) - 1]])
+
+    @property
+    def items(self) -> tuple[Range, ...]:
+        """The ranges as values."""
+        return tuple(map(Range, self.firsts.tolist(), self.lasts.tolist()))
 
     def __bool__(self) -> bool:
-        return bool(self.items)
+        return len(self.firsts) > 0
 
     def __len__(self) -> int:
         """How many sequence numbers are in the set."""
-        return sum(r.last - r.first + 1 for r in self.items)
+        return int((self.lasts - self.firsts).sum()) + len(self.firsts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ranges):
+            return NotImplemented
+        return np.array_equal(self.firsts, other.firsts) and np.array_equal(self.lasts, other.lasts)
+
+    def __hash__(self) -> int:
+        return hash((self.firsts.tobytes(), self.lasts.tobytes()))
 
     def __or__(self, other: Ranges) -> Ranges:
-        return Ranges.of((*self.items, *other.items))
+        if not other or not self:
+            return self if self else other
+        return Ranges.of_columns(np.r_[self.firsts, other.firsts], np.r_[self.lasts, other.lasts])
 
     def __and__(self, other: Ranges) -> Ranges:
-        found: list[Range] = []
-        left, right = list(self.items), list(other.items)
-        i = j = 0
-        while i < len(left) and j < len(right):
-            first, last = max(left[i].first, right[j].first), min(left[i].last, right[j].last)
-            if first <= last:
-                found.append(Range(first, last))
-            if left[i].last < right[j].last:
-                i += 1
-            else:
-                j += 1
-        return Ranges(tuple(found))
+        low = np.searchsorted(other.lasts, self.firsts, "left")
+        counts = np.searchsorted(other.firsts, self.lasts, "right") - low  # of the others that share a number with each of ours
+        mine = np.repeat(np.arange(len(counts)), counts)
+        theirs = np.arange(len(mine)) + np.repeat(low - np.r_[0, np.cumsum(counts)[:-1]], counts) if len(mine) else mine
+        return Ranges(np.maximum(self.firsts[mine], other.firsts[theirs]), np.minimum(self.lasts[mine], other.lasts[theirs]))
 
     def __sub__(self, other: Ranges) -> Ranges:
-        left: list[Range] = []
-        taken, i = other.items, 0
-        for first, last in self.items:
-            while i < len(taken) and taken[i].last < first:
-                i += 1
-            j = i  # the last one that overlaps may reach into the next range, too
-            while j < len(taken) and taken[j].first <= last:
-                if taken[j].first > first:
-                    left.append(Range(first, taken[j].first - 1))
-                first = taken[j].last + 1
-                j += 1
-            i = max(i, j - 1)
-            if first <= last:
-                left.append(Range(first, last))
-        return Ranges(tuple(left))
+        if not other or not self:
+            return self
+        firsts, lasts = np.r_[FIRST, other.lasts[other.lasts < LAST] + 1], other.firsts[other.firsts > FIRST] - 1
+        if other.firsts[0] == FIRST:
+            firsts = firsts[1:]
+        return self & Ranges(firsts, np.r_[lasts, LAST][: len(firsts)])
 
-    def contains(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def touched(self, firsts: Ints, lasts: Ints) -> Bools:
+        """Which of these closed ranges share a number with ours."""
+        at = np.searchsorted(self.lasts, firsts, "left")  # the first of ours that does not end before
+        found = np.zeros(len(firsts), dtype=bool)
+        inside = at < len(self.firsts)
+        found[inside] = self.firsts[at[inside]] <= lasts[inside]
+        return found
+
+    def contains(self, numbers: Ints) -> Bools:
         """For each number, whether it is in the set; O(n log ranges)."""
-        if not self.items:
-            return np.zeros(len(numbers), dtype=bool)
-        firsts = np.array([r.first for r in self.items], dtype=np.int64)
-        lasts = np.array([r.last for r in self.items], dtype=np.int64)
-        at = np.searchsorted(firsts, numbers, side="right") - 1
-        return (at >= 0) & (numbers <= lasts[np.maximum(at, 0)])
+        return self.touched(numbers, numbers)
+
+    def gaps(self, until: int) -> Ranges:
+        """What lies between the first range and `until` and in none of them."""
+        return Ranges.of([(int(self.firsts[0]), until)]) - self if self and until >= self.firsts[0] else Ranges()
+
+    def __repr__(self) -> str:
+        return f"Ranges({self})"
 
     def __str__(self) -> str:
         return "[" + ", ".join(map(str, self.items)) + "]"
+
+
+class GrowingRanges:
+    """A set of numbers that mostly grows at its end: adding costs the size of what is added, not of what is there."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Ranges] = []  # each more than twice as long as the next
+
+    def add(self, pairs: Iterable[Sequence[int]]) -> None:
+        """Take in closed ranges, in any order, overlapping or not."""
+        self._pieces.append(Ranges.of(pairs))
+        while len(self._pieces) > 1 and len(self._pieces[-2].firsts) <= 2 * len(self._pieces[-1].firsts):
+            last = self._pieces.pop()
+            self._pieces[-1] |= last
+
+    def within(self, first: int, last: int) -> Ranges:
+        """What is there of the numbers from first to last, both included."""
+        window = Ranges([first], [last])
+        return reduce(or_, (window & piece for piece in self._pieces), Ranges())
+
+    def whole(self) -> Ranges:
+        """All of it."""
+        return reduce(or_, self._pieces, Ranges())
+
+
+def overlapping(firsts: Ints, lasts: Ints) -> bool:
+    """Whether any two of these closed ranges share a number."""
+    order = np.argsort(firsts, kind="stable")
+    return bool((firsts[order][1:] <= np.maximum.accumulate(lasts[order])[:-1]).any())

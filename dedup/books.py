@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.position import Partition, Ranges
+from checkpoint.position import Ints, Partition, Ranges, overlapping
 from dedup import advice
 from dedup.index import KEY_ONLY
 from dedup.locate import places
 from dedup.proof import Life, Proof
-from dedup.spans import Ints, Spans, overlapping
 
 COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
 
@@ -34,7 +33,7 @@ class Books:
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTS, 0)))
     lettered: int = 0  # dead letters at positions, by the records
     key_only: bool = False
-    seen: dict[Life, Spans] = field(default_factory=dict)
+    seen: dict[Life, Ranges] = field(default_factory=dict)
     last: int = 0  # the last decision with a record
 
     @classmethod
@@ -78,10 +77,10 @@ class Books:
         codes, lives = _lives(records)
         for code, life in enumerate(lives):
             mine = codes[parents] == code
-            known = self.seen.get(life, Spans())
+            known = self.seen.get(life, Ranges())
             if overlapping(firsts[mine], lasts[mine]) or known.touched(firsts[mine], lasts[mine]).any():
-                self._tell_twice(records, np.flatnonzero(codes == code), known.ranges())
-            self.seen[life] = known | Spans.of(firsts[mine], lasts[mine])
+                self._tell_twice(records, np.flatnonzero(codes == code), known)
+            self.seen[life] = known | Ranges.of_columns(firsts[mine], lasts[mine])
 
     def _tell_twice(self, records: pa.Table, rows: Ints, seen: Ranges) -> None:
         for row in rows.tolist():
@@ -94,7 +93,7 @@ class Books:
 
     def proof(self, keyspace: int, seq: int, digest: str) -> Proof:
         """What has been looked at."""
-        kept = {life: spans for life, spans in self.seen.items() if len(spans)}
+        kept = {life: seen for life, seen in self.seen.items() if seen}
         return Proof(self.consumer, keyspace, seq, self.last, digest, dict(self.counts), self.lettered, self.key_only, kept)
 
 
@@ -105,7 +104,7 @@ class LetterBooks:
     kept: int = 0
     outside: dict[Partition, Ranges] = field(default_factory=dict)
 
-    def add(self, letters: pa.Table, seen: dict[Life, Spans]) -> LetterBooks:
+    def add(self, letters: pa.Table, seen: dict[Life, Ranges]) -> LetterBooks:
         """With a page of letters."""
         placed = letters.filter(pc.not_equal(letters["partition"], KEY_ONLY.partition))
         outside = dict(self.outside)
@@ -113,7 +112,7 @@ class LetterBooks:
         numbers = placed["sequence_number"].to_numpy()
         for code, life in enumerate(lives):
             mine = np.unique(numbers[codes == code])
-            lost = mine[~seen.get(life, Spans()).contains(mine)]
+            lost = mine[~seen.get(life, Ranges()).contains(mine)]
             if len(lost):
                 outside[life[0]] = outside.get(life[0], Ranges()) | Ranges.of_numbers(lost)
         return replace(self, kept=self.kept + placed.num_rows, outside=outside)

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.position import Partition, Ranges
-from dedup.index import KEY_ONLY, Bools, Ints, key_bytes
+from dedup.index import KEY_ONLY, Bools, Ints
 from dedup.planning import DUPLICATE, LETTERED, NEW, REDELIVERED, SKIPPED, WITHOUT_KEY, Settled
 from dedup.rows import table_of
+from dedup.sorting import key_bytes
 from dedup.steps import Advance, Commit, Note, Park, Record, Step
 from dedup.store import BATCHES, Checkpoint, Head, Run, Topic
 

@@ -15,40 +15,22 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from checkpoint.errors import AmbiguousPosition
 from checkpoint.position import Partition
 from dedup.locate import Ranks, match, places
-from dedup.sorting import by_key
+from dedup.sorting import Words, by_key, find_keys, key_bytes, key_words
 from dedup.store import KEYS
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Words = npt.NDArray[np.uint64]
 
-_KEY, _NO_KEYS = pa.binary(16), KEYS.empty_table()
+_NO_KEYS = KEYS.empty_table()
 
 KEY_ONLY = Partition("", "", -1)
 """The partition of events without positions."""
 
 INDEX_COLUMNS = ("source", "topic", "partition", "sequence_number", "part", "_key", "_undecodable")
-
-
-def key_words(column: pa.ChunkedArray | pa.Array) -> tuple[Words, Words]:
-    """The two halves of 16-byte keys as big-endian numbers, so that they sort like the bytes; nulls are zero."""
-    flat = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    flat = flat if flat.type == _KEY else flat.cast(_KEY)
-    flat = pc.fill_null(flat, bytes(16)) if flat.null_count else flat
-    words = np.frombuffer(flat.buffers()[1] or b"", dtype=">u8")[flat.offset * 2 : (flat.offset + len(flat)) * 2]
-    return words[0::2].astype(np.uint64), words[1::2].astype(np.uint64)
-
-
-def key_bytes(high: Words, low: Words) -> pa.Array:
-    """The inverse of `key_words`: binary(16)."""
-    words = np.empty(2 * len(high), dtype=">u8")
-    words[0::2], words[1::2] = high, low
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(high), [None, pa.py_buffer(words.tobytes())])
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,22 +205,10 @@ class Keys:
 
     def find_words(self, high: Words, low: Words) -> tuple[Ints, Ints]:
         """The same for the two halves of keys."""
-        at = np.full(len(high), -1, dtype=np.int64)
-        if size := len(self.high):
-            place = np.searchsorted(self.high, high)
-
-            def here(words: Words, wanted: Words) -> Bools:
-                equal: Bools = (place < size) & (words[np.minimum(place, size - 1)] == wanted)
-                return equal
-
-            # Of keys that share their first half, which are next to none, the right one is further on.
-            while (further := here(self.high, high) & (self.low[np.minimum(place, size - 1)] < low)).any():
-                place += further
-            found = here(self.high, high) & here(self.low, low)
-            at[found] = place[found]
+        place, found = find_keys(self.high, self.low, high, low)
         payload = np.zeros(len(high), dtype=np.int64)
-        payload[at >= 0] = self.payload[at[at >= 0]]
-        return at, payload
+        payload[found] = self.payload[place[found]]
+        return np.where(found, place, -1), payload
 
 
 def _not_here() -> Ints:

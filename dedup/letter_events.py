@@ -15,11 +15,12 @@ import pyarrow as pa
 from checkpoint.errors import ConfigError
 from dedup import planning
 from dedup.envelope import ENVELOPE, POSITION, Prepare
-from dedup.index import Bools, Index, Ints, first_of_each_key, key_words
+from dedup.index import Bools, Index, Ints, first_of_each_key
 from dedup.keys import LETTER
 from dedup.letter_proof import Unproven, refuse_own
 from dedup.planning import NEW, NO_KEY, UNDECODABLE, OnKeyConflict, Settled, Sifted
 from dedup.rows import picked
+from dedup.sorting import key_words
 from dedup.store import KEYS
 
 _NAMES = {"key": "event_key"}

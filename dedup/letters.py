@@ -17,10 +17,11 @@ from checkpoint.position import Partition
 from deadletter.failure import Failure
 from deadletter.letter import HISTORY, HOLDS_NO_KEY, LETTERS, Action, Kind, LetterIds, fingerprint, letter_id
 from dedup.envelope import ENVELOPE
-from dedup.index import KEY_ONLY, Ints, key_bytes
+from dedup.index import KEY_ONLY, Ints
 from dedup.keys import INTERNAL, LOG_TIME, SEQUENCE
 from dedup.planning import LETTER_KINDS, LETTERED, WAITING, WITHOUT_KEY, Settled
 from dedup.rows import picked, table_of
+from dedup.sorting import key_bytes
 from dedup.store import SEQUENCES, Head, Run
 
 TOO_LARGE_KEPT = 64 * 1024

@@ -18,7 +18,8 @@ from checkpoint.advice import command
 from checkpoint.errors import KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import HOLDS_NO_KEY, Kind
-from dedup.index import KEY_ONLY, Bools, Index, Ints, first_of_each_key, key_bytes
+from dedup.index import KEY_ONLY, Bools, Index, Ints, first_of_each_key
+from dedup.sorting import key_bytes
 from dedup.store import Checkpoint, Head, Run
 
 OnKeyConflict = Literal["dead_letter", "duplicate", "error"]

@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from checkpoint.errors import ConfigError
-from checkpoint.position import Partition
-from dedup.spans import Spans
+from checkpoint.position import Partition, Ranges
 from dedup.store import Head, Store
 from dedup.wanted import Wanted
 
@@ -39,7 +36,7 @@ class Proof:
     counts: dict[str, int] = field(default_factory=dict)  # as in the report, from the beginning
     lettered: int = 0  # of the counts, dead letters at positions
     key_only: bool = False
-    seen: dict[Life, Spans] = field(default_factory=dict)
+    seen: dict[Life, Ranges] = field(default_factory=dict)
 
     def holds(self, store: Store, head: Head) -> bool:
         """Whether the state is the one that was proven, or what became of it since."""
@@ -68,8 +65,7 @@ def load(path: Path) -> dict[str, Proof]:
 
 def _proof(told: dict[str, Any]) -> Proof:
     seen = {
-        (Partition(source, topic, partition), life): Spans(np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64))
-        for source, topic, partition, life, firsts, lasts in told["seen"]
+        (Partition(source, topic, partition), life): Ranges(firsts, lasts) for source, topic, partition, life, firsts, lasts in told["seen"]
     }
     return Proof(**{**told, "seen": seen})
 

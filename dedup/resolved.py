@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from deadletter.failure import Failure
 from deadletter.letter import LETTERS, Action, Kind, Status, fingerprint
-from dedup.index import key_bytes
 from dedup.letters import REASONS, SHOWN, Why, failure_entry, history
 from dedup.planning import DUPLICATE, LETTER_KINDS, NEW, SKIPPED, WAITING, Settled
 from dedup.rows import table_of
+from dedup.sorting import key_bytes
 from dedup.steps import Change
 
 CHANGED = (

@@ -15,7 +15,6 @@ from dedup import advice
 from dedup.books import Books, LetterBooks
 from dedup.index import KEY_ONLY
 from dedup.proof import Proof, digest
-from dedup.spans import Spans
 from dedup.store import Head, Selection, Store
 from dedup.wanted import Wanted
 
@@ -136,36 +135,36 @@ def _letters(store: Store, books: Books, head: Head) -> LetterBooks:
 def _check_coverage(report: VerifyReport, head: Head, books: Books) -> None:
     """The checkpoint is the highest position seen, or where a person went on; what lies between, never delivered, is absent, and said."""
     lives = {p: life for (p, life) in books.seen if life == head.incarnations.get((p.source, p.topic), 0) and p != KEY_ONLY}
-    for partition in sorted({*(p for p, life in lives.items() if len(books.seen[p, life])), *head.checkpoints}):
+    for partition in sorted({*(p for p, life in lives.items() if books.seen[p, life]), *head.checkpoints}):
         life = head.incarnations.get((partition.source, partition.topic), 0)
-        spans, point = books.seen.get((partition, life), Spans()), head.checkpoints.get(partition)
+        seen, point = books.seen.get((partition, life), Ranges()), head.checkpoints.get(partition)
         number = point.sequence_number if point else None
-        behind = _passed(head.passed.get(partition), spans)
+        behind = _passed(head.passed.get(partition), seen)
         if behind is None:
-            report.contradictions.extend(_check_checkpoint(report.consumer, partition, spans, number))
+            report.contradictions.extend(_check_checkpoint(report.consumer, partition, seen, number))
         else:
             report.contradictions.extend(_check_passed(partition, behind, number))
             report.notes.append(f"{partition}: a person went on behind {behind}; positions up to it that no batch has seen are absent")
-        if len(spans) or behind is not None:
-            absent = spans.gaps(max(_last(spans), behind or 0)).ranges() if len(spans) else Ranges()
-            report.partitions.append(PartitionProof(partition, life, number, spans.ranges(), absent))
+        if seen or behind is not None:
+            absent = seen.gaps(max(_last(seen), behind or 0)) if seen else Ranges()
+            report.partitions.append(PartitionProof(partition, life, number, seen, absent))
 
 
-def _last(spans: Spans) -> int:
-    return int(spans.lasts[-1])
+def _last(seen: Ranges) -> int:
+    return int(seen.lasts[-1])
 
 
-def _passed(passed: int | None, seen: Spans) -> int | None:
+def _passed(passed: int | None, seen: Ranges) -> int | None:
     """Where a person went on, if no batch has seen anything at or behind it since."""
-    return None if passed is None or (len(seen) and _last(seen) >= passed) else passed
+    return None if passed is None or (seen and _last(seen) >= passed) else passed
 
 
 def _check_passed(partition: Partition, passed: int, checkpoint: int | None) -> list[str]:
     return [] if checkpoint == passed else [f"{partition}: a person went on behind {passed}, but the checkpoint is {checkpoint}"]
 
 
-def _check_checkpoint(consumer: str, partition: Partition, seen: Spans, checkpoint: int | None) -> list[str]:
-    if not len(seen):
+def _check_checkpoint(consumer: str, partition: Partition, seen: Ranges, checkpoint: int | None) -> list[str]:
+    if not seen:
         return [f"{partition}: checkpoint {checkpoint}, but no batch has seen anything. {advice.CHANGED}"]
     last = _last(seen)
     if checkpoint is None:

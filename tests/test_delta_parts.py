@@ -23,17 +23,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.errors import SinkMismatch
-from checkpoint.position import Ranges
+from checkpoint.position import GrowingRanges, Ranges
 from dedup.delta.files import FileWriter, partition_text
 from dedup.delta.fit import check_schema, conform
-from dedup.delta.keyindex import KeyIndex, halves
+from dedup.delta.keyindex import KeyIndex
 from dedup.delta.lineage import part_reached, part_version, reached, seq_of, seq_of_part, version_of
-from dedup.delta.seen import Seen
 from dedup.delta.stats import statistics
 from dedup.delta.storage import consumer_name, safe_name
 from dedup.delta.tables import commit
 from dedup.delta.types import arrow_schema, fits
 from dedup.process import is_alive, this_process
+from dedup.sorting import key_words
 
 pytestmark = pytest.mark.delta
 
@@ -92,7 +92,7 @@ def test_keys_of_another_length_or_null_are_refused() -> None:
     """A key is 16 bytes."""
     for values in ([b"short"], [None]):
         with pytest.raises(ValueError, match=r"16 bytes|null"):
-            halves(pa.array(values, pa.binary()))
+            KeyIndex().probe(pa.array(values, pa.binary()))
 
 
 def test_halves_sort_as_the_bytes_do() -> None:
@@ -100,7 +100,7 @@ def test_halves_sort_as_the_bytes_do() -> None:
     dice = np.random.default_rng(2)
     values = [dice.bytes(16) for _ in range(50)]
     for column in (keys_of(values), keys_of([bytes(16), *values])[1:], pa.chunked_array([values[:20], values[20:]], pa.binary())):
-        high, low = halves(column)
+        high, low = key_words(column)
         assert [values[i] for i in np.lexsort((low, high))] == sorted(values)
 
 
@@ -111,11 +111,11 @@ PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6)).map(lambda p: 
 @given(st.lists(PAIRS, max_size=8), st.integers(0, 60), st.integers(0, 20))
 def test_seen_positions_answer_like_ranges(batches: list[list[tuple[int, int]]], first: int, width: int) -> None:
     """Batches in order, overlapping, or from the past: the same set as the union of all."""
-    seen, truth = Seen(), Ranges()
+    seen, truth = GrowingRanges(), Ranges()
     for pairs in batches:
         seen.add(pairs)
         truth = truth | Ranges.of(pairs)
-    assert Ranges.of(seen.pairs()) == truth and seen.pairs() == [list(r) for r in truth.items]
+    assert seen.whole() == truth
     assert seen.within(first, first + width) == truth & Ranges.of([(first, first + width)])
 
 

@@ -20,8 +20,9 @@ from checkpoint.position import Partition, Ranges
 from deadletter.letter import LETTERS
 from dedup import flow, planning, redeliveries
 from dedup.feed import ArrowMaterial
-from dedup.index import Index, key_bytes, key_words
+from dedup.index import Index
 from dedup.keys import LOG_TIME
+from dedup.sorting import key_bytes, key_words
 from dedup.store import KEYS, Checkpoint, Head, Run
 from dedup.verify import verify
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import Partition, Range, Ranges
+from checkpoint.position import overlapping
 
 BIG = 2**63 - 1
 
@@ -72,6 +73,29 @@ def test_contains_agrees_with_in(values: set[int], asked: list[int]) -> None:
     assert ranges.contains(np.array(asked, dtype=np.int64)).tolist() == [n in values for n in asked]
 
 
+@given(pairs, pairs)
+def test_what_is_touched_is_told(known: list[tuple[int, int]], asked: list[tuple[int, int]]) -> None:
+    """A range is touched where it shares a number with the set."""
+    ranges, columns = Ranges.of(known), np.array(asked, dtype=np.int64).reshape(-1, 2)
+    there = as_set(ranges)
+    assert ranges.touched(columns[:, 0], columns[:, 1]).tolist() == [any(n in there for n in range(a, b + 1)) for a, b in asked]
+
+
+@given(pairs)
+def test_an_overlap_is_seen(closed: list[tuple[int, int]]) -> None:
+    """Any two of them that share a number, wherever they stand in the list."""
+    columns = np.array(closed, dtype=np.int64).reshape(-1, 2)
+    assert overlapping(columns[:, 0], columns[:, 1]) == (sum(b - a + 1 for a, b in closed) != len(Ranges.of(closed)))
+
+
+@given(pairs, st.integers(0, 60))
+def test_gaps_are_what_is_missing(closed: list[tuple[int, int]], until: int) -> None:
+    """Between the first number and a later one, also one that lies before the last range."""
+    ranges = Ranges.of(closed)
+    there = as_set(ranges)
+    assert as_set(ranges.gaps(until)) == (set(range(min(there), until + 1)) - there if there else set())
+
+
 @given(numbers)
 def test_only_the_empty_set_is_false(values: set[int]) -> None:
     """A set is true as soon as it holds one number, zero included."""
@@ -83,7 +107,7 @@ def test_largest_sequence_numbers_do_not_overflow() -> None:
     ranges = Ranges.of([(0, 0), (BIG - 1, BIG)])
     assert Ranges.of_numbers([BIG, 0, BIG - 1]) == ranges
     assert ranges.contains(np.array([BIG, BIG - 2], dtype=np.int64)).tolist() == [True, False]
-    assert ranges - Ranges.of([(BIG, BIG)]) == Ranges((Range(0, 0), Range(BIG - 1, BIG - 1)))
+    assert ranges - Ranges.of([(BIG, BIG)]) == Ranges.of((Range(0, 0), Range(BIG - 1, BIG - 1)))
 
 
 def test_a_long_range_costs_no_memory_per_number() -> None:

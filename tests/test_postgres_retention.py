@@ -100,7 +100,7 @@ def test_a_purge_drops_old_tables_only_and_says_so_in_the_floors(store: Postgres
     assert store.head("shop").floors == {ORDERS: 29}
     with store.begin("shop", number) as tx:
         assert tx.known(keys(range(30))).num_rows == 0 and tx.known(keys(range(30, 40))).num_rows == 10
-        assert tx.seen({ORDERS: (0, 100)}) == {ORDERS: Ranges((Range(0, 9), Range(20, 39)))}
+        assert tx.seen({ORDERS: (0, 100)}) == {ORDERS: Ranges.of((Range(0, 9), Range(20, 39)))}
     assert store.problems("shop") == []
     assert store.purge_reservations(LATER) == 0
 
@@ -140,7 +140,7 @@ def test_merged_records_keep_the_counts_and_what_was_seen_exactly(store: Postgre
     (merged,) = store.batches("shop").to_pylist()
     assert merged["seen"] == [{"first": f, "last": t} for f, t in ((0, 9), (12, 13), (20, 30))]
     with store.begin("shop", number) as tx:
-        assert tx.seen({ORDERS: (8, 21)}) == {ORDERS: Ranges((Range(8, 9), Range(12, 13), Range(20, 21)))}
+        assert tx.seen({ORDERS: (8, 21)}) == {ORDERS: Ranges.of((Range(8, 9), Range(12, 13), Range(20, 21)))}
 
 
 def test_a_purge_never_frees_a_key_that_a_letter_holds(store: PostgresStore, postgres: str) -> None:

@@ -89,7 +89,7 @@ def test_seen_positions_are_read_within_the_span(store: PostgresStore) -> None:
     other = Partition("broker", "orders", 1)
     with store.begin("shop", number) as tx:
         assert tx.seen({ORDERS: (5, 24), other: (0, 100), Partition("", "new", 0): (1, 2)}) == {
-            ORDERS: Ranges((Range(5, 9), Range(20, 24))),
+            ORDERS: Ranges.of((Range(5, 9), Range(20, 24))),
             other: Ranges(),
             Partition("", "new", 0): Ranges(),
         }

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from deadletter.letter import HISTORY
 from dedup import arrow_frames, books, locate
 from dedup.arrow_frames import ArrowFrames
-from dedup.index import INDEX_COLUMNS, Keys, key_words
+from dedup.index import INDEX_COLUMNS, Keys
 from dedup.order import Order
 from dedup.rows import picked, table_of
+from dedup.sorting import key_words
 from dedup.store import BATCHES
 
 POSITIONS = pa.schema(zip(INDEX_COLUMNS[:5], (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64()), strict=True))

@@ -132,4 +132,4 @@ def _few(ranges: Ranges) -> str:
     """The ranges as a table shows them; a log with transaction markers has one gap per transaction."""
     if len(ranges.items) <= SHOWN_RANGES:
         return str(ranges).strip("[]")
-    return f"{str(Ranges(ranges.items[:SHOWN_RANGES])).strip('[]')} and {len(ranges.items) - SHOWN_RANGES} more (--json)"
+    return f"{str(Ranges.of(ranges.items[:SHOWN_RANGES])).strip('[]')} and {len(ranges.items) - SHOWN_RANGES} more (--json)"

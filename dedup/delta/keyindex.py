@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dedup.sorting import by_key
+from dedup.sorting import by_key, find_keys, key_words
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -26,19 +26,10 @@ SPILL_ROWS = 8_000_000
 """Rows of a run (200 MB) above which it is kept in a file."""
 
 
-def halves(keys: pa.Array | pa.ChunkedArray) -> tuple[U64, U64]:
-    """High and low 64 bits of 16-byte keys; (high, low) sorts as the bytes do. Raises ValueError for null or another length."""
-    if isinstance(keys, pa.ChunkedArray):
-        keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
+def _words(keys: pa.Array | pa.ChunkedArray) -> tuple[U64, U64]:
     if keys.null_count:
         raise ValueError(f"{keys.null_count} keys are null")
-    try:
-        fixed = keys if keys.type == pa.binary(16) else keys.cast(pa.binary()).cast(pa.binary(16))
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"keys must have 16 bytes each: {error}") from error
-    data = np.frombuffer(fixed.buffers()[1] or b"", dtype=">u8")[2 * fixed.offset : 2 * (fixed.offset + len(fixed))]
-    pairs = data.reshape(-1, 2).astype(np.uint64)
-    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+    return key_words(keys)
 
 
 @dataclass(frozen=True)
@@ -54,41 +45,12 @@ class Run:
     def __len__(self) -> int:
         return len(self.high)
 
-    def position(self, high: U64, low: U64) -> npt.NDArray[np.intp]:
-        """For each key, where it stands or would be inserted."""
-        left = np.searchsorted(self.high, high, "left")
-        near = np.flatnonzero(self._begins_with(left, high))
-        if len(near):
-            left[near] = self._among_equals(left[near], high[near], low[near])
-        return left
-
-    def _begins_with(self, at: npt.NDArray[np.intp], high: U64) -> Bool:
-        if not len(self):
-            return np.zeros(len(high), dtype=bool)
-        found: Bool = (at < len(self)) & (self.high[np.minimum(at, len(self) - 1)] == high)
-        return found
-
-    def _among_equals(self, left: npt.NDArray[np.intp], high: U64, low: U64) -> npt.NDArray[np.intp]:
-        """A binary search on the low half, all keys at once: equal high halves are rare for real hashes, but must be right for any."""
-        right = np.searchsorted(self.high, high, "right")
-        while True:
-            open_ = left < right
-            if not open_.any():
-                return left
-            middle = (left + right) >> 1
-            below = np.zeros(len(high), dtype=bool)
-            below[open_] = self.low[middle[open_]] < low[open_]
-            left = np.where(open_ & below, middle + 1, left)
-            right = np.where(open_ & ~below, middle, right)
-
     def find(self, high: U64, low: U64) -> tuple[Bool, npt.NDArray[np.intp]]:
         """Which keys are here, and where."""
-        at = self.position(high, low)
-        if not len(self):
-            return np.zeros(len(high), dtype=bool), at
-        safe = np.minimum(at, len(self) - 1)
-        found = (at < len(self)) & (self.high[safe] == high) & (self.low[safe] == low)
-        return (found if self.dead is None else found & ~self.dead[safe]), safe
+        at, found = find_keys(self.high, self.low, high, low)
+        if self.dead is not None:
+            found[found] = ~self.dead[at[found]]
+        return found, at
 
     def living(self) -> Run:
         """Without those that were freed."""
@@ -108,7 +70,7 @@ class KeyIndex:
 
     def add(self, keys: pa.Array | pa.ChunkedArray, payload: npt.ArrayLike, held: bool | npt.ArrayLike = False) -> int:
         """Take in keys; those already known keep what they have, of repeats the first counts. Returns how many were new."""
-        high, low = halves(keys)
+        high, low = _words(keys)
         order = by_key(high, low)
         high, low = high[order], low[order]
         first = np.r_[True, (high[1:] != high[:-1]) | (low[1:] != low[:-1])][: len(high)]
@@ -123,7 +85,7 @@ class KeyIndex:
 
     def discard(self, keys: pa.Array | pa.ChunkedArray) -> int:
         """Forget keys; returns how many were known."""
-        high, low = halves(keys)
+        high, low = _words(keys)
         before = len(self)
         for i, run in enumerate(self._runs):
             found, at = run.find(high, low)
@@ -135,7 +97,7 @@ class KeyIndex:
 
     def probe(self, keys: pa.Array | pa.ChunkedArray) -> tuple[Bool, I64, Bool]:
         """For each key: whether it is known, the payload hash it was reserved with (0 if unknown), and whether a letter holds it."""
-        high, low = halves(keys)
+        high, low = _words(keys)
         # Sorted questions walk the run once; random ones miss the cache at every step.
         order = by_key(high, low)
         known, payload, held = np.zeros(len(high), bool), np.zeros(len(high), np.int64), np.zeros(len(high), bool)
@@ -158,7 +120,7 @@ class KeyIndex:
             self._runs.append(self._merge(big, small))
 
     def _merge(self, big: Run, small: Run) -> Run:
-        at = big.position(small.high, small.low) + np.arange(len(small))
+        at = find_keys(big.high, big.low, small.high, small.low)[0] + np.arange(len(small))
         from_big = np.ones(len(big) + len(small), dtype=bool)
         from_big[at] = False
         folder = tempfile.TemporaryDirectory(prefix="dedup-keys-") if len(from_big) > self._spill_rows else None

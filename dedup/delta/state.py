@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 from checkpoint.advice import command
 from checkpoint.errors import Fenced, PartitionLost, StoreRestored, StoreUnavailable
-from checkpoint.position import Partition, Ranges
+from checkpoint.position import GrowingRanges, Partition, Ranges
 from dedup.delta import lineage, tables
 from dedup.delta.agreement import Agreement
 from dedup.delta.engine import Engine
@@ -29,7 +29,6 @@ from dedup.delta.header import Header, Mark, first_header
 from dedup.delta.keyindex import Bool, KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, LOG, ORDER, Ledger, LedgerFile
 from dedup.delta.reserved import freed, reservations
-from dedup.delta.seen import Seen
 from dedup.delta.sequences import Sequences, from_ledger
 from dedup.delta.sink import Sinks
 from dedup.delta.storage import join, safe_name
@@ -61,7 +60,7 @@ class ConsumerState:
         self.marks: dict[str, Mark] = {}
         self.index = KeyIndex()
         self.sequences = Sequences()
-        self._seen: dict[tuple[Partition, int], Seen] = {}
+        self._seen: dict[tuple[Partition, int], GrowingRanges] = {}
         self._damage: str | None = None
         self.agreement.forget()
 
@@ -217,7 +216,7 @@ class ConsumerState:
 
     def summary(self) -> str:
         """All seen positions since the last reset, as a document."""
-        return json.dumps([[*p, life, seen.pairs()] for (p, life), seen in self._seen.items()], separators=(",", ":"))
+        return json.dumps([[*p, life, seen.whole().items] for (p, life), seen in self._seen.items()], separators=(",", ":"))
 
     def _read(self, files: Sequence[LedgerFile], last: int) -> bool:
         """Take in the decisions after the known ones, up to `last`; False where they follow another one than the known one."""
@@ -273,8 +272,8 @@ class ConsumerState:
                 for source, topic, partition, life, pairs in doc:
                     self._ranges(Partition(source, topic, partition), life).add(pairs)
 
-    def _ranges(self, partition: Partition, life: int) -> Seen:
-        return self._seen.setdefault((partition, life), Seen())
+    def _ranges(self, partition: Partition, life: int) -> GrowingRanges:
+        return self._seen.setdefault((partition, life), GrowingRanges())
 
     def _take_keys(self, files: Sequence[LedgerFile], known: int) -> None:
         after = max(known, self.header.keyspace_since)

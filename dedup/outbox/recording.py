@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
 from dedup.envelope import POSITION
-from dedup.index import KEY_ONLY, Index, Ints, key_bytes
+from dedup.index import KEY_ONLY, Index, Ints
 from dedup.outbox.message import MESSAGES, Messages, hex_text, lanes, random_ids
 from dedup.rows import copied
+from dedup.sorting import key_bytes
 
 ORDER = "_order"
 """Numbers the messages of one event, where the events are handled one by one."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from dedup.sorting import by_key
+from dedup.sorting import Words, by_key, find_keys
 from dedup.store import KEYS
 
 UUID, UUID_ARRAY, INT8, INT8_ARRAY = 2950, 2951, 20, 1016
@@ -71,7 +71,7 @@ def order_of(keys: Keys) -> npt.NDArray[np.int64]:
     halves = keys.view(HALVES)
     if bool((halves["high"][1:] > halves["high"][:-1]).all()):  # the usual case: they come sorted
         return np.arange(len(keys))
-    return by_key(halves["high"].astype(np.uint64), halves["low"].astype(np.uint64))
+    return by_key(*_words(halves))
 
 
 def uuid_array(keys: Keys) -> UuidArray:
@@ -107,14 +107,12 @@ def known_table(answer: bytes) -> pa.Table:
 
 
 def among(keys: Keys, others: Keys) -> npt.NDArray[np.bool_]:
-    """For each of these sorted keys, whether it is among the others."""
-    high = keys.view(HALVES)["high"].astype(np.uint64)
-    wanted = others.view(HALVES)["high"].astype(np.uint64)
-    first, end = np.searchsorted(high, wanted, "left"), np.searchsorted(high, wanted, "right")
-    found = np.zeros(len(keys), dtype=bool)
-    near = np.flatnonzero(first < end)
-    equal = keys[first[near]].view(HALVES)["low"] == others[near].view(HALVES)["low"]
-    found[first[near[equal]]] = True
-    for i in np.flatnonzero(end - first > 1):  # keys that share their first half are next to none
-        found[first[i] : end[i]] |= keys[first[i] : end[i]] == others[i]
-    return found
+    """For each of these keys, whether it is among the others."""
+    if not len(others):
+        return np.zeros(len(keys), dtype=bool)
+    ours, theirs = keys.view(HALVES), others[order_of(others)].view(HALVES)
+    return find_keys(*_words(theirs), *_words(ours))[1]
+
+
+def _words(halves: Keys) -> tuple[Words, Words]:
+    return halves["high"].astype(np.uint64), halves["low"].astype(np.uint64)
