@@ -18,7 +18,7 @@ from dedup.delta.decide import Decision, decide
 from dedup.delta.header import Header
 from dedup.delta.state import ConsumerState
 from dedup.delta.states import AMEND_ATTEMPTS, States
-from dedup.delta.storage import Options, safe_name
+from dedup.delta.storage import Options
 from dedup.delta.takeover import Heartbeat, Takeover, is_gone, take_epoch
 from dedup.store import Claim, Head, Holder
 
@@ -92,7 +92,7 @@ class Joins:
         raise StillHeld(f"Consumer {state.ledger.consumer!r} commits all the time: no {kind} came through. Try again.")
 
     def _heartbeat(self, consumer: str) -> Heartbeat:
-        return Heartbeat(self.path, self.storage_options, safe_name(consumer))
+        return Heartbeat(self._states.turns(consumer).heartbeat)
 
     def trial(self, consumer: str, scope: str = "") -> str | None:
         """What `set_trial` kept last under this scope, unless a batch of it was committed since."""

@@ -1,6 +1,6 @@
 """Who may commit: taking an epoch, and the heartbeat that says a long batch is alive.
 
-Promises that a live copy is not taken over without force, and that one which is provably gone is taken over at once.
+Promises that a live instance is not taken over without force, and that one which is provably gone is taken over at once.
 Called by the store.
 """
 
@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from checkpoint.errors import CommitConflict, StillHeld, StoreUnavailable
 from dedup.delta.decide import Decision, decide
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import Options, filesystem, is_local, join, put
+from dedup.delta.storage import Options, filesystem, is_local
+from dedup.delta.turns import Note
 from dedup.process import is_alive, this_process
 from dedup.store import Head, Holder
 
@@ -33,29 +33,16 @@ log = logging.getLogger("dedup")
 class Heartbeat:
     """One small file per consumer; that its content changes is the sign of life."""
 
-    root: str
-    options: Options
-    name: str  # safe name of the consumer
+    note: Note
 
-    def read(self) -> bytes:
-        """The content now; empty where there is none."""
-        try:
-            with filesystem(join(self.root, "heartbeat"), self.options).open_input_stream(self.name) as stream:
-                return bytes(stream.read())
-        except OSError:
-            return b""
+    def read(self) -> str | None:
+        """The content now; None where there is none."""
+        return self.note.read()
 
     def write(self, epoch: int) -> None:
-        """Replace the content in one piece. Crash: the old or the new content is there."""
+        """Replace the content. Raises StoreUnavailable. Crash: the old or the new content is there."""
         process = this_process()
-        told = {"epoch": epoch, "host": process.host, "pid": process.pid, "beat": uuid.uuid4().hex}
-        folder, content = join(self.root, "heartbeat"), pa.py_buffer(json.dumps(told).encode())
-        if not is_local(self.root):
-            put(folder, self.options, self.name, content)
-            return
-        temporary = f"{self.name}.{process.pid}.tmp"
-        put(folder, self.options, temporary, content)
-        filesystem(folder, self.options).move(temporary, self.name)
+        self.note.write(json.dumps({"epoch": epoch, "host": process.host, "pid": process.pid, "beat": uuid.uuid4().hex}))
 
     @contextmanager
     def beating(self, epoch: int, every: float) -> Iterator[None]:
@@ -74,14 +61,14 @@ class Heartbeat:
             try:
                 self.write(epoch)
             except (OSError, StoreUnavailable) as error:
-                log.warning("heartbeat of %s cannot be written: %s", self.name, error)
+                log.warning("heartbeat of %s cannot be written: %s", self.note.name, error)
             if done.wait(every):
                 return
 
 
 @dataclass(frozen=True)
 class Takeover:
-    """The rules for one attempt to become the copy that commits."""
+    """The rules for one attempt to become the instance that commits."""
 
     holder: Holder
     takeover_after: float
@@ -99,10 +86,10 @@ def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> H
     """Raise the epoch by a decision of the ledger; or find one that can be shared, and leave it as it is.
 
     Raises:
-        StillHeld: another copy is alive.
+        StillHeld: another instance is alive.
         StoreRestored: the ledger contradicts itself.
 
-    Crash: before the decision nothing has changed; after it older copies are fenced, and this one counts as provably gone.
+    Crash: before the decision nothing has changed; after it older instances are fenced, and this one counts as provably gone.
     """
     while True:
         state.catch_up()
@@ -136,7 +123,7 @@ def is_gone(held: Holder, mine: Holder) -> bool:
 
 def _who(state: ConsumerState) -> str:
     held = state.header.members or ([state.header.holder] if state.header.holder else [])
-    return "; ".join(f"process {one.pid} on {one.host}" for one in held) or "another copy"
+    return "; ".join(f"process {one.pid} on {one.host}" for one in held) or "another instance"
 
 
 def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
