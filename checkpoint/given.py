@@ -14,6 +14,7 @@ import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 from checkpoint.errors import ConfigError
@@ -29,6 +30,7 @@ class Setting:
     example: str  # as one writes it
     fits: Callable[[Any], bool]
     secret: bool = False  # its value is not shown
+    real: bool = False  # a number that may have a fraction
 
     @property
     def or_none(self) -> Setting:
@@ -61,6 +63,18 @@ def check(settings: Settings, given: Mapping[str, Any], of: str = "") -> None:
             refuse(f"{of}.{name}" if of else name, given[name], setting)
 
 
+def settle(settings: Settings, made: object, of: str = "") -> None:
+    """Check the settings that an object keeps, and keep its numbers with a fraction as floats: arithmetic knows those.
+
+    Raises:
+        ConfigError: as `check`.
+    """
+    check(settings, vars(made), of)
+    for name, setting in settings.items():
+        if setting.real and vars(made)[name] is not None:
+            object.__setattr__(made, name, float(vars(made)[name]))
+
+
 def refuse(name: str, value: object, setting: Setting) -> None:
     """Raise ConfigError for this value of this setting."""
     shown = f"a {type(value).__name__} (not shown: it may hold a password)" if setting.secret else _shown(value)
@@ -91,7 +105,7 @@ def whole(what: str, example: str, *, least: int = 0, most: int | None = None) -
 def number(
     what: str, example: str, *, above: float | None = None, least: float = 0.0, most: float | None = None, endless: bool = False
 ) -> Setting:
-    """A number of something, which may have a fraction.
+    """A number of something, which may have a fraction: of any class that is a number, Decimal and those of numpy included.
 
     Args:
         what: its unit: "seconds".
@@ -104,17 +118,17 @@ def number(
         bound += f", at most {most:,.0f}"
 
     def fits(value: Any) -> bool:
-        if not is_number(value, numbers.Real):
+        if not is_number(value, numbers.Real) and not isinstance(value, Decimal):
             return False
         try:
             found = float(value)
-        except OverflowError:
+        except (OverflowError, ValueError):  # ValueError: of a signalling NaN
             return False
         if math.isinf(found):
             return endless and found > 0
         return (found > above if above is not None else found >= least) and (most is None or found <= most)
 
-    return Setting(f"{what}, a number {bound}", example, fits)
+    return Setting(f"{what}, a number {bound}", example, fits, real=True)
 
 
 LONGEST = 10 * 366 * 86_400

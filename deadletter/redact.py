@@ -21,18 +21,25 @@ _NAMES = (
 )
 """Of `shared_access_key_name` only `shared_access_key` is one of these, and no separator follows it."""
 
-_VALUE = r"""(?P<open>\\+["'])[^"']*["']?|(?P<quote>["'])(?:(?!(?P=quote))[^\\]|\\.)*(?P=quote)?|[^\s;&"'][^\s;&]*"""
+_VALUE = (
+    r"""[\[(]{0,3}(?:b(?=["']))?(?:(?P<open>\\+["'])[^"']*["']?|(?P<quote>["'])(?:(?!(?P=quote))[^\\]|\\.)*(?P=quote)?|[^\s;&"'][^\s;&]*)"""
+)
+
+_PAIR = r"""(?<=["']),(?=\s{0,3}[\[(]{0,3}(?:b?\\{0,4}["']|\d))"""
+"""('password', 'value'): a name in quotes, and a value that is text, bytes or a number."""
 
 _SETTING = re.compile(
-    rf"""(?P<name>(?:{_NAMES})[\\"')\]]{{0,4}}\s{{0,3}}(?:=>|[:=]|(?=\s'))\s{{0,3}})(?:{_VALUE})""", re.IGNORECASE | re.DOTALL
+    rf"""(?P<name>(?:{_NAMES})[\\"')\]]{{0,4}}\s{{0,3}}(?:=>|[:=]|(?=\s')|{_PAIR})\s{{0,3}})(?:{_VALUE})""", re.IGNORECASE | re.DOTALL
 )
 
 _TOKEN = re.compile(
-    rf"""(?P<name>(?<![a-z])token(?:[\\"')]{{0,4}}=|\\{{0,4}}["']\s{{0,3}}:)\s{{0,3}})(?:{_VALUE})""", re.IGNORECASE | re.DOTALL
+    rf"""(?P<name>(?<![a-z])token(?:[\\"')]{{0,4}}=|\\{{0,4}}["']\s{{0,3}}:|["']{_PAIR})\s{{0,3}})(?:{_VALUE})""", re.IGNORECASE | re.DOTALL
 )
 """The word alone is no setting: 'Unexpected token: }' stays readable."""
 
-_HEADER = re.compile(r"""((?:authorization|cookie)[\\"')\]]{0,4}\s{0,3}(?:=>|[:=])\s{0,3}[\\"']{0,4})[^"'\r\n]+""", re.IGNORECASE)
+_HEADER = re.compile(
+    r"""((?:authorization|cookie)[\\"')\]]{0,4}\s{0,3}(?:=>|[:=]|(?<=["']),)\s{0,3}(?:b(?=["']))?[\\"']{0,4})[^"'\r\n]+""", re.IGNORECASE
+)
 
 _BEARER = re.compile(r"((?<![a-z])bearer\s{1,3})[\w.~+/=-]{8,}", re.IGNORECASE)
 

@@ -141,7 +141,7 @@ class Consumer(Registered):
         self.max_events = max_events_per_transaction or store.default_max_events
         self.max_body, self.query, self.collect = max_body, query, collect
         self.scratch = None if scratch is None else os.fspath(scratch)
-        self.takeover_after, self.takeover = takeover_after, takeover
+        self.takeover_after, self.takeover = float(takeover_after), takeover
         self._begin_anew()
 
     def _begin_anew(self) -> None:

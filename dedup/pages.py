@@ -77,7 +77,7 @@ class ReprocessOptions:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        given.check(REPROCESS, vars(self), "ReprocessOptions")
+        given.settle(REPROCESS, self, "ReprocessOptions")
 
     @property
     def at_once(self) -> int:

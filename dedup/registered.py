@@ -161,7 +161,7 @@ class Registered:
             ConfigError: this is no destination, or no time-out.
         """
         given.check(DISPATCH_TO, {"destination": destination, "timeout": timeout}, "dispatch_to")
-        self.destination, self.send_timeout, self._inline = destination, timeout, None
+        self.destination, self.send_timeout, self._inline = destination, float(timeout), None
 
     def send_messages(self) -> None:
         """Send what waits in the outbox, where `dispatch_to` has said where to. Raises no error of a destination or of the store."""

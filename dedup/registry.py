@@ -76,7 +76,7 @@ class Confluent:
 
     def __post_init__(self) -> None:
         _check(self.url)
-        given.check(_CONFLUENT, vars(self))
+        given.settle(_CONFLUENT, self)
 
     def framed(self, body: bytes, content_type: bytes | None) -> Framed | None:
         """From the five bytes before the record: zero, and the id in big-endian order."""
@@ -141,7 +141,7 @@ class Azure:
 
     def __post_init__(self) -> None:
         _check(self._url)
-        given.check(_AZURE, vars(self))
+        given.settle(_AZURE, self)
 
     @property
     def _url(self) -> str:

@@ -39,12 +39,12 @@ def typed(rows: PlainRows, targets: Mapping[str, Target], table: str, alter: Alt
     for name in rows.names:
         arrays[name], wrong[name] = convert(rows.column(name), targets[name], name)
     if any(wrong.values()):
-        raise _refused(rows, wrong, lambda fault: told(fault, table, alter))
+        raise refusal(rows, wrong, lambda fault: told(fault, table, alter))
     return pa.table(arrays)
 
 
-def _refused(rows: PlainRows, wrong: Mapping[str, Faults], tell: Callable[[Fault], str]) -> ValuesRefused:
-    """Each row with the first of its columns that is wrong."""
+def refusal(rows: PlainRows, wrong: Mapping[str, Faults], tell: Callable[[Fault], str]) -> ValuesRefused:
+    """The error about these faults, by column and row: of each row the first of its columns that is wrong."""
     by_row: dict[int, Fault] = {}
     for name in reversed(rows.names):
         by_row |= wrong[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import math
+import re
 import struct
 import uuid
 from collections.abc import Callable, Sequence
@@ -34,8 +35,9 @@ class Limits(NamedTuple):
     nul: bool = True  # text may hold a NUL character
     precision: int | None = None  # of a number that Arrow has no type for
     scale: int | None = None
-    zone: bool = False  # a time keeps its zone
-    numbers: bool = False  # whole numbers become text
+    size: int | None = None  # bytes
+    step: int = 1  # microseconds that a time is a multiple of; 0: only no time at all is kept
+    whole: tuple[int, int] | None = None  # whole numbers from, to become text
 
 
 NO_LIMITS = Limits()
@@ -221,25 +223,33 @@ def _valid(text: str, limits: Limits) -> str:
         raise Wrong("it holds a NUL character, which PostgreSQL's text cannot: replace it, or keep bytes", pa.binary())
     if limits.length is not None and len(text) > limits.length:
         raise Wrong(f"it has {len(text)} characters", pa.string())
+    if limits.size is not None and (size := len(text.encode())) > limits.size:
+        raise Wrong(f"it has {size} bytes, and the server would cut it to {limits.size}", pa.string())
     return text
 
 
 def _text_holds(array: pa.Array, limits: Limits) -> bool:
     if limits.length is not None and (pc.max(pc.utf8_length(array)).as_py() or 0) > limits.length:
         return False
+    if limits.size is not None and (pc.max(pc.binary_length(array)).as_py() or 0) > limits.size:
+        return False
     return limits.nul or not pc.any(pc.match_substring(array, "\0")).as_py()
 
 
 def _other(value: Any, arrow: pa.DataType, limits: Limits) -> str:
     """The text form of a type that only the server knows."""
-    if isinstance(value, int) and not isinstance(value, bool) and limits.numbers:
+    if isinstance(value, int) and not isinstance(value, bool) and limits.whole is not None:
+        if not limits.whole[0] <= value <= limits.whole[1]:
+            raise Wrong("it is out of range", _wider(value))
         return str(value)
-    if isinstance(value, dt.time) and limits.zone:
-        return value.isoformat()
+    if isinstance(value, str) and limits.whole is not None and limits.whole[0] == 0 and _NEGATIVE.fullmatch(value):
+        raise Wrong("it is out of range")
     if isinstance(value, _ADDRESSES):
         return str(value)
     return _text(value, arrow, limits)
 
+
+_NEGATIVE = re.compile(r"\s*-\s*\d+\s*")
 
 _ADDRESSES = (
     ipaddress.IPv4Address,
@@ -286,10 +296,16 @@ def _date(value: Any, arrow: pa.DataType, limits: Limits) -> dt.date:
 def _timestamp(value: Any, arrow: pa.DataType, limits: Limits) -> dt.datetime:
     """In UTC: what has no zone is in UTC already, and a date is its midnight there."""
     if isinstance(value, dt.datetime):
+        _unrounded(value.microsecond, arrow, limits)
         return _utc(value)
     if isinstance(value, dt.date):
         return dt.datetime(value.year, value.month, value.day)
     raise Wrong("a datetime or a date is needed")
+
+
+def _unrounded(microseconds: int, arrow: pa.DataType, limits: Limits) -> None:
+    if microseconds % limits.step if limits.step else microseconds:
+        raise Wrong("the column would round or cut it", arrow)
 
 
 def _utc(value: dt.datetime) -> dt.datetime:
@@ -312,9 +328,16 @@ def _is_known(zone: dt.tzinfo | None) -> bool:
 
 
 def _moments(array: pa.Array, limits: Limits) -> bool:
-    """Whether all of them are of the years 1 to 9999: a zone may have moved one out."""
+    """Whether all of them are of the years 1 to 9999: a zone may have moved one out. And none is finer than the column."""
     found = pc.min_max(array.cast(pa.int64())).as_py()
-    return found["min"] is None or (found["min"] >= _FIRST and found["max"] <= _LAST)
+    return found["min"] is None or (found["min"] >= _FIRST and found["max"] <= _LAST and _multiples(array, limits))
+
+
+def _multiples(array: pa.Array, limits: Limits) -> bool:
+    if limits.step == 1:
+        return True
+    whole = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return not (whole % limits.step if limits.step else whole).any()
 
 
 _EPOCH, _TICK = dt.datetime(1970, 1, 1), dt.timedelta(microseconds=1)
@@ -326,7 +349,34 @@ def _time(value: Any, arrow: pa.DataType, limits: Limits) -> dt.time:
         raise Wrong("a time is needed")
     if value.tzinfo is not None:
         raise Wrong("it has a zone")
+    _unrounded(value.microsecond, arrow, limits)
     return value
+
+
+def _timetz(value: Any, arrow: pa.DataType, limits: Limits) -> str:
+    """With its zone; what has none is in UTC."""
+    found = _parsed(value) if isinstance(value, str) else value
+    if not isinstance(found, dt.time):
+        raise Wrong("a time, or its text, is needed")
+    _unrounded(found.microsecond, pa.time64("us"), limits)
+    if found.tzinfo is None:
+        return found.replace(tzinfo=dt.UTC).isoformat()
+    offset = found.utcoffset()
+    if offset is None or offset.microseconds or abs(offset) >= dt.timedelta(hours=16):
+        raise Wrong("its zone is no offset from UTC below 16 hours")
+    return found.isoformat()
+
+
+_TIME = re.compile(r"\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d(:\d\d(:\d\d)?)?)?", re.ASCII)
+
+
+def _parsed(text: str) -> dt.time:
+    try:
+        if _TIME.fullmatch(text):
+            return dt.time.fromisoformat(text)
+    except ValueError:
+        pass
+    raise Wrong("it is no time as ISO 8601 writes it: 12:30:00.5+02:00")
 
 
 def _interval(value: Any, arrow: pa.DataType, limits: Limits) -> dt.timedelta:
@@ -334,6 +384,7 @@ def _interval(value: Any, arrow: pa.DataType, limits: Limits) -> dt.timedelta:
         raise Wrong("a timedelta is needed")
     if abs(value // _TICK) >= 2**63:
         raise Wrong("it is out of range")
+    _unrounded(value // _TICK, arrow, limits)
     return value
 
 
@@ -357,6 +408,7 @@ RULES: dict[str, Rule] = {
     "date": Rule(_types(dt.date), _date),
     "timestamp": Rule(_types(dt.datetime), _timestamp, _moments, alike=_whole_seconds),
     "time": Rule(_types(), _time),
-    "interval": Rule(_types(dt.timedelta), _interval),
+    "timetz": Rule(_types(), _timetz),
+    "interval": Rule(_types(dt.timedelta), _interval, _multiples),
 }
 """By kind of column."""

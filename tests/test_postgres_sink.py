@@ -90,6 +90,11 @@ GOOD: list[tuple[str, pa.Array, list[Any]]] = [
     ("varchar[]", pa.array([["a"], []]), [["a"], []]),
     ("uuid[]", pa.array([[A_UUID.bytes, None]], pa.list_(pa.binary(16))), [[A_UUID, None]]),
     ("inet", pa.array(["10.0.0.1", None]), None),  # type: ignore[list-item]
+    ("timestamp(3)", pa.array([1_000, None], pa.timestamp("us")), [dt.datetime(1970, 1, 1, 0, 0, 0, 1_000), None]),
+    ("interval day to second(0)", pa.array([dt.timedelta(seconds=61)]), [dt.timedelta(seconds=61)]),
+    ("oid", pa.array([2**32 - 1, None]), [2**32 - 1, None]),
+    ("integer[][]", pa.array([[[1, 2], [3, None]], None]), [[[1, 2], [3, None]], None]),
+    ("email[]", pa.array([["a@b"]]), ["{a@b}"]),
     ("text", pa.nulls(2), [None, None]),
     ("integer[]", pa.nulls(1), [None]),
 ]
@@ -154,6 +159,15 @@ BAD: list[tuple[str, pa.Array, str]] = [
     ("timestamptz", pa.array([1], pa.timestamp("ns", "UTC")), "lose data"),
     ("integer[]", pa.array([["a"]]), r"does not go"),
     ("point", pa.array([1.5]), "does not go"),
+    ("timestamp(3)", pa.array([0, 1_001], pa.timestamp("us")), "row 1 is finer than timestamp.*TYPE timestamp"),
+    ("timestamptz(0)", pa.array([1], pa.timestamp("us", "UTC")), "row 0 is finer.*TYPE timestamptz"),
+    ("time(2)", pa.array([dt.time(1, 2, 3, 4)]), "row 0 is finer.*TYPE time"),
+    ("interval hour to minute", pa.array([dt.timedelta(seconds=61)]), "row 0 is finer.*TYPE interval"),
+    ("name", pa.array(["x" * 64]), "64 bytes.*TYPE text"),
+    ('"char"', pa.array(["ab"]), "2 bytes.*TYPE text"),
+    ("oid", pa.array([-1]), "-1 is out of range"),
+    ("cidr", pa.array([10]), "does not go"),
+    ("bit(3)", pa.array([101]), "does not go"),
 ]
 
 

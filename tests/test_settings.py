@@ -63,6 +63,7 @@ CALLED: list[Any] = [5, "print", lambda a, b, c, d: None]
 MAPS: list[Any] = ["a=b", [("a", "b")], {5: "a"}]
 
 STORE = PostgresStore("host=nowhere")
+HUB = eventhub.Connection("n", "h", credential=object())
 
 
 def _runner(**options: Any) -> None:
@@ -300,14 +301,33 @@ def test_what_may_be_a_password_is_not_shown() -> None:
         assert "secret" not in str(refused.value) and "not shown" in str(refused.value)
 
 
-@pytest.mark.parametrize("value", [Fraction(5), np.float32(5), 5])
+@pytest.mark.parametrize("value", [Fraction(5), np.float32(5), np.int64(5), Decimal(5), 5])
 def test_a_number_of_seconds_of_any_class_becomes_a_float(value: Any) -> None:
     """Timers take floats, and messages format them."""
-    made = Consumer("a", STORE, handler_timeout=value, max_outage=value)
-    assert (type(made.care.timeout), type(made.max_outage)) == (float, float)
+    made = Consumer("a", STORE, handler_timeout=value, max_outage=value, takeover_after=value)
+    retry, patience, broker = (
+        Retry(first=value, longest=value, total=value),
+        Patience(first=value, most=value),
+        kafka.Broker("h:1", timeout=value),
+    )
+    found = [
+        made.care.timeout,
+        made.max_outage,
+        made.takeover_after,
+        retry.first,
+        retry.longest,
+        retry.total,
+        patience.first,
+        patience.most,
+    ]
+    found += [broker.timeout, kafka.Topics(broker, timeout=value).timeout, kafka.TransactionalTopics(broker, "a", timeout=value).timeout]
+    found += [registry.Confluent("http://r", timeout=value).timeout, registry.Azure("n", object, timeout=value).timeout]
+    found += [Receive(timeout=value).timeout, eventhub.Sender(HUB, timeout=value).timeout]
+    found += [ReprocessOptions(by="ann", rate=value).rate]
+    assert {type(number) for number in found} == {float} and set(found) == {5.0}
 
 
-@pytest.mark.parametrize("value", [Decimal("0.5"), 1j, None])
+@pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("sNaN"), Decimal(-1), np.bool_(True), True, 1j, None])
 def test_what_is_no_number_of_seconds_is_refused(value: Any) -> None:
     """A time is a number: what cannot be waited for is told at once."""
     with pytest.raises(

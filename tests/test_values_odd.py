@@ -19,7 +19,7 @@ from dedup.postgres.targets import given_rows
 from dedup.postgres.targets import target_of as postgres_target
 from dedup.rows import PlainRows
 from dedup.value_plain import Wrong, plainly
-from dedup.values import convert
+from dedup.values import convert, shown
 
 
 class _Raises(dt.tzinfo):
@@ -136,3 +136,10 @@ def test_no_remedy_is_the_type_that_the_column_has(base: str, advised: bool) -> 
     with pytest.raises(ValuesRefused) as refused:
         given_rows(Sink('"late"', (column,)), PlainRows([{"c": {"a": b"x"} if base == "jsonb" else 70_000}]))
     assert ("ALTER TABLE" in str(refused.value)) is advised
+
+
+@pytest.mark.parametrize("value", [("password", "hunter2"), [("user", "bob"), ("api_key", b"hunter2")], {"password": ["hunter2"]}])
+def test_a_message_about_a_value_shows_no_secret(value: Any) -> None:
+    """Pairs, lists of pairs and dicts: what is named as a secret is hidden in the message about its row."""
+    _, faults = convert([value], TARGETS["int"], "price")
+    assert "hunter2" not in str(faults[0]) and "hunter2" not in shown(value) and "***" in shown(value)

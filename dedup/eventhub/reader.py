@@ -44,7 +44,7 @@ class Receive:
     """False: positions that are not in the log any more are left out, with a warning."""
 
     def __post_init__(self) -> None:
-        given.check(RECEIVE, vars(self))
+        given.settle(RECEIVE, self)
 
 
 class PartitionReader:

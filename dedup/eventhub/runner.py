@@ -81,8 +81,8 @@ async def run_async(
     given.check(RUNNER, locals())
     if isinstance(connection, str):
         connection = Connection.of(connection, hub, group)
-    bounds = Bounds(min(max_events, consumer.max_events), max_bytes, max_wait)
-    balancing = {"load_balancing_interval": balance_every, "partition_ownership_expiration_interval": expire_after}
+    bounds = Bounds(min(max_events, consumer.max_events), max_bytes, float(max_wait))
+    balancing = {"load_balancing_interval": float(balance_every), "partition_ownership_expiration_interval": float(expire_after)}
     owners = ownership or owners_beside(consumer.store, consumer.name)
     runner = Runner(consumer, connection, owners, bounds, start, prefetch, {**balancing, **client})
     try:

@@ -35,7 +35,7 @@ class Sender:
 
     def __init__(self, connection: Connection | str, hub: str | None = None, *, timeout: float = 60.0, **client: Any) -> None:
         given.check(HUB_SENDER, locals())
-        self.timeout, self.connection = timeout, Connection.of(connection, hub) if isinstance(connection, str) else connection
+        self.timeout, self.connection = float(timeout), Connection.of(connection, hub) if isinstance(connection, str) else connection
         self._options, self._client, self._largest = client, list[EventHubProducerClient](), 0
 
     def __repr__(self) -> str:

@@ -40,7 +40,7 @@ class Broker:
 
     def __init__(self, servers: str, settings: Mapping[str, Any] | None = None, *, timeout: float = 30.0) -> None:
         given.check(BROKER, locals())
-        self.servers, self.timeout = servers, timeout
+        self.servers, self.timeout = servers, float(timeout)
         self._settings = dict(settings or {})
         self._begin_anew()
 

@@ -75,7 +75,7 @@ class Topics:
 
     def __init__(self, broker: Broker | str, settings: Mapping[str, Any] | None = None, *, timeout: float = 60.0) -> None:
         given.check(TOPICS, locals())
-        self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), timeout
+        self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), float(timeout)
         self._idle: list[_Sender] = []
 
     def __getstate__(self) -> dict[str, Any]:

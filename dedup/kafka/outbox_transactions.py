@@ -39,7 +39,7 @@ class TransactionalTopics:
 
     def __init__(self, broker: Broker | str, name: str, settings: dict[str, Any] | None = None, *, timeout: float = 60.0) -> None:
         given.check(TRANSACTIONAL_TOPICS, locals())
-        self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), timeout
+        self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), float(timeout)
         self.group = f"dedup-outbox-{name}"
         self._producer: Producer | None = None
 

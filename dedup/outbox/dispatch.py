@@ -47,7 +47,7 @@ class Patience:
     most: float = 60.0
 
     def __post_init__(self) -> None:
-        given.check(PATIENCE, vars(self), "Patience")
+        given.settle(PATIENCE, self, "Patience")
 
     def wait(self, attempts: int) -> float:
         """Seconds before the next attempt, somewhere between half and all of the step."""

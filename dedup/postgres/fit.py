@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,8 @@ class Column:
     not_null: bool
     has_default: bool
     generated: bool
+    plain_element: bool = True  # the elements of an array are of no domain
+    dimensions: int = 1  # of an array, as the table declares them
 
 
 class Misfit(Exception):
@@ -88,6 +90,53 @@ def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if isinstance(values.type, pa.BaseExtensionType):
         values = pa.chunked_array([c.storage for c in values.chunks], plain(values.type))
     return values.cast(plain(values.type)) if at.is_dictionary(values.type) else values
+
+
+_SECOND = 1_000_000
+
+WHOLE: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("oid", "xid", "cid", "regclass", "regcollation", "regconfig", "regdictionary", "regnamespace"), (0, 2**32 - 1)),
+    **dict.fromkeys(("regoper", "regoperator", "regproc", "regprocedure", "regrole", "regtype"), (0, 2**32 - 1)),
+    "xid8": (0, 2**64 - 1),
+    "money": (-(2**63 // 100), 2**63 // 100),
+}
+"""Types that take whole numbers from their text: from, to. The server would wrap others, or take them for something else."""
+
+BYTES = {"name": 63, "char": 1}
+"""Types of which the server cuts off what is longer. Source: PostgreSQL 16 manual, "Character Types"."""
+
+_FIELDS = ((12, 1), (11, 60 * _SECOND), (10, 3600 * _SECOND))
+"""Bit of the last field of an interval (second, minute, hour) -> what it keeps, in microseconds. Source: PostgreSQL's utils/timestamp.h."""
+
+
+def step_of(column: Column) -> int:
+    """Microseconds that a value of this type of time is a multiple of; 0 where a duration can only be nothing."""
+    if column.modifier < 0 or column.base not in ("timestamp", "timestamptz", "time", "timetz", "interval"):
+        return 1
+    if column.base != "interval":
+        return _digits(column.modifier)
+    fields, digits = column.modifier >> 16, column.modifier & 0xFFFF
+    step = next((step for bit, step in _FIELDS if fields >> bit & 1), 0)
+    return _digits(digits) if step == 1 and digits != 0xFFFF else step
+
+
+def _digits(of_a_second: int) -> int:
+    return int(10 ** (6 - of_a_second))
+
+
+def _rounded(plan: Plan, column: Column) -> Plan:
+    """The plan, which refuses what the server would round or cut to the column's step."""
+    step = step_of(column)
+
+    def cast(values: pa.ChunkedArray) -> pa.ChunkedArray:
+        made = plan.cast(values)
+        whole = pc.fill_null(made.cast(pa.int64()), 0).to_numpy()
+        finer = np.flatnonzero(whole % step if step else whole)
+        if len(finer):
+            raise Misfit(f"row {finer[0]} is finer than {column.type}, which would round or cut it", type_for(made.type))
+        return made
+
+    return plan if step == 1 else Plan(cast, plan.fast)
 
 
 def _to(arrow: pa.DataType, fast: bool = True, wanted: str | None = None) -> Plan:
@@ -232,18 +281,17 @@ def _timestamp(arrow: pa.DataType, column: Column) -> Plan | None:
     if not (at.is_timestamp(arrow) or at.is_null(arrow)):
         return None
     if column.base == "timestamptz":
-        return _to(pa.timestamp("us", "UTC"))  # without a zone: taken as UTC
-    return Plan(
-        lambda values: _to(pa.timestamp("us", getattr(arrow, "tz", None) and "UTC")).cast(values).cast(pa.timestamp("us")), fast=True
-    )
+        return _rounded(_to(pa.timestamp("us", "UTC")), column)  # without a zone: taken as UTC
+    moments = _to(pa.timestamp("us", getattr(arrow, "tz", None) and "UTC"))
+    return _rounded(Plan(lambda values: moments.cast(values).cast(pa.timestamp("us")), fast=True), column)
 
 
 def _time(arrow: pa.DataType, column: Column) -> Plan | None:
-    return _to(pa.time64("us")) if at.is_time(arrow) or at.is_null(arrow) else None
+    return _rounded(_to(pa.time64("us")), column) if at.is_time(arrow) or at.is_null(arrow) else None
 
 
 def _interval(arrow: pa.DataType, column: Column) -> Plan | None:
-    return _to(pa.duration("us")) if at.is_duration(arrow) or at.is_null(arrow) else None
+    return _rounded(_to(pa.duration("us")), column) if at.is_duration(arrow) or at.is_null(arrow) else None
 
 
 def _array(arrow: pa.DataType, column: Column) -> Plan | None:
@@ -251,7 +299,7 @@ def _array(arrow: pa.DataType, column: Column) -> Plan | None:
         return _to(pa.list_(pa.null()), fast=False) if at.is_null(arrow) else None
     element = element_of(column)
     inner = plan(arrow.value_type, element)
-    fast = inner.fast and element.base in _PGPQ_ELEMENTS
+    fast = inner.fast and element.base in _PGPQ_ELEMENTS and column.plain_element and column.dimensions == 1
 
     def cast(values: pa.ChunkedArray) -> pa.ChunkedArray:
         return pa.chunked_array([_inner(c.cast(pa.list_(arrow.value_type)), inner) for c in values.chunks])
@@ -260,7 +308,9 @@ def _array(arrow: pa.DataType, column: Column) -> Plan | None:
 
 
 def element_of(column: Column) -> Column:
-    """The elements of an array column, as a column."""
+    """The elements of an array column, as a column: arrays again where it has more dimensions."""
+    if column.dimensions > 1:
+        return replace(column, name="", not_null=False, dimensions=column.dimensions - 1)
     return Column("", column.element or "", column.element or "", "b", None, column.modifier, False, False, False)
 
 
@@ -276,8 +326,25 @@ def _inner(chunk: pa.ListArray, inner: Plan) -> pa.ListArray:
 
 def _anything(arrow: pa.DataType, column: Column) -> Plan | None:
     """Other types are read by the server from their text form."""
-    fits = is_text(arrow) or at.is_null(arrow) or (column.kind == "b" and at.is_integer(arrow))
-    return Plan(lambda values: _clean(values.cast(pa.string())), fast=column.kind == "e") if fits else None
+    if at.is_integer(arrow) and column.base in WHOLE:
+        return Plan(lambda values: _within(values, *WHOLE[column.base]).cast(pa.string()), fast=False)
+    fits = is_text(arrow) or at.is_null(arrow)
+    return Plan(lambda values: _uncut(_clean(values.cast(pa.string())), column), fast=column.kind == "e") if fits else None
+
+
+def _within(values: pa.ChunkedArray, first: int, last: int) -> pa.ChunkedArray:
+    found = pc.min_max(values).as_py()
+    for number in found.values():
+        if number is not None and not first <= number <= last:
+            raise Misfit(f"{number} is out of range", "numeric(20)")
+    return values
+
+
+def _uncut(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
+    limit = BYTES.get(column.base)
+    if limit is not None and (longest := pc.max(pc.binary_length(values)).as_py() or 0) > limit:
+        raise Misfit(f"a value has {longest} bytes, and the server would cut it to {limit}", "text")
+    return values
 
 
 _RULES: tuple[tuple[Callable[[Column], bool], Callable[[pa.DataType, Column], Plan | None]], ...] = (

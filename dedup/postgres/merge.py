@@ -15,14 +15,16 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import RowsRefused, SinkMismatch
 from checkpoint.postgres.dsn import Connection
+from checkpoint.postgres.errors import ends_transaction
 from checkpoint.postgres.sqlfiles import Statements, fill, quoted
 from dedup.envelope import POSITION
 from dedup.postgres import sink as sinks
-from dedup.postgres.fit import Column, Plan
+from dedup.postgres.fit import TEXTS, Column, Plan
 from dedup.postgres.names import is_text
 from dedup.postgres.sink import NOBODY, Sink, Writer
 from dedup.postgres.targets import given_rows
 from dedup.reduce import last_per_key, require
+from dedup.rows import PlainRows
 from dedup.steps import Merge
 from dedup.store import Rows
 
@@ -36,27 +38,63 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
         SinkMismatch: they cannot fit, or the table has no unique index on these keys.
         PublicationStuck: it is another table than the one from before.
         RowsRefused: some of them break a rule of the table, or have no key. Nothing of them is kept then.
+        ValuesRefused: the sink's columns cannot hold values of Python.
 
     Crash: undone with the transaction.
     """
-    sink = sinks.describe(connection, sql, table, writer)
-    converted = rows.plain() is not None
+    sink, plain = sinks.describe(connection, sql, table, writer), rows.plain()
     everything = given_rows(sink, rows, how)
     require(everything, how)
-    given = _without_places(sink, last_per_key(everything, how, _ranks(connection, sql, sink, everything, how)))
-    _check_keys(connection, sql, sink, table, given, how)
-    upserts, deletes = _split(given, how, sink)
     try:
+        given = _without_places(sink, last_per_key(everything, how, _ranks(connection, sql, sink, everything, how)))
+        _check_keys(connection, sql, sink, table, given, how)
+        if given.num_rows < everything.num_rows:
+            _read(connection, sql, sink, everything, plain)  # a row that another one replaces must have been right all the same
+        upserts, deletes = _split(given, how, sink)
         with connection.transaction():
-            _upsert(connection, sql, sink, upserts, how, converted=converted)
-            _delete(connection, sql, sink, deletes, how, converted=converted)
+            _upsert(connection, sql, sink, upserts, how, converted=plain is not None)
+            _delete(connection, sql, sink, deletes, how, converted=plain is not None)
     except psycopg.Error as error:
+        if not ends_transaction(error):
+            _read(connection, sql, sink, everything, plain)
         raise sinks.refused(sink.name, error) from error
     return int(given.num_rows)
 
 
+def _read(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, plain: PlainRows | None) -> None:
+    """Let the server read all texts of types that only it knows. Raises RowsRefused for those that it cannot read.
+
+    Crash: nothing of it is kept.
+    """
+    part = _texts_for_the_server(sink, rows)
+    if not part.columns:
+        return
+    texts = rows.select([column.name for column in part.columns])
+    plans = sinks.plans_for(part, texts.schema, converted=plain is not None)
+    with connection.transaction(force_rollback=True):
+        _run(connection, sql, "merge_stage", sink, columns=_listed(texts.column_names))
+        try:
+            with connection.transaction():
+                staged = replace(part, name=_STAGED)
+                sinks.copy(connection, staged, plans, sending := sinks.fitted(part, plans, texts))
+        except psycopg.Error as error:
+            found = sinks.unread(connection, staged, plans, sending, error, plain)
+            raise sinks.refused_rows(sink, error, found, plain) from error
+
+
+def _texts_for_the_server(sink: Sink, rows: pa.Table) -> Sink:
+    """The sink as it is for those columns of the rows that are texts, or lists of them, for a type that is none."""
+    kinds = {name: kind.value_type if pa.types.is_list(kind := rows[name].type) else kind for name in rows.column_names}
+    read = (c for c in sink.columns if is_text(kinds.get(c.name, pa.null())) and (c.element or c.base) not in _READ_AS_THEY_ARE)
+    return replace(sink, columns=tuple(replace(column, not_null=False) for column in read))
+
+
+_READ_AS_THEY_ARE = TEXTS - {"xml"} | {"numeric", "name", "char"}
+"""Types that take any text that dedup sends to them."""
+
+
 def _ranks(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, how: Merge) -> dict[str, pa.ChunkedArray]:
-    """Of columns that the merge goes by and that travel as text: how the server compares their values. Raises RowsRefused, SinkMismatch."""
+    """Of texts that the merge goes by: how the server compares their values. Raises SinkMismatch, psycopg.Error."""
     by_name = {column.name: column for column in sink.columns if column.base not in _NEVER_TEXT and column.element is None}
     keys = [name for name in how.keys if name in by_name and is_text(rows[name].type) and by_name[name].base not in _COMPARED_AS_BYTES]
     found = {name: _ranked(connection, sql, sink, by_name[name], rows[name]) for name in keys}
@@ -88,9 +126,9 @@ def _ranked(connection: Connection, sql: Statements, sink: Sink, column: Column,
         with connection.transaction():
             ranks = [row[0] for row in connection.execute(statement, {"texts": coded.dictionary.to_pylist()})]
     except psycopg.errors.UndefinedFunction as error:
+        if not error.diag.statement_position:  # said to a text that names a function, and not to the statement
+            raise
         raise SinkMismatch(f"tx.merge cannot go by column {column.name!r} of {sink.name}: {column.type} has no order.") from error
-    except psycopg.Error as error:
-        raise sinks.refused(sink.name, error) from error
     return pa.chunked_array([pa.array(ranks, pa.int64()).take(coded.indices)])
 
 

@@ -5,6 +5,7 @@ What only the server can judge (CHECK, UNIQUE, foreign keys, triggers) it judges
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,8 +20,12 @@ from checkpoint.errors import ConfigError, PublicationStuck, RowsMisfit, RowsRef
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import ends_transaction, text_of, translate
 from checkpoint.postgres.sqlfiles import Statements, quoted
+from deadletter.redact import redact
 from dedup.postgres import encode, fit
 from dedup.postgres.names import type_for
+from dedup.rows import PlainRows
+from dedup.typed import refusal, told
+from dedup.values import Fault, Faults, shown
 
 _ROWS_FAULT = ("21", "22", "23", "44", "54", "P0")
 """Data exception, integrity constraint, check option of a view, limits (an index entry too long), RAISE in a trigger: the rows' doing.
@@ -212,8 +217,15 @@ def fitted(sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
-def send(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> int:
-    """COPY rows that `fitted` returned. Raises RowsRefused where the server refuses or drops some; nothing of them is kept then.
+def send(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table, plain: PlainRows | None = None) -> int:
+    """COPY rows that `fitted` returned; returns their number. Nothing of them is kept where it raises.
+
+    Args:
+        plain: the same rows as Python objects, where they were that.
+
+    Raises:
+        ValuesRefused: the server cannot read some values of Python.
+        RowsRefused: it refuses or drops some rows.
 
     Crash: undone with the transaction.
     """
@@ -227,7 +239,7 @@ def send(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: p
                     f"{sink.name} lists the triggers."
                 )
     except psycopg.Error as error:
-        raise refused(sink.name, error) from error
+        raise refused_rows(sink, error, unread(connection, sink, plans, rows, error, plain), plain) from error
     return kept
 
 
@@ -236,26 +248,125 @@ def copy(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: p
 
     Crash: undone with the transaction.
     """
-    kinds = {column.name: column.base for column in sink.columns}
+    kinds = {column.name: f"_{column.element}" if column.element else column.base for column in sink.columns}
     if all(plans[name].fast for name in rows.column_names):
         jsonb = frozenset(name for name in rows.column_names if kinds[name] == "jsonb")
         return encode.copy_in(connection, sink.name, rows, jsonb)
     return encode.copy_text(connection, sink.name, rows, kinds)
 
 
-def refused(sink: str, error: psycopg.Error) -> StoreError:
-    """What to raise where the server refused rows for `sink`."""
+_MOST = 1_000
+"""Rows with values that the server cannot read, found at once; the next try finds more."""
+
+_NO_VALUES_FAULT = ("08", "25", "40", "53", "55", "57", "58", "72", "F0", "XX001", "XX002")
+"""SQLSTATEs of what no value of a row is the cause of, whatever was being read. Source: PostgreSQL 16 manual, appendix A.
+XX000, an internal error, is what hstore says to a bad text before PostgreSQL 16."""
+
+Unread = dict[int, tuple[str, psycopg.Error]]
+"""Row -> column whose value the server cannot read, and what it says."""
+
+
+def unread(
+    connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table, error: psycopg.Error, plain: PlainRows | None
+) -> Unread:
+    """The rows with a value that the server cannot read, where a COPY of all of them has failed: the server says which one it was.
+
+    Each is believed when it fails alone, too: a text in an error may say anything. What fails in another way is not looked into.
+
+    Args:
+        plain: the rows as Python objects. Without them one row is looked for: nobody knows of which event a row is.
+
+    Crash: nothing of these tries is kept.
+    """
+    found, first, size, tried = Unread(), 0, rows.num_rows, rows.num_rows
+    at: tuple[int, str] | None = value_at(sink, error)
+    while first < rows.num_rows and not ends_transaction(error):
+        if at is not None and at[0] < tried:
+            row = first + at[0]
+            alone = _tried(connection, sink, plans, rows.slice(row, 1))
+            if alone is None or value_at(sink, alone) != (0, at[1]):
+                return found
+            found[row] = at[1], alone
+            first, size = row + 1, max(8, 2 * at[0])
+        else:
+            first, size = first + tried, 2 * size
+        if not found or plain is None or len(found) >= _MOST:
+            return found
+        tried = min(size, rows.num_rows - first)
+        said = _tried(connection, sink, plans, rows.slice(first, tried)) if tried else None
+        at = None if said is None else value_at(sink, said)
+    return found
+
+
+def _tried(connection: Connection, sink: Sink, plans: dict[str, fit.Plan], rows: pa.Table) -> psycopg.Error | None:
+    """What the server says to these rows, of which nothing is kept."""
+    try:
+        with connection.transaction(force_rollback=True):
+            copy(connection, sink, plans, rows)
+    except psycopg.Error as error:
+        return error
+    return None
+
+
+def value_at(sink: Sink, error: psycopg.Error) -> tuple[int, str] | None:
+    """(row, from 0 on, column) of the value that the server could not read in a COPY; None where the error is about something else.
+
+    The context of an input function's error begins with the COPY, or with a line about the JSON. That of a trigger or a CHECK does not.
+    """
+    state, context = error.sqlstate or "", error.diag.context or ""
+    columns = {column.name: column for column in sink.columns}
+    names = "|".join(map(re.escape, sorted(columns, key=len, reverse=True)))
+    place = re.compile(rf"^COPY {re.escape(_relation(sink.name))}, \w+ (\d+), \w+ ({names})(?:: |$)", re.MULTILINE)
+    found = place.search(context)
+    if found is None or not state or state.startswith(_NO_VALUES_FAULT):
+        return None
+    column = columns[found[2]]
+    kind = column.element or column.base
+    lines = context[: found.start()].count("\n")
+    if lines > (kind in ("json", "jsonb")) or (state == _FORBIDDEN and not kind.startswith("reg")):
+        return None
+    return int(found[1]) - 1, found[2]
+
+
+_FORBIDDEN = "42501"
+"""Insufficient privilege: a value's fault only where the value names something of the database."""
+
+
+def _relation(name: str) -> str:
+    """The last part of a quoted name, as it is."""
+    quotes = re.findall(r'"((?:[^"]|"")*)"', name)
+    return quotes[-1].replace('""', '"') if quotes else name.rpartition(".")[2]
+
+
+def refused_rows(sink: Sink, error: psycopg.Error, unread: Unread, plain: PlainRows | None) -> StoreError:
+    """What to raise where the server refused these rows: about values that it cannot read, where it names them."""
+    if not unread or plain is None:
+        return refused(sink.name, error, of_a_value=bool(unread))
+    columns, wrong = {column.name: column for column in sink.columns}, {name: Faults() for name in plain.names}
+    for row, (name, said) in unread.items():
+        value = plain.rows[row].get(name)
+        wrong[name][row] = Fault(name, shown(value), type(value).__name__, columns[name].type, redact(text_of(said)), None)
+    return refusal(plain, wrong, lambda fault: told(fault, sink.name, lambda name, wanted: ""))
+
+
+def refused(sink: str, error: psycopg.Error, *, of_a_value: bool = False) -> StoreError:
+    """What to raise where the server refused rows for `sink`.
+
+    Args:
+        of_a_value: the cause is a value that the server cannot read, whatever SQLSTATE its type has for that.
+    """
     state = error.sqlstate or ""
-    ours = RowsRefused if state.startswith(_ROWS_FAULT) else SinkMismatch
-    if ends_transaction(error) or isinstance(error, psycopg.errors.InsufficientPrivilege) or not state.startswith((*_ROWS_FAULT, "42")):
+    ours = RowsRefused if of_a_value or state.startswith(_ROWS_FAULT) else SinkMismatch
+    known = of_a_value or (state.startswith((*_ROWS_FAULT, "42")) and state != _FORBIDDEN)
+    if ends_transaction(error) or not known:
         return translate(error, f"Writing to {sink}")
     told = error.diag
     table = f"{quoted(told.schema_name)}.{quoted(told.table_name)}" if told.schema_name and told.table_name else sink
     remedy = (
         f" To take them as they are: ALTER TABLE {table} DROP CONSTRAINT {quoted(told.constraint_name)};" if told.constraint_name else ""
     )
-    where = f" ({told.context.splitlines()[0][:200]})" if told.context else ""
-    return ours(f"{sink} refused the rows: {text_of(error)}{where}. Nothing of them was written.{remedy}")
+    where = f" ({redact(told.context).splitlines()[0][:200]})" if told.context else ""
+    return ours(f"{sink} refused the rows: {redact(text_of(error))}{where}. Nothing of them was written.{remedy}")
 
 
 def _alter(sink: Sink, what: str) -> str:

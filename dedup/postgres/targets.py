@@ -68,7 +68,8 @@ def _require_columns(sink: Sink, rows: PlainRows, how: Merge | None) -> None:
 
 def _alter(sink: Sink, column: str, wanted: pa.DataType) -> str:
     """The statement that changes the column's type; empty where it has that type already."""
-    if any(own.name == column and type_for(wanted) in (own.type, own.base) for own in sink.columns):
+    own = next((own for own in sink.columns if own.name == column), None)
+    if own is not None and (type_for(wanted) == own.type or (type_for(wanted) == own.base and own.modifier < 0)):
         return ""
     return f"ALTER TABLE {sink.name} ALTER COLUMN {quoted(column)} TYPE {type_for(wanted)}"
 
@@ -88,12 +89,14 @@ def target_of(column: fit.Column) -> Target:
 
 def _kind(column: fit.Column) -> tuple[str, pa.DataType, Limits]:
     if column.base in _SIMPLE:
-        return (*_SIMPLE[column.base], Limits(nul=False))
+        return (*_SIMPLE[column.base], Limits(nul=False, step=fit.step_of(column)))
     if column.base == "numeric":
         return _number(*fit.size_of(column))
     if column.base in fit.TEXTS:
         return "text", pa.string(), Limits(fit.length_of(column), nul=False)
-    return "other", pa.string(), Limits(nul=False, zone=column.base == "timetz", numbers=column.kind == "b")
+    if column.base == "timetz":
+        return "timetz", pa.string(), Limits(step=fit.step_of(column))
+    return "other", pa.string(), Limits(nul=False, size=fit.BYTES.get(column.base), whole=fit.WHOLE.get(column.base))
 
 
 def _number(precision: int | None, scale: int | None) -> tuple[str, pa.DataType, Limits]:

@@ -76,7 +76,7 @@ class Publisher:
         check_text("producer group", group)
         given.check(PUBLISHER, locals())
         self.group, self._to, self._store, self._by_key = group, to, store, partition_by == "key"
-        self._limits = Limits(max_events, max_bytes, max_outage, resend_within, on_step)
+        self._limits = Limits(max_events, max_bytes, float(max_outage), resend_within, on_step)
         self._lanes = Lanes(group, _state_of(store), to, self._limits)
         self._lock, self._pid, self._turn = threading.RLock(), os.getpid(), 0
         self._over: Exception | None = None

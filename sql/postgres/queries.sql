@@ -476,14 +476,26 @@ returning name;
 -- name: sink_columns
 -- The columns of a sink with all that decides whether a row fits.
 -- The COPY that follows locks the table; a change between the two makes the COPY fail, never write wrongly.
+-- Domains, domains over domains and arrays of them are followed to the types below.
+with recursive below (number, type, modifier, dimensions, is_element, is_plain) as (
+    select attnum, atttypid, atttypmod, attndims::int, false, true
+    from pg_attribute where attrelid = %(oid)s::bigint::oid and attnum > 0 and not attisdropped
+    union all
+    select u.number, case when t.typtype = 'd' then t.typbasetype else t.typelem end,
+        case when t.typtype = 'd' then t.typtypmod else u.modifier end,
+        case when t.typtype = 'd' and not u.is_element then t.typndims else u.dimensions end,
+        u.is_element or t.typtype <> 'd', t.typtype <> 'd'
+    from below u join pg_type t on t.oid = u.type
+    where t.typtype = 'd' or (t.typcategory = 'A' and t.typelem <> 0 and not u.is_element)
+)
 select a.attname as name, format_type(a.atttypid, a.atttypmod) as type, b.typname as base, b.typtype as kind, e.typname as element,
-    case when t.typtype = 'd' then t.typtypmod else a.atttypmod end as modifier,
-    a.attnotnull as not_null, a.atthasdef or a.attidentity <> '' as has_default, a.attgenerated <> '' as generated
+    coalesce(le.modifier, lb.modifier) as modifier,
+    a.attnotnull as not_null, a.atthasdef or a.attidentity <> '' as has_default, a.attgenerated <> '' as generated,
+    coalesce(le.is_plain, true) as plain_element, greatest(lb.dimensions, 1) as dimensions
 from pg_attribute a
-join pg_type t on t.oid = a.atttypid
-join pg_type b on b.oid = case when t.typtype = 'd' then t.typbasetype else t.oid end
-left join pg_type e on e.oid = b.typelem and b.typcategory = 'A'
-where a.attrelid = %(oid)s::bigint::oid and a.attnum > 0 and not a.attisdropped
+join (below lb join pg_type b on b.oid = lb.type and b.typtype <> 'd') on lb.number = a.attnum and not lb.is_element
+left join (below le join pg_type e on e.oid = le.type and e.typtype <> 'd') on le.number = a.attnum and le.is_element
+where a.attrelid = %(oid)s::bigint::oid
 order by a.attnum;
 
 -- name: sink_keys

@@ -138,8 +138,16 @@ COLUMNS = {
         pa.timestamp("us", tz="UTC"), "timestamptz", "TIMESTAMP, timestamptz", {n: v.replace(tzinfo=_UTC) for n, v in _MOMENTS.items()}
     ),
     "local": Column(pa.timestamp("us"), "timestamp", "TIMESTAMP_NTZ, timestamp", _MOMENTS),
+    "seconds": Column(
+        None,
+        "timestamptz(0)",
+        "timestamp(p), timestamptz(p)",
+        {n: v.replace(tzinfo=_UTC) for n, v in _MOMENTS.items() if not v.microsecond},
+    ),
     "time": Column(None, "time", "time", {"noon": dt.time(12, 0, 0, 1)}),
+    "zoned": Column(None, "timetz", "timetz", {"noon": dt.time(12, 0, 0, 1, _UTC), "noon east": dt.time(12, tzinfo=EAST)}),
     "interval": Column(None, "interval", "interval", {"hours": dt.timedelta(hours=30, microseconds=1)}),
+    "oid": Column(None, "oid", "oid", {"one": 1, "300": 300, "70000": 70_000, "np int": 5}),
     "array": Column(
         pa.list_(pa.float64()),
         "double precision[]",
