@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint import advice
 from checkpoint.position import Ints, Partition, Ranges, overlapping
-from dedup import advice
 from dedup.index import KEY_ONLY
 from dedup.locate import places
 from dedup.proof import Life, Proof

@@ -210,6 +210,8 @@ class DeadLetters:
 
         Raises:
             ConfigError: the file is there already.
+            StoreRestored, PublicationStuck: letters may be missing, because tables were restored or copied back. What is there can be read
+                all the same: by `select`, `groups` and `show`.
 
         Crash: the file is there, whole, or not there.
         """

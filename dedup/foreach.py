@@ -19,7 +19,7 @@ from dedup.attempts import is_ours
 from dedup.envelope import POSITION
 from dedup.executors import Where
 from dedup.failed import EventsFailed
-from dedup.rows import own
+from dedup.rows import named, own
 from dedup.tx import Tx
 
 Row = Mapping[str, Any]
@@ -94,7 +94,9 @@ class EachEvent:
 
     def rows(self, made: Any) -> list[dict[str, Any]]:
         """What a handler returned, as rows of ours: as they are now. Raises HandlerError for anything else, RowsRefused as `own` does."""
+        made = named(made)
         rows = () if made is None else (made,) if isinstance(made, dict | Mapping) else made
+        rows = list(map(named, rows)) if isinstance(rows, list | tuple) else rows
         if not isinstance(rows, list | tuple) or not all(isinstance(row, dict | Mapping) for row in rows):
             raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
         if rows and not self.into:

@@ -41,8 +41,12 @@ PLACE = ("source", "topic", "incarnation", "partition", "sequence_number", "part
 def export(store: Store, selection: Selection, to: str | Path | BinaryIO, format: Format | None, on_progress: Progress) -> int:
     """See `DeadLetters.export`.
 
+    Raises StoreRestored or PublicationStuck where letters may be missing: a file looks whole.
+
     Crash: the file is there, whole, or not there.
     """
+    for consumer in store.consumers() if selection.consumer is None else [selection.consumer]:
+        store.require_letters(consumer)
     letters, seen = listed(store, selection), 0
     with _target(to) as target, _writer(target, format or _guessed(to)) as write:
         for _, ids in portions(letters):

@@ -1,25 +1,41 @@
-"""A consumer that is used inside its own handler would wait for itself: told at once, by what is known of the handlers that run.
+"""A consumer that is used inside its own handler would wait for itself: told at once, by what the handler began.
 
-Known of a handler: the context it runs in, which coroutines and `asyncio.to_thread` take along; and which threads there were before it.
+Inside is what runs in the handler's context, which coroutines and `asyncio.to_thread` take along, and every thread that was started there,
+as long as the handler runs. Any other call waits for its turn: also one that comes again because the first one takes too long.
 Two stores may have a consumer of one name each: a consumer is known by both.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from functools import wraps
+from weakref import WeakKeyDictionary
 
 from checkpoint.errors import HandlerError
 
 Identity = tuple[str, str]
 """Name of a consumer, and what its store is."""
 
-_HANDLING: ContextVar[frozenset[Identity]] = ContextVar("dedup_handling", default=frozenset())
+
+@dataclass(eq=False)
+class _Run:
+    """One run of a handler."""
+
+    consumer: Identity
+    calls: Calls | None  # of the consumer object; None where it was not called, as in a task
+    ended: bool = False
+
+
+_RUNS: ContextVar[tuple[_Run, ...]] = ContextVar("dedup_runs", default=())
 _CALL: ContextVar[Calls | None] = ContextVar("dedup_call", default=None)
+_STARTED: WeakKeyDictionary[threading.Thread, tuple[_Run, ...]] = WeakKeyDictionary()
+"""Thread -> the runs inside which it was started."""
+
+_patching = threading.Lock()
 
 
 def identity(name: str, store: object) -> Identity:
@@ -30,70 +46,62 @@ def identity(name: str, store: object) -> Identity:
 @contextmanager
 def handling(consumer: Identity) -> Iterator[None]:
     """While a handler of this consumer runs, and what it has recorded is evaluated."""
-    token = _HANDLING.set(_HANDLING.get() | {consumer})
+    _watch_threads()
+    run = _Run(consumer, _CALL.get())
+    token = _RUNS.set((*_RUNS.get(), run))
     try:
-        with _in_call():
-            yield
+        yield
     finally:
-        _HANDLING.reset(token)
+        run.ended = True  # what it left behind is not inside it any more
+        _RUNS.reset(token)
 
 
 def refuse(consumer: Identity, doing: str) -> None:
     """Raise HandlerError where this is called by the consumer's own handler. Another consumer's handler may do as it likes."""
-    if consumer in _HANDLING.get():
-        raise HandlerError(
-            f"{doing} of consumer {consumer[0]!r} inside its own handler: it would wait for the batch in hand, which waits for it. "
-            "Do it after the batch, or in another process. For more rows or messages use tx.write and tx.publish."
-        )
+    if any(run.consumer == consumer and not run.ended for run in _RUNS.get()):
+        raise _inside(consumer, doing)
 
 
 class Calls:
-    """The calls of one consumer object: for each handler that runs in one, which threads there were before it."""
-
-    def __init__(self) -> None:
-        self._handling: list[frozenset[threading.Thread]] = []
+    """The calls of one consumer object."""
 
     @contextmanager
     def one(self, consumer: Identity) -> Iterator[None]:
         """One call.
 
-        Raises HandlerError in the handler of another call, or in a thread that this handler seems to have started: one that began while
-        it runs, and that Spark did not start. Any other call waits for its turn.
+        Raises HandlerError in the handler of another call, or in a thread that this handler has started. Any other call waits for its turn.
         """
         refuse(consumer, "A call")
-        this = threading.current_thread()
-        if any(this not in before for before in list(self._handling)) and not _called_by_spark():
-            raise HandlerError(
-                f"Consumer {consumer[0]!r} is called by a thread that began while its handler runs: a handler that waits for this thread "
-                "would wait for ever. Call it outside its handler, or make another Consumer object for another instance."
-            )
+        if any(run.calls is self and not run.ended for run in _STARTED.get(threading.current_thread(), ())):
+            raise _inside(consumer, "A call")
         token = _CALL.set(self)
         try:
             yield
         finally:
             _CALL.reset(token)
 
-    @contextmanager
-    def handler(self) -> Iterator[None]:
-        """A handler runs."""
-        before = frozenset(threading.enumerate())
-        self._handling.append(before)
-        try:
-            yield
-        finally:
-            self._handling.remove(before)
+
+def _inside(consumer: Identity, doing: str) -> HandlerError:
+    return HandlerError(
+        f"{doing} of consumer {consumer[0]!r} inside its own handler, or in a thread that the handler has started: it would wait for the "
+        "batch in hand, which waits for it. Do it after the batch, or in another process. For more rows or messages use tx.write and "
+        "tx.publish."
+    )
 
 
-def _in_call() -> AbstractContextManager[None]:
-    call = _CALL.get()
-    return nullcontext() if call is None else call.handler()
+def _watch_threads() -> None:
+    """From the first handler on, note who starts a thread: threads do not take the context along."""
+    with _patching:
+        start = threading.Thread.start
+        if hasattr(start, "noted_by_dedup"):
+            return
 
+        @wraps(start)
+        def noting(self: threading.Thread) -> None:
+            runs = (*_RUNS.get(), *_STARTED.get(threading.current_thread(), ()))
+            if open_runs := tuple(run for run in runs if not run.ended):
+                _STARTED[self] = open_runs
+            start(self)
 
-def _called_by_spark() -> bool:
-    """Whether this is a call of foreachBatch: such threads come and go with queries, not with handlers."""
-    frame: Any = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if str(frame.f_globals.get("__name__", "")).startswith("py4j."):
-            return True
-    return False
+        noting.noted_by_dedup = True  # type: ignore[attr-defined]
+        threading.Thread.start = noting  # type: ignore[method-assign]

@@ -110,6 +110,12 @@ def for_spark(table: pa.Table) -> pa.Table:
     return pa.Table.from_batches(pieces or [pa.RecordBatch.from_pylist([], table.schema)])
 
 
+def named(row: Any) -> Any:
+    """A Row of Spark's that has names of fields as a dict by them; anything else as it is."""
+    fields = getattr(row, "__fields__", None) if isinstance(row, tuple) else None
+    return dict(zip(fields, row, strict=True)) if fields else row
+
+
 def own(rows: Sequence[Mapping[Any, Any]]) -> list[dict[str, Any]]:
     """Rows that a handler gave, as they are now: it may use one dict, list or array for all of its events.
 
@@ -142,7 +148,7 @@ _DEEPEST = 200
 
 
 def copied(value: Any, depth: int = 0) -> Any:
-    """The value as it is now. Mappings become dicts, lists of other classes lists. Raises ValueError for what holds itself."""
+    """The value as it is now. Mappings and Rows of Spark become dicts. Raises ValueError for what holds itself."""
     if type(value) in _PLAIN:
         return value
     if depth > _DEEPEST:
@@ -158,11 +164,13 @@ def copied(value: Any, depth: int = 0) -> Any:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-def _copied_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
-    """Of its own class: a namedtuple, or a Row of Spark, keeps the names of its fields."""
+def _copied_tuple(value: tuple[Any, ...], depth: int) -> Any:
+    """Of its own class, so that a namedtuple keeps the names of its fields; a Row of Spark's becomes a dict by them."""
     items = [copied(inner, depth + 1) for inner in value]
     if type(value) is tuple:
         return tuple(items)
+    if fields := getattr(value, "__fields__", None):
+        return dict(zip(fields, items, strict=True))
     made: tuple[Any, ...] = tuple.__new__(type(value), items)
     getattr(made, "__dict__", {}).update(getattr(value, "__dict__", {}))
     return made

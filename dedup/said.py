@@ -19,7 +19,7 @@ from dedup.frames import Frames
 from dedup.index import Index, Ints
 from dedup.outbox.ahead import Ahead
 from dedup.outbox.message import Messages
-from dedup.outbox.recording import Names, messages_of, rows_of
+from dedup.outbox.recording import Names, arrow_of, messages_of, rows_of
 from dedup.rows import PlainRows
 from dedup.steps import Merge
 from dedup.store import Rows, Transaction
@@ -180,7 +180,7 @@ class Performance:
     def _outgoing(self, published: Sequence[Publication]) -> Iterator[tuple[pa.Table, Callable[[], Messages]]]:
         """The rows that were published, and what makes messages of them."""
         for topic, given, names in published:
-            rows = rows_of(given) if self.by_event else self._checked(given, topic).arrow()
+            rows = rows_of(given) if self.by_event else arrow_of(self._checked(given, topic), names)
             if rows.num_rows:
                 yield rows, partial(messages_of, topic, rows, names, self.index, self.given)
 

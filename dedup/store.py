@@ -298,6 +298,9 @@ class Store(Sharing, Protocol):
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept; None where this cannot be told per consumer."""
 
+    def require_letters(self, consumer: str) -> None:
+        """Raise StoreRestored or PublicationStuck where dead letters may be missing, because the tables were restored or copied back."""
+
     def problems(self, consumer: str) -> list[str]:
         """Contradictions only this store can see (headers, publication marks); empty when all is well."""
 

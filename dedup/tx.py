@@ -13,7 +13,7 @@ from dedup.envelope import POSITION
 from dedup.frames import Frames
 from dedup.index import Index, Ints
 from dedup.outbox.recording import Names, of_event
-from dedup.rows import own
+from dedup.rows import named, own
 from dedup.said import Call, Performance, Publication, Said
 from dedup.steps import Merge
 from dedup.store import Rows, Transaction
@@ -300,6 +300,8 @@ def _is_empty(rows: Any) -> bool:
 
 def _own(rows: Any) -> Any:
     """Dicts as they are now; other rows, which nothing changes, themselves. Raises RowsRefused as `own` does."""
+    rows = named(rows)
     if isinstance(rows, Mapping):
         return own([rows])
+    rows = list(map(named, rows)) if isinstance(rows, list) else rows
     return own(rows) if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows) else rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -11,6 +11,7 @@ from checkpoint.errors import ValuesRefused
 from dedup.envelope import POSITION
 from dedup.rows import PlainRows
 from dedup.steps import Merge
+from dedup.store import Rows
 from dedup.values import Fault, Faults, Target, convert
 
 _PLACES = {
@@ -23,6 +24,41 @@ _PLACES = {
 
 Alter = Callable[[str, pa.DataType], str]
 """(column, Arrow type) -> the statement that makes the column take it."""
+
+
+class SinkColumns(Protocol):
+    """The columns of a sink, as its store knows them."""
+
+    @property
+    def shown(self) -> str:
+        """The sink, for messages."""
+
+    def targets(self) -> dict[str, Target]:
+        """By column."""
+
+    def require(self, names: Sequence[str], rows: PlainRows) -> None:
+        """Raise RowsMisfit for columns of the rows that the sink lacks, and for those that it requires and that are not among them."""
+
+    def alter(self, column: str, wanted: pa.DataType) -> str:
+        """The statement that makes the column take this type; empty where there is none."""
+
+
+def given_rows(sink: SinkColumns, rows: Rows, how: Merge | None = None) -> pa.Table:
+    """The rows as a table: Python objects with the types of the sink, others as they are.
+
+    Args:
+        how: they are to be merged, and may have columns of the merge that the sink lacks.
+
+    Raises:
+        RowsMisfit: they have other columns than the sink.
+        ValuesRefused: values do not fit their columns.
+    """
+    plain = rows.plain()
+    if plain is None:
+        return rows.arrow()
+    own, targets = {*POSITION, how.delete_when} if how is not None else set(), sink.targets()
+    sink.require([name for name in plain.names if name in targets or name not in own], plain)
+    return typed(plain, targets if how is None else with_merge(targets, how), sink.shown, sink.alter)
 
 
 def typed(rows: PlainRows, targets: Mapping[str, Target], table: str, alter: Alter) -> pa.Table:

@@ -34,6 +34,7 @@ class Target:
     shown: str  # as the store writes it
     nullable: bool = True
     limits: Limits = NO_LIMITS
+    no_null: str = "the column is NOT NULL"  # why not, where `nullable` is False
     parts: Mapping[str, Target] | None = None  # a list's element, a map's key and value, a struct's fields
 
 
@@ -64,7 +65,7 @@ def convert(values: Sequence[Any], target: Target, path: str) -> tuple[pa.Array,
     array, faults = _NESTED.get(target.kind, _leaf)(values, target, path)
     if not target.nullable and array.null_count:
         for row in _nulls(array):
-            faults.setdefault(row, _fault(None, target, path, Wrong("the column is NOT NULL")))
+            faults.setdefault(row, _fault(None, target, path, Wrong(target.no_null)))
     return array, faults
 
 

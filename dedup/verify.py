@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
 
+from checkpoint import advice
 from checkpoint.errors import PublicationStuck
 from checkpoint.position import Partition, Ranges
-from dedup import advice
 from dedup.books import Books, LetterBooks
 from dedup.index import KEY_ONLY
 from dedup.proof import Proof, digest

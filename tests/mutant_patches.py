@@ -18,7 +18,8 @@ class Mutant(NamedTuple):
 _FENCE, _TX, _QUERIES = "dedup/postgres/fence.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
 _RESTORED = "tests/test_postgres_restored.py::"
 _PG, _COMMIT, _TAKEOVER = "tests/test_postgres_store.py::", "tests/test_postgres_commit.py::", "tests/test_postgres_takeover.py::"
-_LEDGER, _SINKS, _PLAN = "tests/test_delta_ledger.py::", "tests/test_delta_sinks.py::", "tests/test_planning.py::"
+_LEDGER, _PLAN = "tests/test_delta_ledger.py::", "tests/test_planning.py::"
+_COMMITS, _PUBLICATION = "tests/test_delta_commits.py::", "tests/test_delta_publication.py::"
 _DELIVERY, _GUARDS, _FAILURES = "tests/contract/test_delivery.py::", "tests/contract/test_guards.py::", "tests/contract/test_failures.py::"
 _DOG, _COMPANY = "tests/test_watchdog.py::", "tests/test_company.py::"
 _TRIES, _JOIN, _EDITS = "tests/test_attempts.py::", "tests/contract/test_join.py::", "tests/contract/test_letter_edits.py::"
@@ -448,7 +449,7 @@ MUTANTS = (
         "dedup/delta/ledger.py",
         "tables.commit(table, adds, transactions, exact=True)",
         "tables.commit(self.open() or table, adds, transactions, exact=False)",
-        _LEDGER + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+        _COMMITS + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
     ),
     Mutant(
         "txnVersion from the batch id",
@@ -462,14 +463,14 @@ MUTANTS = (
         "dedup/delta/decide.py",
         "if winner is not None and winner.attempt == header.attempt:",
         "if winner is not None:",
-        _LEDGER + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+        _COMMITS + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
     ),
     Mutant(
         "forget the read-back of the ledger",
         "dedup/delta/decide.py",
         "        _read_back(state, failure)\n",
         "        if failure is not None:\n            raise StoreUnavailable from failure\n        _read_back(state, failure)\n",
-        _LEDGER + "test_an_answer_that_was_lost_after_the_commit_landed_changes_nothing",
+        _COMMITS + "test_an_answer_that_was_lost_after_the_commit_landed_changes_nothing",
     ),
     Mutant(
         "a decision without its reservations",
@@ -483,21 +484,21 @@ MUTANTS = (
         "dedup/delta/publish.py",
         "for seq in sorted(self.state.pending):",
         "for seq in sorted(self.state.pending)[-1:]:",
-        _SINKS + "test_several_decisions_are_published_in_their_order",
+        _PUBLICATION + "test_several_decisions_are_published_in_their_order",
     ),
     Mutant(
         "publish without looking whether it is there",
         "dedup/delta/publish.py",
         "if not self._reached(entry, shown, version):",
         "if True:",
-        _SINKS + "test_two_publishers_at_once_publish_once",
+        _PUBLICATION + "test_two_publishers_at_once_publish_once",
     ),
     Mutant(
         "publish in no order",
         "dedup/delta/publish.py",
         "for seq in sorted(self.state.pending):",
         "for seq in sorted(self.state.pending, reverse=True):",
-        _SINKS + "test_several_decisions_are_published_in_their_order",
+        _PUBLICATION + "test_several_decisions_are_published_in_their_order",
     ),
     Mutant(
         "a mark has the number of the decision, and not which one it was",

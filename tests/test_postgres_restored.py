@@ -5,6 +5,7 @@ Each row of the table in docs/postgres.md (Restores and moves) has its test here
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import uuid
@@ -26,7 +27,7 @@ from checkpoint.errors import PublicationStuck, SinkMismatch, StoreRestored
 from deadletter.letter import Kind
 from dedup import DeadLetters, amendments
 from dedup.steps import Commit, Free
-from dedup.store import KEYS
+from dedup.store import KEYS, Selection
 from dedup.verify import verify
 
 
@@ -51,6 +52,9 @@ def refused(place: PostgresPlace, told: str = "") -> None:
         day(place, 3)
     with pytest.raises(StoreRestored), place.store().begin_letters("shop"):  # type: ignore[attr-defined]
         pass
+    with pytest.raises(StoreRestored):
+        DeadLetters(place.store()).export(Selection(), io.BytesIO(), "jsonl")
+    DeadLetters(place.store()).groups(Selection())  # what is there can be read
     with pytest.raises(StoreRestored):
         place.store().amend("shop", amendments.accept_gap, by="test", reason="a gap is not what is wrong")
     assert any("restored" in said for said in verify(place.store(), "shop").contradictions)

@@ -19,7 +19,7 @@ from pg_help import epoch, rows
 from checkpoint.errors import RowsRefused, SinkMismatch, StoreError
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.sqlfiles import Statements
-from dedup.postgres import PostgresStore, append, fit, sink
+from dedup.postgres import PostgresStore, fit, merge, sink
 from dedup.postgres.connect import connect
 from dedup.rows import ArrowRows
 
@@ -38,7 +38,7 @@ def connection(postgres: str) -> Iterator[Connection]:
 def write(connection: Connection, table: str, what: pa.Table) -> int:
     """As the transaction does."""
     with connection.transaction():
-        return append.write(connection, Statements("dedup"), table, ArrowRows(what))
+        return merge.append(connection, Statements("dedup"), table, ArrowRows(what))
 
 
 GOOD: list[tuple[str, pa.Array, list[Any]]] = [
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused_before_any_row_is_sent(connection: Connect
         fits = False
     with connection.transaction():
         with pytest.raises(SinkMismatch, match=told) as raised:
-            append.write(connection, Statements("dedup"), "t", ArrowRows(pa.table({"v": values})))
+            merge.append(connection, Statements("dedup"), "t", ArrowRows(pa.table({"v": values})))
         assert isinstance(raised.value, RowsRefused) == fits
         assert "column 'v'" in str(raised.value) and "nothing was sent" in str(raised.value)
         assert connection.execute("select count(*) from t").fetchone() == (0,), "the transaction is not aborted"
@@ -248,7 +248,7 @@ def test_rows_that_a_trigger_drops_are_noticed(connection: Connection, kind: str
     values = pa.array([1, 2, 3]) if kind == "bigint" else pa.array(["(1,2)"] * 3)
     with connection.transaction():
         with pytest.raises(RowsRefused, match=r"2 of 3 rows.*BEFORE INSERT trigger"):
-            append.write(connection, Statements("dedup"), "t", ArrowRows(pa.table({"a": [1, 2, 3], "v": values})))
+            merge.append(connection, Statements("dedup"), "t", ArrowRows(pa.table({"a": [1, 2, 3], "v": values})))
         assert connection.execute("select count(*) from t").fetchone() == (0,), "nothing of them is kept"
     assert write(connection, "t", pa.table({"a": [1, 3], "v": values[:2]})) == 2
 

@@ -15,9 +15,10 @@ from checkpoint.errors import ValuesRefused
 from dedup.delta.targets import target_of
 from dedup.postgres import fit
 from dedup.postgres.sink import Sink
-from dedup.postgres.targets import given_rows
+from dedup.postgres.targets import Columns
 from dedup.postgres.targets import target_of as postgres_target
 from dedup.rows import PlainRows
+from dedup.typed import given_rows
 from dedup.value_plain import Wrong, plainly
 from dedup.values import convert, shown
 
@@ -134,7 +135,7 @@ def test_no_remedy_is_the_type_that_the_column_has(base: str, advised: bool) -> 
     """A message advises no ALTER TABLE that would change nothing."""
     column = _column(base)
     with pytest.raises(ValuesRefused) as refused:
-        given_rows(Sink('"late"', (column,)), PlainRows([{"c": {"a": b"x"} if base == "jsonb" else 70_000}]))
+        given_rows(Columns(Sink('"late"', (column,))), PlainRows([{"c": {"a": b"x"} if base == "jsonb" else 70_000}]))
     assert ("ALTER TABLE" in str(refused.value)) is advised
 
 

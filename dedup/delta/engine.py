@@ -16,7 +16,7 @@ from checkpoint.errors import ConfigError
 from dedup.delta import tables
 from dedup.delta.files import FileWriter
 from dedup.delta.names import spark_side
-from dedup.delta.storage import DELTA_RS, Options
+from dedup.delta.storage import DELTA_RS, Options, absolute, missing
 
 MINE = "dedup.engine"
 """Property of a ledger that is committed to by Spark. Only one engine may: each one's compare-and-swap does not see the other's."""
@@ -75,6 +75,12 @@ class Engine(Protocol):
 
     def listed(self, table: DeltaTable) -> frozenset[str]:
         """Paths of the files of the snapshot; none where the engine does not tell. Raises StoreUnavailable."""
+
+    def as_of(self, table: DeltaTable, version: int) -> DeltaTable | None:
+        """An older snapshot; None where its log is gone, or the engine does not show it. Raises StoreUnavailable."""
+
+    def gone(self, table: DeltaTable, paths: Sequence[str]) -> list[str]:
+        """Those of these files of the table that are not there. Raises StoreUnavailable."""
 
     def took(self, table: DeltaTable, app: str, version: int) -> None:
         """Spark has appended or merged with this id to a sink, or found it there."""
@@ -138,6 +144,14 @@ class DeltaRs:
         """From the snapshot."""
         with tables.reading(table.table_uri):
             return frozenset(pa.table(table.get_add_actions(flatten=True))["path"].to_pylist())
+
+    def as_of(self, table: DeltaTable, version: int) -> DeltaTable | None:
+        """Opened anew."""
+        return tables.open_version(table.table_uri, version, self._options)
+
+    def gone(self, table: DeltaTable, paths: Sequence[str]) -> list[str]:
+        """One request for each."""
+        return missing(absolute(table.table_uri), self._options, paths) if paths else []
 
     def took(self, table: DeltaTable, app: str, version: int) -> None:
         """Nothing to keep: the table is asked."""

@@ -5,8 +5,10 @@ Promises that what does not fit is refused with the `ALTER TABLE` it would take,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,11 +36,12 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
             f"{table!r} has no column {', '.join(extra)}, which the rows have. "
             f"Leave it out of the rows, or ALTER TABLE {sql_name(table)} ADD COLUMNS ({columns})."
         )
-    missing = [f.name for f in sink if f.name not in rows.names and not f.nullable and f.name not in computed]
+    required = {f.name: f.name if not f.nullable else required_part(f) for f in sink if f.name not in computed}
+    missing = [path for name, path in required.items() if path and name not in rows.names]
     if missing:
         raise RowsMisfit(
             f"{table!r} requires {', '.join(missing)}, which the rows lack. Add them to the rows, or "
-            + "; ".join(f"ALTER TABLE {sql_name(table)} ALTER COLUMN `{n}` DROP NOT NULL" for n in missing)
+            + "; ".join(f"ALTER TABLE {sql_name(table)} ALTER COLUMN {_quoted(n)} DROP NOT NULL" for n in missing)
         )
     wrong = [f for f in sink if f.name in rows.names and not fits(rows.field(f.name).type, f.type)]
     if wrong:
@@ -48,6 +51,10 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
             f"The rows do not fit {table!r} without loss: {told}. Cast in the handler, or, where Delta can widen the type, {alter}."
         )
     return [f.name for f in sink if f.name in rows.names]
+
+
+def _quoted(path: str) -> str:
+    return "`" + path.replace(".", "`.`") + "`"
 
 
 def conform(rows: pa.Table, sink: pa.Schema, table: str) -> pa.Table:
@@ -68,9 +75,9 @@ def conform(rows: pa.Table, sink: pa.Schema, table: str) -> pa.Table:
         for path, count in _forbidden_nulls(column, field, field.name):
             raise RowsRefused(
                 f"{table!r} forbids NULL in {path}, and {count} of {rows.num_rows} rows have it. Reject those rows in the handler, "
-                f"or ALTER TABLE {sql_name(table)} ALTER COLUMN {path} DROP NOT NULL."
+                f"or ALTER TABLE {sql_name(table)} ALTER COLUMN {_quoted(path)} DROP NOT NULL."
             )
-        columns.append(column)
+        columns.append(_below_null_parents(column) if _requires(field.type) else column)
     return pa.Table.from_arrays(columns, schema=sink)
 
 
@@ -79,9 +86,15 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
         return column
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if pa.types.is_struct(target) and pa.types.is_struct(column.type):
-        return pa.chunked_array([_cast_struct(chunk, target) for chunk in column.chunks], target)
+    for holds, cast in _NESTED:
+        if holds(target) and not pa.types.is_null(column.type):
+            return pa.chunked_array([cast(chunk, target) for chunk in column.chunks], target)
     return column.cast(target, safe=True)
+
+
+def _cast_part(values: pa.Array, target: pa.DataType) -> pa.Array:
+    cast = _cast(pa.chunked_array([values]), target)
+    return cast.combine_chunks() if cast.num_chunks != 1 else cast.chunk(0)
 
 
 def _cast_struct(chunk: pa.StructArray, target: pa.StructType) -> pa.StructArray:
@@ -90,21 +103,101 @@ def _cast_struct(chunk: pa.StructArray, target: pa.StructType) -> pa.StructArray
     parts = []
     for field in target:
         part = pc.struct_field(chunk, [field.name]) if field.name in have else pa.nulls(len(chunk), field.type)
-        cast = _cast(pa.chunked_array([part]), field.type)
-        parts.append(cast.combine_chunks() if cast.num_chunks != 1 else cast.chunk(0))
+        parts.append(_cast_part(part, field.type))
     return pa.StructArray.from_arrays(parts, fields=list(target), mask=pc.is_null(chunk))
 
 
-def _forbidden_nulls(column: pa.ChunkedArray, field: pa.Field, path: str, parent_nulls: int = 0) -> Iterator[tuple[str, int]]:
-    """(path, count) of each place where a null is and none may be; a null parent is no null of its children."""
-    if not field.nullable and column.null_count > parent_nulls:
-        yield path, column.null_count - parent_nulls
+def _cast_list(chunk: pa.Array, target: pa.ListType) -> pa.ListArray:
+    items = _cast_part(pc.list_flatten(chunk), target.value_type)
+    return pa.ListArray.from_arrays(_offsets(chunk), items, type=target)
+
+
+def _cast_map(chunk: pa.MapArray, target: pa.MapType) -> pa.MapArray:
+    entries = pc.list_flatten(_entries(chunk))
+    keys, items = (_cast_part(entries.field(i), kind) for i, kind in enumerate((target.key_type, target.item_type)))
+    return pa.MapArray.from_arrays(_offsets(_entries(chunk)), keys, items, type=target)
+
+
+_NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any, Any], pa.Array]], ...] = (
+    (pa.types.is_struct, _cast_struct),
+    (pa.types.is_list, _cast_list),
+    (pa.types.is_map, _cast_map),
+)
+
+
+def _entries(chunk: pa.MapArray) -> pa.ListArray:
+    """A map as a list of its pairs: `MapArray.items` has those of rows that a slice leaves out, too."""
+    entries = pa.StructArray.from_arrays([chunk.keys, chunk.items], ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(chunk.offsets.to_numpy()), entries, mask=chunk.is_null())
+
+
+def _offsets(chunk: pa.Array, *, nullable: bool = True) -> pa.Array:
+    """Where each list begins in what `list_flatten` makes of them, null for one that is null; and the end of the last one."""
+    sizes = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    return pa.array(offsets, mask=np.append(chunk.is_null().to_numpy(zero_copy_only=False), False) if nullable else None)
+
+
+def _forbidden_nulls(column: pa.ChunkedArray, field: pa.Field, path: str, parent_nulls: int | None = None) -> Iterator[tuple[str, int]]:
+    """(path, count) of each place where a null is and none may be.
+
+    Args:
+        parent_nulls: below an array or a map, where a null parent is no null of its parts; None elsewhere: see `required_part`.
+    """
+    if not field.nullable and column.null_count > (parent_nulls or 0):
+        yield path, column.null_count - (parent_nulls or 0)
     if pa.types.is_struct(field.type):
+        nulls = None if parent_nulls is None else column.null_count
         for inner in field.type:
-            yield from _forbidden_nulls(pc.struct_field(column, [inner.name]), inner, f"{path}.{inner.name}", column.null_count)
+            yield from _forbidden_nulls(pc.struct_field(column, [inner.name]), inner, f"{path}.{inner.name}", nulls)
     elif pa.types.is_list(field.type):
         flat = pa.chunked_array([pc.list_flatten(c) for c in column.chunks], field.type.value_type)
-        yield from _forbidden_nulls(flat, field.type.value_field, f"{path}.element")
+        yield from _forbidden_nulls(flat, field.type.value_field, f"{path}.element", 0)
     elif pa.types.is_map(field.type):
-        items = pa.chunked_array([c.items for c in column.chunks], field.type.item_type)
-        yield from _forbidden_nulls(items, field.type.item_field, f"{path}.value")
+        items = pa.chunked_array([pc.list_flatten(_entries(c)).field(1) for c in column.chunks], field.type.item_type)
+        yield from _forbidden_nulls(items, field.type.item_field, f"{path}.value", 0)
+
+
+def required_part(field: pa.Field) -> str:
+    """The path of the first NOT NULL part of a struct's parts; empty where there is none. Of arrays and maps Spark enforces none.
+
+    Such a struct must not be null either: Spark refuses it (DELTA_NOT_NULL_CONSTRAINT_VIOLATED), and it refuses every UPDATE and MERGE
+    of a file in which delta-rs wrote one (tried with Delta 4.4).
+    """
+    if not pa.types.is_struct(field.type):
+        return ""
+    found = (part.name if not part.nullable else required_part(part) for part in field.type)
+    return next((f"{field.name}.{name}" for name in found if name), "")
+
+
+def _requires(kind: pa.DataType) -> bool:
+    """Whether a part of the type, at any depth, must not be null."""
+    parts = [kind.field(i) for i in range(kind.num_fields)] if pa.types.is_nested(kind) and not pa.types.is_map(kind) else []
+    parts += [kind.item_field] if pa.types.is_map(kind) else []
+    return any(not part.nullable or _requires(part.type) for part in parts)
+
+
+def _below_null_parents(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same values, with something in each part that must not be null and whose parent is null.
+
+    Arrow's writer refuses a null there, which no reader would see; and a file in which that part may be null it cannot read back (tried).
+    """
+    return pa.chunked_array([_filled(chunk, nullable=True) for chunk in column.chunks], column.type)
+
+
+def _filled(array: pa.Array, *, nullable: bool) -> pa.Array:
+    """`nullable` False: without a null of its own, of which `_forbidden_nulls` has said that its parent is null."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        parts = [_filled(array.field(i), nullable=part.nullable) for i, part in enumerate(kind)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null() if nullable else None)
+    if pa.types.is_list(kind):
+        items = _filled(pc.list_flatten(array), nullable=kind.value_field.nullable)
+        return pa.ListArray.from_arrays(_offsets(array, nullable=nullable), items, type=kind)
+    if pa.types.is_map(kind):
+        entries = pc.list_flatten(_entries(array))
+        items = _filled(entries.field(1), nullable=kind.item_field.nullable)
+        return pa.MapArray.from_arrays(_offsets(_entries(array), nullable=nullable), entries.field(0), items, type=kind)
+    if nullable or not array.null_count:
+        return array
+    return pa.Array.from_buffers(kind, len(array), [None, *array.buffers()[1:]], 0, array.offset)

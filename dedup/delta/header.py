@@ -60,7 +60,7 @@ class Mark:
 
     seq: int  # of that publication
     table_id: str
-    version: int  # of the sink's table: a RESTORE since then would have taken rows back
+    version: int  # of the sink's table: a RESTORE since then may have taken rows back (restores.py)
     uri: str = ""
     generation: int = 0  # of that publication
     shown: int | None = None  # transaction version that the sink showed after it; None: none that counts

@@ -7,6 +7,7 @@ table of marks has one dispatcher at a time: each commit is tried against exactl
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,14 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from checkpoint.errors import CommitConflict, Fenced, StoreUnavailable
+from checkpoint.errors import CommitConflict, Fenced, PublicationStuck, StoreRestored, StoreUnavailable
 from dedup.delta import tables
 from dedup.delta.outbox_tables import MARKS, MESSAGES_TABLE, OUTBOX_SINK, Found, create, numbered
 from dedup.delta.states import States
 from dedup.outbox.message import Entry, Lag, Message, Messages, State
 from dedup.outbox.store import Asked, Chosen, Failed, Marks
+
+log = logging.getLogger("dedup")
 
 CONFLICT_ATTEMPTS = 20
 
@@ -168,12 +171,12 @@ class DeltaOutbox:
 
     def entries(self, chosen: Chosen) -> list[Entry]:
         """Messages without their bodies, ascending."""
-        found = self._now()
+        found = self._readable()
         return found.entries(chosen) if found is not None else []
 
     def message(self, number: int) -> Message | None:
         """One message with its body."""
-        found = self._now()
+        found = self._readable()
         return next(iter(found.messages(found.numbered(number))), None) if found is not None else None
 
     def lag(self, topics: Sequence[str] = ()) -> Lag:
@@ -182,6 +185,14 @@ class DeltaOutbox:
         found = [e for e in self.entries(Chosen(states=states, limit=None)) if not topics or e.topic in topics]
         count = {s: sum(e.state == s for e in found) for s in states}
         return Lag(count[State.WAITING], min((e.created_at for e in found), default=None), count[State.DEAD], count[State.BEHIND])
+
+    def _readable(self) -> Found | None:
+        """As `_now`; where a sink is stuck or the state was restored, what is there: whoever looks for the cause has to see it."""
+        try:
+            return self._now()
+        except (PublicationStuck, StoreRestored) as error:
+            log.warning("messages of %s that are decided may be missing: %s", self.consumer, error)
+            return self._look()
 
     def _now(self) -> Found | None:
         self._publish(self.consumer)

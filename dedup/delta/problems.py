@@ -19,15 +19,15 @@ from checkpoint.errors import DedupError
 from dedup.delta.audit import Log, letters, read_log
 from dedup.delta.events import LETTERS_SINK
 from dedup.delta.files import Add
-from dedup.delta.header import Header, SinkFiles
+from dedup.delta.header import Header, Mark, SinkFiles
 from dedup.delta.keyindex import KeyIndex
 from dedup.delta.ledger import BATCH, HELD, KEYS
 from dedup.delta.letters import Letters
 from dedup.delta.lineage import seq_of, seq_of_part
 from dedup.delta.publish import Publisher
 from dedup.delta.reserved import freed, reservations
+from dedup.delta.restores import require_same, require_unrestored
 from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
-from dedup.delta.sink import require_same, require_unrestored
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import absolute, missing
 from dedup.store import Selection
@@ -140,12 +140,40 @@ def _recorded(log: Log) -> Counter[int]:
     return found
 
 
+def require_letters(state: ConsumerState, publisher: Publisher) -> None:
+    """Raise StoreRestored or PublicationStuck where letters that were decided may be missing."""
+    state.require_sound()
+    for name, mark in state.marks.items():
+        if name == LETTERS_SINK:
+            _require_published(state, name, mark)
+    for seq in sorted(state.pending):
+        header = state.decided[seq]
+        for entry in (entry for entry in header.sinks if entry.name == LETTERS_SINK):
+            if publisher.is_done(header, entry):
+                _require_known(state, publisher, header, entry)
+            else:
+                publisher.require_files(header, entry, entry.uri)
+
+
+def _require_published(state: ConsumerState, name: str, mark: Mark) -> None:
+    sink = state.sinks.open(name, mark.uri)
+    require_same(state, sink, mark.table_id, mark)
+    state.require_in_step(name, sink.table)
+
+
+def _require_known(state: ConsumerState, publisher: Publisher, header: Header, entry: SinkFiles) -> None:
+    """What no header tells of yet."""
+    sink = state.sinks.open(entry.name, entry.uri)
+    if entry.name not in state.marks:
+        require_same(state, sink, entry.table_id, None)
+    if publisher.is_done(header, entry):
+        require_unrestored(state, sink, header.seq, entry, publisher.publication(header, entry))
+
+
 def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
     for name, mark in sorted(state.marks.items()):
         try:
-            sink = state.sinks.open(name, mark.uri)
-            require_same(sink, state.ledger.consumer, mark.table_id, mark)
-            state.require_in_step(name, sink.table)
+            _require_published(state, name, mark)
         except DedupError as error:
             yield str(error)
     for seq in sorted(state.pending):
@@ -158,20 +186,11 @@ def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
                     f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run "
                     f"{command('publish', state.ledger.consumer)}"
                 )
-            if table is not None and entry.name not in state.marks:
-                yield from _unmarked(state, seq, entry, done=done)
-
-
-def _unmarked(state: ConsumerState, seq: int, entry: SinkFiles, *, done: bool) -> Iterator[str]:
-    """What is wrong with a sink of which no header tells yet how far it is."""
-    consumer = state.ledger.consumer
-    try:
-        sink = state.sinks.open(entry.name, entry.uri)
-        require_same(sink, consumer, entry.table_id, None)
-        if done:
-            require_unrestored(sink, consumer, seq, entry)
-    except DedupError as error:
-        yield str(error)
+            try:
+                if table is not None:
+                    _require_known(state, publisher, header, entry)
+            except DedupError as error:
+                yield str(error)
 
 
 def _sinks(state: ConsumerState, publisher: Publisher, headers: list[Header]) -> Iterator[str]:

@@ -19,7 +19,8 @@ from dedup.delta import merge, tables
 from dedup.delta.fit import check_schema
 from dedup.delta.header import Header, Mark, SinkFiles
 from dedup.delta.lineage import part_reached, part_version, reached
-from dedup.delta.sink import Sink, require_same, require_unrestored
+from dedup.delta.restores import Publication, require_same, require_unrestored
+from dedup.delta.sink import Sink
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, filesystem, is_away, join, missing, remove
 
@@ -92,8 +93,7 @@ class Publisher:
             self.state.require_in_step(entry.name, sink.table)
         if not self._reached(entry, shown, version):
             return False
-        if not tried and entry.name not in self.state.marks:
-            require_unrestored(sink, self.state.ledger.consumer, header.seq, entry)
+        require_unrestored(self.state, sink, header.seq, entry, self.publication(header, entry))
         self._mark(header, entry, sink, sink.table.version(), shown)
         if entry.staged:
             remove(self.root, self.options, [add.path for add in entry.adds])
@@ -118,6 +118,10 @@ class Publisher:
         """The transaction id by which the sink shows that it has taken this entry; the last one of a decision is that of the decision."""
         app = self.app(header, entry.name)
         return (app, header.version) if entry.is_last else (f"{app}/parts", part_version(header.seq, header.attempt, entry.part))
+
+    def publication(self, header: Header, entry: SinkFiles) -> Publication:
+        """The same, for what a RESTORE may have taken back."""
+        return Publication(*self.mark_of(header, entry), whole=entry.is_last)
 
     def is_done(self, header: Header, entry: SinkFiles) -> bool:
         """Whether the table under the entry's name shows it."""
@@ -147,7 +151,7 @@ class Publisher:
             )
             raise PublicationStuck(f"Decision {header.seq} ({entry.rows} rows) cannot be published: {error} {advice}") from error
         expected = mark.table_id if mark and mark.accepted >= header.seq else entry.table_id
-        require_same(sink, consumer, expected, mark)
+        require_same(self.state, sink, expected, mark)
         return sink
 
     def _has_files(self, header: Header, entry: SinkFiles, sink: Sink) -> bool:

@@ -1,7 +1,6 @@
 """A sink table as it is now: its columns, its identity, and whether delta-rs may write to it.
 
-Promises that a table with any feature not known to be safe takes the row path (Spark appends), and that a table which was replaced or
-restored since the last publication is told before anything is written. Called by the transaction and the publisher.
+Promises that a table with any feature not known to be safe takes the row path (Spark appends). Called by the transaction and the publisher.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from checkpoint.advice import command
-from checkpoint.errors import PublicationStuck, SinkMismatch
-from dedup.delta import tables
+from checkpoint.errors import SinkMismatch
 from dedup.delta.engine import Engine, Handle
-from dedup.delta.header import Mark, SinkFiles
 from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.stats import INDEXED_COLUMNS
 from dedup.delta.types import UnknownType, arrow_schema, sql_type
@@ -96,6 +92,7 @@ class Sinks:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._handles: dict[str, Handle] = {}
+        self.kept: set[object] = set()  # what restores.py has found to be there
 
     def open(self, name: str, uri: str, rows: Rows | None = None) -> Sink:
         """The sink now.
@@ -211,34 +208,3 @@ def _constraints(settings: dict[str, str], fields: list[dict[str, Any]]) -> dict
         if limit := re.search(r"\((\d+)\)", metadata.get("__CHAR_VARCHAR_TYPE_STRING", "")):
             found[f"the length limit of {name}"] = f"`{name}` IS NULL OR length(rtrim(`{name}`)) <= {limit[1]}"
     return found
-
-
-def require_same(sink: Sink, consumer: str, table_id: str, mark: Mark | None) -> None:
-    """Raise PublicationStuck where the sink is another table than `table_id`, or was restored since the mark."""
-    how = command("publish", consumer, "--accept-sink", sink.name)
-    if sink.table_id != table_id:
-        raise PublicationStuck(
-            f"The sink {sink.name!r} at {sink.uri} is another table than the one that was written to before (dropped and created again?). "
-            f"If that is meant, run {how}: what was published before stays out of the new one."
-        )
-    if mark is not None and mark.table_id == table_id:
-        _require_no_restore(sink, consumer, mark.version, f"decision {mark.seq} was published at version {mark.version}")
-
-
-def require_unrestored(sink: Sink, consumer: str, seq: int, entry: SinkFiles) -> None:
-    """For a published decision that no mark covers yet: raise PublicationStuck where the sink was restored since it was made."""
-    if entry.version is not None and entry.table_id == sink.table_id:
-        _require_no_restore(sink, consumer, entry.version, f"decision {seq} was made at version {entry.version}")
-
-
-def _require_no_restore(sink: Sink, consumer: str, version: int, since: str) -> None:
-    now = sink.table.version()
-    if now < version or (now > version and _restored_since(sink.table, version)):
-        raise PublicationStuck(
-            f"The sink {sink.name!r} at {sink.uri} was restored to an older version after {since}: published rows may be missing. "
-            f"Put them back if they are wanted, then run {command('publish', consumer, '--accept-sink', sink.name)}."
-        )
-
-
-def _restored_since(table: DeltaTable, version: int) -> bool:
-    return any(entry.get("operation") == "RESTORE" for entry in tables.history_of(table, table.version() - version))

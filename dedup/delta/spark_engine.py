@@ -102,6 +102,14 @@ class SparkEngine:
         """Spark has no public way to tell."""
         return frozenset()
 
+    def as_of(self, table: Any, version: int) -> Any:
+        """Spark does not tell which ids an old version shows."""
+        return None
+
+    def gone(self, table: Any, paths: Sequence[str]) -> list[str]:
+        """Spark has no public way to tell."""
+        return []
+
     def took(self, table: Any, app: str, version: int) -> None:
         """Spark has just written this id, or found it written; it tells the second by silence alone."""
         key = (table.metadata().id, app)

@@ -24,7 +24,7 @@ from dedup.delta.joins import Joins
 from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.names import SinkNames
 from dedup.delta.outbox import DeltaOutbox
-from dedup.delta.problems import problems
+from dedup.delta.problems import problems, require_letters
 from dedup.delta.publish import Publisher
 from dedup.delta.spark_engine import SparkEngine
 from dedup.delta.state import ConsumerState
@@ -277,6 +277,11 @@ class DeltaStore(Joins):
         """How many reservations of its current keyspace are kept."""
         with self._states.caught_up(consumer) as state:
             return len(state.index)
+
+    def require_letters(self, consumer: str) -> None:
+        """Raise StoreRestored or PublicationStuck where the ledger or the table of dead letters was taken back, or is another one."""
+        with self._states.caught_up(consumer) as state:
+            require_letters(state, self._publisher(state))
 
     def problems(self, consumer: str) -> list[str]:
         """Contradictions only this store can see; empty when all is well."""

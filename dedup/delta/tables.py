@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.files import Add
-from dedup.delta.storage import AT_ONCE, Options, absolute, filesystem
+from dedup.delta.storage import AT_ONCE, Options, absolute, filesystem, is_away
 
 COMMIT_REFUSED = CommitFailedError
 """delta-rs says that the commit did not land; still read back, because its own retry may have met its own commit."""
@@ -48,6 +48,16 @@ def open_table(uri: str, options: Options) -> DeltaTable | None:
         return None
     except DELTA_ERRORS as error:
         raise StoreUnavailable(f"The Delta table {uri} cannot be opened: {error}") from error
+
+
+def open_version(uri: str, version: int, options: Options) -> DeltaTable | None:
+    """The table as it was, or None where its log does not tell. Raises StoreUnavailable where the storage does not answer."""
+    try:
+        return DeltaTable(uri, version=version, storage_options=dict(options) if options else None)
+    except DELTA_ERRORS as error:
+        if is_away(error):
+            raise StoreUnavailable(f"Version {version} of the Delta table {uri} cannot be opened: {error}") from error
+        return None
 
 
 @contextmanager

@@ -1,56 +1,47 @@
-"""A sink's columns as targets of Python values (dedup/values.py), and rows with its types."""
+"""A sink's columns as targets of Python values (dedup/values.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from dedup.delta.fit import check_schema
+from dedup.delta.fit import check_schema, required_part
 from dedup.delta.names import sql_name
 from dedup.delta.sink import Sink
 from dedup.delta.types import sql_type
-from dedup.envelope import POSITION
 from dedup.rows import PlainRows
-from dedup.steps import Merge
-from dedup.store import Rows
-from dedup.typed import typed, with_merge
 from dedup.values import Target
 
 
-def given_rows(sink: Sink, rows: Rows, how: Merge | None = None) -> pa.Table:
-    """The rows as a table: Python objects with the types of the sink, others as they are.
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a sink, for rows of Python objects."""
 
-    Args:
-        how: they are to be merged, and may have columns of the merge that the sink lacks.
+    sink: Sink
 
-    Raises:
-        RowsMisfit: they have other columns than the sink.
-        ValuesRefused: values do not fit their columns.
-    """
-    plain = rows.plain()
-    if plain is None:
-        return rows.arrow()
-    targets = {field.name: target_of(field) for field in sink.schema}
-    if how is not None:
-        targets = with_merge(targets, how)
-    _check_names(sink, plain, how)
-    return typed(plain, targets, repr(sink.name), lambda column, wanted: _alter(sink, column, wanted))
+    @property
+    def shown(self) -> str:
+        """Its name in quotes."""
+        return repr(self.sink.name)
 
+    def targets(self) -> dict[str, Target]:
+        """By column."""
+        return {field.name: target_of(field) for field in self.sink.schema}
 
-def _check_names(sink: Sink, rows: PlainRows, how: Merge | None) -> None:
-    """Raise RowsMisfit for columns that the sink lacks, or requires and the rows lack."""
-    known = {field.name: field for field in sink.schema}
-    own = {*POSITION, how.delete_when} if how is not None else set()
-    fields = [known.get(name) or rows.schema.field(str(name)) for name in rows.names if name in known or name not in own]
-    check_schema(pa.schema(fields), sink.schema, sink.name, sink.computed)
+    def require(self, names: Sequence[str], rows: PlainRows) -> None:
+        """Raise RowsMisfit for columns that the sink lacks, or requires and the rows lack."""
+        known = {field.name: field for field in self.sink.schema}
+        fields = [known.get(name) or rows.schema.field(str(name)) for name in names]
+        check_schema(pa.schema(fields), self.sink.schema, self.sink.name, self.sink.computed)
 
-
-def _alter(sink: Sink, column: str, wanted: pa.DataType) -> str:
-    """The statement that widens the column; empty where Delta has none from its type to that one."""
-    if column not in sink.schema.names or not widens(sink.schema.field(column).type, wanted):
-        return ""
-    return f"widen the type: ALTER TABLE {sql_name(sink.name)} ALTER COLUMN `{column}` TYPE {sql_type(wanted)}"
+    def alter(self, column: str, wanted: pa.DataType) -> str:
+        """The statement that widens the column; empty where Delta has none from its type to that one."""
+        schema = self.sink.schema
+        if column not in schema.names or not widens(schema.field(column).type, wanted):
+            return ""
+        return f"widen the type: ALTER TABLE {sql_name(self.sink.name)} ALTER COLUMN `{column}` TYPE {sql_type(wanted)}"
 
 
 def widens(old: pa.DataType, new: pa.DataType) -> bool:
@@ -73,11 +64,18 @@ _DIGITS = {8: 10, 16: 10, 32: 10, 64: 20}
 """Bits of a whole number -> digits before the point that a DECIMAL needs to take its place."""
 
 
-def target_of(field: pa.Field) -> Target:
-    """The target of one column, or of a part of one. Raises AssertionError for a type that no sink has."""
+def target_of(field: pa.Field, *, in_items: bool = False) -> Target:
+    """The target of one column, or of a part of one. Raises AssertionError for a type that no sink has.
+
+    Args:
+        in_items: it is below an array or a map, where a null struct is no null of its parts (see fit.required_part).
+    """
     kind = next(name for is_it, name in _KINDS if is_it(field.type))
-    parts = {name: target_of(part) for name, part in _parts(field.type)} or None
-    return Target(kind, field.type, sql_type(field.type), field.nullable, parts=parts)
+    parts = {name: target_of(part, in_items=in_items or kind != "struct") for name, part in _parts(field.type)} or None
+    target = Target(kind, field.type, sql_type(field.type), field.nullable, parts=parts)
+    if field.nullable and not in_items and (part := required_part(field)):
+        return replace(target, nullable=False, no_null=f"{part} is NOT NULL, and Spark refuses a null struct there, too")
+    return target
 
 
 def _parts(kind: pa.DataType) -> list[tuple[str, pa.Field]]:

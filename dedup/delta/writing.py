@@ -22,13 +22,15 @@ from dedup.delta.fit import check_schema
 from dedup.delta.header import SinkFiles
 from dedup.delta.lineage import PART_BITS
 from dedup.delta.names import sql_name
-from dedup.delta.sink import Sink, require_same
+from dedup.delta.restores import require_same
+from dedup.delta.sink import Sink
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, join, safe_name
-from dedup.delta.targets import given_rows
+from dedup.delta.targets import Columns
 from dedup.reduce import last_per_key
 from dedup.steps import Merge
 from dedup.store import Rows
+from dedup.typed import given_rows
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class RowWriter:
 
     def write(self, rows: Rows) -> list[str]:
         """Write these rows now; returns `Add` lines. Raises SinkMismatch, RowsRefused."""
-        given = given_rows(self.sink, rows)
+        given = given_rows(Columns(self.sink), rows)
         columns = self.columns(given.schema)
         return [add.to_json() for add in self.files(columns).write(given.select(columns))]
 
@@ -130,7 +132,7 @@ class SinkWrites:
         here = None if rows.in_tasks or rows.plain() else rows.arrow()
         sink = self._open(table, rows)
         writer = self._writer(sink)
-        given = given_rows(sink, rows) if here is None and not rows.in_tasks else here
+        given = given_rows(Columns(sink), rows) if here is None and not rows.in_tasks else here
         columns = writer.columns(rows.schema if given is None else given.schema)
         _require_spark(sink, context)
         context.on_step("files")
@@ -168,7 +170,7 @@ class SinkWrites:
         context, plain = self._context, rows.plain()
         here = None if plain else rows.arrow()
         sink = self._open(table, rows)
-        given = last_per_key(given_rows(sink, rows, how) if here is None else here, how)
+        given = last_per_key(given_rows(Columns(sink), rows, how) if here is None else here, how)
         upserts, deletes = merging.split(given, how, sink)
         self._writer(sink).require_not_numbered(upserts.column_names)
         spark = context.spark() if merging.needs_spark(sink) else None
@@ -215,7 +217,7 @@ class SinkWrites:
     def require_same(self, sink: Sink) -> None:
         """Raise PublicationStuck where the sink was replaced or restored, StoreRestored where it shows what the ledger does not know."""
         if mark := self._state.marks.get(sink.name):
-            require_same(sink, self._state.ledger.consumer, mark.table_id, mark)
+            require_same(self._state, sink, mark.table_id, mark)
         self._state.require_in_step(sink.name, sink.table)
 
     def _open(self, table: str, rows: Rows | None) -> Sink:

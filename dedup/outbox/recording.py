@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +16,14 @@ from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
 from dedup.envelope import POSITION
 from dedup.index import KEY_ONLY, Index, Ints
 from dedup.outbox.message import MESSAGES, Messages, hex_text, lanes, random_ids
-from dedup.rows import copied
+from dedup.rows import named
 from dedup.sorting import key_bytes
+from dedup.store import Rows
+from dedup.value_plain import Wrong, plainly
+from dedup.values import shown
 
 ORDER = "_order"
 """Numbers the messages of one event, where the events are handled one by one."""
-
-
-_OWN_BYTES = ("_key", "_body")
 
 
 @dataclass(frozen=True)
@@ -47,31 +48,88 @@ class Names:
 def of_event(rows: Any, names: Names, position: Mapping[str, Any], first: int) -> list[dict[str, Any]]:
     """The rows that a handler of one event publishes, with the event's position and numbered from `first`; their columns are `names.own()`.
 
-    Raises HandlerError for rows that are neither a dict nor a list of dicts, RowsRefused where one lacks a column.
+    Raises HandlerError for rows that are neither a dict nor a list of dicts, RowsRefused where one lacks a column, or has a value that no
+    message can have there.
     """
-    given: Sequence[Any] = [rows] if isinstance(rows, Mapping) else rows
+    rows = named(rows)
+    given: Sequence[Any] = [rows] if isinstance(rows, Mapping) else list(map(named, rows)) if isinstance(rows, list | tuple) else rows
     if not isinstance(given, list | tuple) or not all(isinstance(row, Mapping) for row in given):
         raise HandlerError(f"In a handler of events tx.publish takes a dict or a list of dicts, not {type(rows).__name__}.")
     asked = [name for name in names.columns() if name != names.order]
     for row in given:
         if missing := [name for name in asked if name not in row]:
             raise RowsRefused(f"tx.publish: the row has no {', '.join(missing)}. It has {', '.join(map(str, row)) or 'nothing'}.")
-    own = [(ours, theirs) for ours, theirs in zip(astuple(names.own()), astuple(names), strict=True) if ours and ours != ORDER]
-    return [{**{ours: copied(row[theirs]) for ours, theirs in own}, **position, ORDER: first + number} for number, row in enumerate(given)]
+    parts = [(ours, theirs, *_PARTS[ours]) for ours, theirs in zip(astuple(names.own()), astuple(names), strict=True) if ours in _PARTS]
+    return [
+        {**{ours: _part(row[name], make, name) for ours, name, make, _ in parts}, **position, ORDER: first + number}
+        for number, row in enumerate(given)
+    ]
 
 
 def rows_of(recorded: list[dict[str, Any]]) -> pa.Table:
-    """Rows of `of_event`, of many events, as a table. Raises RowsMisfit where a column has values of several types."""
+    """Rows of `of_event`, of many events, as a table."""
+    return pa.table({name: pa.array([row[name] for row in recorded], _PARTS[name][1] if name in _PARTS else None) for name in recorded[0]})
+
+
+def arrow_of(rows: Rows, names: Names) -> pa.Table:
+    """Rows that are to become messages; each Python value of a message is converted by itself. Raises RowsRefused."""
+    plain = rows.plain()
+    if plain is None:
+        return rows.arrow()
+    parts = {theirs: _PARTS[ours] for ours, theirs in zip(astuple(names.own()), astuple(names), strict=True) if ours in _PARTS}
+    read = {*POSITION, names.order, *parts}
+    return pa.table({n: _column(plain.column(n), parts.get(n), n) if n in read else pa.nulls(len(plain.rows)) for n in plain.names})
+
+
+def _column(values: Sequence[Any], part: tuple[Callable[[Any], Any], pa.DataType] | None, name: str) -> pa.Array:
     try:
-        return pa.Table.from_pydict(
-            {name: [_encoded(row[name]) if name in _OWN_BYTES else row[name] for row in recorded] for name in recorded[0]}
-        )
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise RowsRefused(f"tx.publish: {error}") from error
+        return pa.array(values) if part is None else pa.array([_part(value, part[0], name) for value in values], part[1])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise RowsRefused(f"tx.publish: column {name!r}: {error}") from error
 
 
-def _encoded(value: Any) -> Any:
-    return value.encode() if isinstance(value, str) else value
+def _part(value: Any, make: Callable[[Any], Any], name: str) -> Any:
+    try:
+        plain = plainly(value)
+        return None if plain is None else make(plain)
+    except (Wrong, UnicodeError) as wrong:
+        raise RowsRefused(f"tx.publish: column {name!r} of a row is {shown(value)} ({type(value).__name__}): {wrong}.") from wrong
+
+
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise Wrong("it must be bytes or text; for JSON, json.dumps(...)")
+
+
+def _id_of(value: Any) -> str:
+    if isinstance(value, str | UUID) or (isinstance(value, int) and not isinstance(value, bool)):
+        return str(value)
+    raise Wrong("an id is a text")
+
+
+def _headers_of(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list | tuple) or not all(isinstance(header, Mapping) for header in value):
+        raise Wrong('headers are a list of {"key": text, "value": bytes}, as the column properties')
+    return [_header(header) for header in value]
+
+
+def _header(header: Mapping[str, Any]) -> dict[str, Any]:
+    if not {"key"} <= header.keys() <= {"key", "value"} or not isinstance(header["key"], str | bytes):
+        raise Wrong('a header is {"key": text, "value": bytes}')
+    key, value = header["key"], plainly(header.get("value"))
+    return {"key": key.decode() if isinstance(key, bytes) else key, "value": None if value is None else _bytes_of(value)}
+
+
+_PARTS: dict[str, tuple[Callable[[Any], Any], pa.DataType]] = {
+    "_key": (_bytes_of, pa.binary()),
+    "_id": (_id_of, pa.string()),
+    "_body": (_bytes_of, pa.binary()),
+    "_headers": (_headers_of, MESSAGES.field("headers").type),
+}
+"""Parts of a message, by the columns of `Names.own`: what makes them of Python values, each of its own, and their types."""
 
 
 def messages_of(topic: str, rows: pa.Table, names: Names, index: Index, given: Ints) -> Messages:

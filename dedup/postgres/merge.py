@@ -1,7 +1,7 @@
-"""Rows into a table that keeps one row per key: insert, update what is older, delete.
+"""Rows into a table of the user's: appended, or merged into one that keeps one row per key (insert, update what is older, delete).
 
-Promises that the sink ends as if all rows of a key had come in the order of `newer_by`, whichever transaction is first.
-Rows are staged by COPY and merged by one statement. Called by `Transaction.merge`.
+Promises of a merge that the sink ends as if all rows of a key had come in the order of `newer_by`, whichever transaction is first.
+Rows are staged by COPY and merged by one statement. Called by the transaction.
 """
 
 from __future__ import annotations
@@ -22,13 +22,28 @@ from dedup.postgres import sink as sinks
 from dedup.postgres.fit import TEXTS, Column, Plan
 from dedup.postgres.names import is_text
 from dedup.postgres.sink import NOBODY, Sink, Writer
-from dedup.postgres.targets import given_rows
+from dedup.postgres.targets import Columns
 from dedup.reduce import last_per_key, require
 from dedup.rows import PlainRows
 from dedup.steps import Merge
 from dedup.store import Rows
+from dedup.typed import given_rows
 
 _STAGED = "pg_temp.dedup_merge"
+
+
+def append(connection: Connection, sql: Statements, table: str, rows: Rows, writer: Writer = NOBODY) -> int:
+    """Append rows; returns their number. Raises SinkMismatch before any row is sent, or with nothing of the COPY kept; RowsRefused where
+    it depends on the values of the rows; ValuesRefused where these are of Python, and the rows at fault are known.
+
+    Crash: undone with the transaction.
+    """
+    sink = sinks.describe(connection, sql, table, writer)
+    plain = rows.plain()
+    given = given_rows(Columns(sink), rows)  # first of all: what a handler must not write is its own error, not the table's
+    plans = sinks.plans_for(sink, given.schema, converted=plain is not None)
+    sending = sinks.fitted(sink, plans, given)
+    return sinks.send(connection, sink, plans, sending, plain) if sending.num_rows else 0
 
 
 def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: Merge, writer: Writer = NOBODY) -> int:
@@ -43,7 +58,7 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
     Crash: undone with the transaction.
     """
     sink, plain = sinks.describe(connection, sql, table, writer), rows.plain()
-    everything = given_rows(sink, rows, how)
+    everything = given_rows(Columns(sink), rows, how)
     require(everything, how)
     try:
         given = _without_places(sink, last_per_key(everything, how, _ranks(connection, sql, sink, everything, how)))

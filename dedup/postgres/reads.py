@@ -66,6 +66,12 @@ class Reads:
             found = state.read(connection, self._sql, consumer)
             return reading.reserved(connection, self._sql, found.head.keyspace) if found else 0
 
+    def require_letters(self, consumer: str) -> None:
+        """Raise StoreRestored where tables were restored, all of them or some."""
+        with self._connection(f"Checking the tables of {consumer!r}") as connection:
+            found = [str(row[0]) for row in connection.execute(self._sql["restore_contradictions"], {"consumer": consumer})]
+        state.refuse_restored(consumer, "; ".join(found) or None)
+
     def problems(self, consumer: str) -> list[str]:
         """Contradictions between the tables. Reads every reservation: minutes where there are billions."""
         with self._connection(f"Checking the tables of {consumer!r}") as connection:

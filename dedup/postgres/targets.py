@@ -1,21 +1,17 @@
-"""A table's columns as targets of Python values (dedup/values.py), and rows with its types."""
+"""A table's columns as targets of Python values (dedup/values.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from checkpoint.postgres.sqlfiles import quoted
-from dedup.envelope import POSITION
 from dedup.postgres import fit
 from dedup.postgres.names import type_for
 from dedup.postgres.sink import Sink, require_columns
 from dedup.rows import PlainRows
-from dedup.steps import Merge
-from dedup.store import Rows
-from dedup.typed import typed, with_merge
 from dedup.value_rules import Limits
 from dedup.values import Target
 
@@ -39,39 +35,31 @@ _SIMPLE: Mapping[str, tuple[str, pa.DataType]] = {
 """Base type -> kind of dedup/values.py, and what fit.py takes for it."""
 
 
-def given_rows(sink: Sink, rows: Rows, how: Merge | None = None) -> pa.Table:
-    """The rows as a table: Python objects with the types of the sink, others as they are.
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table, for rows of Python objects."""
 
-    Args:
-        how: they are to be merged, and may have columns of the merge that the sink lacks.
+    sink: Sink
 
-    Raises:
-        RowsMisfit: they have other columns than the table.
-        ValuesRefused: values do not fit their columns.
-    """
-    plain = rows.plain()
-    if plain is None:
-        return rows.arrow()
-    targets = {column.name: target_of(column) for column in sink.columns}
-    if how is not None:
-        targets = with_merge(targets, how)
-    _require_columns(sink, plain, how)
-    return typed(plain, targets, sink.name, lambda column, wanted: _alter(sink, column, wanted))
+    @property
+    def shown(self) -> str:
+        """Its name, quoted for SQL."""
+        return self.sink.name
 
+    def targets(self) -> dict[str, Target]:
+        """By column."""
+        return {column.name: target_of(column) for column in self.sink.columns}
 
-def _require_columns(sink: Sink, rows: PlainRows, how: Merge | None) -> None:
-    own = {*POSITION, how.delete_when} if how is not None else set()
-    there = {column.name for column in sink.columns}
-    names = [str(name) for name in rows.names if name in there or name not in own]
-    require_columns(sink, names, lambda name: rows.schema.field(name).type)
+    def require(self, names: Sequence[str], rows: PlainRows) -> None:
+        """Raise RowsMisfit for columns that the table lacks, or requires and the rows lack."""
+        require_columns(self.sink, list(map(str, names)), lambda name: rows.schema.field(name).type)
 
-
-def _alter(sink: Sink, column: str, wanted: pa.DataType) -> str:
-    """The statement that changes the column's type; empty where it has that type already."""
-    own = next((own for own in sink.columns if own.name == column), None)
-    if own is not None and (type_for(wanted) == own.type or (type_for(wanted) == own.base and own.modifier < 0)):
-        return ""
-    return f"ALTER TABLE {sink.name} ALTER COLUMN {quoted(column)} TYPE {type_for(wanted)}"
+    def alter(self, column: str, wanted: pa.DataType) -> str:
+        """The statement that changes the column's type; empty where it has that type already."""
+        own = next((own for own in self.sink.columns if own.name == column), None)
+        if own is not None and (type_for(wanted) == own.type or (type_for(wanted) == own.base and own.modifier < 0)):
+            return ""
+        return f"ALTER TABLE {self.sink.name} ALTER COLUMN {quoted(column)} TYPE {type_for(wanted)}"
 
 
 def target_of(column: fit.Column) -> Target:

@@ -19,7 +19,7 @@ from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import ends_transaction, is_lost, translate
 from checkpoint.postgres.sqlfiles import Statements
 from dedup.outbox.message import Messages
-from dedup.postgres import append, letters, order, outbox, outcome, records, reserve, select, sink, state
+from dedup.postgres import letters, order, outbox, outcome, records, reserve, select, sink, state
 from dedup.postgres import merge as merging
 from dedup.postgres.fence import check_epoch, own_settings, refuse_lazy_commit
 from dedup.postgres.handler import ENDED, HandlerConnection, Lease
@@ -213,7 +213,7 @@ class PgTransaction:
         self._refuse_ended()
         self._store.on_step("write")
         with self._our_statements(f"writing to {table!r}", anew=False):
-            return append.write(self._connection, self._sql, table, rows, self._writer())
+            return merging.append(self._connection, self._sql, table, rows, self._writer())
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
         """LETTERS + duplicates of those of these letters that nobody else is at work on, in position order. Never waits."""

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import random
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,7 @@ from orders import assert_proven, batch, consumer, event, flatten, ids, letters,
 from places import Place
 
 from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, RowsRefused, SinkMismatch
+from dedup import consumer as consumer_module
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
 
@@ -302,11 +304,40 @@ def test_a_consumer_inside_its_own_handler_is_a_clear_error_at_once(place: Place
             CALLING[by](call)
 
         run._handler = nested
-        with pytest.raises(HandlerError, match=r"its own handler|outside its handler"):
+        with pytest.raises(HandlerError, match="inside its own handler"):
             run(batch(*orders(range(3))), 0)
     assert place.read() == [] and not place.store().head("shop").checkpoints
     run._handler = good
     assert run(batch(*orders(range(3))), 0).processed == 3
+    assert_proven(place.store())
+
+
+@pytest.mark.timeout(120)
+def test_a_redelivery_from_a_new_thread_waits_for_the_handler_that_still_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark, or whoever gave up waiting, gives the batch again while the first call is in the handler: it is no call of the handler's."""
+    run, inside, again, go_on = consumer(place.store()), threading.Event(), threading.Event(), threading.Event()
+    good, opened = run._handler, consumer_module.open_feed
+
+    def slow(rows: pa.Table, tx: Any) -> None:
+        inside.set()
+        go_on.wait(60)
+        good(rows, tx)
+
+    def noted(*given: Any, **named: Any) -> Any:
+        if inside.is_set():
+            again.set()
+        return opened(*given, **named)
+
+    run._handler = slow
+    monkeypatch.setattr(consumer_module, "open_feed", noted)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(run, batch(*orders(range(3))), 0)
+        inside.wait(60)
+        second = threads.submit(run, batch(*orders(range(3))), 0)
+        second.add_done_callback(lambda _: again.set())
+        again.wait(60)
+        go_on.set()
+        assert sorted((r.processed, r.redelivered) for r in (first.result(60), second.result(60))) == [(0, 3), (3, 0)]
     assert_proven(place.store())
 
 

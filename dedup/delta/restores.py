@@ -1,0 +1,152 @@
+"""Whether a RESTORE took rows of ours back from a table. It keeps transaction ids, so that these alone do not tell.
+
+Promises that a table in which something of ours may be missing is told before anything is written to it, and that one which was only taken
+back to a version that has all of it goes on. What cannot be told counts as missing: a RESTORE to a time, a version whose log is gone, an
+engine that does not show old versions. Called by the transaction and the publisher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+
+from checkpoint.advice import command
+from checkpoint.errors import PublicationStuck
+from dedup.delta import tables
+from dedup.delta.header import Mark, SinkFiles
+from dedup.delta.lineage import part_reached, reached, seq_of
+from dedup.delta.sink import Sink
+
+if TYPE_CHECKING:
+    from dedup.delta.state import ConsumerState
+
+Restores = Mapping[int, int | None]
+"""Version of a RESTORE -> the version that it went back to; None where the log does not say."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What a table has to hold, by the transaction id under which it shows it."""
+
+    app: str
+    version: int
+    whole: bool = True  # the id of a decision; False: of one write of a decision
+
+    def shown_by(self, table: DeltaTable) -> bool:
+        """Whether it is at or behind the publication. Raises StoreUnavailable."""
+        return (reached if self.whole else part_reached)(tables.transaction_of(table, self.app), self.version)
+
+
+def require_same(state: ConsumerState, sink: Sink, table_id: str, mark: Mark | None) -> None:
+    """Raise PublicationStuck where the sink is another table than `table_id`, or lost what it had at the mark to a RESTORE."""
+    consumer = state.ledger.consumer
+    if sink.table_id != table_id:
+        raise PublicationStuck(
+            f"The sink {sink.name!r} at {sink.uri} is another table than the one that was written to before (dropped and created again?). "
+            f"If that is meant, run {command('publish', consumer, '--accept-sink', sink.name)}: what was published before stays out of the "
+            "new one."
+        )
+    if mark is not None and mark.table_id == table_id:
+        whole = mark.shown is not None and seq_of(mark.shown) == mark.seq  # else its id is that of one write, which the mark does not keep
+        what = Publication(state.app(mark.generation, sink.name), mark.shown or 0) if whole else None
+        _require_kept(state, sink, mark.version, what, f"decision {mark.seq} was published at version {mark.version}")
+
+
+def require_unrestored(state: ConsumerState, sink: Sink, seq: int, entry: SinkFiles, what: Publication) -> None:
+    """For a decision that the sink shows: raise PublicationStuck where a RESTORE took it back, and nobody has accepted that."""
+    mark = state.marks.get(sink.name)
+    accepted = mark is not None and mark.accepted >= seq
+    if entry.version is not None and entry.table_id == sink.table_id and not accepted:
+        _require_kept(state, sink, entry.version, what, f"decision {seq} was made at version {entry.version}")
+
+
+def _require_kept(state: ConsumerState, sink: Sink, version: int, what: Publication | None, since: str) -> None:
+    if lost := _lost(state, sink, version, what):
+        raise PublicationStuck(
+            f"The sink {sink.name!r} at {sink.uri} was restored to an older version after {since}: {lost}. "
+            f"Put them back if they are wanted, then run {command('publish', state.ledger.consumer, '--accept-sink', sink.name)}."
+        )
+
+
+def _lost(state: ConsumerState, sink: Sink, version: int, what: Publication | None) -> str:
+    """What may be missing of a publication that was looked at in this version, or made after it; empty where nothing is."""
+    now, looked_at = sink.table.version(), (sink.table_id, sink.table.version(), version, what)
+    if now == version or looked_at in state.sinks.kept:
+        return ""
+    if now > version and not _restores(sink.table, version):
+        return ""
+    if now < version or what is None:
+        return "published rows may be missing"
+    try:
+        lost = _Versions(state, sink.table, what).lost(version)
+    except _Unknown:
+        return "whether published rows are missing cannot be told"
+    if not lost:
+        state.sinks.kept.add(looked_at)
+    return lost
+
+
+def _restores(table: DeltaTable, since: int) -> dict[int, int | None]:
+    """Those after this version; and the first commit that the log has, where that is not all. Raises StoreUnavailable."""
+    found, wanted = dict[int, int | None](), table.version() - since
+    entries = tables.history_of(table, wanted)
+    for number, entry in enumerate(entries):
+        if entry.get("operation") == "RESTORE":
+            target = str((entry.get("operationParameters") or {}).get("version")).strip('"')
+            found[table.version() - number] = int(target) if target.isdecimal() else None
+    return found if len(entries) >= wanted else {table.version() - len(entries) + 1: None, **found}
+
+
+def path_to(now: int, restores: Restores, looked_at: int, has: Callable[[int], bool]) -> list[int] | None:
+    """The RESTOREs by which the version `now` has got the publication, newest first; None where it does not have it, or may not.
+
+    Args:
+        looked_at: a version that had the publication, if it was made by then.
+        has: whether a version is at or behind the publication, by the transaction id that it shows.
+    """
+    at, path = now, list[int]()
+    while has(at):
+        last = max((version for version in restores if version <= at), default=-1)
+        if last < 0 or last <= looked_at <= at or not has(last - 1):
+            return path
+        if (target := restores[last]) is None:
+            return None
+        at = target
+        path.append(last)
+    return None
+
+
+class _Unknown(Exception):
+    """The log of a version is gone, or the engine does not show it."""
+
+
+@dataclass(frozen=True)
+class _Versions:
+    """The versions of one table."""
+
+    state: ConsumerState
+    table: DeltaTable
+    what: Publication
+
+    def lost(self, looked_at: int) -> str:
+        """What is missing; empty where nothing is. Raises _Unknown, StoreUnavailable."""
+        path = path_to(self.table.version(), _restores(self.table, -1), looked_at, lambda version: self.what.shown_by(self._at(version)))
+        if path is None:
+            return "published rows may be missing"
+        return next(filter(None, map(self._gone, path)), "")
+
+    def _gone(self, restore: int) -> str:
+        """Files that the RESTORE brought back and that are not there any more, although the table lists them."""
+        engine = self.state.sinks.engine
+        back = engine.listed(self._at(restore)) - engine.listed(self._at(restore - 1))
+        gone = engine.gone(self.table, sorted(back & engine.listed(self.table)))
+        return f"{len(gone)} files with rows that it brought back are gone (VACUUM): {', '.join(gone[:3])}" if gone else ""
+
+    def _at(self, version: int) -> DeltaTable:
+        found = self.table if version == self.table.version() else self.state.sinks.engine.as_of(self.table, version)
+        if found is None:
+            raise _Unknown
+        return found
