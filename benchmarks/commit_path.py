@@ -20,7 +20,8 @@ from benchmarks.events import Topic
 from benchmarks.ours import SINK, arrow_consumer
 from benchmarks.report import Measure, throughput
 from benchmarks.stream import Seconds, Sizes
-from dedup import Consumer, arrow, flow
+from dedup import Consumer, flow
+from dedup.decode import prepare as arrow
 from dedup.epoch import take_epoch
 from dedup.feed import ArrowMaterial
 from dedup.postgres import PostgresStore

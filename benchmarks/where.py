@@ -15,12 +15,12 @@ from importlib import import_module
 from typing import Any
 
 STEPS = (
-    ("analysis of the plan", "dedup.spark.feed", "plain"),
+    ("analysis of the plan", "dedup.spark.feed", "plan"),
     ("rows from Spark to Arrow", "dedup.spark.feed", "SparkFeed.collect"),
-    ("JSON by columns", "dedup.arrow", "_decoded"),
-    ("keys", "dedup.arrow", "_keys"),
-    ("payload hashes", "dedup.arrow", "payload_hashes"),
-    ("the rest of preparing", "dedup.arrow", "prepare_keys"),
+    ("JSON by columns", "dedup.decode.prepare", "_decoded"),
+    ("keys", "dedup.decode.prepare", "_keys"),
+    ("payload hashes", "dedup.decode.prepare", "payload_hashes"),
+    ("the rest of preparing", "dedup.decode.prepare", "prepare_keys"),
     ("positions, redeliveries, decision", "dedup.flow", "index_of"),
     ("positions, redeliveries, decision", "dedup.flow", "_sift"),
     ("positions, redeliveries, decision", "dedup.flow", "_decide"),

@@ -23,7 +23,8 @@ from deadletter.policy import Retry
 from dedup import company, executors, flow, incarnation, on_driver, outage, planning, reentry, starting
 from dedup.care import Care
 from dedup.claims import Slicing
-from dedup.envelope import Columns, Prepare
+from dedup.decode.prepare import Prepare
+from dedup.envelope import Columns
 from dedup.epoch import Live, take_epoch
 from dedup.executors import Tasks
 from dedup.feed import Feed, frame_of, open_feed

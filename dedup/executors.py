@@ -21,7 +21,8 @@ from checkpoint.position import Partition
 from deadletter.failure import Elsewhere
 from dedup import company, flow, planning, starting
 from dedup.claims import Slicing
-from dedup.envelope import ENVELOPE, Prepare
+from dedup.decode.prepare import Prepare
+from dedup.envelope import ENVELOPE
 from dedup.feed import ArrowMaterial, Feed
 from dedup.in_tasks import InTasks
 from dedup.report import Report

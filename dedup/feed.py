@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
-from dedup import arrow
 from dedup.arrow_frames import ArrowFrames
-from dedup.envelope import SEQUENCE, Prepare
+from dedup.decode import prepare as arrow
+from dedup.decode.prepare import Prepare
+from dedup.envelope import SEQUENCE
 from dedup.frames import Frames
 from dedup.index import INDEX_COLUMNS, Ints
 from dedup.keys import HIDDEN

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dedup.envelope import KAFKA_SOURCE, Constant, Layout, Named, Prepare, layout
+from dedup.decode.prepare import Constant, Layout, Named, Prepare, layout
+from dedup.envelope import KAFKA_SOURCE
 from dedup.store import Head
 
 

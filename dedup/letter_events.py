@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from checkpoint.errors import ConfigError
 from dedup import planning
-from dedup.envelope import ENVELOPE, POSITION, Prepare
+from dedup.decode.prepare import Prepare
+from dedup.envelope import ENVELOPE, POSITION
 from dedup.index import Bools, Index, Ints, first_of_each_key
 from dedup.keys import LETTER
 from dedup.letter_proof import Unproven, refuse_own

@@ -1,14 +1,12 @@
-"""Whether a limit of memory is what an error is about, and which setting to change: of this process, of Spark's JVM, or of a job's result.
+"""Whether a limit of memory is what an error is about, and which setting to change: of Spark's JVM, or of a job's result.
 
-Spark has no class for these: they are known by words, and by what its JVM exits with. Called for what has ended a batch, and by the search
-for guilty events, because no event is to blame.
+Spark has no class for these: they are known by their words. Called for what has ended a batch, and by the search for guilty events,
+because no event is to blame.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
-import sys
 from typing import NoReturn
 
 from checkpoint.errors import BatchTooLarge
@@ -25,6 +23,9 @@ RESULTS = (MOST, "TaskResultLost")
 HEAP = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
 """The same: a JVM ran out of memory."""
 
+GONE = "Py4JNetworkError"
+"""Spark's JVM does not answer: where its tasks run inside it, running out of memory ends it."""
+
 _SMALLER = (
     "let the source bring smaller batches (maxOffsetsPerTrigger of Kafka, maxEventsPerTrigger of Event Hubs, maxBytesPerTrigger of files), "
     "lower max_events_per_transaction"
@@ -33,11 +34,11 @@ _NOTHING = "nothing of the running transaction is committed"
 
 
 def words(error: BaseException) -> str:
-    """What an error of Spark says; nothing where only its JVM, which is gone, could tell."""
+    """What an error of Spark is and says; GONE where only its JVM could tell, which does not answer."""
     try:
-        return str(error)
+        return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - py4j asks the JVM for the text
-        return ""
+        return GONE
 
 
 def may_pass_in_parts(error: BaseException, rows: int) -> bool:
@@ -64,7 +65,7 @@ def refuse_parts(consumer: str, events: int, most: int, what: str = "batch") -> 
 
 def is_final(error: BaseException) -> bool:
     """Whether no waiting helps in this process: a result stays as large as it is, and a JVM that has ended does not come back."""
-    return _says(error, MOST) or _jvm_ended(error) is not None
+    return _says(error, MOST, GONE)
 
 
 def advice(error: BaseException) -> str | None:
@@ -74,34 +75,14 @@ def advice(error: BaseException) -> str | None:
             f"a job of Spark returned more than Spark keeps of results; {_NOTHING}. Raise spark.driver.maxResultSize (and "
             f"spark.driver.memory, which has to hold that twice), {_SMALLER}, or let the handler write less"
         )
-    if (code := _jvm_ended(error)) == _OUT_OF_MEMORY or _says(error, *HEAP):
-        ended = " and has ended" if code is not None else ""
+    if _says(error, *HEAP, GONE):
+        ended = "has ended or does not answer; its log says whether it " if _says(error, GONE) else ""
         return (
-            f"Spark's JVM ran out of memory ({HEAP[0]}){ended}; {_NOTHING}. Raise spark.driver.memory (on a cluster also "
+            f"Spark's JVM {ended}ran out of memory ({HEAP[0]}); {_NOTHING}. Raise spark.driver.memory (on a cluster also "
             f"spark.executor.memory), {_SMALLER}, or cut what the source reads into more tasks (minPartitions of Kafka)"
         )
     return None
 
 
-_OUT_OF_MEMORY = 52
-"""Source: org.apache.spark.util.SparkExitCode.OOM of Spark 4.2; seen with local[2] and a heap of 1 GB."""
-
-
-def _jvm_ended(error: BaseException) -> int | None:
-    """What Spark's JVM exited with, where this is an error of Spark and that process is gone."""
-    if "pyspark" not in sys.modules or not any(_is_of_spark(link) for link in chain(error)):
-        return None
-    code: int | None = importlib.import_module("dedup.spark.jvm").exit_code()
-    return code
-
-
 def _says(error: BaseException, *these: str) -> bool:
     return any(word in words(link) for link in chain(error) for word in these)
-
-
-def _is_of_spark(error: BaseException) -> bool:
-    trace, modules = error.__traceback__, [type(error).__module__]
-    while trace is not None:
-        modules.append(str(trace.tb_frame.f_globals.get("__name__", "")))
-        trace = trace.tb_next
-    return any(module.split(".")[0] in ("py4j", "pyspark") for module in modules)

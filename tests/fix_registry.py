@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from registry_server import RegistryServer, running_registry
 
-from dedup import schema_cache
+from dedup.decode import registry as registries
 
 
 @pytest.fixture
 def registry() -> Iterator[RegistryServer]:
     """It answers on a free port until the test ends."""
-    schema_cache.forget()
+    registries.forget()
     with running_registry() as server:
         yield server

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedup import arrow_keys, datafusion
+from dedup.decode import datafusion, hashing
 
 MANY = datafusion.ENOUGH
 
@@ -39,7 +39,7 @@ def test_digests_of_many_values_are_those_of_hashlib_in_order() -> None:
     column = values(50_001)
     assert datafusion.sha256(column) == by_hashlib(column)
     part = column.slice(777, 9_000)
-    assert arrow_keys.sha256(part).tobytes() == by_hashlib(part)
+    assert hashing.sha256(part).tobytes() == by_hashlib(part)
 
 
 @settings(max_examples=50, deadline=None)
@@ -57,22 +57,22 @@ def test_few_values_are_left_to_hashlib(count: int, monkeypatch: pytest.MonkeyPa
     engine = datafusion.sha256
     monkeypatch.setattr(datafusion, "sha256", lambda column: (asked.append(len(column)), engine(column))[1])
     column = values(count)
-    assert arrow_keys.sha256(column).tobytes() == by_hashlib(column)
+    assert hashing.sha256(column).tobytes() == by_hashlib(column)
     assert asked == [count] * (count >= MANY)
 
 
 def test_nulls_are_left_to_hashlib() -> None:
     """A null, of which DataFusion has no digest, does not move the others' digests."""
     column = pa.array([None, *values(MANY).to_pylist()], pa.large_binary())
-    assert arrow_keys.sha256(column).tobytes() == by_hashlib(column)
+    assert hashing.sha256(column).tobytes() == by_hashlib(column)
 
 
 def test_without_datafusion_keys_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be installed on one machine and missing on the next."""
     column = values(MANY + 1)
-    with_it = arrow_keys.sha256(column).tobytes()
+    with_it = hashing.sha256(column).tobytes()
     monkeypatch.setattr(datafusion, "_module", lambda: None)
-    assert arrow_keys.sha256(column).tobytes() == with_it == by_hashlib(column)
+    assert hashing.sha256(column).tobytes() == with_it == by_hashlib(column)
 
 
 @pytest.mark.parametrize("program", ["raise ImportError('no such library')", "x = 1"])
@@ -80,7 +80,7 @@ def test_an_installation_that_does_not_work_is_left_alone(program: str, tmp_path
     """Keys are made by hashlib where DataFusion is broken, or something else of that name."""
     (tmp_path / "datafusion").mkdir()
     (tmp_path / "datafusion/__init__.py").write_text(program)
-    check = f"import dedup.datafusion as d; print(d.can_hash({MANY}))"
+    check = f"import dedup.decode.datafusion as d; print(d.can_hash({MANY}))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 
@@ -105,11 +105,11 @@ def test_where_datafusion_fails_hashlib_hashes(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(datafusion, "sha256", fails)
     column = values(MANY)
-    assert arrow_keys.sha256(column).tobytes() == by_hashlib(column)
+    assert hashing.sha256(column).tobytes() == by_hashlib(column)
 
 
 def _in_child(answers: multiprocessing.Queue[tuple[bool, bytes]]) -> None:
-    answers.put((datafusion.can_hash(MANY), arrow_keys.sha256(values(MANY)).tobytes()))
+    answers.put((datafusion.can_hash(MANY), hashing.sha256(values(MANY)).tobytes()))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

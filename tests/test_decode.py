@@ -1,4 +1,4 @@
-"""Decoding: which bodies decode, to what; schemas to columns; and Spark and pyarrow giving one verdict."""
+"""Decoding: which bodies decode, to what; schemas to columns; and the same in Spark's tasks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
-from dedup import arrow, arrow_decode, arrow_json, decode
-from dedup.envelope import Prepare
+from dedup import decode
+from dedup.decode import json_bodies, values
+from dedup.decode import prepare as arrow
+from dedup.decode.prepare import Prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -217,7 +219,7 @@ def table_of(bodies: list[bytes | None]) -> pa.Table:
 
 
 def decoded(bodies: list[bytes | None], decoder: decode.Decoder) -> pa.Table:
-    """Body, data and verdict without Spark."""
+    """Body, data and verdict."""
     return arrow.prepare(table_of(bodies), Prepare("c", decoder=decoder)).select(["body", "data", "_undecodable"])
 
 
@@ -243,14 +245,13 @@ PLAIN = pa.schema([f for f in SCHEMA if f.name not in ("single", "money", "count
 def alone(bodies: list[bytes]) -> pa.StructArray:
     """What the decoder of single bodies says."""
     decoder = decode.json(PLAIN)
-    data, _ = arrow_decode._by_rows(pa.array(bodies, pa.binary()), decoder, *arrow_decode._json_reader(decoder))
-    return data
+    return values.column(bodies, json_bodies.reader(PLAIN), decoder.type, decoder.type)
 
 
 @pytest.mark.parametrize("body", [*GOOD, *BAD], ids=repr)
 def test_a_body_read_by_columns_is_what_it_is_by_itself(body: bytes) -> None:
     """The quick reader answers as the exact one does, or not at all."""
-    found = arrow_json.decode(pa.array([body], pa.binary()), PLAIN)
+    found = json_bodies.together(pa.array([body], pa.binary()), PLAIN)
     assert found is None or found.equals(alone([body]))
 
 
@@ -268,7 +269,7 @@ def test_ordinary_bodies_are_read_by_columns() -> None:
         b'{"b":"%s","items":[{"id":"x","q":1}],"sure":{"k":1},"times":["2020-01-01T00:00:00+01:00",null]}' % (b"x" * 5_000),
         b"{}",
     ]
-    found = arrow_json.decode(pa.array(bodies, pa.binary()), PLAIN)
+    found = json_bodies.together(pa.array(bodies, pa.binary()), PLAIN)
     assert found is not None
     assert found.equals(alone(bodies))
 
@@ -282,7 +283,7 @@ PIECES = [*GOOD, *BROKEN]
 def test_bodies_read_together_are_what_they_are_alone(bodies: list[bytes], draw: random.Random) -> None:
     """No body takes its end, its start or a value from its neighbours, whatever was cut or put together wrongly."""
     cut = [body[: draw.randrange(1, len(body) + 1)] if draw.random() < 0.3 else body for body in bodies]
-    found = arrow_json.decode(pa.array(cut, pa.binary()), PLAIN)
+    found = json_bodies.together(pa.array(cut, pa.binary()), PLAIN)
     assert found is None or found.equals(alone(cut))
 
 
@@ -456,59 +457,24 @@ def test_avro_by_an_arrow_schema() -> None:
     assert decoded([b"\x02\x02\x02\x02x"], decode.avro(all_))["data"].to_pylist() == [{"a": 1, "b": "x"}]
 
 
-def mutated(rng: random.Random, body: bytes) -> bytes:
-    """The body with a few bytes put in, taken out or replaced."""
-    pieces = [
-        b"{",
-        b"}",
-        b"[",
-        b"]",
-        b",",
-        b":",
-        b'"',
-        b"\\",
-        b"0",
-        b"-",
-        b".",
-        b"e",
-        b" ",
-        b"\x00",
-        b"\xff",
-        b"null",
-        b"\xc3\xa9",
-        b"NaN",
-        b"\\ud800",
-    ]
-    for _ in range(rng.choice([1, 1, 2])):
-        at, width = rng.randrange(len(body) + 1), rng.choice([0, 1])
-        body = body[:at] + rng.choice([b"", *pieces]) + body[at + width :]
-    return body
-
-
-def assert_same(spark: SparkSession, bodies: list[bytes | None], decoder: decode.Decoder, folder: Path) -> None:
-    """Spark and pyarrow say the same about these bodies."""
+@pytest.mark.parametrize("kind", ["json", "avro"])
+def test_spark_keeps_what_was_decoded(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Data of every type, and verdicts, come out of Spark's tasks as without Spark, in a session of another zone."""
     from dedup.spark.prepare import prepare
 
-    pq.write_table(table_of(bodies), folder / "bodies.parquet")
-    names = ["sequence_number", "body", "data", "_undecodable"]
-    events = prepare(spark.read.parquet(str(folder / "bodies.parquet")), Prepare("c", decoder=decoder))
-    found = events.select(*names).toArrow().sort_by("sequence_number")
-    expected = decoded(bodies, decoder)
-    found = found.select(expected.column_names).cast(expected.schema)
-    assert [row for row in range(len(bodies)) if found.slice(row, 1) != expected.slice(row, 1)] == []
-
-
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
-def test_spark_gives_the_same_verdicts(spark: SparkSession, tmp_path: Path, zone: str) -> None:
-    """Every listed body, and thousands that differ from them by a few bytes, decode alike in Spark, in whatever zone the session is."""
-    rng = random.Random(7)
-    bodies: list[bytes | None] = [*GOOD, *BAD, None, *(mutated(rng, body) for body in GOOD * 100 + BAD * 10)]
-    before = spark.conf.get("spark.sql.session.timeZone")
+    given: list[bytes | None] = [*GOOD, *BAD, None] if kind == "json" else avro_bodies()
+    decoder = decode.json(SCHEMA) if kind == "json" else decode.avro(AVRO)
+    pq.write_table(table_of(given), tmp_path / "bodies.parquet")
+    before, names = spark.conf.get("spark.sql.session.timeZone"), ["sequence_number", "body", "data", "_undecodable"]
     try:
-        spark.conf.set("spark.sql.session.timeZone", zone)
-        assert_same(spark, bodies, decode.json(SCHEMA), tmp_path)
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+        events = prepare(spark.read.parquet(str(tmp_path / "bodies.parquet")), Prepare("c", decoder=decoder))
+        found = events.select(*names).toArrow().sort_by("sequence_number")
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
+    expected = decoded(given, decoder)
+    found = found.select(expected.column_names).cast(expected.schema)
+    assert [row for row in range(len(given)) if found.slice(row, 1) != expected.slice(row, 1)] == []
 
 
 def test_a_column_function_decodes(spark: SparkSession) -> None:
@@ -523,18 +489,3 @@ def test_a_column_function_decodes(spark: SparkSession) -> None:
     assert found["_undecodable"].to_pylist() == [False, True, False]
     with pytest.raises(ConfigError, match="decode= does not resolve"):
         prepare(frame, Prepare("c", decoder=lambda body: F.col("nope")))
-
-
-def test_avro_needs_its_package_and_then_decodes_as_without_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """A missing spark-avro is told before anything runs, with what to add; with it, Spark gives pyarrow's verdicts."""
-    from pyspark.errors import PySparkException
-
-    from dedup.spark.prepare import prepare
-
-    with pytest.raises(ConfigError, match=r"add org\.apache\.spark:spark-avro_2\.13"):
-        prepare(spark.createDataFrame(table_of([b""])), Prepare("c", decoder=decode.avro(AVRO)))
-    try:
-        spark.sql("ADD JAR ivy://org.apache.spark:spark-avro_2.13:4.1.1?transitive=false")
-    except PySparkException as error:
-        pytest.skip(f"spark-avro cannot be had: {error}")
-    assert_same(spark, avro_bodies(), decode.avro(AVRO), tmp_path)

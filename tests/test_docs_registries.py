@@ -13,8 +13,8 @@ import pytest
 from registry_kit import avro, confluent, content_type, events, record
 from registry_server import RegistryServer
 
-from dedup import arrow
-from dedup.envelope import Prepare
+from dedup.decode import prepare as arrow
+from dedup.decode.prepare import Prepare
 
 PAGE = (Path(__file__).parent.parent / "docs/registries.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -10,8 +10,10 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError
-from dedup import arrow, decode
-from dedup.envelope import ENVELOPE, POSITION, Columns, Constant, Named, Prepare, check_positions
+from dedup import decode
+from dedup.decode import prepare as arrow
+from dedup.decode.prepare import Prepare
+from dedup.envelope import ENVELOPE, POSITION, Columns, check_positions
 from dedup.keys import INTERNAL, LOG_TIME, KeySettings
 
 if TYPE_CHECKING:
@@ -86,19 +88,29 @@ def test_large_columns_are_taken_as_well() -> None:
     assert rows(KAFKA.cast(pa.schema(list(zip(KAFKA.column_names, types, strict=True))))) == rows(KAFKA)
 
 
-@pytest.mark.parametrize(
-    ("name", "origin", "kind"),
-    [
-        ("properties", Named("x"), pa.null()),
-        ("partition", Constant("0"), pa.int32()),
-        ("enqueued_time", Constant("2024-03-31"), pa.string()),
-    ],
-)
-def test_what_pyarrow_does_not_convert_is_left_to_spark(name: str, origin: Named | Constant, kind: pa.DataType) -> None:
-    """A column of nothing but nulls and a constant that has to be cast do not end the stream."""
-    from dedup.spark.plain import fits
+def test_nulls_and_constants_have_the_types_of_the_envelope() -> None:
+    """A column of nothing but nulls, and a constant that is another type's, do not end the stream."""
+    own = OWN.set_column(OWN.schema.get_field_index("properties"), "properties", pa.nulls(2))
+    assert [row["properties"] for row in rows(own)] == [None, None]
+    assert [row["partition"] for row in rows(FILES, columns=Columns("'t'", "'7'", "n"))] == [7, 7]
 
-    assert not fits(name, origin, {"x": kind})
+
+def test_headers_may_have_their_value_first() -> None:
+    """The fields of a pair are known by their names."""
+    pairs = pa.array([[{"value": b"m", "key": "message_id"}], None], pa.list_(pa.struct([("value", pa.binary()), ("key", pa.string())])))
+    found = rows(KAFKA.set_column(KAFKA.schema.get_field_index("headers"), "headers", pairs))
+    assert [row["properties"] for row in found] == [[{"key": "message_id", "value": b"m"}], None]
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint64(), pa.decimal128(38, 0), pa.string(), pa.large_string()])
+def test_positions_of_every_kind_of_number(kind: pa.DataType) -> None:
+    """Whatever a position is written as, it is the same number; what a column of the envelope cannot hold is null."""
+    unsigned = pa.types.is_unsigned_integer(kind)
+    given = [7, None, 0 if unsigned else -1, 100 if kind == pa.int8() else 2**31]
+    column = pa.array([None if n is None else str(n) for n in given], pa.string()).cast(kind)
+    table = pa.table({"p": column, "n": range(4), "t": ["t"] * 4})
+    found = [row["partition"] for row in rows(table, columns=Columns("t", "p", "n"))]
+    assert found == [*given[:3], 100 if kind == pa.int8() else None]
 
 
 def test_our_own_columns_are_recognised() -> None:
@@ -282,7 +294,7 @@ def test_spark_takes_sql_expressions(spark: SparkSession) -> None:
 
     columns = Columns("concat('f-', file)", "pmod(item, 2)", "cast(`line no` as int) * 10", body="encode(text, 'UTF-8')")
     spec = Prepare("c", KeySettings(("upper(text)", "n + 1", "data.item")), columns, part="n * 2", decoder=lambda body: body)
-    with pytest.raises(ConfigError, match="idempotence_key does not resolve"):
+    with pytest.raises(ConfigError, match=r"idempotence_key .* does not resolve"):
         prepare(spark.createDataFrame(FILES), spec)
     spec = Prepare("c", KeySettings(("upper(text)", "n + 1")), columns, part="n * 2")
     found = prepare(spark.createDataFrame(FILES), spec).toArrow().to_pylist()
@@ -291,19 +303,47 @@ def test_spark_takes_sql_expressions(spark: SparkSession) -> None:
         ("f-a", 1, 20, 4, b"y"),
     ]
     assert [row["_key_text"] for row in found] == ["X|2", "Y|3"]
-    assert found[0]["line no"] == "1"
+    assert found[0]["line no"] == "1" and set(found[0]) == {*ENVELOPE.names, *FILES.column_names, LOG_TIME, *INTERNAL}
+
+
+@pytest.mark.parametrize("part", ["a.b", "`a.b`"], ids=["arrow", "sql"])
+def test_whatever_passes_through_spark_arrives(spark: SparkSession, part: str) -> None:
+    """Columns of odd names and types keep both, where they are only carried and where SQL computes the key from one of them."""
+    from dedup.spark.prepare import prepare
+
+    odd = (
+        "'x' `a.b`, 'y' `t``k`, timestamp'1500-01-01 01:00:00' t, timestamp_ntz'1500-01-01' n, interval '1' day d, null v, "
+        "parse_json('{\"a\":1}') j, 'c' collate UNICODE c, cast('z' as char(3)) ch, map('k', named_struct('x', array(1))) m, 0.10BD m2"
+    )
+    sql = f"select 's' source, 't' topic, 0 partition, 1L sequence_number, cast('b' as binary) body, {odd}"
+    frame = spark.sql(sql)
+    found = prepare(frame, Prepare("c", KeySettings((part,))))
+    names = frame.columns[5:]
+    kept = [f"`{name.replace('`', '``')}`" for name in names]
+    assert [(f.name, f.dataType) for f in found.select(*kept).schema] == [(f.name, f.dataType) for f in frame.select(*kept).schema]
+    (before,), (after,) = frame.select(*kept).collect(), found.select(*kept, "_key_text").collect()
+    assert [str(value) for value in after[:-1]] == [str(value) for value in before] and after[-1] == "x"
+
+
+def test_a_type_that_arrow_does_not_have_is_refused(spark: SparkSession) -> None:
+    """It is told before anything is read, and not by a task."""
+    from dedup.spark.prepare import prepare
+
+    frame = spark.createDataFrame(OWN).selectExpr("*", "interval '1' year y")
+    with pytest.raises(ConfigError, match="a column whose type Arrow does not have: cast or drop it"):
+        prepare(frame, Prepare("c"))
 
 
 @pytest.mark.parametrize(
     ("table", "spec", "said"),
     [
         (FILES, {}, "The input is not recognised"),
-        (FILES, {"columns": Columns("'t'", "item + nope", "n")}, "columns= does not resolve; the input has the columns file"),
-        (FILES, {"columns": Columns("'t'", "item +", "n")}, "columns= does not resolve"),
+        (FILES, {"columns": Columns("'t'", "item + nope", "n")}, "columns= 'item \\+ nope' does not resolve; there are the columns file"),
+        (FILES, {"columns": Columns("'t'", "item +", "n")}, r"columns= 'item \+' does not resolve"),
         (FILES, {"columns": Columns("'t'", "n * 1.5", "n")}, r"partition comes from 'n \* 1.5' of type decimal"),
-        (OWN, {"keys": KeySettings(("a", "data.b"))}, "idempotence_key names 'a', 'data.b', which the events do not have"),
+        (OWN, {"keys": KeySettings(("a", "data.b"))}, "idempotence_key 'a', 'data.b' does not resolve; there are the columns source"),
         (OWN, {"keys": KeySettings(payload=("extra",))}, "'extra' is of type double and cannot be part"),
-        (OWN.append_column("s", pa.array([{"a": 1}, None])), {"keys": KeySettings(("s.nope",))}, "idempotence_key does not resolve"),
+        (OWN.append_column("s", pa.array([{"a": 1}, None])), {"keys": KeySettings(("s.nope",))}, "idempotence_key .* does not resolve"),
         (OWN.append_column("s", pa.array([{"a": 1}, None])), {"keys": KeySettings(("s",))}, "'s' is of type struct"),
     ],
 )

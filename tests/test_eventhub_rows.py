@@ -23,8 +23,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
-from dedup import arrow, seldom
-from dedup.envelope import ENVELOPE, Prepare
+from dedup import seldom
+from dedup.decode import prepare as arrow
+from dedup.decode.prepare import Prepare
+from dedup.envelope import ENVELOPE
 from dedup.eventhub import rows
 from dedup.eventhub.options import Options
 from dedup.eventhub.order import MOST_EARLY, InOrder

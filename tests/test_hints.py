@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from checkpoint.position import Partition
-from dedup.envelope import ENVELOPE, KAFKA, Columns, Prepare
+from dedup.decode.prepare import Prepare
+from dedup.envelope import ENVELOPE, KAFKA, Columns
 from dedup.hints import hints
 from dedup.keys import KeySettings
 from dedup.store import Checkpoint, Head

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dedup import arrow, decode
-from dedup.envelope import Prepare
+from dedup import decode
+from dedup.decode import prepare as arrow
+from dedup.decode.prepare import Prepare
 from dedup.keys import KeySettings
 
 ORDER = decode.json(pa.schema([("id", pa.string()), ("amount", pa.int64())]))

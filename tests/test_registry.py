@@ -18,9 +18,12 @@ from registry_kit import avro, confluent, content_type, events, record
 from registry_server import RegistryServer
 
 from checkpoint.errors import ConfigError, RegistryUnavailable
-from dedup import arrow, avro_resolve, decode, schema_cache
-from dedup.envelope import Prepare
-from dedup.registry import Azure, Confluent
+from dedup import decode
+from dedup.decode import avro_bodies
+from dedup.decode import prepare as arrow
+from dedup.decode import registry as registries
+from dedup.decode.prepare import Prepare
+from dedup.decode.registry import Azure, Confluent
 
 READER = record(("id", "string"), ("amount", "long"))
 OLD = record(("id", "string"), ("amount", "int"), ("note", "string"))
@@ -100,7 +103,7 @@ def expected(body: bytes, writer: Any, reader: Any) -> dict[str, Any]:
 def test_decoded_values_are_those_of_fastavro(registry: RegistryServer, case: tuple[Any, Any, list[Any]], framing: str) -> None:
     """Whatever a writer's schema lost, gained or promoted, and however the body names it, the values are those of Avro's own rules."""
     reader, writer, rows = case
-    schema_cache.forget()
+    registries.forget()
     plain = [avro(writer, row) for row in rows]
     if framing == "confluent":
         table = events([confluent(registry.register("s", writer), writer, row) for row in rows])
@@ -145,7 +148,7 @@ def test_what_does_not_decode(registry: RegistryServer) -> None:
 def test_noise_is_undecodable_and_nothing_else(registry: RegistryServer, noise: list[bytes], where: int) -> None:
     """Whatever bytes stand behind an id or inside a record, a body has a verdict: no batch fails because of one."""
     schema = record(("a", "long"), ("b", ["null", "bytes"]), ("c", {"type": "array", "items": "string"}), ("d", "double"))
-    schema_cache.forget()  # an id that noise has named before counts as unknown for a while
+    registries.forget()  # an id that noise has named before counts as unknown for a while
     ident = registry.register("s", schema)
     good = confluent(ident, schema, {"a": 1, "b": b"x", "c": ["y"], "d": 1.5})
     bodies = [good[:5] + one for one in noise] + [good[:where] + one + good[where:] for one in noise]
@@ -190,7 +193,7 @@ def test_a_schema_that_cannot_be_read_as_ours(registry: RegistryServer, unlike: 
     wanted = record(("id", "string"), ("amount", {"type": "long", "logicalType": "timestamp-micros"}))
     ident = registry.register("s", unlike)
     row = {"id": "a", "amount": "x" if unlike["fields"][-1]["type"] == "string" else 5}
-    avro_resolve.reader.cache_clear()  # it warns once
+    avro_bodies.reader.cache_clear()  # it warns once
     assert read(events([confluent(ident, unlike, row)]), decode.confluent_avro(registry.url, schema=wanted)) == ([None], [True])
     unit = isinstance(unlike["fields"][-1]["type"], dict)
     assert (f"schema {ident} do not decode" in caplog.text and "timestamp-millis" in caplog.text) == unit
@@ -207,7 +210,7 @@ def test_a_value_of_another_kind_is_undecodable(registry: RegistryServer) -> Non
 
 def test_units_agree_under_aliases_and_in_lists() -> None:
     """A field that was renamed, or stands in a list, is compared too."""
-    never, reader = avro_resolve.never, avro_resolve.reader
+    never, reader = avro_bodies.never, avro_bodies.reader
     millis, micros = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
     for theirs, ours in (
         (record(("old", millis)), {**record(), "fields": [{"name": "new", "aliases": ["old"], "type": micros}]}),
@@ -227,40 +230,6 @@ def test_a_writer_may_have_what_columns_cannot(registry: RegistryServer) -> None
     body = confluent(registry.register("s", writer), writer, {**inner, "id": "a", "u": "x", "next": inner})
     decoder = decode.confluent_avro(registry.url, schema=record(("id", "string"), ("f", symbol)))
     assert read(events([body]), decoder) == ([{"id": "a", "f": "A"}], [False])
-
-
-@pytest.mark.parametrize(
-    "items",
-    [
-        "null",
-        {"type": "record", "name": "Nothing", "fields": []},
-        {"type": "record", "name": "Nothings", "fields": [{"name": "n", "type": {"type": "null"}}]},
-        {"type": "fixed", "name": "Empty", "size": 0},
-    ],
-    ids=["null", "record", "record of null", "fixed"],
-)
-def test_a_short_body_cannot_claim_endless_items(registry: RegistryServer, items: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """2^60 items of no bytes would be read for ever: the body is undecodable at once, the log says why, and our own schema is refused."""
-    writer = record(("id", "string"), ("many", {"type": "array", "items": items}))
-    ident = registry.register("s", writer)
-    body = b"\0" + ident.to_bytes(4, "big") + b"\x02a" + b"\x80" * 8 + b"\x20" + b"\0"
-    avro_resolve.reader.cache_clear()
-    decoder = decode.confluent_avro(registry.url, schema=record(("id", "string")))
-    assert read(events([body]), decoder) == ([None], [True])
-    assert f"schema {ident} do not decode" in caplog.text and "takes no bytes" in caplog.text
-    with pytest.raises(ConfigError):
-        decode.avro(writer)
-
-
-def test_items_that_have_bytes_are_read(registry: RegistryServer) -> None:
-    """A union has its number and a record its fields, also by their names; a record that holds a list of itself is no endless one."""
-    inner = {"type": "record", "name": "Inner", "fields": [{"name": "n", "type": ["null", "int"]}]}
-    writer = record(
-        ("id", "string"), ("a", {"type": "array", "items": inner}), ("b", {"type": "array", "items": "Inner"}),
-        ("c", {"type": "array", "items": ["null", "int"]}), ("d", {"type": "array", "items": "Order"}),
-    )  # fmt: skip
-    body = confluent(registry.register("s", writer), writer, {"id": "a", "a": [{"n": 1}], "b": [], "c": [None], "d": []})
-    assert read(events([body]), decode.confluent_avro(registry.url, schema=record(("id", "string")))) == ([{"id": "a"}], [False])
 
 
 def test_defaults_are_values(registry: RegistryServer) -> None:
@@ -306,33 +275,33 @@ def test_a_schema_is_asked_for_once(registry: RegistryServer, monkeypatch: pytes
         assert read(events([good, good, later] * 5), pickle.loads(pickle.dumps(decoder)))[1] == [False, False, True] * 5
     assert sorted(registry.asked) == [f"/schemas/ids/{ident}", f"/schemas/ids/{ident + 1}"]
     assert registry.register("s", READER) == ident + 1
-    monkeypatch.setattr(schema_cache, "UNKNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(registries, "UNKNOWN_SECONDS", 0.0)
     assert read(events([later]), decoder)[1] == [True]
-    schema_cache._unknown.clear()
+    registries._unknown.clear()
     assert read(events([later]), decoder)[1] == [False]
 
 
 def test_unknown_ids_are_forgotten_by_the_clock(registry: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the time no request is made; behind it one is, and the schema that has come since is used."""
     clock = [1000.0]
-    monkeypatch.setattr(schema_cache.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(registries.time, "monotonic", lambda: clock[0])
     target = Confluent(registry.url)
-    assert schema_cache.written(target, "1") is None
+    assert registries.schema_of(target, "1") is None
     registry.register("s", READER)
-    clock[0] += schema_cache.UNKNOWN_SECONDS - 1
-    assert schema_cache.written(target, "1") is None and len(registry.asked) == 1
+    clock[0] += registries.UNKNOWN_SECONDS - 1
+    assert registries.schema_of(target, "1") is None and len(registry.asked) == 1
     clock[0] += 2
-    assert schema_cache.written(target, "1") is not None and len(registry.asked) == 2
+    assert registries.schema_of(target, "1") is not None and len(registry.asked) == 2
 
 
 def test_noise_does_not_fill_the_memory(registry: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies that name any number of ids leave a bounded number of them behind."""
-    monkeypatch.setattr(schema_cache, "MOST", 5)
+    monkeypatch.setattr(registries, "MOST_IDS", 5)
     for _ in range(12):
         registry.register("s", READER)
     for ident in range(100):
-        schema_cache.written(Confluent(registry.url), str(ident))
-    assert len(schema_cache._unknown) <= 5 and len(schema_cache._known) <= 5
+        registries.schema_of(Confluent(registry.url), str(ident))
+    assert len(registries._unknown) <= 5 and len(registries._known) <= 5
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 429, 500, 503, 200])
@@ -433,7 +402,7 @@ def test_credentials_are_sent_and_never_shown(
     made = Confluent(registry.url, **options)
     decoder = pickle.loads(pickle.dumps(decode.confluent_avro(made, subject="s")))
     assert read(events([confluent(ident, READER, {"id": "a", "amount": 1})]), decoder)[1] == [False]
-    schema_cache.forget()
+    registries.forget()
     registry.status = 401
     with pytest.raises(RegistryUnavailable) as told:
         read(events([confluent(ident, READER, {"id": "a", "amount": 1})]), decoder)

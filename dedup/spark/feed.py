@@ -16,21 +16,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError
-from dedup import arrow, too_large
-from dedup.envelope import Prepare
+from dedup import too_large
+from dedup.decode import prepare as arrow
+from dedup.decode.prepare import Prepare
 from dedup.executors import Tasks
 from dedup.feed import Material, index_columns, numbered, process_run, visible
 from dedup.frames import Frames
 from dedup.index import Ints
 from dedup.keys import HIDDEN
 from dedup.rows import for_spark
-from dedup.spark import registry
-from dedup.spark.check import stateful_operators, streaming_plan
 from dedup.spark.frames import SparkFrames
-from dedup.spark.plain import plain
+from dedup.spark.prepare import answers, plan, stateful_operators, streaming_plan
 from dedup.spark.prepare import prepare as prepare_columns
 from dedup.spark.scratch import EVERY_FILE, require_shared, scratch_folder
-from dedup.spark.selects import named
 from dedup.spark.tasks import SparkTasks
 
 log = logging.getLogger("dedup")
@@ -73,7 +71,7 @@ class SparkFeed:
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what needs no job to be seen: missing columns, stateful operators upstream, no folder to share."""
-        prepare_columns(self._batch, prepare)
+        plan(self._batch, prepare)
         if not self._collect:
             require_shared(self._batch.sparkSession, self._scratch)
         found = stateful_operators(streaming_plan(self._batch, self.query_id)) if prepare.positions else []
@@ -94,26 +92,19 @@ class SparkFeed:
         with scratch_folder(session, self._scratch) as folder:
             if not prepare.positions:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
-            with registry.answers():
+            with answers():
                 rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
             whole = session.read.schema(_with_row(rows.schema)).options(**EVERY_FILE)
             yield ScratchMaterial(whole.parquet(folder))
 
     def _in_memory(self, prepare: Prepare) -> MemoryMaterial | None:
-        easy = plain(self._batch, prepare)
-        rows = prepare_columns(self._batch, prepare) if easy is None else self._named(easy.columns)
-        table = self.collect(rows)
+        found = plan(self._batch, prepare)
+        table = self.collect(found.rows(self._batch))
         if table is None:
             return None
-        late = None if easy is None else prepare
-        if easy is not None:
-            table = arrow.prepare_keys(table, prepare, beside=table.num_rows >= MANY)
-        schema = rows.schema if easy is None else easy.schema
-        return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), schema, late)
-
-    def _named(self, columns: tuple[str, ...]) -> DataFrame:
-        # The usual case is that these are all there are: then there is nothing to analyse.
-        return self._batch if sorted(columns) == sorted(self._batch.columns) else self._batch.select(*map(named, columns))
+        late = None if found.parts else found.spec
+        table = found.finish(table) if late is None else arrow.prepare_keys(table, late, beside=table.num_rows >= MANY)
+        return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), found.schema, late)
 
     def collect(self, rows: DataFrame) -> pa.Table | None:
         """The rows on the driver; None where they are too large for it, or Spark refuses because they are.
@@ -121,7 +112,7 @@ class SparkFeed:
         Nothing is decided yet, so they may be computed again.
         """
         try:
-            with registry.answers():
+            with answers():
                 table = rows.toArrow()
         except Exception as error:  # py4j and Spark Connect wrap the same refusal differently
             told = too_large.words(error)

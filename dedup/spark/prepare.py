@@ -1,160 +1,250 @@
-"""From an input DataFrame to events with keys: envelope, decode, keys, in a lazy chain of selects without any job.
+"""From an input DataFrame to events with keys: what only Spark can compute, in selects, and then the one preparation, in Arrow.
 
-Works on classic Spark and Spark Connect alike. Called by the consumer with each micro-batch before anything is decided.
+Where the rows come to the driver they are prepared there; else Spark's tasks prepare them, by `mapInArrow`. No job runs here, and the rows
+are evaluated once. Works on classic Spark and Spark Connect alike. Called with each micro-batch before anything is decided.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
-from functools import reduce
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+from pyspark.errors import AnalysisException, PySparkTypeError
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
-from checkpoint.errors import ConfigError
-from dedup import keys
-from dedup.decode import Decoder
-from dedup.envelope import ENVELOPE, Prepare, layout
-from dedup.spark import decode as spark_decode
-from dedup.spark import keys as spark_keys
-from dedup.spark import registry
-from dedup.spark.envelope import TEXT, envelope
-from dedup.spark.selects import Columns, Selects, kept, named
+from checkpoint.errors import ConfigError, RegistryUnavailable
+from dedup.decode import prepare as arrow
+from dedup.decode.prepare import Expression, Layout, Named, Prepare, layout
+from dedup.envelope import ENVELOPE, POSITION
 
-_PARSED = "__dedup_parsed"
-_READ = "__dedup_read"
-_PART = "__dedup_part_"
-_KEY, _KEY_TEXT, _PAYLOAD_HASH, _UNDECODABLE = keys.INTERNAL
+KEPT = 16
+"""Schemas of which what was worked out is kept."""
 
-_worked_out: dict[Hashable, tuple[Columns, ...]] = {}
+Step = Callable[[pa.Table], pa.Table]
+"""What is made of some rows, whichever they are. Travels to tasks."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an input with one schema is prepared. Worked out once: a batch every second should not pay for its analysis each time."""
+
+    spec: Prepare
+    """Without the function of a user, which Spark applies; travels to tasks."""
+    layout: Layout
+    computed: tuple[Column, ...]
+    """What Spark computes of the input: SQL expressions of the mapping, named by their text, and what a function decodes."""
+    events: T.StructType
+    parts: tuple[Column, ...] = ()
+    """What Spark computes of the events: SQL expressions among the parts of keys, named by their text."""
+    schema: T.StructType = field(default_factory=T.StructType)
+    """Of the prepared rows."""
+
+    def input(self, df: DataFrame) -> DataFrame:
+        """The input with what Spark computes of it."""
+        return df.select("*", *self.computed) if self.computed else df
+
+    def rows(self, df: DataFrame) -> DataFrame:
+        """What `finish` makes prepared rows of: the input or, where Spark computes parts of keys, the events, which tasks have made."""
+        if not self.parts:
+            return self.input(df)
+        return _mapped(self.input(df), partial(arrow.events, spec=self.spec), self.events).select("*", *self.parts)
+
+    @property
+    def finish(self) -> Step:
+        """From `rows` to prepared rows."""
+        return partial(arrow.add_keys if self.parts else arrow.prepare, spec=self.spec)
 
 
 def prepare(df: DataFrame, spec: Prepare) -> DataFrame:
-    """The input's rows as events with keys; lazy, so nothing is read here.
+    """The input's rows as events with keys, made by tasks; lazy, so nothing is read here.
 
-    Schema:
-        ENVELOPE columns, the input's other columns, `data` (with a decoder), `_log_time`, `_key`, `_key_text`, `_payload_hash`,
-        `_undecodable`;
-        one row per row of the input. A position that is null or does not fit its type is null: `envelope.check_positions`
-        tells once the rows are there.
+    Returns:
+        the columns of `arrow.prepare`, in Spark's types. A position that is null or does not fit its type is null:
+        `envelope.check_positions` tells once the rows are there.
 
     Raises:
-        ConfigError: the input is not recognised, or a column is missing or of a type that cannot fit.
+        ConfigError: as `plan`.
     """
-    schema = df.schema
-    ident = identity(df, schema, spec)
-    steps = kept(_worked_out, ident, lambda: _work_out(df, schema.names, spec))
-    return reduce(lambda frame, columns: frame.select(*columns), steps, df)
+    found = plan(df, spec)
+    return _mapped(found.rows(df), found.finish, found.schema)
 
 
-def identity(df: DataFrame, schema: T.StructType, spec: Prepare) -> Hashable:
-    """What the columns depend on: the input's schema, the order, and whether columns are Spark Connect's."""
+def positions(df: DataFrame, spec: Prepare) -> DataFrame:
+    """The columns of POSITION alone: bodies are not decoded. Lazy. Raises ConfigError, as `plan`."""
+    found = plan(df, spec)
+    origins = [found.layout.envelope[name] for name in POSITION]
+    needed = dict.fromkeys(origin.column for origin in origins if isinstance(origin, Named))
+    schema = T.StructType([f for f in found.events if f.name in POSITION])
+    return _mapped(found.input(df).select(*map(named, needed)), partial(arrow.positions, plan=found.layout), schema)
+
+
+def _mapped(df: DataFrame, step: Step, schema: T.StructType) -> DataFrame:
+    # mapInArrow looks columns up by their names, and takes `a.b` for a field.
+    numbered = df.toDF(*(f"_{number}" for number in range(len(df.columns))))
+    return numbered.mapInArrow(partial(_each, names=df.columns, step=step), schema)
+
+
+def _each(batches: Iterable[pa.RecordBatch], names: list[str], step: Step) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield from step(pa.Table.from_batches([batch]).rename_columns(names)).to_batches()
+
+
+def named(name: str) -> Column:
+    """The column of exactly this name, whatever characters it has."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+_plans: dict[Hashable, Plan] = {}
+
+
+def plan(df: DataFrame, spec: Prepare) -> Plan:
+    """How to prepare this input.
+
+    Raises:
+        ConfigError: the input is not recognised, an expression does not resolve, or a column is missing or of a type that cannot fit.
+    """
     incarnations = tuple(sorted(spec.incarnations.items()))
     settings = (spec.consumer, spec.keys, spec.columns, spec.source, spec.part, spec.positions, spec.decoder, spec.keyspace)
-    return type(df), schema.json(), settings, incarnations
+    ident = type(df), df.schema.json(), settings, incarnations
+    if ident not in _plans:
+        if len(_plans) >= KEPT:
+            _plans.clear()
+        _plans[ident] = _work_out(df, spec)
+    return _plans[ident]
 
 
-def _work_out(df: DataFrame, names: Sequence[str], spec: Prepare) -> tuple[Columns, ...]:
-    plan, selects = layout(names, spec), Selects(df)
-    envelope(selects, plan)
-    _decode(selects, spec)
-    _keys(selects, spec)
-    added = ["data"] if spec.decoder is not None else []
-    selects.select(*[named(name) for name in (*ENVELOPE.names, *plan.extras, *added, *spec.keys.internal)])
-    return tuple(selects.steps)
+def _work_out(df: DataFrame, spec: Prepare) -> Plan:
+    found = layout(df.columns, spec)
+    sql = dict.fromkeys(origin.sql for origin in found.envelope.values() if isinstance(origin, Expression))
+    computed = _ask(df, sql, "columns=")
+    if callable(function := spec.decoder):
+        computed += _asked(df, lambda: [_decoded(found, function)], "decode=")
+        spec = replace(spec, decoder=_applied)
+    rows = df.select("*", *computed)
+    made = arrow.events(_empty(rows.schema), spec)
+    first = Plan(spec, layout([*df.columns, *sql], spec), tuple(computed), _in_spark(made.schema, rows.schema))
+    parts = _parts(_mapped(rows, partial(arrow.events, spec=spec), first.events), made.schema, spec)
+    whole = replace(first, parts=tuple(parts))
+    return replace(whole, schema=_in_spark(whole.finish(_empty(whole.rows(df).schema)).schema, rows.schema))
 
 
-def _decode(selects: Selects, spec: Prepare) -> None:
-    decoder, body = spec.decoder, F.col("body")
-    if decoder is None:
-        return selects.add(F.lit(False).alias(_UNDECODABLE))
-    if not isinstance(decoder, Decoder):
-        function = decoder
-        selects.ask(lambda: [function(body)], "decode=")
-        selects.add(function(body).alias("data"))
-        return selects.add((body.isNotNull() & F.col("data").isNull()).alias(_UNDECODABLE))
-    if decoder.registry is not None:
-        selects.add(registry.decoded(body, F.col("properties"), decoder).alias(_READ))
-        return selects.add(F.col(_READ)["wrong"].alias(_UNDECODABLE), F.col(_READ)["data"].alias("data"))
-    given, parsed = decoder, F.col(_PARSED)
-    selects.ask(lambda: [spark_decode.parsed(body, given)], "decode=")
-    # Each step is a select of its own: Spark keeps them apart, so that nothing is computed twice.
-    selects.add(spark_decode.parsed(body, given).alias(_PARSED))
-    selects.add(spark_decode.read(parsed, given).alias(_READ))
-    selects.add((body.isNotNull() & ~spark_decode.decodes(body, parsed, F.col(_READ), given)).alias(_UNDECODABLE))
-    selects.add(F.when(body.isNotNull() & ~F.col(_UNDECODABLE), F.col(_READ)).alias("data"))
+def _decoded(found: Layout, function: Callable[[Any], Any]) -> Column:
+    body = found.envelope["body"]
+    given = named(body.column) if isinstance(body, Named) else F.expr(body.sql) if isinstance(body, Expression) else F.lit(body.value)
+    column: Column = function(given.cast("binary"))
+    return column.alias(arrow.BY_SPARK)
 
 
-def _keys(selects: Selects, spec: Prepare) -> None:
-    settings = spec.keys
-    named_parts, key_columns = _parts(selects, settings.columns or (keys.MESSAGE_ID,), "idempotence_key", f"{_PART}key_")
-    payload, payload_columns = _parts(selects, settings.payload or ("body",), "payload", f"{_PART}payload_")
-    selects.add(*key_columns, *payload_columns)
-    values = [value for value, _ in payload]
-    encoded = spark_keys.join(spark_keys.parts(values))
-    if settings.payload:  # where they are all null, as in what does not decode, only the body tells events apart
-        encoded = F.when(spark_keys.all_null(values), spark_keys.join(spark_keys.parts([F.col("body")]))).otherwise(encoded)
-    hashed = spark_keys.payload_hash(encoded)
-    if settings.sequence:
-        _sequence(selects, spec)
-    key, shown = _key(named_parts, spec)
-    selects.add(key.alias(_KEY), shown.alias(_KEY_TEXT), hashed.alias(_PAYLOAD_HASH))
+def _applied(body: Any) -> Any:
+    """Stands for the function that Spark has applied: the user's own may not travel."""
+    raise NotImplementedError
 
 
-def _sequence(selects: Selects, spec: Prepare) -> None:
-    parts, columns = _parts(selects, spec.keys.sequence, "sequence_key", f"{_PART}sequence_")
-    selects.add(*columns)
-    values = [value for value, _ in parts]
-    named_by = spark_keys.parts([*_place(keys.SEQUENCE_PLACE, spec), *values])
-    encoded = [keys.prefix(spec.consumer, spec.keyspace), keys.SEQUENCE_KEY, *named_by]
-    absent = spark_keys.all_null(values)
-    hashed, shown = F.when(~absent, spark_keys.key_hash(spark_keys.join(encoded))), F.when(~absent, spark_keys.text(parts))
-    selects.add(hashed.alias(keys.SEQUENCE[0]), shown.alias(keys.SEQUENCE[1]))
+def _parts(events: DataFrame, schema: pa.Schema, spec: Prepare) -> list[Column]:
+    given = {"idempotence_key": spec.keys.columns, "payload": spec.keys.payload, "sequence_key": spec.keys.sequence}
+    sql = {what: [name for name in names if not arrow.resolves(name, schema)] for what, names in given.items()}
+    parts = {name: part for what, names in sql.items() if names for name, part in zip(names, _ask(events, names, what), strict=True)}
+    return list(parts.values())
 
 
-def _key(parts: list[tuple[Column, bool]], spec: Prepare) -> tuple[Column, Column]:
-    """The key and its readable form; both null where there is no key."""
-    values = [value for value, _ in parts]
-    before: list[spark_keys.Piece] = [keys.prefix(spec.consumer, spec.keyspace), *spark_keys.parts(_place(spec.keys.scope_columns, spec))]
-    encoded, shown = spark_keys.join([*before, keys.USER_KEY, *spark_keys.parts(values)]), spark_keys.text(parts)
-    absent = spark_keys.all_null(values)
-    if not (spec.keys.falls_back and spec.positions):
-        return F.when(~absent, spark_keys.key_hash(encoded)), F.when(~absent, shown)
-    place = _place(spec.keys.position_columns, spec)
-    instead = spark_keys.join([*before, keys.POSITION_KEY, *spark_keys.parts(place)])
-    readable = spark_keys.text([(value, True) for value in place])
-    return spark_keys.key_hash(F.when(absent, instead).otherwise(encoded)), F.when(absent, readable).otherwise(shown)
+def _ask(df: DataFrame, sql: Iterable[str], what: str) -> list[Column]:
+    """These SQL expressions as columns that are named by their text."""
+    return _asked(df, lambda: [F.expr(text).alias(text) for text in sql], f"{what} {', '.join(map(repr, sql))}")
 
 
-def _place(names: Sequence[str], spec: Prepare) -> list[Column]:
-    found = [spark_keys.incarnation(spec.incarnations) if name == "incarnation" else F.col(name) for name in names]
-    return [column.cast("string").cast("binary") for column in found]
+def _asked(df: DataFrame, columns: Callable[[], list[Column]], what: str) -> list[Column]:
+    """The columns. Raises ConfigError where they do not resolve, on classic Spark or, when the schema is asked for, on Spark Connect."""
+    try:
+        made = columns()
+        _ = df.select(*made).schema if made else None
+    except AnalysisException as error:
+        raise ConfigError(f"{what} does not resolve; there are the columns {_shown(df.columns)}. Spark says: {error}") from error
+    return made
 
 
-def _parts(selects: Selects, names: Sequence[str], what: str, alias: str) -> tuple[list[tuple[Column, bool]], list[Column]]:
-    """The parts as binary columns, by the aliases that the second list gives them; and whether each is ASCII for sure."""
-    _refuse_missing(list(selects.types), names, what)
-    own = [name for name in names if name not in selects.types and name != keys.MESSAGE_ID]
-    computed = dict(zip(own, selects.ask(lambda: [F.expr(name) for name in own], what) if own else [], strict=True))
-    kinds = [selects.types.get(name) or computed.get(name) or T.BinaryType() for name in names]
-    binary = [spark_keys.canonical(name, _part(selects, name), kind) for name, kind in zip(names, kinds, strict=True)]
-    aliases = [f"{alias}{i}" for i in range(len(names))]
-    ascii = [not isinstance(kind, (*TEXT, T.BinaryType)) for kind in kinds]
-    return [(F.col(a), plain) for a, plain in zip(aliases, ascii, strict=True)], [c.alias(a) for c, a in zip(binary, aliases, strict=True)]
+def _shown(columns: Sequence[str]) -> str:
+    return ", ".join(column for column in columns if not column.startswith("_"))
 
 
-def _part(selects: Selects, name: str) -> Column:
-    if name in selects.types:
-        return named(name)
-    return spark_keys.message_id(F.col("properties")) if name == keys.MESSAGE_ID else F.expr(name)
+def _empty(schema: T.StructType) -> pa.Table:
+    """No rows, in the types in which Spark hands them over."""
+    try:
+        return to_arrow_schema(schema, timezone="UTC").empty_table()
+    except PySparkTypeError as error:
+        raise ConfigError(f"The input has a column whose type Arrow does not have: cast or drop it. Spark says: {error}") from error
 
 
-def _refuse_missing(columns: Sequence[str], names: Sequence[str], what: str) -> None:
-    known = {column.lower() for column in columns} | {keys.MESSAGE_ID}
-    paths = [name for name in names if name not in columns and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name)]
-    missing = [name for name in paths if name.split(".")[0].lower() not in known]
-    if missing:
-        shown = ", ".join(column for column in columns if not column.startswith("_"))
-        raise ConfigError(f"{what} names {', '.join(map(repr, missing))}, which the events do not have; they have {shown}.")
+def _in_spark(schema: pa.Schema, given: T.StructType) -> T.StructType:
+    """The types in Spark of a table that was made of an input with the given ones, which it keeps for what passes through."""
+    passed = {f.name: f.dataType for f in given if f.name not in ENVELOPE.names}
+    if arrow.BY_SPARK in passed:
+        passed["data"] = passed[arrow.BY_SPARK]
+    return T.StructType([T.StructField(f.name, passed.get(f.name) or from_arrow_type(f.type)) for f in schema])
+
+
+_RAISED = re.compile(rf"{RegistryUnavailable.__name__}: (.*)")
+
+
+@contextmanager
+def answers() -> Iterator[None]:
+    """Raise RegistryUnavailable where tasks have: Spark brings only their text."""
+    try:
+        yield
+    except RegistryUnavailable:
+        raise
+    except Exception as error:
+        found = _RAISED.search(str(error))
+        if found is None:
+            raise
+        raise RegistryUnavailable(found[1].strip()) from error
+
+
+STATEFUL = (
+    "Aggregate|Deduplicate|DeduplicateWithinWatermark|FlatMapGroupsWithState|FlatMapGroupsInPandasWithState|"
+    "TransformWithState|TransformWithStateInPySpark|TransformWithStateInPandas"
+)
+"""Logical operators that emit rows of their own, or later than the positions they came from."""
+
+_NODE = re.compile(rf"^[\s:|+\-]*~({STATEFUL})\b", re.MULTILINE)
+_JOIN = re.compile(r"^(?P<indent>[\s:|+\-]*)~Join\b", re.MULTILINE)
+
+
+def stateful_operators(plan: str) -> list[str]:
+    """Names of stateful operators in a streaming logical plan as Spark prints it: streaming nodes begin with `~`.
+
+    A join is stateful where both of its sides stream.
+    """
+    found = [m.group(1) for m in _NODE.finditer(plan)]
+    for join in _JOIN.finditer(plan):
+        depth = len(join.group("indent"))
+        below = re.compile(rf"^.{{{depth}}}(?:\+- |:- )~", re.MULTILINE)
+        if len(below.findall(plan[join.end() :])) >= 2:
+            found.append("Join of two streams")
+    return found
+
+
+def streaming_plan(frame: DataFrame, query_id: str | None) -> str:
+    """The logical plan of a streaming DataFrame, or of the running query with that id; empty where Spark does not show it (Connect)."""
+    try:
+        if frame.isStreaming:
+            return str(frame._jdf.queryExecution().analyzed().toString())
+        return _query_plan(frame, query_id)
+    except Exception:  # noqa: BLE001 - internals of Spark that another version, or Spark Connect, may not have: then nothing is known
+        return ""
+
+
+def _query_plan(frame: DataFrame, query_id: str | None) -> str:
+    sessions: list[Any] = [frame.sparkSession, SparkSession._instantiatedSession]
+    for session in sessions:
+        for query in session.streams.active if session is not None else ():
+            if query.id == query_id:
+                return str(query._jsq.streamingQuery().logicalPlan().toString())
+    return ""

@@ -21,10 +21,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from checkpoint.errors import ConfigError
 from checkpoint.position import Partition
 from dedup import slices
-from dedup.envelope import POSITION, Prepare
+from dedup.decode.prepare import Prepare
+from dedup.envelope import POSITION
 from dedup.executors import RunTask
 from dedup.slices import OUTCOMES
-from dedup.spark import registry
+from dedup.spark.prepare import answers, positions
 from dedup.spark.prepare import prepare as prepare_columns
 from dedup.store import Store
 
@@ -51,7 +52,7 @@ class SparkTasks:
 
     def firsts(self, prepare: Prepare) -> dict[Partition, int]:
         """The lowest sequence number of each partition: one job, which reads the source."""
-        rows = prepare_columns(self._batch, prepare).select(*POSITION)
+        rows = positions(self._batch, prepare)
         found = rows.groupBy("source", "topic", "partition").agg(F.min("sequence_number").alias("first")).toArrow().to_pylist()
         return {Partition(r["source"], r["topic"], r["partition"]): r["first"] for r in found if None not in r.values()}
 
@@ -71,7 +72,7 @@ class SparkTasks:
 
         Crash: of the driver: tasks that run go on to the end of their transaction, unless a newer driver has fenced them.
         """
-        with registry.answers():
+        with answers():
             rows = _placed(prepare_columns(self._batch, prepare), tasks)
             return rows.mapInArrow(_in_task(packed, keep), from_arrow_schema(OUTCOMES)).toArrow()
 

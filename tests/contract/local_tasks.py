@@ -14,8 +14,10 @@ import pytest
 from orders import batch
 
 from checkpoint.position import Partition
-from dedup import Consumer, arrow, consumer, slices
-from dedup.envelope import POSITION, Prepare
+from dedup import Consumer, consumer, slices
+from dedup.decode import prepare as arrow
+from dedup.decode.prepare import Prepare
+from dedup.envelope import POSITION
 from dedup.executors import RunTask
 from dedup.feed import ArrowFeed
 from dedup.report import Report

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 from orders import batch, consumer, event
 
-from dedup import Consumer, arrow, executors, slices
+from dedup import Consumer, executors, slices
+from dedup.decode import prepare as arrow
 from dedup.foreach import Event
 from dedup.store import Head, Run, Store
 

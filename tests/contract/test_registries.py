@@ -13,7 +13,7 @@ from registry_server import RegistryServer
 from checkpoint.errors import RegistryUnavailable
 from dedup import decode
 from dedup.care import Care
-from dedup.registry import Azure, Confluent
+from dedup.decode.registry import Azure, Confluent
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
 
@@ -52,9 +52,9 @@ def test_an_unknown_schema_is_a_letter_until_it_is_known(place: Place, registry:
 
 def fixture_forgets() -> None:
     """As if the time were over for which an id counts as unknown."""
-    from dedup import schema_cache
+    from dedup.decode import registry as registries
 
-    schema_cache.forget()
+    registries.forget()
 
 
 def test_while_the_registry_is_away_nothing_is_parked(place: Place, registry: RegistryServer) -> None:

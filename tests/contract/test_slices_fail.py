@@ -21,7 +21,7 @@ from checkpoint.errors import BudgetExceeded, ConfigError, Fenced, HandlerError
 from deadletter.known import SYSTEMIC, TRANSIENT
 from dedup import Retry, executors, replay
 from dedup.consumer import Consumer
-from dedup.envelope import Prepare
+from dedup.decode.prepare import Prepare
 from dedup.epoch import take_epoch
 from dedup.foreach import Event
 from dedup.store import Run, Selection

@@ -18,7 +18,7 @@ from places import Place
 
 from checkpoint.errors import ConfigError
 from dedup import Columns, Consumer, decode
-from dedup.envelope import Prepare
+from dedup.decode.prepare import Prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,7 +158,7 @@ def test_without_a_folder_to_share_nothing_begins(monkeypatch: pytest.MonkeyPatc
     """On a cluster collect=False is refused by `check`, before anything is taken over, where no scratch= is given."""
     from dedup.spark import feed
 
-    monkeypatch.setattr(feed, "prepare_columns", lambda *_: None)
+    monkeypatch.setattr(feed, "plan", lambda *_: None)
     batch = SimpleNamespace(sparkSession=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "yarn")))
     with pytest.raises(ConfigError, match="scratch="):
         feed.SparkFeed(batch, None, collect=False).check(Prepare("shop"))  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Keys and payload hashes without Spark: the canonical encoding of dedup/keys.py over Arrow columns.
+"""Keys and payload hashes: the canonical encoding of dedup/keys.py over Arrow columns.
 
-Everything but SHA-256 itself is columnar, and that too where DataFusion is installed. Called by dedup/arrow.py.
+Everything but SHA-256 itself is columnar, and that too where DataFusion is installed. Called by dedup/decode/prepare.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
-from dedup import datafusion, keys
+from dedup import keys
+from dedup.decode import datafusion
 
 _BYTES = pa.large_binary()
 _NONE = pa.scalar(b"", _BYTES)

@@ -1,8 +1,7 @@
 """Decoding: what turns a body into the column `data`, and tells apart what does not decode.
 
-`json(schema)` and `avro(schema)` make a Decoder; it is only a description, so it pickles. dedup/spark/decode.py follows it
-with Spark columns, dedup/arrow_decode.py with pyarrow; both give the same verdicts. Those of `confluent_avro` and `azure_avro`, which
-look up the schema of each body in a registry, dedup/arrow_registry.py follows everywhere. Called where a consumer is made.
+`json(schema)`, `avro(schema)`, `confluent_avro` and `azure_avro` make a Decoder where a consumer is made. It is only a description, so it
+pickles. dedup/decode/bodies.py follows it wherever the rows are: on the driver, in Spark's tasks, without Spark.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
-from dedup import avro_endless, avro_resolve, schemas
-from dedup.registry import Azure, Confluent, Registry
+from dedup.decode import avro_bodies, schemas
+from dedup.decode.registry import Azure, Confluent, Registry
 
 Schema: TypeAlias = schemas.Json | str | pa.Schema
 """A JSON Schema or an Avro schema, as a mapping or as JSON text, or an Arrow schema."""
@@ -38,7 +37,7 @@ class Decoder:
     @property
     def type(self) -> pa.DataType:
         """Type of the column `data`: the schema, every field of it nullable."""
-        return schemas.nullable(pa.struct(list(self.schema)))
+        return schemas.data_type(self.schema)
 
 
 def json(schema: Schema) -> Decoder:
@@ -68,15 +67,11 @@ def avro(schema: Schema) -> Decoder:
             record with the same fields in this order and nullable ones as the union of null and the type.
 
     Raises:
-        ConfigError: the schema has something that columns cannot hold; names its path. Or an array of what takes no bytes.
+        ConfigError: the schema has something that columns cannot hold; names its path.
     """
     found = _arrow(schema)
     given = None if isinstance(schema, pa.Schema) else schemas.loaded(schema)
     writer = given if given is not None and schemas.is_avro(given) else schemas.to_avro(found)
-    try:
-        avro_endless.refuse(writer)
-    except ValueError as error:
-        raise ConfigError(f"The schema has {error}.") from error
     return Decoder("avro", found, _json.dumps(writer))
 
 
@@ -124,7 +119,7 @@ def _registered(registry: Registry, schema: schemas.Json | str | None, subject: 
     if not schemas.is_avro(given):
         raise ConfigError("Bodies of a registry are read as an Avro record: its schema has the type 'record'.")
     found, reader = _arrow(given), _json.dumps(given)
-    avro_resolve.check(reader)
+    avro_bodies.check(reader)
     return Decoder("avro", found, registry=registry, reader=reader)
 
 

@@ -1,7 +1,7 @@
 """JSON Schema, Avro schema and Arrow schema, each as the Arrow schema of the decoded `data`.
 
 A field that must be there is not nullable. Null and missing are the same. What has no counterpart is refused, naming its path.
-Called by dedup/decode.py when a consumer is made. Pure: pyarrow only.
+Called by dedup/decode/__init__.py when a consumer is made. Pure: pyarrow only.
 """
 
 from __future__ import annotations
@@ -178,6 +178,11 @@ def _avro_decimal(node: Json, path: str) -> pa.DataType:
     if not 1 <= precision <= 38 or not 0 <= scale <= precision:
         raise ConfigError(f"Avro schema at {path}: decimal({precision}, {scale}) does not fit into 38 digits.")
     return pa.decimal128(precision, scale)
+
+
+def data_type(schema: pa.Schema) -> pa.DataType:
+    """The type of the column `data`: the schema, every field of it nullable."""
+    return nullable(pa.struct(list(schema)))
 
 
 def nullable(kind: pa.DataType) -> pa.DataType:

@@ -1,24 +1,30 @@
 """Schema registries: where the schemas are that Avro bodies were written with, and how a body names its own.
 
 `Confluent(url)` and `Azure(namespace, credential)` go into `decode.confluent_avro` and `decode.azure_avro`. They are descriptions:
-picklable, without a connection, never shown with what they log in with. Schemas are kept for the life of the process
-(dedup/schema_cache.py). Docs: docs/registries.md.
+picklable, without a connection, never shown with what they log in with. Schemas are kept for the life of the process.
+Docs: docs/registries.md.
+
+The vendors' own clients do not keep what the docs promise. That of Confluent (confluent_kafka 2.16) takes a bearer token only together with
+the id of a cluster of Confluent's, which it sends along, does not remember ids that are not known, and needs four more packages. That of
+Azure (azure-schemaregistry 1.3) cannot be asked for the latest version of a schema.
 """
 
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import re
-from collections.abc import Callable
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
 from checkpoint import given
 from checkpoint.errors import ConfigError, RegistryUnavailable
-from dedup import avro_names
-from dedup.http_get import Answer, get
 
 NOT_AVRO = "null"
 """What stands for a schema that the registry has and that is not Avro's: nothing can be read by it."""
@@ -96,9 +102,9 @@ class Confluent:
             raise ConfigError(f"The registry at {self.url} has no subject {subject!r}.")
         return self._schema(answer)
 
-    def _get(self, path: str) -> Answer:
+    def _get(self, path: str) -> _Answer:
         accept = "application/vnd.schemaregistry.v1+json, application/json"
-        return get(self.url.rstrip("/") + path, {"Accept": accept, **self._login()}, self.timeout)
+        return _get(self.url.rstrip("/") + path, {"Accept": accept, **self._login()}, self.timeout)
 
     def _login(self) -> dict[str, str]:
         if self.token is not None:
@@ -107,14 +113,14 @@ class Confluent:
             return {}
         return {"Authorization": "Basic " + base64.b64encode(f"{self.user}:{self.password or ''}".encode()).decode()}
 
-    def _schema(self, answer: Answer) -> str:
+    def _schema(self, answer: _Answer) -> str:
         told = _told(answer)
         if not isinstance(told.get("schema"), str):
             raise _nonsense(answer)
         if told.get("schemaType") not in (None, "AVRO"):
             return NOT_AVRO
         named = {str(one["name"]): self._version(one) for one in told.get("references") or ()}
-        return avro_names.inlined(told["schema"], named) if named else told["schema"]
+        return _inlined(told["schema"], named) if named else told["schema"]
 
     def _version(self, reference: dict[str, Any]) -> str:
         subject, version = quote(str(reference["subject"]), safe=""), quote(str(reference["version"]), safe="")
@@ -172,8 +178,8 @@ class Azure:
             raise _nonsense(answer)
         return self._schema(self._get(f"{versions}/{max(map(int, numbers))}"))
 
-    def _get(self, path: str) -> Answer:
-        return get(f"{self._url.rstrip('/')}{path}?api-version={_VERSION}", {"Authorization": f"Bearer {self._token()}"}, self.timeout)
+    def _get(self, path: str) -> _Answer:
+        return _get(f"{self._url.rstrip('/')}{path}?api-version={_VERSION}", {"Authorization": f"Bearer {self._token()}"}, self.timeout)
 
     def _token(self) -> str:
         try:
@@ -182,7 +188,7 @@ class Azure:
         except Exception as error:
             raise RegistryUnavailable(f"No token for the registry of {self.namespace}: {type(error).__name__}.") from error
 
-    def _schema(self, answer: Answer) -> str:
+    def _schema(self, answer: _Answer) -> str:
         if answer.status != 200:
             raise _nonsense(answer)
         if "serialization=avro" not in answer.content_type.lower().replace(" ", ""):
@@ -204,7 +210,7 @@ def _check(url: str) -> None:
         raise ConfigError(f"The address of a registry begins with http:// or https:// and a host, not as {url!r}.")
 
 
-def _told(answer: Answer) -> dict[str, Any]:
+def _told(answer: _Answer) -> dict[str, Any]:
     """The JSON object of a good answer. Raises RegistryUnavailable."""
     try:
         told = json.loads(answer.body) if answer.status == 200 else None
@@ -215,7 +221,7 @@ def _told(answer: Answer) -> dict[str, Any]:
     return told
 
 
-def _code(answer: Answer) -> object:
+def _code(answer: _Answer) -> object:
     """The registry's own code of what is wrong. A 404 without one may come from anybody, as where the address is wrong."""
     try:
         told = json.loads(answer.body)
@@ -224,6 +230,146 @@ def _code(answer: Answer) -> object:
         return None
 
 
-def _nonsense(answer: Answer) -> RegistryUnavailable:
+def _nonsense(answer: _Answer) -> RegistryUnavailable:
     hint = {401: " Check the credentials.", 403: " Check its rights.", 404: " Is the address right?"}.get(answer.status, "")
     return RegistryUnavailable(f"The schema registry answers {answer.status} to {answer.url}, not a schema.{hint} Nothing was decided.")
+
+
+# What a registry has said, kept for the life of the process: ids are immutable, so a schema is asked for once. An id that is not known is
+# asked for again after a while: its schema may still be on the way.
+
+UNKNOWN_SECONDS = 30.0
+"""How long an id counts as unknown."""
+
+MOST_IDS = 10_000
+"""Ids that are kept, known ones and unknown ones each: bodies that are noise may name any number."""
+
+Key = tuple[Registry, str]
+T = TypeVar("T")
+
+_known: dict[Key, str] = {}
+_unknown: dict[Key, float] = {}  # until when
+
+
+def schema_of(registry: Registry, ident: str) -> str | None:
+    """As `registry.written`, from what is kept where it can. Raises RegistryUnavailable, and then keeps nothing."""
+    key = (registry, ident)
+    if key in _known:
+        return _known[key]
+    if _unknown.get(key, 0.0) > time.monotonic():
+        return None
+    _unknown.pop(key, None)
+    found = registry.written(ident)
+    if found is not None:
+        return _put(_known, key, found)
+    _put(_unknown, key, time.monotonic() + UNKNOWN_SECONDS)
+    return None
+
+
+def _put(kept: dict[Key, T], key: Key, value: T) -> T:
+    if len(kept) >= MOST_IDS:
+        kept.clear()
+    return kept.setdefault(key, value)
+
+
+def forget() -> None:
+    """Ask anew for everything."""
+    _known.clear()
+    _unknown.clear()
+
+
+# Asking: one GET, by the standard library.
+
+MOST_BYTES = 16 * 1024 * 1024
+"""Bytes of an answer that are read at most."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a server said."""
+
+    url: str
+    status: int
+    body: bytes = field(repr=False)
+    content_type: str = ""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like any other: following it would hand the credentials to whomever it names."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Never."""
+
+
+def _get(url: str, headers: dict[str, str], timeout: float) -> _Answer:
+    """Ask once. Proxies and certificates are those of the environment (`HTTPS_PROXY`, `SSL_CERT_FILE`).
+
+    Args:
+        timeout: seconds for each part of the answer to come.
+
+    Raises:
+        RegistryUnavailable: no answer, or one that says to come back later (5xx, 408, 429). Never tells the headers.
+    """
+    try:
+        with _open(urllib.request.Request(url, headers=headers), timeout) as response:
+            found = _Answer(url, response.status, response.read(MOST_BYTES), response.headers.get("Content-Type", ""))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        said = getattr(error, "reason", None) or error
+        raise RegistryUnavailable(
+            f"The schema registry cannot be reached at {url}: {type(error).__name__}: {said}. Nothing was decided."
+        ) from error
+    if found.status >= 500 or found.status in (408, 429):
+        raise RegistryUnavailable(f"The schema registry answers {found.status} to {url}. Nothing was decided.")
+    return found
+
+
+def _open(request: urllib.request.Request, timeout: float) -> Any:
+    try:
+        return urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout)
+    except urllib.error.HTTPError as answer:  # is the response of a status that is not 200
+        return answer
+
+
+# References: definitions that stand elsewhere are put where they are used first. fastavro takes them as `named_schemas`, but looks for a
+# name in the namespace it is used in alone; the producers' own library then looks for it without one. And `written` has to be one text.
+
+_NAMED = ("record", "error", "enum", "fixed")
+
+
+def _inlined(schema: str, others: Mapping[str, str]) -> str:
+    """The schema with the definitions of others that it refers to inside.
+
+    Args:
+        schema: JSON text of an Avro schema.
+        others: full name -> JSON text of the schema that has this name.
+    """
+    left = {name: json.loads(text) for name, text in others.items()}
+    return json.dumps(_with(json.loads(schema), "", left, set()))
+
+
+def _with(node: Any, space: str, left: dict[str, Any], done: set[str]) -> Any:
+    """`left` are definitions that have not been put anywhere, `done` the names of those that stand somewhere: none may stand twice."""
+    if isinstance(node, str):
+        found = next((name for name in (_full(node, space), node) if name in left and name not in done), None)
+        return node if found is None else _with(left.pop(found), "", left, done)
+    if isinstance(node, list):
+        return [_with(one, space, left, done) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("type") in _NAMED:
+        space = _space(node, space)
+        if (name := _full(str(node["name"]).rpartition(".")[2], space)) in done:
+            return name
+        done.add(name)
+    fields = {"fields": [{**f, "type": _with(f["type"], space, left, done)} for f in node["fields"]]} if "fields" in node else {}
+    inside = {key: _with(node[key], space, left, done) for key in ("type", "items", "values") if key in node}
+    return {**node, **inside, **fields}
+
+
+def _full(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def _space(node: Mapping[str, Any], outer: str) -> str:
+    name = str(node.get("name", ""))
+    return name.rpartition(".")[0] if "." in name else str(node.get("namespace", outer))

@@ -1,12 +1,13 @@
-"""Reading what one Avro schema wrote as another one says: fastavro resolves, this guards what it would get wrong.
+"""Avro bodies, one record at a time, by fastavro: as they were written, or resolved to another schema.
 
-fastavro takes no notice of units (milliseconds would be read as microseconds) and gives defaults as they stand in the JSON.
-Called by dedup/arrow_registry.py.
+fastavro resolves, this guards what it would get wrong: it takes no notice of units (milliseconds would be read as microseconds) and gives
+defaults as they stand in the JSON.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -16,13 +17,66 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
-from dedup import arrow_avro, avro_endless
-from dedup.arrow_rows import Read, Wrong
+from dedup.decode import schemas
+from dedup.decode.values import Read, Wrong
 
 log = logging.getLogger("dedup")
 
 _UNUSABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What a schema may raise that is JSON, but no schema."""
+
+
+def own_reader(writer: str) -> tuple[Read, pa.DataType]:
+    """What reads a body as the record that this schema (JSON text) describes, and the type of its answers. Raises ConfigError."""
+    written = schemas.loaded(writer)
+    return _read_by(library().parse_schema(_plain(written)), None), _record_type(written)
+
+
+def _read_by(writer: Any, wanted: Any) -> Read:
+    """What reads bytes that hold one record and nothing behind it.
+
+    Args:
+        writer: the schema the bytes were written with, as fastavro parsed it.
+        wanted: the schema to resolve it to, parsed; None: its own.
+    """
+    fastavro = library()
+    mismatch = fastavro.read.SchemaResolutionError
+
+    def whole(body: bytes) -> Any:
+        stream = io.BytesIO(body)
+        try:
+            row = fastavro.schemaless_reader(stream, writer, wanted)
+        except mismatch as error:
+            raise Wrong from error
+        if stream.read(1):
+            raise Wrong
+        return row
+
+    return whole
+
+
+def _record_type(schema: schemas.Json) -> pa.DataType:
+    """The type of the rows that are read by this schema, each field nullable. Raises ConfigError."""
+    return schemas.nullable(pa.struct(list(schemas.from_avro(schema))))
+
+
+def library() -> Any:
+    """fastavro. Raises ConfigError where it is missing."""
+    try:
+        import fastavro
+    except ImportError as error:
+        raise ConfigError("Decoding Avro needs fastavro: pip install 'dedup[avro]'.") from error
+    return fastavro
+
+
+def _plain(node: Any) -> Any:
+    """The schema without logical types of times and dates: their numbers fit Arrow as they are, and Python's types are narrower."""
+    if isinstance(node, list):
+        return [_plain(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    keep = {key: _plain(value) for key, value in node.items() if key != "logicalType"}
+    return keep | ({"logicalType": "decimal"} if node.get("logicalType") == "decimal" else {})
 
 
 @functools.lru_cache(maxsize=1024)
@@ -34,15 +88,14 @@ def reader(ident: str, written: str, wanted: str) -> Read:
         written: its JSON text.
         wanted: JSON text of the schema of the answers.
     """
-    fastavro, ours = arrow_avro.library(), json.loads(wanted)
+    fastavro, ours = library(), json.loads(wanted)
     resolved_to = _parsed(ours)
     try:
         theirs = json.loads(written)
         if theirs is None:
             raise ValueError("it is not Avro's")
-        parsed = fastavro.parse_schema(arrow_avro.plain(theirs))
-        avro_endless.refuse(parsed)
-        found = arrow_avro.read_by(parsed, resolved_to)
+        parsed = fastavro.parse_schema(_plain(theirs))
+        found = _read_by(parsed, resolved_to)
         _refuse_other_units(theirs, ours)
     except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
         log.warning("events written with schema %s do not decode: it cannot be read as %r: %s", ident, ours.get("name"), error)
@@ -52,12 +105,12 @@ def reader(ident: str, written: str, wanted: str) -> Read:
 
 def kind(wanted: str) -> pa.DataType:
     """The type of what readers of this schema answer. Raises ConfigError."""
-    return arrow_avro.record_type(json.loads(wanted))
+    return _record_type(json.loads(wanted))
 
 
 def check(wanted: str) -> None:
     """Raise ConfigError where nothing can be read as this schema, or fastavro is missing."""
-    fastavro = arrow_avro.library()
+    fastavro = library()
     try:
         _parsed(json.loads(wanted))
     except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
@@ -72,7 +125,7 @@ def never(_: Any) -> Any:
 def _parsed(schema: Any) -> Any:
     """As fastavro takes it, with defaults as values."""
     named: dict[str, Any] = {}
-    parsed = arrow_avro.library().parse_schema(arrow_avro.plain(schema), named)
+    parsed = library().parse_schema(_plain(schema), named)
     fields = [f for node in named.values() for f in node.get("fields", ()) if "default" in f]
     values = [_value(f["default"], f["type"], named) for f in fields]
     for one, value in zip(fields, values, strict=True):

@@ -1,4 +1,4 @@
-"""Values that are read one by one, as a column: null where one does not read. Called by dedup/arrow_decode.py and arrow_registry.py."""
+"""Values that are read one by one, as a column: null where one does not read."""
 
 from __future__ import annotations
 
