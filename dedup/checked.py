@@ -40,7 +40,8 @@ class Checked:
         """The rows where they are Python objects, looked through. Raises HandlerError for a parked one."""
         rows = self._rows.plain()
         if rows is not None and self._forbidden is not None:
-            self._forbidden.check(pa.table({name: rows.column(name) for name in POSITION}), self._table)
+            carrying = PlainRows([row for row in rows.rows if row.keys() >= set(POSITION)])
+            self._forbidden.check(pa.table({name: carrying.column(name) for name in POSITION}), self._table)
         return rows
 
     def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:

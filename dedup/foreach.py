@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 class Event(NamedTuple):
-    """One event as a handler sees it."""
+    """One event as a handler sees it. The first fields are POSITION."""
 
     source: str
     topic: str
@@ -49,6 +49,8 @@ AT_ONCE = 1_000
 """Events that are Python objects before the handler sees the first of them."""
 
 START = dt.datetime.fromtimestamp(0, dt.UTC)
+
+UTC = pa.timestamp("us", tz="UTC")
 
 EventHandler = Callable[[Event, Tx], Any]
 """(event, tx) -> a row, several rows, or None for an event that needs nothing; or a coroutine that returns that."""
@@ -79,7 +81,7 @@ class EachEvent:
         """
         table, found = table_of(frame, tx), Found()
         for number, event in enumerate(events_of(table)):
-            tx.at_event(position_of(event))
+            tx.at_event(event[: len(POSITION)])
             try:
                 made = self.handler(event, tx)
                 rows = self.rows(made)
@@ -94,10 +96,11 @@ class EachEvent:
 
     def rows(self, made: Any) -> list[dict[str, Any]]:
         """What a handler returned, as rows of ours: as they are now. Raises HandlerError for anything else, RowsRefused as `own` does."""
-        made = named(made)
-        rows = () if made is None else (made,) if isinstance(made, dict | Mapping) else made
-        rows = list(map(named, rows)) if isinstance(rows, list | tuple) else rows
-        if not isinstance(rows, list | tuple) or not all(isinstance(row, dict | Mapping) for row in rows):
+        if type(made) is not dict:
+            made = named(made)
+        rows = (made,) if type(made) is dict or isinstance(made, Mapping) else () if made is None else made
+        rows = [row if type(row) is dict else named(row) for row in rows] if isinstance(rows, list | tuple) else rows
+        if not isinstance(rows, list) or not all(type(row) is dict or isinstance(row, Mapping) for row in rows):
             raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
         if rows and not self.into:
             raise HandlerError("The handler returned rows, and the consumer does not know where to: @consumer.foreach(into='table').")
@@ -166,11 +169,6 @@ def table_of(frame: Any, tx: Tx) -> pa.Table:
     return frame if isinstance(frame, pa.Table) else tx.in_order(frame.toArrow())
 
 
-def position_of(event: Event) -> dict[str, Any]:
-    """Its columns of POSITION."""
-    return {name: getattr(event, name) for name in POSITION}
-
-
 def events_of(table: pa.Table) -> Iterator[Event]:
     """The rows as events, made as they are asked for."""
     others = [name for name in table.column_names if name not in NAMED]
@@ -184,10 +182,25 @@ def _values(rows: pa.Table, name: str) -> Iterable[Any]:
     if name not in rows.column_names:
         return repeat(None)
     column = rows[name]
-    if not pa.types.is_timestamp(column.type):
-        return list(column.to_pylist())
-    since = column.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.duration("us"))  # Arrow looks a time zone up for every value
+    return _moments(column) if pa.types.is_timestamp(column.type) else _python(column)
+
+
+def _moments(column: pa.ChunkedArray) -> Iterator[dt.datetime | None]:
+    """In UTC. Arrow itself looks the time zone up for every value."""
+    since = column.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.duration("us"))
     return (None if at is None else START + at for at in since.to_pylist())
+
+
+def _python(column: pa.ChunkedArray) -> Iterable[Any]:
+    """The values as `to_pylist` makes them, of structs with moments in UTC quicker."""
+    kind = column.type
+    if kind == UTC:
+        return _moments(column)
+    if not pa.types.is_struct(kind) or UTC not in [part.type for part in kind]:
+        return list(column.to_pylist())
+    names, there = [part.name for part in kind], column.is_valid().to_pylist()
+    made = zip(*map(_python, column.flatten()), strict=True)
+    return (dict(zip(names, values, strict=True)) if valid else None for values, valid in zip(made, there, strict=True))
 
 
 def _positions(table: pa.Table, rows: list[int]) -> pa.Table:

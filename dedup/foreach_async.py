@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from checkpoint.errors import ConfigError, HandlerError
 from dedup.attempts import HandlerExited, is_ours
+from dedup.envelope import POSITION
 from dedup.executors import Where
-from dedup.foreach import EachEvent, Event, EventHandler, Found, events_of, position_of, table_of
+from dedup.foreach import EachEvent, Event, EventHandler, Found, events_of, table_of
 from dedup.index import Ints
 from dedup.rows import copied
 from dedup.tx import Tx
@@ -93,7 +94,7 @@ class EachEventAsync(EachEvent):
         found.hand_over(table, tx, self.into)
 
     def _record(self, number: int, event: Event, own: AsyncTx, rows: Rows, tx: Tx, found: Found) -> None:
-        tx.at_event(position_of(event))
+        tx.at_event(event[: len(POSITION)])
         try:
             for name, given, named in own.calls:
                 getattr(tx, name)(*given, **named)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -170,7 +170,7 @@ def _write(writes: list[Written], tx: Tx) -> None:
 def _columns(written: Written) -> tuple[Any, ...]:
     """What must be the same in rows that are written at once."""
     if isinstance(written.rows, list):
-        return (written.authors is None, *sorted({str(name) for row in written.rows for name in row}))
+        return (written.authors is None,)
     return (None, *sorted(written.rows.column_names))
 
 
@@ -254,6 +254,10 @@ class _Made:
     def write(self, table: str, rows: Rows) -> int:
         """Kept for the driver."""
         return self._keep(table, rows, None)
+
+    def apart(self, tables: Collection[str]) -> bool:
+        """True: the driver writes them table by table."""
+        return True
 
     def merge(self, table: str, rows: Rows, how: Merge) -> int:
         """Kept for the driver: of several partitions one row a key is left."""

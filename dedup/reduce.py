@@ -5,7 +5,8 @@ Two source rows of one key fail a MERGE, and which of them counts must not depen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,19 +28,26 @@ def last_per_key(rows: pa.Table, merge: Merge, ranks: Mapping[str, pa.ChunkedArr
         RowsMisfit: a column that `merge` names is missing, or that of newer_by is of a type that has no order.
     """
     require(rows, merge)
-    rows = _one_zero(rows, merge)
+    rows = one_zero(rows, merge)
     compared = _compared(rows, merge, ranks or {})
     order = _order(compared, merge)
     if order:
-        try:
+        with requiring_order(rows, merge):
             moved = pc.sort_indices(compared, sort_keys=order)
-        except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
-            kind = rows[merge.newer_by].type if merge.newer_by else "a position"
-            raise RowsMisfit(f"tx.merge cannot go by newer_by={merge.newer_by!r}: {kind} has no order.") from error
         rows, compared = rows.take(moved), compared.take(moved)
     numbered = compared.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
     last = numbered.group_by(list(merge.keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
     return rows.take(last.combine_chunks().sort())
+
+
+@contextmanager
+def requiring_order(rows: pa.Table, merge: Merge) -> Iterator[None]:
+    """Raise RowsMisfit where Arrow cannot order what `merge` goes by."""
+    try:
+        yield
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        kind = rows[merge.newer_by].type if merge.newer_by else "a position"
+        raise RowsMisfit(f"tx.merge cannot go by newer_by={merge.newer_by!r}: {kind} has no order.") from error
 
 
 def require(rows: pa.Table, merge: Merge) -> None:
@@ -49,7 +57,7 @@ def require(rows: pa.Table, merge: Merge) -> None:
         raise RowsMisfit(f"tx.merge names {', '.join(map(repr, missing))}, which the rows do not have: {', '.join(rows.column_names)}.")
 
 
-def _one_zero(rows: pa.Table, merge: Merge) -> pa.Table:
+def one_zero(rows: pa.Table, merge: Merge) -> pa.Table:
     """The rows with 0.0 for -0.0 in their keys: engines do not agree on whether these are equal."""
     for name in merge.keys:
         if pa.types.is_floating(rows[name].type):

@@ -7,7 +7,7 @@ one transaction; who did it and when is in the letter history. Where an event fa
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -254,6 +254,10 @@ class _NoAppends(_Anew):
             f"The handler appends to {table!r}: repeating it would write the rows twice. Write them with tx.merge, register what takes the "
             "old rows back with @consumer.undo, or accept doubles with --accept-double."
         )
+
+    def apart(self, tables: Collection[str]) -> bool:
+        """As it is."""
+        return self._transaction.apart(tables)
 
     def merge(self, table: str, rows: Rows, merge: Merge) -> int:
         """As it is, unless it would change nothing."""

@@ -80,6 +80,20 @@ class PlainRows:
         return list(write(iter(self.arrow().select(columns).to_batches())))
 
 
+def alike(rows: Sequence[Mapping[str, Any]]) -> list[Sequence[int]]:
+    """The numbers of rows with the same columns, together: what one row lacks is not NULL because another one has it."""
+    first = rows[0].keys() if rows else None
+    if all(row.keys() == first for row in rows):
+        return [range(len(rows))]
+    found: dict[frozenset[str], list[int]] = {}
+    of_names: dict[tuple[str, ...], list[int]] = {}
+    for number, names in enumerate(map(tuple, rows)):
+        if names not in of_names:
+            of_names[names] = found.setdefault(frozenset(names), [])
+        of_names[names].append(number)
+    return list(found.values())
+
+
 _LOOKED_AT = 100
 """Values by which a message guesses the type of a column."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from dedup.index import Index, Ints
 from dedup.outbox.ahead import Ahead
 from dedup.outbox.message import Messages
 from dedup.outbox.recording import Names, arrow_of, messages_of, rows_of
-from dedup.rows import PlainRows
+from dedup.rows import PlainRows, alike
 from dedup.steps import Merge
 from dedup.store import Rows, Transaction
 
@@ -34,46 +33,26 @@ class Call(NamedTuple):
     authors: Any = None  # of rows of single events: a list with the position of each one's event; else None
 
     def takes(self, later: Call) -> bool:
-        """Whether the rows of a later call can be written together with these: one table, one way, the same columns."""
-        first = self.rows[0] if type(self.rows) is list and self.table == later.table and self.how == later.how else None
-        return isinstance(first, dict) and all(isinstance(row, dict) and row.keys() == first.keys() for row in later.rows)
+        """Whether the rows of a later call can stand behind these: dicts for one table, to be written in one way."""
+        own = type(self.rows) is list and self.table == later.table and self.how == later.how and type(self.rows[0]) is dict
+        return own and _are_dicts(later.rows)
 
     def alike(self) -> Iterator[Call]:
-        """Rows that are dicts, those with the same columns together: what one of them lacks is not NULL because another one has it."""
-        if type(self.rows) is not list or not all(isinstance(row, dict) for row in self.rows):
+        """Appended rows that are dicts, those with the same columns together; merged ones stay in their order (dedup/in_turn.py)."""
+        parts = alike(self.rows) if self.how is None and type(self.rows) is list and _are_dicts(self.rows) else ()
+        if len(parts) < 2:
             yield self
             return
-        if all(row.keys() == self.rows[0].keys() for row in self.rows):
-            yield self
-            return
-        for numbers in self._cut():
+        for numbers in parts:
             authors = None if self.authors is None else [self.authors[number] for number in numbers]
             yield self._replace(rows=[self.rows[number] for number in numbers], authors=authors)
 
-    def _cut(self) -> list[list[int]]:
-        """Rows with the same columns; where rows of one key may be in two such parts, only those that stand together."""
-        found: dict[frozenset[str], list[int]] = {}
-        for number, row in enumerate(self.rows):
-            found.setdefault(frozenset(row), []).append(number)
-        if self.how is None or _are_apart(self.rows, self.how.keys, list(found.values())):
-            return list(found.values())
-        return [list(run) for _, run in groupby(range(len(self.rows)), lambda number: self.rows[number].keys())]
+
+def _are_dicts(rows: Sequence[Any]) -> bool:
+    return _DICT.issuperset(map(type, rows))
 
 
-def _are_apart(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], parts: Sequence[Sequence[int]]) -> bool:
-    """Whether no key of a merge is in two of these parts. False where that is not sure before the values are converted."""
-    if any(len(types := {type(row.get(name)) for row in rows}) != 1 or not types <= _COMPARABLE for name in keys):
-        return False
-    own = [{tuple(_folded(rows[number][name]) for name in keys) for number in part} for part in parts]
-    return len(set().union(*own)) == sum(map(len, own))
-
-
-_COMPARABLE = frozenset({str, int, bytes, uuid.UUID})
-
-
-def _folded(value: Any) -> Any:
-    """One for all texts that a column may take for one key."""
-    return value.casefold().replace("-", "").strip() if isinstance(value, str) else value
+_DICT: frozenset[type] = frozenset({dict})
 
 
 class Publication(NamedTuple):
@@ -135,7 +114,7 @@ class Performance:
         """
         with Ahead() as ahead:
             made = [ahead.begin(rows.num_rows, job) for rows, job in self._outgoing(said.messages)]
-            for call in chain.from_iterable(call.alike() for call in said.writes):
+            for call in chain.from_iterable(call.alike() for call in self._gathered(said.writes)):
                 self._write(call, self.transaction.write)
             for call in said.returned.alike() if said.returned is not None else ():
                 self._write(call, returned)
@@ -144,6 +123,22 @@ class Performance:
                 self.transaction.adopt(*said.files)  # type: ignore[attr-defined]
             for messages in made:
                 self.transaction.publish(messages())
+
+    def _gathered(self, writes: list[Call]) -> list[Call]:
+        """The calls; those of single events for one table together, where no other table can see when it gets its rows."""
+        tables = {call.table for call in writes}
+        if not 2 <= len(tables) < len(writes) or not self.by_event or not self.transaction.apart(tables):
+            return writes
+        made, last = list[Call](), dict[str, Call]()
+        for call in writes:
+            earlier = last.get(call.table)
+            if earlier is not None and earlier.authors is not None and call.authors is not None and earlier.takes(call):
+                earlier.rows.extend(call.rows)
+                earlier.authors.extend(call.authors)
+            else:
+                made.append(call)
+                last[call.table] = call
+        return made
 
     def _tell_refusals(self) -> None:
         if not self.refusals:

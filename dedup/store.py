@@ -8,7 +8,7 @@ Not a public extension point. Both stores pass the one contract suite in tests/c
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -202,6 +202,9 @@ class Transaction(Protocol):
 
     def attempt(self) -> AbstractContextManager[None]:
         """What is written inside vanishes if the block raises; the transaction goes on."""
+
+    def apart(self, tables: Collection[str]) -> bool:
+        """Whether these are different tables, none of which can see when another one gets its rows (triggers, foreign keys)."""
 
     def write(self, table: str, rows: Rows) -> int:
         """Append rows to a sink as part of this transaction. Returns their number. Raises SinkMismatch before any row is sent."""

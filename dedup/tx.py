@@ -43,7 +43,8 @@ class Tx:
         self.lent = False  # whether the handler has had the connection: an error may have spoilt what it does next
         self._said = Said()
         self._outcomes: dict[bool, dict[int, str]] = {True: {}, False: {}}  # rejected?, row -> reason
-        self._event: tuple[Mapping[str, Any], int] | None = None  # the event in hand, and how many messages it has published
+        self.position: tuple[Any, ...] | None = None  # of the event in hand, in a handler of single events: the values of POSITION
+        self._published = 0  # messages of the event in hand
         self.of_events = False  # whether the handler is one of single events
         self.wrote = False  # whether the event in hand has written, merged or published
         self._asked = False  # whether it has had the connection
@@ -114,10 +115,9 @@ class Tx:
         if not isinstance(topic, str) or not topic or "\0" in topic:
             raise RowsRefused(f"tx.publish: a topic is a text without NUL, not {topic!r:.80}.")
         names = Names(key, id, body, headers, order)
-        if self._event is not None:
-            position, before = self._event
-            rows, names = of_event(rows, names, position, before), names.own()
-            self._event = (position, before + len(rows))
+        if self.position is not None:
+            rows, names = of_event(rows, names, dict(zip(POSITION, self.position, strict=True)), self._published), names.own()
+            self._published += len(rows)
             self.wrote |= bool(rows)
             self._said.publish_of_event(Publication(topic, rows, names))
         elif not _is_empty(rows):
@@ -149,7 +149,7 @@ class Tx:
             return
         self.wrote = True
         given = _own(rows)
-        if self._event is not None and isinstance(given, list):
+        if self.position is not None and isinstance(given, list):
             self._said.write_of_event(Call(table, given, how, [self.position] * len(given)))
         else:
             self._said.writes.append(Call(table, given, how))
@@ -192,14 +192,9 @@ class Tx:
         """The handler's frames are of this kind, whatever the batch's are."""
         self._frames = frames
 
-    def at_event(self, position: Mapping[str, Any]) -> None:
-        """From now on `publish`, `recorded` and `wrote` are about the event at this position (columns of POSITION, in that order)."""
-        self._event, self.of_events, self.wrote, self._asked = (position, 0), True, False, False
-
-    @property
-    def position(self) -> tuple[Any, ...] | None:
-        """The event in hand, in a handler of single events: the values of POSITION."""
-        return None if self._event is None else tuple(self._event[0].values())
+    def at_event(self, position: tuple[Any, ...]) -> None:
+        """From now on `publish`, `recorded` and `wrote` are about the event at this position (values of POSITION)."""
+        self.position, self._published, self.of_events, self.wrote, self._asked = position, 0, True, False, False
 
     @property
     def recorded(self) -> bool:
@@ -280,7 +275,7 @@ class Tx:
             SinkMismatch: rows do not fit a table, or break a rule of it.
         """
         parked = np.array(sorted(self.rejected), dtype=np.int64)
-        performance = Performance(self._frames, self._index, self.given, parked, self._transaction, self._event is not None)
+        performance = Performance(self._frames, self._index, self.given, parked, self._transaction, self.position is not None)
         try:
             performance.perform(self._said, returned or self._transaction.write)
         except RowsMisfit as misfit:
@@ -300,8 +295,9 @@ def _is_empty(rows: Any) -> bool:
 
 def _own(rows: Any) -> Any:
     """Dicts as they are now; other rows, which nothing changes, themselves. Raises RowsRefused as `own` does."""
-    rows = named(rows)
-    if isinstance(rows, Mapping):
-        return own([rows])
+    if type(rows) is not dict:
+        rows = named(rows)
+    if type(rows) is dict or isinstance(rows, Mapping):
+        return own((rows,))
     rows = list(map(named, rows)) if isinstance(rows, list) else rows
     return own(rows) if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows) else rows

@@ -92,6 +92,40 @@ def refusal(rows: PlainRows, wrong: Mapping[str, Faults], tell: Callable[[Fault]
     return made
 
 
+def each_typed(numbers: Sequence[Sequence[int]], parts: Sequence[PlainRows], given: Callable[[PlainRows], pa.Table]) -> list[pa.Table]:
+    """What `given` makes of each part of some rows.
+
+    Args:
+        numbers: of each part the numbers of its rows.
+
+    Raises:
+        ValuesRefused: some values do not fit, in all parts together.
+    """
+    tables, refused = [], {}
+    for at, part in enumerate(parts):
+        try:
+            tables.append(given(part))
+        except ValuesRefused as error:
+            refused[at] = error
+    if refused:
+        raise _joined(tables, [(numbers[at], error) for at, error in refused.items()])
+    return tables
+
+
+def _joined(fitting: Sequence[pa.Table], refused: Sequence[tuple[Sequence[int], ValuesRefused]]) -> ValuesRefused:
+    by_row = {numbers[row]: why for numbers, error in refused for row, why in error.by_row.items()}
+    made = ValuesRefused(by_row[min(by_row)])
+    made.by_row = dict(sorted(by_row.items()))
+    values = {name for table in fitting for name in table.column_names if table[name].null_count < table.num_rows}
+    made.fitting = frozenset(values.union(*(error.fitting for _, error in refused)))
+    misfits: dict[str, tuple[str, int]] = {}
+    for name, (why, count) in (misfit for _, error in refused for misfit in error.misfits.items()):
+        first, before = misfits.get(name, (why, 0))
+        misfits[name] = (first, before + count)
+    made.misfits = {name: misfit for name, misfit in misfits.items() if name not in made.fitting}
+    return made
+
+
 def _some_fits(values: Sequence[Any], faults: Faults) -> bool:
     return any(value is not None and row not in faults for row, value in enumerate(values))
 

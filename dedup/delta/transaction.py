@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -114,6 +114,10 @@ class DeltaTransaction:
         Crash: as `write`.
         """
         return self._writes.adopt(table, files)
+
+    def apart(self, tables: Collection[str]) -> bool:
+        """Whether these are different tables: each gets its rows by itself."""
+        return self._writes.apart(tables)
 
     def merge(self, table: str, rows: Rows, merge: Merge) -> int:
         """Insert, update or delete by key with the commit; returns the number of rows. Raises as `write` does.

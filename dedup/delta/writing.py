@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +27,8 @@ from dedup.delta.sink import Sink
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, join, safe_name
 from dedup.delta.targets import Columns
-from dedup.reduce import last_per_key
+from dedup.in_turn import merges
+from dedup.rows import ArrowRows
 from dedup.steps import Merge
 from dedup.store import Rows
 from dedup.typed import given_rows
@@ -167,11 +168,21 @@ class SinkWrites:
 
         Crash: staged files that no commit names are deleted after some days.
         """
-        context, plain = self._context, rows.plain()
-        here = None if plain else rows.arrow()
+        here = rows.plain() or ArrowRows(rows.arrow())
         sink = self._open(table, rows)
-        given = last_per_key(given_rows(Columns(sink), rows, how) if here is None else here, how)
-        upserts, deletes = merging.split(given, how, sink)
+        turns = merges(here, how, lambda some: given_rows(Columns(sink), some, how), lambda _: {})
+        for turn in turns:
+            self._merge(sink, turn, how)
+        return sum(turn.num_rows for turn in turns)
+
+    def apart(self, tables: Collection[str]) -> bool:
+        """Whether these are different tables."""
+        return len({self._context.resolve(table) for table in tables}) == len(tables)
+
+    def _merge(self, sink: Sink, rows: pa.Table, how: Merge) -> None:
+        """Rows of different keys, all with the same columns."""
+        context = self._context
+        upserts, deletes = merging.split(rows, how, sink)
         self._writer(sink).require_not_numbered(upserts.column_names)
         spark = context.spark() if merging.needs_spark(sink) else None
         context.on_step("files")
@@ -180,7 +191,6 @@ class SinkWrites:
             self._check_constraints(sink, spark, adds)
         adds += tuple(merging.stage(self._stager(sink, deletes), deletes, deletes=True))
         self.add(sink, "files" if spark is None else "rows", adds, how)
-        return int(given.num_rows)
 
     def own(self, sink: Sink, rows: pa.Table, codec: Mapping[str, Any] | None = None) -> None:
         """Rows for a table of ours, which fit.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 import pyarrow as pa
@@ -17,14 +18,14 @@ from checkpoint.errors import RowsRefused, SinkMismatch
 from checkpoint.postgres.dsn import Connection
 from checkpoint.postgres.errors import ends_transaction
 from checkpoint.postgres.sqlfiles import Statements, fill, quoted
+from dedup import in_turn
 from dedup.envelope import POSITION
 from dedup.postgres import sink as sinks
 from dedup.postgres.fit import TEXTS, Column, Plan
 from dedup.postgres.names import is_text
 from dedup.postgres.sink import NOBODY, Sink, Writer
 from dedup.postgres.targets import Columns
-from dedup.reduce import last_per_key, require
-from dedup.rows import PlainRows
+from dedup.rows import ArrowRows, PlainRows
 from dedup.steps import Merge
 from dedup.store import Rows
 from dedup.typed import given_rows
@@ -58,22 +59,32 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
     Crash: undone with the transaction.
     """
     sink, plain = sinks.describe(connection, sql, table, writer), rows.plain()
-    everything = given_rows(Columns(sink), rows, how)
-    require(everything, how)
+    whole = ArrowRows(rows.arrow()) if plain is None else plain
+    count = whole.table.num_rows if isinstance(whole, ArrowRows) else len(whole.rows)
+
+    def given(some: Rows) -> pa.Table:
+        return given_rows(Columns(sink), some, how)
+
+    def read(some: Rows) -> pa.Table:
+        _read(connection, sql, sink, table := given(some), some.plain())
+        return table
+
     try:
-        given = _without_places(sink, last_per_key(everything, how, _ranks(connection, sql, sink, everything, how)))
-        _check_keys(connection, sql, sink, table, given, how)
-        if given.num_rows < everything.num_rows:
-            _read(connection, sql, sink, everything, plain)  # a row that another one replaces must have been right all the same
-        upserts, deletes = _split(given, how, sink)
+        found = in_turn.merges(whole, how, given, partial(_ranks, connection, sql, sink, how))
+        turns = [_without_places(sink, turn) for turn in found]
+        _check_keys(connection, sql, sink, table, turns, how)
+        if sum(turn.num_rows for turn in turns) < count:
+            in_turn.each(whole, read)  # a row that another one replaces must have been right all the same
         with connection.transaction():
-            _upsert(connection, sql, sink, upserts, how, converted=plain is not None)
-            _delete(connection, sql, sink, deletes, how, converted=plain is not None)
+            for turn in turns:
+                upserts, deletes = _split(turn, how, sink)
+                _upsert(connection, sql, sink, upserts, how, converted=plain is not None)
+                _delete(connection, sql, sink, deletes, how, converted=plain is not None)
     except psycopg.Error as error:
         if not ends_transaction(error):
-            _read(connection, sql, sink, everything, plain)
+            in_turn.each(whole, read)
         raise sinks.refused(sink.name, error) from error
-    return int(given.num_rows)
+    return sum(turn.num_rows for turn in turns)
 
 
 def _read(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, plain: PlainRows | None) -> None:
@@ -108,7 +119,7 @@ _READ_AS_THEY_ARE = TEXTS - {"xml"} | {"numeric", "name", "char"}
 """Types that take any text that dedup sends to them."""
 
 
-def _ranks(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, how: Merge) -> dict[str, pa.ChunkedArray]:
+def _ranks(connection: Connection, sql: Statements, sink: Sink, how: Merge, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
     """Of texts that the merge goes by: how the server compares their values. Raises SinkMismatch, psycopg.Error."""
     by_name = {column.name: column for column in sink.columns if column.base not in _NEVER_TEXT and column.element is None}
     keys = [name for name in how.keys if name in by_name and is_text(rows[name].type) and by_name[name].base not in _COMPARED_AS_BYTES]
@@ -153,7 +164,7 @@ def _without_places(sink: Sink, rows: pa.Table) -> pa.Table:
     return rows.select([name for name in rows.column_names if name in there or name not in POSITION])
 
 
-def _check_keys(connection: Connection, sql: Statements, sink: Sink, table: str, rows: pa.Table, how: Merge) -> None:
+def _check_keys(connection: Connection, sql: Statements, sink: Sink, table: str, turns: Sequence[pa.Table], how: Merge) -> None:
     columns = {column.name for column in sink.columns}
     if lacking := [name for name in (*how.keys, how.newer_by) if name and name not in columns]:
         raise SinkMismatch(f"{sink.name} has no column {', '.join(map(repr, lacking))}, which tx.merge goes by. Add it to the table.")
@@ -164,7 +175,7 @@ def _check_keys(connection: Connection, sql: Statements, sink: Sink, table: str,
             f"Run: CREATE UNIQUE INDEX ON {sink.name} ({_listed(how.keys)});"
         )
     for name in how.keys:
-        if nulls := rows[name].null_count:
+        if nulls := sum(turn[name].null_count for turn in turns):
             raise RowsRefused(f"{nulls} rows for {sink.name} have no {name!r}, which is a key of tx.merge. Nothing was sent.")
 
 

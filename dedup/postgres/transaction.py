@@ -5,7 +5,7 @@ Called by the flow through `PostgresStore.begin`. The statements are in sql/post
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -214,6 +214,15 @@ class PgTransaction:
         self._store.on_step("write")
         with self._our_statements(f"writing to {table!r}", anew=False):
             return merging.append(self._connection, self._sql, table, rows, self._writer())
+
+    def apart(self, tables: Collection[str]) -> bool:
+        """Whether these are different tables without triggers, rules and foreign keys, as the handler's session finds them."""
+        try:
+            with self._connection.transaction():
+                row = self._connection.execute(self._sql["sinks_apart"], {"tables": list(tables)}).fetchone()
+        except (psycopg.errors.SyntaxError, psycopg.errors.InvalidName, psycopg.errors.FeatureNotSupported):
+            return False  # `write` tells what is wrong with the name
+        return bool(row and row[0])
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
         """LETTERS + duplicates of those of these letters that nobody else is at work on, in position order. Never waits."""

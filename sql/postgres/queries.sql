@@ -455,6 +455,12 @@ select c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence,
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.oid = to_regclass(%(table)s);
 
+-- name: sinks_apart
+-- Whether these names are of as many tables, none of which has a trigger (a foreign key has some, on both sides), a rule or partitions.
+select count(distinct c.oid) = cardinality(%(tables)s::text[])
+from pg_class c where c.oid in (select to_regclass(t) from unnest(%(tables)s::text[]) t)
+    and c.relkind = 'r' and not c.relhastriggers and not c.relhasrules;
+
 -- name: note_sink
 -- Note which table a consumer writes to under a name.
 -- In the batch's transaction. Two that come at once wait for each other, once per sink.

