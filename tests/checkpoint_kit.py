@@ -14,6 +14,12 @@ from typing import Any
 
 KINDS = ("postgres", "postgres_aio", "blob", "blob_aio")
 
+END_SESSIONS = """
+    select pg_terminate_backend(pid) from pg_stat_activity
+    where application_name = 'dedup' and datname = current_database() and pid <> pg_backend_pid()
+"""
+"""Ends every session of a store in this database."""
+
 
 @dataclass(frozen=True)
 class Store:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cheap
 import pytest
 from hypothesis import settings
 from real_input import ONLINE_RETAIL, REAL_INPUT
@@ -24,6 +25,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 settings.register_profile("dedup", deadline=None)  # how long an example takes decides nothing
 settings.load_profile("dedup")
+
+cheap.use_memory()
+cheap.compile_quickly()
 
 pytest_plugins = ["fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry", "variants"]
 

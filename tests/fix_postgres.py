@@ -1,6 +1,11 @@
-"""A real PostgreSQL for tests: `postgres_server` once per run, `postgres` a fresh database per test.
+"""A real PostgreSQL for tests: one server for the whole run, `postgres` a database of the test's own with the tables of the state.
 
-In this order: DEDUP_TEST_POSTGRES (a DSN whose role may create databases), a container engine that answers, local binaries, a pip wheel.
+A database is a clone of one that was migrated once; `empty_postgres` is one without tables. Nothing kills this server, so that it never
+waits for a disk (`pg_server.UNSAFE`); tests that kill a server start their own. Several processes of pytest-xdist share the one that the
+first process starts before them.
+
+The server is, in this order: DEDUP_TEST_POSTGRES (a DSN whose role may create databases), a container engine that answers, local binaries,
+a pip wheel.
 """
 
 from __future__ import annotations
@@ -8,20 +13,36 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import engine
 import pg_server
 import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+DSN = "DEDUP_TEST_POSTGRES"
+"""Variable with the DSN of a server that runs already."""
+
+FIXTURES = {"postgres", "empty_postgres", "postgres_server"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of all processes of pytest-xdist, before they start: they get its DSN by the environment."""
+    if not getattr(config.option, "numprocesses", None) or DSN in os.environ or engine.answers():
+        return
+    with suppress(pg_server.NoPostgres):
+        stack = ExitStack()
+        config.add_cleanup(stack.close)
+        os.environ[DSN] = stack.enter_context(pg_server.running_server(settings=pg_server.UNSAFE)).dsn
+        stack.callback(os.environ.pop, DSN)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses the server as `postgres`."""
     for item in items:
-        if {"postgres", "postgres_server"} & set(getattr(item, "fixturenames", ())):
+        if FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.postgres)
 
 
@@ -34,7 +55,7 @@ def docker_setup() -> list[str]:
 @pytest.fixture(scope="session")
 def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
     """DSN of a server where databases can be created."""
-    if dsn := os.environ.get("DEDUP_TEST_POSTGRES"):
+    if dsn := os.environ.get(DSN):
         yield dsn
     elif engine.answers():
         services = engine.started(request, "postgres")
@@ -42,7 +63,7 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
         services.wait_until_responsive(timeout=120.0, pause=0.2, check=lambda: _answers(dsn))
         yield dsn
     else:
-        with pg_server.running_server() as server:
+        with pg_server.running_server(settings=pg_server.UNSAFE) as server:
             yield server.dsn
 
 
@@ -54,13 +75,44 @@ def _answers(dsn: str) -> bool:
     return True
 
 
+@pytest.fixture(scope="session")
+def migrated(postgres_server: str) -> Iterator[str]:
+    """Name of the database that `postgres` clones; nobody stays connected to it."""
+    from dedup.postgres import PostgresStore
+
+    with database(postgres_server) as dsn:
+        store = PostgresStore(dsn)
+        store.migrate()
+        store.close()
+        yield conninfo_to_dict(dsn)["dbname"]
+
+
 @pytest.fixture
-def postgres(postgres_server: str) -> Iterator[str]:
-    """DSN of a database of the test's own, empty, removed afterwards with every session in it."""
+def postgres(postgres_server: str, migrated: str) -> Iterator[str]:
+    """DSN of a database of the test's own, migrated, removed afterwards with every session in it."""
+    with database(postgres_server, template=migrated) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def empty_postgres(postgres_server: str) -> Iterator[str]:
+    """DSN of a database of the test's own, without tables."""
+    with database(postgres_server) as dsn:
+        yield dsn
+
+
+@contextmanager
+def database(server: str, *, template: str = "template1") -> Iterator[str]:
+    """DSN of a new database, for the length of the block.
+
+    PostgreSQL copies files: its other strategy, the default since 15, writes each page to the log, which takes twice as long.
+    """
     name = f"dedup_{uuid.uuid4().hex[:12]}"
-    run(postgres_server, sql.SQL("create database {}").format(sql.Identifier(name)))
-    yield make_conninfo(postgres_server, dbname=name)
-    run(postgres_server, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+    with psycopg.connect(server, autocommit=True) as connection:
+        strategy = "strategy file_copy" if connection.info.server_version >= 150000 else ""
+        connection.execute(f"create database {name} template {template} {strategy}".encode())
+    yield make_conninfo(server, dbname=name)
+    run(server, f"drop database {name} with (force)")
 
 
 def run(dsn: str, statement: Any, parameters: Any = None) -> list[tuple[Any, ...]]:

@@ -1,7 +1,7 @@
-"""200,000 real events in a real Kafka topic, some of them twice because a producer retried, and the stream over them as a program to kill.
+"""Real events in a real Kafka topic, some of them twice because a producer retried, and the stream over them as a program to kill.
 
 Online Retail where it is there, else flights: each row is one event, the whole row its key. `python tests/kafka_retail.py INPUT SERVERS
-TOPIC FOLDER STORE` is the stream.
+TOPIC FOLDER STORE EVENTS_PER_BATCH` is the stream.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from dedup.store import Store
 
 CONSUMER = SINK = "lines"
 PARTITIONS = 4
-LOST_EVERY = 20_000
-"""Events after which an answer of the broker is lost."""
+LOST = 10
+"""Answers of the broker that are lost."""
 
-PER_BATCH = 25_000
+BATCHES = 10
+"""Of the stream, about."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ def distinct(rows: pa.Table) -> pa.Table:
 def produce(rows: pa.Table, topic: Topic, proxy: Proxy) -> None:
     """Send them, each partition in order, by a producer that retries and is not idempotent; answers are lost on the way."""
     producer = topic.producer(**{"bootstrap.servers": proxy.servers, "retry.backoff.ms": 10, "queue.buffering.max.messages": 1_000_000})
+    every = rows.num_rows // LOST
     for number, row in enumerate(rows.to_pylist()):
-        if number % LOST_EVERY == LOST_EVERY // 2:
+        if number % every == every // 2:
             flush(producer)
             proxy.arm()
         producer.produce(topic.name, json.dumps(row).encode(), partition=number % PARTITIONS)
@@ -78,7 +80,7 @@ def opened(url: str) -> Store:
     return PostgresStore(url) if is_postgres(url) else DeltaStore(f"{url}/dedup", tables={SINK: f"{url}/{SINK}"})
 
 
-def stream(spark: Any, source: Input, servers: str, topic: str, folder: Path, store: Store) -> None:
+def stream(spark: Any, source: Input, servers: str, topic: str, folder: Path, store: Store, per_batch: int) -> None:
     """Stream the topic to its end; continue where the Spark checkpoint stands."""
     broker = dk.Broker(servers)
     key = [f"data.{name}" for name in source.schema.names]
@@ -95,21 +97,21 @@ def stream(spark: Any, source: Input, servers: str, topic: str, folder: Path, st
         "kafka.bootstrap.servers": servers,
         "subscribe": topic,
         "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": str(PER_BATCH),
+        "maxOffsetsPerTrigger": str(per_batch),
     }
     events = spark.readStream.format("kafka").options(**options, includeHeaders="true").load()
     writer = events.writeStream.foreachBatch(consumer).option("checkpointLocation", str(folder / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
 
 
-def main(name: str, servers: str, topic: str, folder: Path, store: str) -> None:
+def main(name: str, servers: str, topic: str, folder: Path, store: str, per_batch: int) -> None:
     """The stream as a program of its own."""
     from dedup.spark.session import local_session
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     spark = local_session("kafka", **{"spark.jars": maven.spark_kafka()})
-    stream(spark, Input.named(name), servers, topic, folder, opened(store))
+    stream(spark, Input.named(name), servers, topic, folder, opened(store), per_batch)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5], int(sys.argv[6]))

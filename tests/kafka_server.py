@@ -155,7 +155,8 @@ def _die_with_parent() -> None:
 
 def _java(*arguments: str) -> list[str]:
     path = os.pathsep.join(map(str, maven.jars("kafka", maven.BROKER, transitive=True)))
-    options = [a for a in arguments if a.startswith(("-X", "-D"))]
+    given = os.environ.get("DEDUP_TEST_JVM", "").split()
+    options = [*given, *(a for a in arguments if a.startswith(("-X", "-D")))]
     return [maven.java(), *options, "-Dlog4j2.level=ERROR", "-cp", path, *[a for a in arguments if a not in options]]
 
 

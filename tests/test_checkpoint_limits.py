@@ -13,8 +13,9 @@ import psycopg
 import pytest
 from azure.eventhub import LoadBalancingStrategy
 from azure.eventhub._eventprocessor import ownership_manager
-from checkpoint_kit import make, opened, ownership, position
+from checkpoint_kit import END_SESSIONS, make, opened, ownership, position
 from fix_postgres import run
+from pg_help import WAITING
 from pg_proxy import Proxy, proxied, until
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -28,7 +29,6 @@ INSERT = """
     insert into dedup.partition_owner (namespace, hub, consumer_group, partition_id, owner_id, etag)
     values ('name.servicebus.windows.net', 'orders', '$default', %s, 'eve', 'e')
 """
-WAITING = "select count(*) from pg_locks where not granted"
 
 Ask = Callable[..., Awaitable[Any]]
 
@@ -222,7 +222,7 @@ def test_partitions_are_given_back_without_an_error(kind: str, postgres: str, wi
     """azure's client for threads has no guard there. With the server away nothing comes back, a warning says why; claims still raise."""
     store = opened(kind, behind(postgres, wire))
     won = store.claim(ownership("0", "ann", GROUP), ownership("1", "ann", GROUP))
-    run(postgres, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'dedup' and pid <> pg_backend_pid()")
+    run(postgres, END_SESSIONS)
     wire.refuse = True
     assert store.claim(*[{**o, "owner_id": ""} for o in won]) == []
     assert "partitions 0, 1 were not given back; they expire: Claiming partitions of" in caplog.text

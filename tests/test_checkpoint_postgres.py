@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from checkpoint_kit import Store, opened, ownership, position
+from checkpoint_kit import END_SESSIONS, Store, opened, ownership, position
 from fix_postgres import run
 from pg_proxy import Proxy, proxied
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -135,7 +135,7 @@ def test_a_late_update_is_told_and_a_repeated_one_is_not(postgres: str, caplog: 
 def test_it_connects_again(store: Store, postgres: str) -> None:
     """The server ended the session: the next call opens another and answers."""
     claim(store, "ann")
-    run(postgres, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'dedup' and pid <> pg_backend_pid()")
+    run(postgres, END_SESSIONS)
     assert [o["owner_id"] for o in claim(store, "ann")] == ["ann"]
 
 
@@ -162,7 +162,7 @@ def test_a_server_that_stays_away_is_an_error_that_says_so(kind: str, postgres: 
     """StoreUnavailable, and not the driver's own; once the server is back the same store works."""
     store = behind(kind, postgres, wire)
     claim(store, "ann")
-    run(postgres, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'dedup' and pid <> pg_backend_pid()")
+    run(postgres, END_SESSIONS)
     wire.refuse = True
     with pytest.raises(StoreUnavailable, match=r"Listing owners of .*/orders/.* do it again"):
         store.owners(*GROUP)
@@ -220,11 +220,11 @@ def test_a_person_can_set_a_checkpoint_back_if_it_has_not_moved(postgres: str) -
     assert (None, None) in run(postgres, noted)
 
 
-def test_the_tables_may_be_made_by_somebody_else(postgres: str) -> None:
+def test_the_tables_may_be_made_by_somebody_else(empty_postgres: str) -> None:
     """With auto_migrate off a store creates nothing and names the command."""
-    with PostgresCheckpointStore(postgres, auto_migrate=False) as store, pytest.raises(SchemaOutdated, match="dedup migrate"):
+    with PostgresCheckpointStore(empty_postgres, auto_migrate=False) as store, pytest.raises(SchemaOutdated, match="dedup migrate"):
         store.list_ownership(*GROUP)
-    assert run(postgres, "select count(*) from pg_namespace where nspname = 'dedup'") == [(0,)]
+    assert run(empty_postgres, "select count(*) from pg_namespace where nspname = 'dedup'") == [(0,)]
 
 
 def test_secrets_are_not_shown() -> None:

@@ -69,16 +69,16 @@ def test_no_store_is_one_line_that_says_how_to_name_one(dedup: Run) -> None:
 
 
 @pytest.mark.postgres
-def test_migrate_prints_the_sql_and_touches_nothing(postgres: str, dedup: Run) -> None:
+def test_migrate_prints_the_sql_and_touches_nothing(empty_postgres: str, dedup: Run) -> None:
     """--sql is for a role that may create tables; --dry-run names what is missing; only the plain command applies it."""
     code, out, _ = dedup("migrate --sql")
     assert (code, "create table" in out) == (0, True)
-    assert "Would migrate" in dedup(f"migrate --dry-run --store {shlex.quote(postgres)}")[1]
-    code, _, err = dedup(f"verify --store {shlex.quote(postgres)}")
+    assert "Would migrate" in dedup(f"migrate --dry-run --store {shlex.quote(empty_postgres)}")[1]
+    code, _, err = dedup(f"verify --store {shlex.quote(empty_postgres)}")
     assert (code, "dedup migrate" in err) == (2, True)
-    assert "Would migrate" in dedup(f"migrate --dry-run --store {shlex.quote(postgres)}")[1]
-    assert "applied 0001" in dedup(f"migrate --store {shlex.quote(postgres)}")[1]
-    assert "up to date" in dedup(f"migrate --dry-run --store {shlex.quote(postgres)}")[1]
+    assert "Would migrate" in dedup(f"migrate --dry-run --store {shlex.quote(empty_postgres)}")[1]
+    assert "applied 0001" in dedup(f"migrate --store {shlex.quote(empty_postgres)}")[1]
+    assert "up to date" in dedup(f"migrate --dry-run --store {shlex.quote(empty_postgres)}")[1]
 
 
 @pytest.mark.parametrize(

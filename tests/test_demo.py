@@ -16,7 +16,8 @@ from rich.console import Console
 from dedup.demo import delivery, flights
 from dedup.demo.main import Demo, batches, conclude
 
-EVENTS, SEED = 15_000, 3
+EVENTS, SEED = 5_000, 3
+"""The fewest that the demo takes: nearly all of its time is four starts of Spark."""
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 

@@ -56,9 +56,11 @@ class Shell:
 
 
 @pytest.mark.postgres
-def test_the_page_leads_from_nothing_to_a_repaired_letter(kafka: kafka_server.Broker, topic: Topic, postgres: str, tmp_path: Path) -> None:
+def test_the_page_leads_from_nothing_to_a_repaired_letter(
+    kafka: kafka_server.Broker, topic: Topic, empty_postgres: str, tmp_path: Path
+) -> None:
     """Each order once, also after the loss of Spark's checkpoint; the letters as told; the refund is in after the repair."""
-    shell, (program,) = Shell(tmp_path, postgres, kafka.servers), blocks("python")
+    shell, (program,) = Shell(tmp_path, empty_postgres, kafka.servers), blocks("python")
     assert "spark.jars.packages" in program and '"orders")' in program
     for before in ('"subscribe", "', 'broker, "'):
         program = program.replace(f'{before}orders"', f'{before}{topic.name}"')
@@ -71,7 +73,7 @@ def test_the_page_leads_from_nothing_to_a_repaired_letter(kafka: kafka_server.Br
     topic.send(blocks("json")[0].splitlines())
     for _ in range(2):
         shell.python("shop.py")
-        assert sorted(run(postgres, "select * from orders")) == ROWS
+        assert sorted(run(empty_postgres, "select * from orders")) == ROWS
         shutil.rmtree(tmp_path / "spark-checkpoint")
     said = ["".join(shell.command(words)) for words in asked[:5]]
     assert "negative amount" in said[2] and "UNDECODABLE" in said[2]
@@ -80,4 +82,4 @@ def test_the_page_leads_from_nothing_to_a_repaired_letter(kafka: kafka_server.Br
     (tmp_path / "shop.py").write_text(repaired)
     for words in asked[5:]:
         shell.command(words)
-    assert sorted(run(postgres, "select * from orders")) == [*ROWS, ("o-3", "ann", -2)]
+    assert sorted(run(empty_postgres, "select * from orders")) == [*ROWS, ("o-3", "ann", -2)]

@@ -10,15 +10,15 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import get_args
 
-import psycopg
 import pytest
 from crash import child, file_calls, lane, log
+from fix_postgres import database
 from local_tasks import run_here, run_in_tasks
 from orders import consumer
 from pg_calls import Calls, Way, counted
@@ -44,36 +44,16 @@ def run_batches(place: PostgresPlace, numbers: range, *, patience: float = 0.0, 
         store.close()  # type: ignore[attr-defined]
 
 
+Copies = Callable[[], AbstractContextManager[str]]
+
+
 @pytest.fixture
-def copies(postgres: str) -> Iterator[Callable[[], str]]:
-    """Makes databases in which all batches but the last one are done; they are dropped afterwards."""
-    made = []
+def copies(postgres: str, postgres_server: str) -> Copies:
+    """Makes databases, for the length of a block each, in which all batches but the last one are done."""
     first = PostgresPlace(postgres)
     child.create(first)
     run_batches(first, range(BATCHES - 1))
-
-    def copy() -> str:
-        made.append(f"copy_{uuid.uuid4().hex}")
-        with admin(postgres) as connection:
-            connection.execute(f"create database {made[-1]} template {name_of(postgres)}")
-        return make_conninfo(postgres, dbname=made[-1])
-
-    yield copy
-    with admin(postgres) as connection:
-        for name in made:
-            connection.execute(f"drop database {name} with (force)")
-
-
-def name_of(dsn: str) -> str:
-    """Of its database."""
-    return str(conninfo_to_dict(dsn)["dbname"])
-
-
-@contextmanager
-def admin(dsn: str) -> Iterator[psycopg.Connection]:
-    """A connection to another database of that server."""
-    with psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as connection:
-        yield connection
+    return partial(database, postgres_server, template=str(conninfo_to_dict(postgres)["dbname"]))
 
 
 def fails_once(calls: Calls, dsn: str, *, patience: float, in_tasks: bool) -> str:
@@ -86,52 +66,56 @@ def fails_once(calls: Calls, dsn: str, *, patience: float, in_tasks: bool) -> st
     return "passed"
 
 
-HERE = [("lost", 0.0, False), ("error", 30.0, False)]
-"""In CI, each call; the others are slow."""
+HERE = {("lost", 0.0, False): 1, ("error", 30.0, False): 4, ("cut", 0.0, True): 11}
+"""Way, patience, in tasks -> of so many calls one fails in CI; the slow tests have all ways, and let each call fail."""
 
-EVERY = 5
-"""Of the calls of slices one of so many fails in CI."""
 
+def named(way: Way, patience: float, in_tasks: bool, every: int) -> str:
+    """A name of the test."""
+    return f"{way}, {'the same' if patience else 'a new'} process{', in tasks' * in_tasks}{f', one of {every}' * (every > 1)}"
+
+
+EACH = [(*each, 1) for each in itertools.product(get_args(Way), (0.0, 30.0), (False, True)) if HERE.get(each) != 1]
 WAYS = [
-    pytest.param(
-        *each,
-        id=f"{each[0]}, {'the same' if each[1] else 'a new'} process{', in tasks' * each[2]}",
-        marks=() if each in HERE else pytest.mark.slow,
-    )
-    for each in itertools.product(get_args(Way), (0.0, 30.0), (False, True))
+    *(pytest.param(*each, every, id=named(*each, every)) for each, every in HERE.items()),
+    *(pytest.param(*each, id=named(*each), marks=pytest.mark.slow) for each in EACH),
 ]
-
-
-@pytest.mark.postgres
-def test_calls_of_slices_may_fail(postgres: str, copies: Callable[[], str]) -> None:
-    """Where tasks commit by themselves, on connections of their own: the same, in CI for some of the calls."""
-    each_call(postgres, copies, "cut", 0.0, in_tasks=True, every=EVERY)
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.postgres
-@pytest.mark.parametrize(("way", "patience", "in_tasks"), WAYS)
-def test_each_call_to_postgres_may_fail(postgres: str, copies: Callable[[], str], way: Way, patience: float, in_tasks: bool) -> None:
-    """Cut off before the call, its answer lost, or refused by the server: then all of the batch is true, or none, and it is run again."""
-    each_call(postgres, copies, way, patience, in_tasks=in_tasks)
+@pytest.mark.parametrize(("way", "patience", "in_tasks", "every"), WAYS)
+def test_each_call_to_postgres_may_fail(postgres: str, copies: Copies, way: Way, patience: float, in_tasks: bool, every: int) -> None:
+    """Cut off before the call, its answer lost, or refused by the server: then all of the batch is true, or none, and it is run again.
+
+    Where tasks commit by themselves, on connections of their own: the same.
+    """
+    each_call(postgres, copies, way, patience, in_tasks=in_tasks, every=every)
 
 
-def each_call(postgres: str, copies: Callable[[], str], way: Way, patience: float, *, in_tasks: bool, every: int = 1) -> None:
+def one_call(calls: Calls, dsn: str, number: int, way: Way, patience: float, *, in_tasks: bool) -> str:
+    """What the batch ended with whose call of this number failed; afterwards it is run again and everything is counted."""
+    calls.arm(number, way)
+    how = fails_once(calls, dsn, patience=patience, in_tasks=in_tasks)
+    if calls.failed:
+        if patience and not calls.failed.startswith("d"):  # rows of a COPY: a client can only have it cancelled, which ends the query
+            assert how == "passed", f"call {number} ({calls.failed!r}) ended with {how}"
+        place = PostgresPlace(dsn)
+        run_batches(place, range(BATCHES - 1, BATCHES), in_tasks=in_tasks)
+        wrong = lane.wrong(place, SEED, BATCHES)
+        assert wrong == ([], [], []), f"call {number} ({calls.failed!r}), {way}, ended with {how}: {wrong}"
+    return how
+
+
+def each_call(postgres: str, copies: Copies, way: Way, patience: float, *, in_tasks: bool, every: int) -> None:
     """One call of so many, until the batch passes without a fault."""
     ended: Counter[str] = Counter()
     with counted(int(conninfo_to_dict(postgres)["port"] or 5432)) as calls:
         for number in range(1, 1_000, every):
-            dsn = copies()
-            calls.arm(number, way)
-            ended[how := fails_once(calls, dsn, patience=patience, in_tasks=in_tasks)] += 1
+            with copies() as dsn:
+                ended[one_call(calls, dsn, number, way, patience, in_tasks=in_tasks)] += 1
             if not calls.failed:
                 break
-            if patience and not calls.failed.startswith("d"):  # rows of a COPY: a client can only have it cancelled, which ends the query
-                assert how == "passed", f"call {number} ({calls.failed!r}) ended with {how}"
-            place = PostgresPlace(dsn)
-            run_batches(place, range(BATCHES - 1, BATCHES), in_tasks=in_tasks)
-            wrong = lane.wrong(place, SEED, BATCHES)
-            assert wrong == ([], [], []), f"call {number} ({calls.failed!r}), {way}, ended with {how}: {wrong}"
     print(way, patience, in_tasks, number - 1, "calls", dict(ended))
     assert number > 20, "the batch has fewer calls than it has statements"
     assert set(ended) <= {"passed", "StoreUnavailable", "CommitUnknown", "StoreError"}, ended

@@ -11,6 +11,7 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -23,7 +24,6 @@ import pytest
 from crash import child, lane, log
 from orders import consumer
 from places import DeltaPlace, Place, PostgresPlace, SparkPlace
-from psycopg.conninfo import make_conninfo
 from spark_calls import Actions, Way, counted
 
 from dedup import Consumer
@@ -97,23 +97,20 @@ def mark_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def new_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Place]]:
     """Makes empty places with sinks; databases are dropped afterwards."""
     folders: dict[str, type[DeltaPlace]] = {"delta": DeltaPlace, "delta-spark": SparkPlace}
-    databases: list[tuple[str, str]] = []
+    databases = ExitStack()
 
     def new(kind: str) -> Place:
         name = f"spark_{uuid.uuid4().hex}"
         if kind in folders:
             place: Place = folders[kind](tmp_path / name)
         else:
-            dsn = request.getfixturevalue("postgres_server")
-            databases.append((dsn, name))
-            fix_postgres.run(dsn, f"create database {name}")
-            place = PostgresPlace(make_conninfo(dsn, dbname=name))
+            server, template = map(request.getfixturevalue, ("postgres_server", "migrated"))
+            place = PostgresPlace(databases.enter_context(fix_postgres.database(server, template=template)))
         child.create(place)
         return place
 
-    yield new
-    for dsn, name in databases:
-        fix_postgres.run(dsn, f"drop database {name} with (force)")
+    with databases:
+        yield new
 
 
 def run_query(landing: Path, checkpoint: Path, place: Place, handler: Callable[[Consumer], None], actions: Actions, patience: float) -> str:

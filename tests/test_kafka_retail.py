@@ -1,4 +1,4 @@
-"""End to end: 200,000 real events, retries that duplicate, a real broker and Spark, all of it killed on the way; then counted."""
+"""End to end: real events, retries that duplicate, a real broker and Spark, all of it killed on the way; then counted."""
 
 from __future__ import annotations
 
@@ -20,45 +20,46 @@ from dedup.demo.expected import difference
 from dedup.store import Selection
 from dedup.verify import verify
 
-EVENTS = 200_000
+EVENTS = [40_000, pytest.param(200_000, marks=pytest.mark.slow)]
 
 pytestmark = pytest.mark.timeout(1_800)  # Spark starts three times, and waits for a broker that was killed
 
 NAME = "retail" if ONLINE_RETAIL.exists() else "flights"
 
 
-@pytest.fixture(scope="module")
-def rows() -> pa.Table:
-    """The input."""
-    return Input.named(NAME).rows(REAL_INPUT, EVENTS)
+@pytest.fixture(scope="module", params=EVENTS)
+def rows(request: pytest.FixtureRequest) -> pa.Table:
+    """The input: so many events."""
+    return Input.named(NAME).rows(REAL_INPUT, request.param)
 
 
 @pytest.fixture(scope="module")
 def filled(kafka: kafka_server.Broker, rows: pa.Table) -> Topic:
     """The topic with all of it, and with what retries wrote twice."""
-    made = Topic(kafka.servers, "lines")
+    made = Topic(kafka.servers, f"lines-{rows.num_rows}")
     made.create(partitions=PARTITIONS)
     with proxied(kafka) as proxy:
         kafka_retail.produce(rows, made, proxy)
-        assert proxy.lost == EVENTS // kafka_retail.LOST_EVERY
+        assert proxy.lost == kafka_retail.LOST
     return made
 
 
-def run(kafka: kafka_server.Broker, topic: Topic, folder: Path, url: str) -> None:
+def run(kafka: kafka_server.Broker, topic: Topic, events: int, folder: Path, url: str) -> None:
     """The stream to its end: its process group gets a SIGKILL twice, the broker once."""
     store, killed = kafka_retail.opened(url), []
 
     def decided() -> int:
         return sum(point.sequence_number + 1 for point in store.head(CONSUMER).checkpoints.values())
 
-    def tell(_kills: int, events: int) -> None:
-        if events > 7 * EVENTS // 20 and not killed:
+    def tell(_kills: int, done: int) -> None:
+        if done > 7 * events // 20 and not killed:
             kafka.kill()
             kafka.start()
-            killed.append(events)
+            killed.append(done)
 
-    command = [sys.executable, kafka_retail.__file__, NAME, kafka.servers, topic.name, str(folder), url]
-    kills = [supervise.Kill(EVENTS // 5, 0.5), supervise.Kill(3 * EVENTS // 5, 0.2)]
+    per_batch = str(events // kafka_retail.BATCHES)
+    command = [sys.executable, kafka_retail.__file__, NAME, kafka.servers, topic.name, str(folder), url, per_batch]
+    kills = [supervise.Kill(events // 5, 0.5), supervise.Kill(3 * events // 5, 0.2)]
     assert supervise.run(command, folder / "log", kills, decided, tell).kills == 2
     assert killed
 
@@ -70,7 +71,7 @@ def check(topic: Topic, rows: pa.Table, url: str, found: pa.Table) -> None:
     lost, doubled = difference(expected, found)
     assert (lost.num_rows, doubled.num_rows, found.num_rows) == (0, 0, expected.num_rows)
     written = sum(topic.ends(partition)[1] for partition in range(PARTITIONS))
-    assert written > EVENTS
+    assert written > rows.num_rows
     report, letters = verify(store, CONSUMER), store.letters(Selection(consumer=CONSUMER, limit=None), ["kind"]).num_rows
     assert report.contradictions == []
     assert letters == kafka_retail.distinct(rows).num_rows - expected.num_rows
@@ -89,7 +90,7 @@ def test_kafka_to_postgres_through_kills(kafka: kafka_server.Broker, filled: Top
     names = Input.named(NAME).schema.names
     with psycopg.connect(postgres) as connection:
         connection.execute(f"CREATE TABLE {SINK} (" + ", ".join(f'"{name}" text' for name in names) + ")")
-    run(kafka, filled, tmp_path, postgres)
+    run(kafka, filled, rows.num_rows, tmp_path, postgres)
     with psycopg.connect(postgres) as connection, connection.cursor().copy(f"COPY {SINK} TO STDOUT (FORMAT csv, HEADER)") as copy:
         text = pa.py_buffer(b"".join(copy))
     types = Input.named(NAME).schema
@@ -105,5 +106,5 @@ def test_kafka_to_delta_through_kills(kafka: kafka_server.Broker, filled: Topic,
     from deltalake import DeltaTable
 
     DeltaTable.create(f"{tmp_path}/{SINK}", Input.named(NAME).schema)
-    run(kafka, filled, tmp_path, str(tmp_path))
+    run(kafka, filled, rows.num_rows, tmp_path, str(tmp_path))
     check(filled, rows, str(tmp_path), DeltaTable(f"{tmp_path}/{SINK}").to_pyarrow_table())

@@ -131,8 +131,8 @@ def behind(topic: Topic) -> Topic:
 @pytest.mark.parametrize(
     ("events", "kills", "exactly_once"),
     [
-        (10_000, 9, False),
-        (6_000, 9, True),
+        (2_500, 6, False),
+        (2_000, 6, True),
         pytest.param(100_000, 30, False, marks=pytest.mark.slow),
         pytest.param(100_000, 30, True, marks=pytest.mark.slow),
     ],
@@ -159,7 +159,7 @@ def test_through_the_outbox_each_message_once_and_in_order(
         assert sorted(int(m.value()) for m in received(out)) == list(range(events))
 
 
-@pytest.mark.parametrize(("events", "kills"), [(4_000, 6), pytest.param(100_000, 30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("events", "kills"), [(1_500, 6), pytest.param(100_000, 30, marks=pytest.mark.slow)])
 def test_from_hub_to_hub_each_message_once_and_in_order(
     postgres: str, eventhubs: Double, new_hub: MakeHub, nursery: Nursery, tmp_path: Path, events: int, kills: int
 ) -> None:
@@ -188,7 +188,7 @@ def test_a_hub_that_grows_meanwhile_loses_and_doubles_nothing(
     postgres: str, eventhubs: Double, new_hub: MakeHub, nursery: Nursery, tmp_path: Path
 ) -> None:
     """Two dispatchers, which see it at different times, and both runners are killed: each event once at the end. Keys change partitions."""
-    events, kills = 4_000, 8
+    events, kills = 1_500, 6
     came, out, until = new_hub(partitions=2), new_hub(partitions=2), tmp_path / "until"
     create_tables(postgres)
     fill_hub(eventhubs, came, events)
@@ -211,7 +211,7 @@ def test_a_hub_that_grows_meanwhile_loses_and_doubles_nothing(
     assert filled > 5, filled
 
 
-@pytest.mark.parametrize(("events", "batch", "kills"), [(2_000, 250, 1), pytest.param(100_000, 5_000, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("events", "batch", "kills"), [(1_500, 200, 1), pytest.param(100_000, 5_000, 3, marks=pytest.mark.slow)])
 def test_from_kafka_to_kafka_through_spark_each_message_once_and_in_order(
     postgres: str, kafka: kafka_server.Broker, topic: Topic, nursery: Nursery, tmp_path: Path, events: int, batch: int, kills: int
 ) -> None:

@@ -119,7 +119,8 @@ class TestLocking:
         with pytest.raises(StoreError, match="try again"), store.begin_letters("shop") as tx:
             tx.lock(ids)
             tx.execute(changing(ids, status="REPROCESSED"))
-            run(postgres, "select pg_terminate_backend(pid) from pg_stat_activity where state = 'idle in transaction'")
+            ours = "state = 'idle in transaction' and datname = current_database()"
+            run(postgres, f"select pg_terminate_backend(pid) from pg_stat_activity where {ours}")
             tx.execute(Commit())
         assert change(PostgresStore(postgres), ids, status="DISCARDED") == 3
         assert set(store.letters(ALL)["status"].to_pylist()) == {"DISCARDED"}

@@ -28,6 +28,12 @@ EVERYTHING = """
 
 
 @pytest.fixture
+def postgres(empty_postgres: str) -> str:
+    """A database in which nothing was migrated."""
+    return empty_postgres
+
+
+@pytest.fixture
 def role(postgres: str) -> Iterator[str]:
     """A role of the test's own that may log in, and nothing else."""
     name = f"dedup_{uuid.uuid4().hex[:8]}"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from fix_postgres import run
 from orders import batch, consumer, event
-from pg_help import ORDERS, chunk, epoch, finish, holder, keys, record
+from pg_help import ORDERS, WAITING, chunk, epoch, finish, holder, keys, record
 from pg_proxy import until
 
 from checkpoint.errors import StoreUnavailable
@@ -49,7 +49,7 @@ def test_rotation_waits_for_open_batches_and_the_next_ones_see_both_tables(store
         with store.begin("shop", number) as tx:
             tx.reserve(keys(range(5)))
             rotation = pool.submit(PostgresStore(postgres).rotate_reservations)
-            until(lambda: run(postgres, "select count(*) from pg_locks where locktype = 'advisory' and not granted") == [(1,)])
+            until(lambda: run(postgres, WAITING) == [(1,)])
             assert not rotation.done()
             finish(tx, 0, 4)
         assert rotation.result() == "reservation_000002"
@@ -68,9 +68,9 @@ def test_two_batches_around_a_rotation_cannot_reserve_one_key_twice(store: Postg
         with store.begin("shop", number) as tx:
             tx.reserve(keys(range(5)))
             rotation = pool.submit(PostgresStore(postgres).rotate_reservations)
-            until(lambda: run(postgres, "select count(*) from pg_locks where locktype = 'advisory' and not granted") == [(1,)])
+            until(lambda: run(postgres, WAITING) == [(1,)])
             second = pool.submit(chunk, PostgresStore(postgres), other, 0, 4, 0, "other")
-            until(lambda: run(postgres, "select count(*) from pg_locks where locktype = 'advisory' and not granted") == [(2,)])
+            until(lambda: run(postgres, WAITING) == [(2,)])
             finish(tx, 0, 4)
         rotation.result()
         assert second.result() == 5

@@ -29,6 +29,12 @@ ROOT = Path(__file__).parent.parent
 LOGINS = {"owner": "he_dba", "run": "he_app", "read": "he_dashboard"}
 
 
+@pytest.fixture
+def postgres(empty_postgres: str) -> str:
+    """A database in which nothing was migrated."""
+    return empty_postgres
+
+
 @pytest.fixture(scope="module")
 def logins(postgres_server: str) -> Iterator[None]:
     """Users that log in, one for each of the three roles, without any right of their own."""

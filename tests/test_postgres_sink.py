@@ -29,9 +29,8 @@ A_UUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
 @pytest.fixture
 def connection(postgres: str) -> Iterator[Connection]:
-    """With the one table of the state that is looked into for a sink."""
+    """To a database with the tables of the state: one of them is looked into for a sink."""
     with connect(postgres) as made:
-        made.execute("create schema dedup; create table dedup.sink (consumer_id int, name text, generation int, relation oid)")
         yield made
 
 
@@ -282,7 +281,6 @@ def test_a_missing_right_names_the_grant(postgres: str) -> None:
     """A role that may not insert."""
     role = f"r{uuid.uuid4().hex[:8]}"
     run(postgres, f"create role {role}; create table t (a int); grant select on t to {role}")
-    run(postgres, "create schema dedup; create table dedup.sink (consumer_id int, name text, generation int, relation oid)")
     run(postgres, f"grant usage on schema dedup to {role}; grant select on dedup.sink to {role}")
     with connect(postgres) as connection:
         connection.execute(f"set role {role}".encode())

@@ -65,17 +65,17 @@ def test_a_stream_has_each_effect_once_through_faults_and_a_lost_checkpoint(
 @pytest.mark.crash
 def test_killed_twice_and_it_adds_up(place: Place, sent: Orders, spark: SparkSession, tmp_path: Path) -> None:
     """SIGKILL of the driver with all its processes, twice in mid-run; the double, in a process of its own, lives on."""
-    sent.send(12_000)
+    sent.send(5_000)
     store = place.store()
     task = {
         "kind": place.kind,
         "place": place.where,
-        "options": options(sent, maxEventsPerTrigger="1500"),
+        "options": options(sent, maxEventsPerTrigger="600"),
         "checkpoint": str(tmp_path / "spark"),
     }
     command = [sys.executable, str(HERE / "hub_stream.py"), json.dumps(task)]
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
-    kills = [supervise.Kill(1_000, 0.3), supervise.Kill(6_000, 0.8)]
+    kills = [supervise.Kill(500, 0.3), supervise.Kill(2_500, 0.5)]
     done = supervise.run(command, tmp_path / "log", kills, lambda: sum(end + 1 for end in _ends(store)), environment=environment)
     assert done.kills == 2
     sent.check(place)

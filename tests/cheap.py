@@ -1,0 +1,45 @@
+"""What makes tests cheap whichever they are: files in memory, JVMs that compile quickly. For this process and those that it starts."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+MEMORY, ENOUGH = Path("/dev/shm"), 8 << 30
+"""A file system in memory, and how many bytes of it and of memory are free where the tests write there. Creating and removing a file costs
+a tenth of what it costs on a disk, and a killed process leaves it behind just as well."""
+
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Small actions never gain what compiling better costs: a session of Spark that commits three times takes half of the CPU."""
+
+
+def use_memory() -> None:
+    """For temporary files, where there is enough of it; whoever sets TMPDIR decides."""
+    if "TMPDIR" in os.environ or not MEMORY.is_dir():
+        return
+    available = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
+    if min(available, shutil.disk_usage(MEMORY).free) >= ENOUGH:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)  # what failed tests wrote stays until the next run
+        os.environ["TMPDIR"] = os.environ["SPARK_LOCAL_DIRS"] = tempfile.tempdir = _folder()
+
+
+def _folder() -> str:
+    """Anybody may write there, as in /tmp; removed with what killed processes left in it when the first process of the run ends."""
+    folder = tempfile.mkdtemp(prefix="dedup-tests-", dir=MEMORY)
+    Path(folder).chmod(0o1777)
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # a fork ends, too
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def compile_quickly() -> None:
+    """For every JVM that spark-submit starts, the one of a session, too, and for Kafka's; whoever sets these variables decides."""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM)
+    os.environ.setdefault("DEDUP_TEST_JVM", JVM)
