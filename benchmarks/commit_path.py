@@ -20,16 +20,17 @@ from benchmarks.events import Topic
 from benchmarks.ours import SINK, arrow_consumer
 from benchmarks.report import Measure, throughput
 from benchmarks.stream import Seconds, Sizes
-from dedup import Consumer, flow
+from dedup import Consumer
 from dedup.decode import prepare as arrow
 from dedup.epoch import take_epoch
-from dedup.feed import ArrowMaterial
+from dedup.pipeline.batch import EvaluatedArrow
+from dedup.pipeline.commit import Chunk, commit_chunk, index_of, reached
 from dedup.postgres import PostgresStore
 from dedup.store import Run
 
 KEYED = "copy_with_key"
 
-Rows = tuple[ArrowMaterial, pa.Table]
+Rows = tuple[EvaluatedArrow, pa.Table]
 """A batch as the consumer prepares it, and the rows of it that a sink gets."""
 
 
@@ -55,19 +56,19 @@ def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Meas
 
 
 def _prepared(made: Consumer, store: PostgresStore, events: pa.Table) -> Rows:
-    material = ArrowMaterial(arrow.prepare(events, made.prepare(store.head(made.name))))
-    return material, pa.Table.from_struct_array(material.table["data"]).combine_chunks()
+    batch = EvaluatedArrow(arrow.prepare(events, made.job().prepare(store.head(made.name))))
+    return batch, pa.Table.from_struct_array(batch.table["data"]).combine_chunks()
 
 
 def _ours(made: Consumer, store: PostgresStore) -> Callable[[Rows], None]:
     heads = [take_epoch(store, made.name, "commit path", 1.0, force=True)]
 
     def commit(rows: Rows) -> None:
-        head, (material, _) = heads[-1], rows
+        head, (batch, _) = heads[-1], rows
         run = Run("commit path", len(heads), durable=True)
-        chunk = flow.Chunk(material, flow.index_of(material), run, head)
-        state = flow.commit_chunk(chunk, store, head.epoch, made.policy())
-        heads.append(flow.reached(chunk, state))
+        chunk = Chunk(batch, index_of(batch), run, head)
+        state = commit_chunk(chunk, made.job())
+        heads.append(reached(chunk, state))
 
     return commit
 

@@ -18,8 +18,8 @@ from benchmarks.ours import SINK, consumer
 from benchmarks.postgres import create_sinks, verify
 from benchmarks.report import Measure, slowness
 from benchmarks.stream import Seconds, Sizes, run_query
+from dedup.pipeline.tx import Handler
 from dedup.postgres import PostgresStore
-from dedup.tx import Handler
 
 BAD = "data.amount < 0"
 

@@ -19,7 +19,7 @@ from benchmarks.postgres import create_sinks, verify
 from benchmarks.report import Measure, throughput
 from benchmarks.stream import Seconds, Sizes
 from dedup import Consumer, decode
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 from dedup.postgres import PostgresStore
 
 HANDLER_SECONDS = 50e-6

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from benchmarks.events import ORDER
 from dedup import Consumer, decode
-from dedup.tx import Handler
+from dedup.pipeline.tx import Handler
 
 SINK = "orders"
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import tenacity
 from tenacity.wait import wait_random_exponential
 
 from checkpoint import given
 from checkpoint.errors import ConfigError
+from deadletter.budget import Budget
+from deadletter.classify import Rule
 from deadletter.known import ErrorClass
 
 RETRY: given.Settings = {
@@ -100,3 +102,17 @@ class Retry:
             sleep=sleep,
             reraise=True,
         )
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """How failures of the handler are met."""
+
+    retry: Retry = field(default_factory=Retry)
+    budget: Budget | None = field(default_factory=Budget)  # None: nothing is counted
+    bisect: bool = True
+    rules: Sequence[Rule] = ()
+    owner: tuple[str, str] = ("", "")  # reentry.Identity of the consumer whose handler this is
+    timeout: float | None = None  # seconds for one run of the handler; then the process ends
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic

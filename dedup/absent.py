@@ -11,13 +11,13 @@ import numpy as np
 from checkpoint.errors import ConfigError, PositionsMissing
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.selection import Selection
-from dedup import company, flow
 from dedup.consumer import Consumer
 from dedup.coverage import Coverage, coverage, partitions_of
-from dedup.letter_work import with_replanning
+from dedup.outage import with_replanning
 from dedup.pages import ReprocessOptions
-from dedup.readlog import lost, material_of, windows
-from dedup.report import Report
+from dedup.pipeline import commit, company
+from dedup.pipeline.commit import Job, Report
+from dedup.readlog import lost, read_again, windows
 from dedup.store import Run, Transaction
 
 
@@ -48,41 +48,41 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
     filled = Filled(sum(len(c.absent) for c in covers), dry_run=dry_run)
     if not dry_run:
-        run = f"from-log:{uuid.uuid4().hex}"
+        job, run = consumer.job(), f"from-log:{uuid.uuid4().hex}"
         for cover in covers:
-            _fill_partition(consumer, cover, how, run, filled)
+            _fill_partition(job, cover, how, run, filled)
     return filled
 
 
-def _fill_partition(consumer: Consumer, cover: Coverage, options: ReprocessOptions, run: str, filled: Filled) -> None:
+def _fill_partition(job: Job, cover: Coverage, options: ReprocessOptions, run: str, filled: Filled) -> None:
     for number, span in enumerate(windows(cover.absent)):
-        missing = with_replanning(partial(_fill_window, consumer, cover.partition, span, Run(run, 0, number), options, filled))
+        missing = with_replanning(partial(_fill_window, job, cover.partition, span, Run(run, 0, number), options, filled))
         if missing:
             reason = f"LOST {cover.partition} {missing}: not in the log any more" + (f"; {options.reason}" if options.reason else "")
-            consumer.store.amend(consumer.name, lambda head: head, by=options.by, reason=reason)
+            job.store.amend(job.name, lambda head: head, by=options.by, reason=reason)
             filled.lost |= missing
         options.on_progress(filled.ran.delivered, filled.absent)
 
 
-def _fill_window(consumer: Consumer, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
+def _fill_window(job: Job, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
     """Decide these positions in one transaction; returns those that the log has lost.
 
     The positions right beside them are read with them where they were decided: they tell a topic that was created again.
     """
     with (
-        company.taken(consumer.name),
-        consumer.store.begin_letters(consumer.name, positions=True) as transaction,
-        material_of(consumer, partition, _with_neighbours(span, partition, transaction), transaction.head) as (material, index),
+        company.taken(job.name),
+        job.store.begin_letters(job.name, positions=True) as transaction,
+        read_again(job, partition, _with_neighbours(span, partition, transaction), transaction.head) as (rows, index),
     ):
-        missing = lost(consumer, partition, Ranges.of([span]) - Ranges.of_numbers(index.numbers))
+        missing = lost(job, partition, Ranges.of([span]) - Ranges.of_numbers(index.numbers))
         if missing and not options.skip_missing:
             raise PositionsMissing(
                 f"{partition} {missing} cannot be had: the log does not have them (any more). Run what is there with "
                 "--skip-missing, which records the others as LOST."
             )
         if len(index):
-            chunk = flow.Chunk(material, index, run, transaction.head, stream=False)
-            state = flow.decide_chunk(chunk, consumer.store, transaction, consumer.policy().unwatched())
+            chunk = commit.Chunk(rows, index, run, transaction.head, stream=False)
+            state = commit.decide_chunk(chunk, job.store, transaction, job.policy.unwatched())
             filled.ran.add(state[(index.numbers >= span.first) & (index.numbers <= span.last)])
     return missing
 

@@ -1,51 +1,70 @@
 """The Consumer: one handler around which every batch is one exactly-once effect.
 
-`consumer(batch, batch_id)` is what `foreachBatch` calls. The flow of a batch is `_process`; of a chunk, `flow.commit_chunk`.
+`consumer(batch, batch_id)` is what `foreachBatch` calls. Everything below gets a frozen `Job` of it:
+the way of a batch goes on in pipeline/commit.py.
 Picklable: settings travel, connections and epochs do not.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from types import ModuleType
+from typing import Any, Literal, overload
+
+import pyarrow as pa
 
 from checkpoint import given
-from checkpoint.errors import CommitConflict, ConfigError
-from checkpoint.position import Partition
+from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, StoreError
 from deadletter.budget import Budget
 from deadletter.classify import Rule
-from deadletter.policy import Retry
-from dedup import company, executors, flow, incarnation, on_driver, outage, planning, reentry, starting
-from dedup.care import Care
-from dedup.claims import Slicing
+from deadletter.policy import FailurePolicy, Retry
+from dedup import incarnation, outage, planning, starting
 from dedup.decode.prepare import Prepare
-from dedup.envelope import Columns
+from dedup.envelope import KAFKA_SOURCE, Columns
 from dedup.epoch import Live, take_epoch
-from dedup.executors import Tasks
-from dedup.feed import Feed, frame_of, open_feed
-from dedup.hints import hints
-from dedup.incarnation import Witness
+from dedup.incarnation import TopicIdentity
 from dedup.keys import KeySettings
+from dedup.outbox import Destination
+from dedup.outbox.inline import Inline
+from dedup.pipeline import company, guards
+from dedup.pipeline.batch import ArrowBatch, Batch, Tasks
+from dedup.pipeline.commit import Culprits, Job, LogReader, Policy, Report, Undo, commit_batch
+from dedup.pipeline.handlers import (
+    EachSlice,
+    EventHandler,
+    On,
+    Registers,
+    SliceHandler,
+    Where,
+    each_event,
+    refuse_coroutine,
+    refuse_handler,
+)
+from dedup.pipeline.tx import Handler
 from dedup.planning import OnKeyConflict
-from dedup.registered import Registered
-from dedup.report import Report
-from dedup.settings import CONSUMER, horizon, mapping, names_of
+from dedup.settings import CONSUMER, DISPATCH_TO, FOREACH, SECONDS_OF_SENDING, hints, horizon, mapping, names_of, refuse_function
 from dedup.starting import Log, New
-from dedup.store import Head, Run, Store, Topic
+from dedup.store import Head, Run, Store
 from dedup.trial import Trials
 
 log = logging.getLogger("dedup")
+
+_SENDING = threading.Lock()
+"""A runner's partitions are threads of one process: they make what sends once."""
 
 CONFLICT_ATTEMPTS = 5
 """How often a batch is planned again after another commit of the same epoch came first."""
 
 
-class Consumer(Registered):
+class Consumer:
     """A named application that handles every event of its topics with an exactly-once effect.
 
     Args:
@@ -103,7 +122,7 @@ class Consumer(Registered):
         decode: Any | None = None,
         positions: Columns | Literal["auto"] | None = "auto",
         source: str | None = None,
-        incarnation: Witness | None = None,
+        incarnation: TopicIdentity | None = None,
         part: str | None = None,
         max_events_per_transaction: int | None = None,
         max_body: int = 20 * 1024 * 1024,
@@ -123,7 +142,6 @@ class Consumer(Registered):
         collect: bool = True,
     ) -> None:
         given.check(CONSUMER, locals())
-        super().__init__()
         if positions is None and (idempotence_key is None or null_key == "position"):
             raise ConfigError(
                 "Without positions every event needs an idempotence key: give idempotence_key= and leave null_key='dead_letter'."
@@ -133,7 +151,7 @@ class Consumer(Registered):
         self.keys = KeySettings(scope=key_scope, null_key=null_key, **{name: names_of(value) for name, value in names.items()})
         limits = Budget() if budget == "default" else budget
         limit = None if handler_timeout is None else float(handler_timeout)
-        self.care = Care(retry or Retry(), limits, bisect, tuple(errors), self.identity, limit)
+        self.on_failure = FailurePolicy(retry or Retry(), limits, bisect, tuple(errors), self.identity, limit)
         self.max_outage = float(max_outage)
         self.reprocess_within = horizon(retention, reprocess_within)
         self.on_key_conflict: OnKeyConflict = on_key_conflict
@@ -143,17 +161,21 @@ class Consumer(Registered):
         self.max_body, self.query, self.collect = max_body, query, collect
         self.scratch = None if scratch is None else os.fspath(scratch)
         self.takeover_after, self.takeover = float(takeover_after), takeover
+        self._handler: Handler | None = None
+        self.read_log: LogReader | None = None
+        self.take_back: Undo | None = None
+        self.destination: Destination | None = None
+        self.send_timeout = SECONDS_OF_SENDING
+        self._inline: Inline | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._live: Live | None = None
         self._hinted = False
-        self._calls = reentry.Calls()
         self._trials = Trials(lambda: self.store.trial(self.name), lambda text: self.store.set_trial(self.name, text))
-        self._culprits: dict[tuple[int, int], set[int]] = {}  # (batch, chunk) -> rows that halves found
 
     def __getstate__(self) -> dict[str, Any]:
-        here = ("_live", "_calls", "_trials", "_culprits", "_hinted")
+        here = ("_live", "_trials", "_hinted")
         own = {name: value for name, value in self.__dict__.items() if name not in here}
         return {**own, "_inline": None}
 
@@ -164,10 +186,167 @@ class Consumer(Registered):
     def __repr__(self) -> str:
         return f"Consumer({self.name!r}, {self.store!r})"
 
+    @overload
+    def foreach_batch(self, handler: Handler) -> Handler: ...
+    @overload
+    def foreach_batch(self, handler: None = None) -> Callable[[Handler], Handler]: ...
+    def foreach_batch(self, handler: Handler | None = None) -> Any:
+        """Register the handler: called with a frame of new events only, and a `Tx`. Usable as a decorator, with parentheses or without.
+
+        Called for each chunk: a whole batch, or a part of one above `max_events_per_transaction`, which bisect=False refuses.
+
+        Raises:
+            ConfigError: there is a handler already, or this is none.
+        """
+        if handler is None:
+            return self.foreach_batch
+        if self._handler is not None:
+            raise ConfigError(f"Consumer {self.name!r} has a handler already. Use one consumer per handler.")
+        refuse_handler(handler, "(frame, tx)")
+        refuse_coroutine(handler)
+        self._handler = handler
+        return handler
+
+    @overload
+    def foreach(self, into: EventHandler) -> EventHandler: ...
+    @overload
+    def foreach(
+        self, into: str | None = None, *, on: On | None = None, connections: int | None = None, concurrency: int | None = None
+    ) -> Registers: ...
+    def foreach(
+        self,
+        into: str | EventHandler | None = None,
+        *,
+        on: On | None = None,
+        connections: int | None = None,
+        concurrency: int | None = None,
+    ) -> Any:
+        """Register a handler of single events: called with an `Event` and a `Tx`, in the order of their positions.
+
+        It returns a row (a dict), several, or None: nothing is to be done for this event (skipped). If it raises, that event is parked.
+        It may be an `async def`: then several events are in hand at once; those of one sequence key still come one after the other.
+
+        Args:
+            into: the sink of the rows it returns. `@consumer.foreach` without parentheses is for a handler that returns none.
+            on: "executors" or "driver". Default: in Spark's tasks, with either store. See docs/foreach.md.
+            connections: how many the tasks of the whole cluster may have at once, two for each task. Default: two a core, at most 64.
+            concurrency: events that an async handler has in hand at once, in each slice. Default 16.
+
+        Raises:
+            ConfigError: one of these is none of its values, there is a handler already, or this is none.
+        """
+        sink = None if callable(into) else into
+        given.check(FOREACH, {"into": sink, "on": on, "connections": connections, "concurrency": concurrency}, "foreach")
+        where = Where(on, connections)
+
+        def register(handler: EventHandler) -> EventHandler:
+            refuse_handler(handler, "(event, tx)")
+            self.foreach_batch(each_event(handler, sink, where, concurrency))
+            return handler
+
+        return register(into) if callable(into) else register
+
+    @overload
+    def foreach_arrow(self, into: SliceHandler) -> SliceHandler: ...
+    @overload
+    def foreach_arrow(
+        self, into: str | None = None, *, on: On | None = None, connections: int | None = None
+    ) -> Callable[[SliceHandler], SliceHandler]: ...
+    def foreach_arrow(self, into: str | SliceHandler | None = None, *, on: On | None = None, connections: int | None = None) -> Any:
+        """Register a handler of Arrow tables: called with the new events of one slice, in the order of their positions, and a `Tx`.
+
+        It returns a table of rows for `into`, or None. If it raises, the slice is searched for the guilty events as a batch is.
+
+        Args:
+            into, on, connections: as for `foreach`. Where it runs on the driver, a table may hold events of several partitions.
+
+        Raises:
+            ConfigError: as `foreach`.
+        """
+        sink = None if callable(into) else into
+        given.check(FOREACH, {"into": sink, "on": on, "connections": connections, "concurrency": None}, "foreach_arrow")
+        where = Where(on, connections)
+
+        def register(handler: SliceHandler) -> SliceHandler:
+            refuse_handler(handler, "(table, tx)")
+            refuse_coroutine(handler)
+            self.foreach_batch(EachSlice(handler, sink, where))
+            return handler
+
+        return register(into) if callable(into) else register
+
+    @overload
+    def log(self, read: LogReader) -> LogReader: ...
+    @overload
+    def log(self, read: None = None) -> Callable[[LogReader], LogReader]: ...
+    def log(self, read: LogReader | None = None) -> Any:
+        """Register what reads a range of the log in a batch: called with source, topic, partition, first and last sequence number.
+
+        Returns a DataFrame or Arrow table like the stream's. Needed where events have to be read again. Usable as a decorator. Where it has
+        an attribute `first_kept`, called with source, topic and partition, positions above that one which it does not give are no loss;
+        `absent`, called like the function, says whether positions that a new query leaves out never were events.
+
+        Raises:
+            ConfigError: it cannot be called with these five arguments.
+        """
+        if read is None:
+            return self.log
+        refuse_function("log", read, ("source", "topic", "partition", "first", "last"))
+        self.read_log = read
+        return read
+
+    def dispatch_to(self, destination: Destination, *, timeout: float = SECONDS_OF_SENDING) -> None:
+        """Send what the handler publishes right after each batch has committed: `kafka.Topics("host:9092")`, or `Call(function)`.
+
+        A destination that is away, or hangs, fails no batch and does not stop the stream: the messages wait for the next one, or for
+        `dedup outbox dispatch`.
+
+        Args:
+            timeout: seconds that a batch waits for sending. A call that takes longer cannot be ended: it goes on alone, in its thread, and
+                what it sends may arrive although it is sent again. It comes at least once, with one id.
+
+        Raises:
+            ConfigError: this is no destination, or no time-out.
+        """
+        given.check(DISPATCH_TO, {"destination": destination, "timeout": timeout}, "dispatch_to")
+        self.destination, self.send_timeout, self._inline = destination, float(timeout), None
+
+    def send_messages(self) -> None:
+        """Send what waits in the outbox, where `dispatch_to` has said where to. Raises no error of a destination or of the store."""
+        if self.destination is None:
+            return
+        try:
+            self._sending(self.destination).send(lambda: self.store.outbox(self.name))
+        except (DestinationUnavailable, StoreError, Fenced) as error:
+            log.warning("%s: the messages of this batch wait: %s", self.name, error)
+
+    def _sending(self, destination: Destination) -> Inline:
+        with _SENDING:
+            self._inline = self._inline or Inline(destination, self.send_timeout)
+            return self._inline
+
+    @overload
+    def undo(self, take_back: Undo) -> Undo: ...
+    @overload
+    def undo(self, take_back: None = None) -> Callable[[Undo], Undo]: ...
+    def undo(self, take_back: Undo | None = None) -> Any:
+        """Register what takes back the effect of processed events before `replay` repeats them. Usable as a decorator.
+
+        Called with a pyarrow table (source, topic, partition, sequence_number, part, idempotence_key) and a `Tx`.
+
+        Raises:
+            ConfigError: it cannot be called with these two arguments.
+        """
+        if take_back is None:
+            return self.undo
+        refuse_function("undo", take_back, ("table", "tx"))
+        self.take_back = take_back
+        return take_back
+
     @property
-    def identity(self) -> reentry.Identity:
+    def identity(self) -> guards.Identity:
         """Tells it from a consumer of the same name on another store."""
-        return reentry.identity(self.name, self.store)
+        return guards.identity(self.name, self.store)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -193,16 +372,64 @@ class Consumer(Registered):
         Crash: before a chunk's commit nothing of it is true; after it, all of it is. The next call with the same
         events finds their positions recorded and drops them.
         """
-        self.policy()
-        with self._calls.one(self.identity):
-            started, feed = time.monotonic(), open_feed(batch, self.scratch, collect=self.collect)
-            report = self._through_outages(feed, int(batch_id))
-            with company.sending(self.name):
-                self.send_messages()
+        job = self.job()
+        guards.refuse(job.identity, "A call")
+        started, opened = time.monotonic(), open_batch(batch, self.scratch, collect=self.collect)
+        report = self._through_outages(job, opened, int(batch_id))
+        with company.sending(self.name):
+            self.send_messages()
         log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
         if report.dead_lettered:
             log.warning("%s batch %s: parked %d; `dedup dead-letters groups` says why", self.name, batch_id, report.dead_lettered)
         return report
+
+    def _through_outages(self, job: Job, batch: Batch, batch_id: int) -> Report:
+        """Try the batch again, with backoff, while what is wrong is everybody's fault."""
+        what, culprits = f"{self.name} batch {batch_id}", Culprits()
+        with outage.naming_limits(what):
+            retrying = outage.retrying(what, self.max_outage, self.on_failure)
+            trying = partial(self._process, job, batch, batch_id, culprits)
+            report: Report = retrying(outage.with_replanning, trying, CONFLICT_ATTEMPTS, what)
+        return report
+
+    def _process(self, job: Job, batch: Batch, batch_id: int, culprits: Culprits) -> Report:
+        tasks = tasks_of(job, batch)
+        head, first = self._hold(job, batch, tasks), self._begins()
+        query = self.query or batch.query_id
+        run = Run(query or batch.run_key, batch_id, durable=query is not None)
+        with self.store.heartbeat(self.name, head.epoch, every=max(self.takeover_after / 6, 0.1)):
+            if tasks is None:
+                report, reached = commit_batch(job, batch, head, run, culprits)
+            else:
+                report, reached = _in_tasks().process(job, batch, tasks, head, run, culprits, first=first)
+        self._live = Live(batch.run_key, replace(reached, epoch=head.epoch), begun=True)
+        return report
+
+    def _begins(self) -> bool:
+        """Whether this is the first try of a query run in this process, or the one after a try that failed."""
+        assert self._live is not None
+        first, self._live = not self._live.begun, replace(self._live, begun=False)
+        return first
+
+    def _hold(self, job: Job, batch: Batch, tasks: Tasks | None) -> Head:
+        """The head under the epoch of this query run, which is taken at its first batch."""
+        head = self.store.head(self.name)
+        if self._live is None or self._live.run_key != batch.run_key:
+            self._check(job, batch, tasks, head)
+            self._live = Live(batch.run_key, take_epoch(self.store, self.name, batch.run_key, self.takeover_after, force=self.takeover))
+            head = self.store.head(self.name)
+        planning.refuse_older(head, self._live.head)
+        return replace(head, epoch=self._live.head.epoch)
+
+    def _check(self, job: Job, batch: Batch, tasks: Tasks | None, head: Head) -> None:
+        """Refuse what can be refused before anything is evaluated; log, once, what works and does less than its user may think."""
+        batch.check(job.prepare(head))
+        if not self._hinted:
+            self._hinted = True
+            for sentence in hints(batch.names, job.prepare(head), head, witnessed=self.incarnation is not None):
+                log.warning("%s: %s", self.name, sentence)
+        if tasks is not None:
+            _in_tasks().check(job, tasks, head)
 
     def check(self, frame: Any) -> None:
         """Refuse now what the first batch would be refused for: no handler, a frame that cannot be mapped, stateful operators
@@ -214,14 +441,10 @@ class Consumer(Registered):
         Args:
             frame: the streaming DataFrame (or an Arrow table) that the consumer will be given.
         """
-        self.policy()
-        head = self.known_head()
-        feed = open_feed(frame, self.scratch, collect=self.collect)
-        feed.check(self.prepare(head))
-        self._hint(feed, head)
-        if (tasks := executors.tasks_of(self, feed)) is not None:
-            executors.check(self, tasks, head)
-        incarnation.refuse_others(head, self.told(head.checkpoints))
+        job = self.job()
+        head, batch = job.known_head(), open_batch(frame, self.scratch, collect=self.collect)
+        self._check(job, batch, tasks_of(job, batch), head)
+        incarnation.refuse_others(head, job.topic_ids(head.checkpoints))
 
     def run(self, writer: Any) -> None:
         """Check, start `writer.foreachBatch(self)`, wait for its end, and publish what is decided.
@@ -232,7 +455,7 @@ class Consumer(Registered):
         Raises:
             What `check` raises, and what ended the query.
         """
-        reentry.refuse(self.identity, "A run")
+        guards.refuse(self.identity, "A run")
         self.check(frame_of(writer))
         with outage.naming_limits(self.name):
             query = writer.foreachBatch(self).start()
@@ -243,62 +466,29 @@ class Consumer(Registered):
                 query.stop()
         self.store.publish(self.name)
 
-    def _through_outages(self, feed: Feed, batch_id: int) -> Report:
-        """Try the batch again, with backoff, while what is wrong is everybody's fault."""
-        self._culprits = {}
-        what = f"{self.name} batch {batch_id}"
-        with outage.naming_limits(what):
-            return outage.retrying(what, self.max_outage, self.care)(self._with_replanning, feed, batch_id)
+    def job(self) -> Job:
+        """This consumer as it is now, for everything below. Raises ConfigError without a handler."""
+        if self._handler is None:
+            raise ConfigError(f"Consumer {self.name!r} has no handler. Register one with @consumer.foreach_batch.")
+        return Job(
+            self.name,
+            self.store,
+            Policy(self._handler, self.settings, self.on_key_conflict, self.max_body, self.on_failure, self._trials),
+            self._preparation(),
+            self.max_events,
+            self.max_outage,
+            read_log=self.read_log,
+            take_back=self.take_back,
+            identify=self.incarnation,
+            takeover_after=self.takeover_after,
+            takeover=self.takeover,
+            reprocess_within=self.reprocess_within,
+            scratch=self.scratch,
+            send_messages=self.send_messages,
+        )
 
-    def _with_replanning(self, feed: Feed, batch_id: int) -> Report:
-        for _ in range(CONFLICT_ATTEMPTS - 1):
-            try:
-                return self._process(feed, batch_id)
-            except CommitConflict:
-                log.warning("%s batch %s: another commit came first; planning again", self.name, batch_id)
-        return self._process(feed, batch_id)
-
-    def _process(self, feed: Feed, batch_id: int) -> Report:
-        tasks = executors.tasks_of(self, feed)
-        head, first = self._hold(feed, tasks), self._begins()
-        query = self.query or feed.query_id
-        run = Run(query or feed.run_key, batch_id, durable=query is not None)
-        with self.store.heartbeat(self.name, head.epoch, every=max(self.takeover_after / 6, 0.1)):
-            if tasks is not None and isinstance(self.store, Slicing):
-                report, reached = executors.process(self, tasks, head, run, first=first)
-            else:
-                report, reached = on_driver.process(self, feed, head, run, executors.policy_in(self, tasks), self._culprits)
-        self._live = Live(feed.run_key, replace(reached, epoch=head.epoch), begun=True)
-        return report
-
-    def _begins(self) -> bool:
-        """Whether this is the first try of a query run in this process, or the one after a try that failed."""
-        assert self._live is not None
-        first, self._live = not self._live.begun, replace(self._live, begun=False)
-        return first
-
-    def _hold(self, feed: Feed, tasks: Tasks | None) -> Head:
-        """The head under the epoch of this query run, which is taken at its first batch."""
-        head = self.store.head(self.name)
-        if self._live is None or self._live.run_key != feed.run_key:
-            feed.check(self.prepare(head))
-            self._hint(feed, head)
-            if tasks is not None:
-                executors.check(self, tasks, head)
-            self._live = Live(feed.run_key, take_epoch(self.store, self.name, feed.run_key, self.takeover_after, force=self.takeover))
-            head = self.store.head(self.name)
-        planning.refuse_older(head, self._live.head)
-        return replace(head, epoch=self._live.head.epoch)
-
-    def _hint(self, feed: Feed, head: Head) -> None:
-        """Log, once, what works and does less than its user may think."""
-        if not self._hinted:
-            self._hinted = True
-            for sentence in hints(feed.names, self.prepare(head), head, witnessed=self.incarnation is not None):
-                log.warning("%s: %s", self.name, sentence)
-
-    def prepare(self, head: Head) -> Prepare:
-        """What turns an input into this consumer's events with keys, under this head."""
+    def _preparation(self) -> Prepare:
+        """What turns an input into this consumer's events with keys, under an empty state."""
         return Prepare(
             consumer=self.name,
             keys=self.keys,
@@ -307,13 +497,13 @@ class Consumer(Registered):
             part=self.part,
             positions=self.positions is not None,
             decoder=self.decode,
-            keyspace=head.keyspace,
-            incarnations=dict(head.incarnations),
         )
 
-    def told(self, partitions: Iterable[Partition]) -> dict[Topic, str]:
-        """What their broker says now of the topics of these partitions, where `incarnation=` can ask it. Raises SourceUnavailable."""
-        return incarnation.ask(self.incarnation, {(p.source, p.topic) for p in partitions})
+    def known_head(self) -> Head:
+        """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
+        head = self.store.head(self.name)
+        planning.guard(head, Run("", 0), self.settings, {})
+        return head
 
     def starting_offsets(self, log: Log, *topics: str, new: New = "earliest") -> str:
         """Where a stream without a Spark checkpoint goes on, as `startingOffsets` of Spark's Kafka source takes it.
@@ -327,18 +517,47 @@ class Consumer(Registered):
             PositionGap: retention has passed a checkpoint. IncarnationChanged: a topic was created again, or ends below its checkpoint.
             SourceUnavailable: the broker does not answer.
         """
-        head = self.known_head()
-        incarnation.refuse_others(head, self.told(Partition(starting.source_of(self), topic, 0) for topic in topics))
-        return starting.spark_json(starting.positions(head, starting.source_of(self), log, topics, new))
+        head, source = self.known_head(), self.source or KAFKA_SOURCE
+        incarnation.refuse_others(head, incarnation.ask(self.incarnation, {(source, topic) for topic in topics}))
+        return starting.spark_json(starting.positions(head, source, log, topics, new))
 
-    def known_head(self) -> Head:
-        """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
-        head = self.store.head(self.name)
-        planning.guard(head, Run("", 0), self.settings, {})
-        return head
 
-    def policy(self) -> flow.Policy:
-        """What this consumer's settings say about a chunk. Raises ConfigError without a handler."""
-        if self._handler is None:
-            raise ConfigError(f"Consumer {self.name!r} has no handler. Register one with @consumer.foreach_batch.")
-        return flow.Policy(self._handler, self.settings, self.on_key_conflict, self.max_body, self.care, self._trials)
+def tasks_of(job: Job, batch: Batch) -> Tasks | None:
+    """Where the handler of this batch runs; None where that is here.
+
+    Raises:
+        ConfigError: the handler is to run in tasks, and cannot.
+    """
+    where: Where | None = getattr(job.policy.handler, "where", None)
+    if where is None or where.on == "driver" or batch.tasks is None:
+        return None
+    if job.preparation.positions:
+        return batch.tasks
+    if where.on == "executors":
+        raise ConfigError(f"Consumer {job.name!r} has positions=None: its handler of events runs on the driver. Take out on='executors'.")
+    return None
+
+
+def _in_tasks() -> ModuleType:
+    """What plans a batch for tasks. Only a batch of Spark's has them, so that Spark is there."""
+    return importlib.import_module("dedup.spark.tasks")
+
+
+def open_batch(batch: Any, scratch: str | None, *, collect: bool = True) -> Batch:
+    """The feed for a pyarrow Table or a Spark DataFrame, whose rows come to the driver or not. Raises ConfigError for anything else."""
+    if isinstance(batch, pa.Table | pa.RecordBatch):
+        return ArrowBatch(batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch]))
+    if type(batch).__module__.split(".")[0] == "pyspark":
+        from dedup.spark.batch import SparkBatch
+
+        return SparkBatch(batch, scratch, collect=collect)
+    raise ConfigError(f"A batch is a Spark DataFrame or a pyarrow Table, not {type(batch).__name__}.")
+
+
+def frame_of(writer: Any) -> Any:
+    """The streaming DataFrame that a DataStreamWriter of Spark was made of."""
+    if hasattr(writer, "_df"):
+        return writer._df
+    from dedup.spark.batch import connect_frame
+
+    return connect_frame(writer)

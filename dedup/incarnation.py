@@ -14,14 +14,14 @@ from dedup.store import Head, Topic
 
 log = logging.getLogger("dedup")
 
-Witness = Callable[[str, Sequence[str]], Mapping[str, str]]
+TopicIdentity = Callable[[str, Sequence[str]], Mapping[str, str]]
 """(source, topics) -> topic -> the broker's own id of its present life; topics that it does not have are left out.
 
 It is asked after a batch was read and before any of it is decided: an id that is still the stored one then proves that the events are of
 that life. Where it answers from a memory of its own, a re-creation within that time escapes. Picklable, as the consumer is."""
 
 
-def ask(witness: Witness | None, topics: Iterable[Topic]) -> dict[Topic, str]:
+def ask(witness: TopicIdentity | None, topics: Iterable[Topic]) -> dict[Topic, str]:
     """What the broker says of these topics now; nothing where there is no witness.
 
     Raises:

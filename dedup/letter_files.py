@@ -24,7 +24,8 @@ from deadletter.selection import Selection
 from dedup import letter_plans, letter_proof
 from dedup.json_rows import from_json, json_rows
 from dedup.letter_plans import Plan, Who
-from dedup.letter_work import PORTION, PORTION_BYTES, Progress, commit, known, listed, portions, with_replanning
+from dedup.letter_work import PORTION, PORTION_BYTES, Progress, commit, known, listed, portions
+from dedup.outage import with_replanning
 from dedup.store import Head, Store
 
 Format = Literal["jsonl", "parquet"]

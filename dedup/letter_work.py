@@ -5,10 +5,8 @@ Called by deadletters.py.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +14,7 @@ import pyarrow.compute as pc
 from checkpoint.errors import CommitConflict
 from deadletter.selection import Selection
 from dedup.letter_plans import BUSY, NOT_THERE, Plan
+from dedup.outage import with_replanning
 from dedup.steps import Commit
 from dedup.store import KEYS, Head, Store, Transaction
 
@@ -27,13 +26,8 @@ PAGE = 20_000
 PORTION, PORTION_BYTES = 1_000, 64 * 1024 * 1024
 """Letters, and bytes of bodies, of one transaction."""
 
-CONFLICTS, PAUSE_SECONDS = 50, 0.05
-"""How often a transaction is planned again after another decision came first, and the time between."""
-
 Which = Selection | str | Sequence[str]
 """Letters: a selection, one id or several, whole."""
-
-Done = TypeVar("Done")
 
 Progress = Callable[[int, int], None]
 """(done, all)"""
@@ -165,16 +159,6 @@ def change(store: Store, which: Which, make: Callable[[Access], Plan], *, dry_ru
 def _planned(store: Store, consumer: str, ids: Sequence[str], make: Callable[[Access], Plan]) -> Plan:
     letters = store.letters(Selection(ids=tuple(ids), limit=None))
     return make(Access(store, consumer, letters, None))
-
-
-def with_replanning(transact: Callable[[], Done]) -> Done:
-    """Call it until no other decision comes first. Raises CommitConflict after a bounded number of times."""
-    for _ in range(CONFLICTS - 1):
-        try:
-            return transact()
-        except CommitConflict:
-            time.sleep(PAUSE_SECONDS)
-    return transact()
 
 
 def _transact(store: Store, consumer: str, ids: Sequence[str], make: Callable[[Access], Plan]) -> Plan:

@@ -1,6 +1,6 @@
 """Which events have to wait: the order of a sequence is kept, also behind a dead letter. Pure.
 
-A sequence is the events of one partition with one sequence key. Called by the flow and by attempts.py.
+A sequence is the events of one partition with one sequence key. Called by pipeline/commit.py and pipeline/attempts.py.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from deadletter.letter import Action, Status
 from deadletter.selection import Selection
 from dedup import resolved
 from dedup.letters import history
+from dedup.pipeline.commit import Report
 from dedup.planning import DUPLICATE, WAITING
-from dedup.report import Report
 from dedup.rows import picked
 from dedup.settings import REPROCESS
 from dedup.steps import Change, Free

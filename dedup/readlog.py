@@ -14,45 +14,46 @@ from checkpoint.advice import command
 from checkpoint.errors import ConfigError, IncarnationChanged
 from checkpoint.position import Partition, Range, Ranges
 from dedup import incarnation
-from dedup.consumer import Consumer
+from dedup.consumer import open_batch
 from dedup.envelope import check_positions
-from dedup.feed import Material, open_feed
 from dedup.index import Index
+from dedup.pipeline.batch import EvaluatedBatch
+from dedup.pipeline.commit import Job
 from dedup.store import Head
 
 WINDOW = 10_000
 """Positions that are read, and decided, at once."""
 
 
-def read(consumer: Consumer, partition: Partition, span: Range) -> Any:
+def read(job: Job, partition: Partition, span: Range) -> Any:
     """Whatever `consumer.log` gives for these positions. Raises ConfigError where nothing is registered."""
-    if consumer.read_log is None:
+    if job.read_log is None:
         raise ConfigError(
-            f"Consumer {consumer.name!r} cannot read the log again. Register a function (source, topic, partition, first, last) -> "
+            f"Consumer {job.name!r} cannot read the log again. Register a function (source, topic, partition, first, last) -> "
             "DataFrame with @consumer.log."
         )
-    return consumer.read_log(*partition, span.first, span.last)
+    return job.read_log(*partition, span.first, span.last)
 
 
 @contextmanager
-def material_of(consumer: Consumer, partition: Partition, span: Range, head: Head) -> Iterator[tuple[Material, Index]]:
+def read_again(job: Job, partition: Partition, span: Range, head: Head) -> Iterator[tuple[EvaluatedBatch, Index]]:
     """The events of these positions that the log still has, prepared like a batch of the stream, and their index."""
-    with open_feed(read(consumer, partition, span), consumer.scratch).materialise(consumer.prepare(head)) as material:
-        incarnation.refuse_others(head, incarnation.ask(consumer.incarnation, [(partition.source, partition.topic)]))
-        check_positions(material.index)
-        index = Index.of(material.index, material.payload_hashes)
+    with open_batch(read(job, partition, span), job.scratch).evaluate(job.prepare(head)) as rows:
+        incarnation.refuse_others(head, job.topic_ids([partition]))
+        check_positions(rows.index)
+        index = Index.of(rows.index, rows.payload_hashes)
         place = index.partitions.index(partition) if partition in index.partitions else -1
         inside = (index.place == place) & (index.numbers >= span.first) & (index.numbers <= span.last)
-        yield material, index.only(np.flatnonzero(inside))
+        yield rows, index.only(np.flatnonzero(inside))
 
 
-def lost(consumer: Consumer, partition: Partition, missing: Ranges) -> Ranges:
+def lost(job: Job, partition: Partition, missing: Ranges) -> Ranges:
     """Those of these positions, which the log did not give, that are lost.
 
     A reader that says where its log begins (`first_kept`) tells them from what never was an event: markers, aborted messages, what was
     compacted. Of any other reader all count as lost.
     """
-    first_kept = getattr(consumer.read_log, "first_kept", None)
+    first_kept = getattr(job.read_log, "first_kept", None)
     if first_kept is None or not missing:
         return missing
     border = first_kept(*partition)
@@ -66,7 +67,7 @@ def windows(ranges: Ranges) -> Iterator[Range]:
             yield Range(first, min(first + WINDOW - 1, span.last))
 
 
-def read_bodies(consumer: Consumer, letters: pa.Table) -> dict[str, bytes]:
+def read_bodies(job: Job, letters: pa.Table) -> dict[str, bytes]:
     """Letter id -> whole body, of those letters whose event the log still has; compared by length and SHA-256.
 
     Args:
@@ -76,16 +77,16 @@ def read_bodies(consumer: Consumer, letters: pa.Table) -> dict[str, bytes]:
         IncarnationChanged: the log has another event at a letter's position, although the topic counts as the one it was parked from.
     """
     found: dict[str, bytes] = {}
-    head = consumer.store.head(consumer.name)
+    head = job.store.head(job.name)
     for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist():
         partition, number = Partition(letter["source"], letter["topic"], letter["partition"]), letter["sequence_number"]
-        with material_of(consumer, partition, Range(number, number), head) as (material, index):
-            rows = index.order[index.parts == letter["part"]]
-            bodies = material.content(rows)["body"].to_pylist() if len(rows) else []
+        with read_again(job, partition, Range(number, number), head) as (rows, index):
+            mine = index.order[index.parts == letter["part"]]
+            bodies = rows.content(mine)["body"].to_pylist() if len(mine) else []
         if bodies and _is_of(letter, bodies[0]):
             found[letter["id"]] = bodies[0]
         elif bodies and letter["incarnation"] == head.incarnations.get((letter["source"], letter["topic"]), 0):
-            raise IncarnationChanged(_other_body(consumer.name, letter, bodies[0]))
+            raise IncarnationChanged(_other_body(job.name, letter, bodies[0]))
     return found
 
 

@@ -1,7 +1,7 @@
 """Whether what passes for a redelivery is one: a position that was seen has to hold the event that was decided there. Pure.
 
 A re-created topic starts again at sequence number 0; without these checks its events would be dropped as redeliveries.
-Called by dedup/flow.py between the redeliveries and the reservations.
+Called by dedup/pipeline/commit.py between the redeliveries and the reservations.
 """
 
 from __future__ import annotations

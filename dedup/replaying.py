@@ -21,21 +21,23 @@ from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, Pos
 from checkpoint.position import Partition, Range, Ranges
 from deadletter.letter import LETTERS, Action, Status
 from deadletter.selection import Selection
-from dedup import company, flow, planning, reentry
+from dedup import planning
 from dedup.consumer import Consumer
 from dedup.coverage import Coverage, coverage, partitions_of
 from dedup.envelope import POSITION
-from dedup.feed import Material
 from dedup.index import Index, first_of_each_key
-from dedup.letter_work import with_replanning
 from dedup.letters import history
+from dedup.outage import with_replanning
 from dedup.outbox.message import Messages
 from dedup.pages import ReprocessOptions
+from dedup.pipeline import commit, company, guards
+from dedup.pipeline.batch import EvaluatedBatch
+from dedup.pipeline.commit import Job
+from dedup.pipeline.tx import Tx
 from dedup.planning import NEW, SKIPPED, Settled
-from dedup.readlog import material_of, windows
+from dedup.readlog import read_again, windows
 from dedup.steps import Change, Commit, Merge
 from dedup.store import Rows, Run, Transaction
-from dedup.tx import Tx
 
 
 @dataclass
@@ -80,7 +82,7 @@ def replay(
 
     Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where undo or merge say so.
     """
-    reentry.refuse(consumer.identity, "A replay")
+    guards.refuse(consumer.identity, "A replay")
     how, store = options or ReprocessOptions(), consumer.store
     head = consumer.known_head()
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
@@ -91,11 +93,10 @@ def replay(
         _refuse_forgotten(covers)
     if dry_run:
         return done
+    job = consumer.job()
     for cover in covers:
         for span in windows(cover.processed):
-            with_replanning(
-                partial(_replay, _Page(consumer, cover.partition, span, selection, how, accept_double, accept_other_keys), done)
-            )
+            with_replanning(partial(_replay, _Page(job, cover.partition, span, selection, how, accept_double, accept_other_keys), done))
             how.on_progress(done.replayed, done.processed)
     return done
 
@@ -112,7 +113,7 @@ def _refuse_forgotten(covers: Iterable[Coverage]) -> None:
 
 @dataclass(frozen=True)
 class _Page:
-    consumer: Consumer
+    job: Job
     partition: Partition
     span: Range
     selection: Selection
@@ -123,19 +124,19 @@ class _Page:
 
 def _replay(page: _Page, done: Replayed) -> None:
     """One transaction, alone with the consumer's positions: no other replay and no batch runs beside it."""
-    consumer, store = page.consumer, page.consumer.store
+    job, store = page.job, page.job.store
     with (
-        company.taken(consumer.name),
-        store.begin_letters(consumer.name, positions=True) as transaction,
-        _material(page, transaction) as (material, index, missing),
+        company.taken(job.name),
+        store.begin_letters(job.name, positions=True) as transaction,
+        _events(page, transaction) as (rows, index, missing),
     ):
         if missing and not page.options.skip_missing:
             raise PositionsMissing(f"{page.partition} {missing} were processed and cannot be had from the log any more (--skip-missing).")
         if len(index):
             keys = index.keys_of(first_of_each_key(index, ~index.no_key))  # as decode reads them now; those there were stay reserved
             reserved = keys.num_rows - transaction.reserve(keys).num_rows
-            _take_back(page, material, index, transaction)
-            _handle(page, material, index, transaction)
+            _take_back(page, rows, index, transaction)
+            _handle(page, rows, index, transaction)
             for step in (_note(page, len(index), reserved), Commit()):
                 store.on_step(step.name)
                 transaction.execute(step)
@@ -144,47 +145,47 @@ def _replay(page: _Page, done: Replayed) -> None:
 
 
 @contextmanager
-def _material(page: _Page, transaction: Transaction) -> Iterator[tuple[Material, Index, Ranges]]:
+def _events(page: _Page, transaction: Transaction) -> Iterator[tuple[EvaluatedBatch, Index, Ranges]]:
     """The events of the page that are still processed ones now, and which of them the log does not have."""
     window = replace(page.selection, first=page.span.first, last=page.span.last)
-    now = coverage(page.consumer.store, transaction.head, page.partition, window).processed
-    with material_of(page.consumer, page.partition, page.span, transaction.head) as (material, index):
+    now = coverage(page.job.store, transaction.head, page.partition, window).processed
+    with read_again(page.job, page.partition, page.span, transaction.head) as (rows, index):
         there = index.only(np.flatnonzero(now.contains(index.numbers)))
         if not page.accept_other_keys:
-            _refuse_other_events(page, flow.Chunk(material, there, Run("replay", 0), transaction.head), now, transaction)
-        yield material, _without_copies(there, page.consumer), now - Ranges.of_numbers(index.numbers)
+            _refuse_other_events(page, commit.Chunk(rows, there, Run("replay", 0), transaction.head), now, transaction)
+        yield rows, _without_copies(there, page.job), now - Ranges.of_numbers(index.numbers)
 
 
-def _refuse_other_events(page: _Page, chunk: flow.Chunk, processed: Ranges, transaction: Transaction) -> None:
+def _refuse_other_events(page: _Page, chunk: commit.Chunk, processed: Ranges, transaction: Transaction) -> None:
     """The stream's own check of redeliveries: each position has to hold the event that was processed there."""
-    index, store, head = chunk.index, page.consumer.store, transaction.head
-    sifted = planning.sift(index, head, {page.partition: processed}, flow.repeats_in(index, chunk.material))
+    index, store, head = chunk.index, page.job.store, transaction.head
+    sifted = planning.sift(index, head, {page.partition: processed}, commit.repeats_in(index, chunk.batch))
     try:
-        flow.refuse_other_events(chunk, sifted, transaction, store, page.consumer.on_key_conflict)
+        commit.refuse_other_events(chunk, sifted, transaction, store, page.job.policy.on_key_conflict)
     except IncarnationChanged as error:
         advice = "Nothing of these positions was changed. Only if they are the same events, read with other keys on purpose:"
         raise IncarnationChanged(f"{error} {advice} --accept-other-keys.") from error
 
 
-def _without_copies(index: Index, consumer: Consumer) -> Index:
+def _without_copies(index: Index, job: Job) -> Index:
     """Without parts of an event that were duplicates, while others of its parts were processed: later rows of a key, or of a letter's."""
     _, first = index.groups(np.arange(len(index)))
     chosen = index.no_key.copy()
     chosen[first] = True
     if (index.parts != 0).any():
-        waiting = Selection(consumer.name, statuses=(Status.OPEN, Status.BLOCKED, Status.DISCARDED), limit=None)
-        letters = consumer.store.letters(waiting, ["key", "holds_key"])
+        waiting = Selection(job.name, statuses=(Status.OPEN, Status.BLOCKED, Status.DISCARDED), limit=None)
+        letters = job.store.letters(waiting, ["key", "holds_key"])
         held = pc.is_in(index.keys_of(np.arange(len(index)))["key"], value_set=letters.filter(letters["holds_key"])["key"].combine_chunks())
         chosen &= ~held.to_numpy()
     return index.only(np.flatnonzero(chosen))
 
 
-def _take_back(page: _Page, material: Material, index: Index, transaction: Transaction) -> None:
-    take_back = page.consumer.take_back
+def _take_back(page: _Page, rows: EvaluatedBatch, index: Index, transaction: Transaction) -> None:
+    take_back = page.job.take_back
     if take_back is None:
         return
-    content = material.content(index.order)
-    tx = Tx(material.frames, index, np.arange(len(index)), _Anew(transaction))
+    content = rows.content(index.order)
+    tx = Tx(rows.frames, index, np.arange(len(index)), _Anew(transaction))
     with transaction.attempt():
         try:
             take_back(content.select([*POSITION, "_key_text"]).rename_columns([*POSITION, "idempotence_key"]), tx)
@@ -193,13 +194,13 @@ def _take_back(page: _Page, material: Material, index: Index, transaction: Trans
         tx.perform_writes()
 
 
-def _handle(page: _Page, material: Material, index: Index, transaction: Transaction) -> None:
-    consumer = page.consumer
-    guarded = _Anew(transaction) if consumer.take_back or page.accept_double else _NoAppends(transaction)
+def _handle(page: _Page, rows: EvaluatedBatch, index: Index, transaction: Transaction) -> None:
+    job = page.job
+    guarded = _Anew(transaction) if job.take_back or page.accept_double else _NoAppends(transaction)
     settled = Settled(index, np.zeros(len(index), dtype=np.int8), np.zeros(len(index), dtype=bool), 0)
-    chunk = flow.Chunk(material, index, Run("replay", 0), transaction.head)
-    policy, order = consumer.policy().unwatched(), flow.sequences(chunk, settled)
-    settled, why, _ = flow.handle(chunk, settled, order, guarded, policy, consumer.store.on_step)
+    chunk = commit.Chunk(rows, index, Run("replay", 0), transaction.head)
+    policy, order = job.policy.unwatched(), commit.sequences(chunk, settled)
+    settled, why, _ = commit.handle(chunk, settled, order, guarded, policy, job.store.on_step)
     wrong = np.flatnonzero(~np.isin(settled.state, (NEW, SKIPPED)))
     if len(wrong):
         row = int(wrong[0])

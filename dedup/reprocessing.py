@@ -18,18 +18,18 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import PositionsMissing, ReprocessStopped
 from deadletter.selection import Selection
-from dedup import company, flow, letter_plans, reentry, resolved, unsent
+from dedup import letter_plans, resolved, unsent
 from dedup.absent import fill
-from dedup.consumer import Consumer
+from dedup.consumer import Consumer, open_batch
 from dedup.coverage import coverage, matching
-from dedup.feed import Material, open_feed
 from dedup.index import Index
 from dedup.keys import LETTER, SEQUENCE
 from dedup.letter_events import as_they_came, events_of, held_keys, settle_held, sift_asked
 from dedup.letter_keys import was_given
-from dedup.letter_work import known, with_replanning
+from dedup.letter_work import known
 from dedup.letters import letter_rows
 from dedup.order import Order
+from dedup.outage import with_replanning
 from dedup.pages import (
     FIRST_PAGE,
     LARGEST_PAGE,
@@ -44,6 +44,9 @@ from dedup.pages import (
     outcome,
     pages,
 )
+from dedup.pipeline import commit, company, guards
+from dedup.pipeline.batch import EvaluatedBatch
+from dedup.pipeline.commit import Job
 from dedup.planning import WAITING, Settled
 from dedup.readlog import read_bodies
 from dedup.rows import for_spark, picked
@@ -81,7 +84,7 @@ def reprocess(
 
     Crash: each page is done or not; a second call goes on.
     """
-    reentry.refuse(consumer.identity, "A reprocess")
+    guards.refuse(consumer.identity, "A reprocess")
     if unsent.is_meant(selection):
         return unsent.reprocess(consumer.store, replace(selection, consumer=consumer.name), dry_run=dry_run)
     head = consumer.known_head()
@@ -97,23 +100,22 @@ def reprocess(
         covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]
         report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
     if not dry_run and report.selected:
-        consumer.policy()
-        _Reprocess(consumer, spark, how, report).run(chosen)
+        _Reprocess(consumer.job(), spark, how, report).run(chosen)
     return report
 
 
 class _Reprocess:
     """One call."""
 
-    def __init__(self, consumer: Consumer, spark: Any | None, options: ReprocessOptions, report: Reprocessed) -> None:
-        self.consumer, self.spark, self.options, self.report = consumer, spark, options, report
+    def __init__(self, job: Job, spark: Any | None, options: ReprocessOptions, report: Reprocessed) -> None:
+        self.job, self.spark, self.options, self.report = job, spark, options, report
         self.size, self.in_a_row = FIRST_PAGE, 0
         self.done: set[str] = set()
         self.started = time.monotonic()
 
     def run(self, selection: Selection) -> None:
         """Page by page."""
-        for page in pages(self.consumer.store, selection, self.options.limit, lambda: min(self.size, self.options.at_once)):
+        for page in pages(self.job.store, selection, self.options.limit, lambda: min(self.size, self.options.at_once)):
             self._run_with_followers(page)
 
     def _run_with_followers(self, page: pa.Table) -> None:
@@ -139,13 +141,13 @@ class _Reprocess:
 
     def _followers(self, sequences: tuple[bytes, ...]) -> pa.Table:
         """Letters of these sequences that nothing blocks any more and that were not tried yet."""
-        asked = Selection(self.consumer.name, sequences=sequences, statuses=RUNNABLE, limit=LARGEST_PAGE)
-        found = self.consumer.store.letters(asked, LISTED)
+        asked = Selection(self.job.name, sequences=sequences, statuses=RUNNABLE, limit=LARGEST_PAGE)
+        found = self.job.store.letters(asked, LISTED)
         return self._not_done(found)
 
     def _run(self, page: pa.Table) -> None:
-        if self.consumer.reprocess_within is not None:
-            young = pc.greater_equal(page["first_failed_at"], dt.datetime.now(dt.UTC) - self.consumer.reprocess_within)
+        if self.job.reprocess_within is not None:
+            young = pc.greater_equal(page["first_failed_at"], dt.datetime.now(dt.UTC) - self.job.reprocess_within)
             self.report.expired += page.num_rows - page.filter(young).num_rows
             page = page.filter(young)
         if not page.num_rows:
@@ -164,8 +166,8 @@ class _Reprocess:
         large = page.filter(pc.is_valid(page["body_sha256"]))
         if not large.num_rows:
             return {}, set()
-        letters = self.consumer.store.letters(Selection(ids=tuple(large["id"].to_pylist()), limit=None))
-        bodies = read_bodies(self.consumer, letters)
+        letters = self.job.store.letters(Selection(ids=tuple(large["id"].to_pylist()), limit=None))
+        bodies = read_bodies(self.job, letters)
         lost = {i for i in letters["id"].to_pylist() if i not in bodies}
         if lost and not self.options.skip_missing:
             where = ", ".join(f"{x['topic']}/{x['partition']} {x['sequence_number']}" for x in letters.to_pylist() if x["id"] in lost)
@@ -177,8 +179,8 @@ class _Reprocess:
 
     def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, bytes]) -> dict[str, int]:
         """One transaction; letter -> what became of it."""
-        consumer, store = self.consumer, self.consumer.store
-        with company.taken(consumer.name), store.begin_letters(consumer.name) as transaction:
+        job, store = self.job, self.job.store
+        with company.taken(job.name), store.begin_letters(job.name) as transaction:
             letters = eligible(transaction.lock(sorted({*ids, *lost})))
             is_lost = np.array([letter in lost for letter in letters["id"].to_pylist()], dtype=bool)
             gone, letters = picked(letters, np.flatnonzero(is_lost)), picked(letters, np.flatnonzero(~is_lost))
@@ -195,38 +197,38 @@ class _Reprocess:
         return states
 
     def _try(self, letters: pa.Table, bodies: Mapping[str, bytes], transaction: Transaction) -> tuple[Change, dict[str, int]]:
-        consumer, head = self.consumer, transaction.head
+        job, head = self.job, transaction.head
         first = letters.select(["source", "topic", "incarnation"]).slice(0, 1).to_pylist()[0]
-        events = events_of(letters, bodies, positions=consumer.positions is not None)
-        batch = events if self.spark is None else self.spark.createDataFrame(for_spark(events))
-        spec = as_they_came(consumer.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
-        with open_feed(batch, consumer.scratch).materialise(spec) as material:
-            index, content = Index.of(material.index, material.payload_hashes), material.content(np.arange(letters.num_rows))
+        events = events_of(letters, bodies, positions=job.preparation.positions)
+        given = events if self.spark is None else self.spark.createDataFrame(for_spark(events))
+        spec = as_they_came(job.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
+        with open_batch(given, job.scratch).evaluate(spec) as rows:
+            index, content = Index.of(rows.index, rows.payload_hashes), rows.content(np.arange(letters.num_rows))
             ids = [content[LETTER][int(row)].as_py() for row in index.order]
             held = held_keys(index, ids, letters, self._given_keys(index, ids, letters))
             sifted = sift_asked(held)
-            settled, won = settle_held(held, sifted, transaction.reserve(sifted.reserve), consumer.on_key_conflict)
-            settled, why = self._handle(material, settled, transaction)
+            settled, won = settle_held(held, sifted, transaction.reserve(sifted.reserve), job.policy.on_key_conflict)
+            settled, why = self._handle(rows, settled, transaction)
             texts = [content["_key_text"][int(row)].as_py() for row in index.order]
         by_id = {letter["id"]: letter for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist()}
         tried = resolved.Tried(settled, why, [by_id[i] for i in ids], texts, frozenset(won.tolist()))
         change = resolved.change_of(tried, self.options.by, self.options.reason, dt.datetime.now(dt.UTC))
         return change, {letter: tried.state(row) for row, letter in enumerate(ids)}
 
-    def _handle(self, material: Material, settled: Settled, transaction: Transaction) -> tuple[Settled, Any]:
-        consumer, columns = self.consumer, material.index.column_names
-        sequences = material.index[SEQUENCE[0]].take(pa.array(settled.index.order)) if SEQUENCE[0] in columns else None
+    def _handle(self, rows: EvaluatedBatch, settled: Settled, transaction: Transaction) -> tuple[Settled, Any]:
+        job, columns = self.job, rows.index.column_names
+        sequences = rows.index[SEQUENCE[0]].take(pa.array(settled.index.order)) if SEQUENCE[0] in columns else None
         order = Order(sequences, len(settled.index))
         order.block_behind(letter_rows(settled))
-        chunk = flow.Chunk(material, settled.index, Run("reprocess", 0), transaction.head)
-        policy = consumer.policy().unwatched()
-        settled, why, _ = flow.handle(chunk, settled, order, transaction, policy, consumer.store.on_step)
+        chunk = commit.Chunk(rows, settled.index, Run("reprocess", 0), transaction.head)
+        policy = job.policy.unwatched()
+        settled, why, _ = commit.handle(chunk, settled, order, transaction, policy, job.store.on_step)
         return settled, why
 
     def _held(self, letters: pa.Table, transaction: Transaction) -> dict[str, list[bytes]]:
         """Letter -> the keys that are reserved for it, those that edits replaced included."""
-        own = letter_plans.held(letters, self.consumer.store.history(*letters["id"].to_pylist()))
-        there = set(known(self.consumer.store, self.consumer.name, (key for keys in own.values() for key in keys), transaction))
+        own = letter_plans.held(letters, self.job.store.history(*letters["id"].to_pylist()))
+        there = set(known(self.job.store, self.job.name, (key for keys in own.values() for key in keys), transaction))
         return {letter: [key for key in keys if key in there] for letter, keys in own.items()}
 
     def _given_keys(self, index: Index, ids: Sequence[str], letters: pa.Table) -> Any:
@@ -236,7 +238,7 @@ class _Reprocess:
         doubtful = [row for row in np.flatnonzero(plain.asked).tolist() if holds[ids[row]]]
         given = np.zeros(len(index), dtype=bool)
         for row in doubtful:
-            given[row] = was_given(self.consumer.store.history(ids[row]))
+            given[row] = was_given(self.job.store.history(ids[row]))
         return given
 
     def _count(self, page: pa.Table, states: Mapping[str, int], lost: set[str]) -> None:

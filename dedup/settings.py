@@ -13,15 +13,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from checkpoint import given
-from checkpoint.errors import ConfigError, HandlerError
+from checkpoint.errors import ConfigError
 from deadletter.budget import Budget
 from deadletter.known import ErrorClass
 from deadletter.policy import Retry
 from dedup.decode import Decoder
-from dedup.envelope import Columns
-
-_FRAMES = ("DataFrame", "Table", "RecordBatch")
-
+from dedup.decode.prepare import Constant, Layout, Named, Prepare, layout
+from dedup.envelope import KAFKA_SOURCE, Columns
+from dedup.store import Head
 
 SECONDS_OF_SENDING = 60.0
 """How long a batch waits for its messages to be sent, unless `dispatch_to` says otherwise."""
@@ -221,20 +220,6 @@ HUB_SENDER: given.Settings = {"hub": HUB_LOG["hub"], "timeout": HUB_LOG["timeout
 """What `eventhub.Sender` takes beside a connection."""
 
 
-def refuse_handler(handler: Callable[..., Any], takes: str) -> None:
-    """Raise ConfigError for a handler that cannot be called with two arguments: else every event would fail by itself."""
-    if not callable(handler):
-        raise ConfigError(f"The handler is {handler!r} ({type(handler).__name__}); it has to be a function that takes {takes}.")
-    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-        raise ConfigError(f"The handler is a generator: calling it with {takes} would run nothing of it. Take out `yield`.")
-    try:
-        inspect.signature(handler).bind(None, None)
-    except TypeError as error:
-        raise ConfigError(f"The handler has to take two arguments, {takes}: {error}.") from error
-    except ValueError:  # what is built in does not tell
-        return
-
-
 def refuse_function(decorator: str, function: Callable[..., Any], takes: Sequence[str]) -> None:
     """Raise ConfigError for what this decorator of a consumer cannot call, or what would run nothing when it is called."""
     lazy = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
@@ -243,25 +228,6 @@ def refuse_function(decorator: str, function: Callable[..., Any], takes: Sequenc
         raise ConfigError(
             f"@consumer.{decorator} registers a plain function that takes {len(takes)} arguments, ({', '.join(takes)}), not {shown} "
             f"({type(function).__name__})."
-        )
-
-
-def refuse_coroutine(handler: Callable[..., Any]) -> None:
-    """Raise ConfigError for an `async def` where nobody would await it."""
-    call = getattr(handler, "__call__", None)  # noqa: B004 - of an object whose class defines it
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
-        raise ConfigError("The handler is an `async def`, which only handlers of single events may be: @consumer.foreach.")
-
-
-def refuse_answer(answer: object) -> None:
-    """Raise HandlerError where a handler of batches has returned what it may have meant to be written, or awaited."""
-    if inspect.iscoroutine(answer):
-        answer.close()  # else Python warns that nobody has awaited it
-    lazy = inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer)
-    if lazy or type(answer).__name__ in _FRAMES:
-        raise HandlerError(
-            f"The handler of batches returned a {type(answer).__name__}, which nobody would write or wait for. Rows go through tx.write, "
-            "tx.merge or tx.publish; the handler returns nothing."
         )
 
 
@@ -286,3 +252,49 @@ def horizon(retention: dt.timedelta | None, within: dt.timedelta | None) -> dt.t
 def names_of(value: str | Sequence[str] | None) -> tuple[str, ...]:
     """One name, several, or none, as a tuple."""
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def hints(names: Sequence[str], spec: Prepare, head: Head, *, witnessed: bool) -> list[str]:
+    """Sentences for the log, about an input with these columns.
+
+    Args:
+        head: the state. What cannot be changed any more is not spoken of.
+        witnessed: whether `incarnation=` was given.
+
+    Raises:
+        ConfigError: the input cannot be mapped.
+    """
+    if not spec.positions:
+        return []
+    found = layout(names, spec)
+    kafka = _is_kafka(found)
+    named = spec.source is not None or found.envelope["source"] not in (Constant(KAFKA_SOURCE), Constant("input"))
+    checks = {
+        _NO_KEY: not spec.keys.columns and found.envelope["properties"] == Constant(None),
+        _NO_SOURCE: kafka and not named and not head.checkpoints,
+        _NO_INCARNATION: kafka and not witnessed,
+    }
+    return [sentence for sentence, holds in checks.items() if holds]
+
+
+def _is_kafka(found: Layout) -> bool:
+    """Whether it has the columns of Spark's Kafka source, recognised or mapped."""
+    return found.envelope["sequence_number"] == Named("offset") and found.envelope["body"] == Named("value")
+
+
+_NO_KEY = (
+    "there is no idempotence_key= and the input has no headers, where a message id could be: each event is known by its position alone. "
+    "Only redeliveries are dropped; what a producer sends twice has its effect twice. Give idempotence_key=, or read the headers: "
+    'option("includeHeaders", "true") of Spark\'s Kafka source, properties= of Columns.'
+)
+
+_NO_SOURCE = (
+    "this is a Kafka stream and there is no source=: its positions and keys are stored under the source 'kafka', and this cannot be "
+    "changed later. Topics of one name on two clusters would be taken for one. Give source=, such as kafka.Broker(servers).cluster_id()."
+)
+
+_NO_INCARNATION = (
+    "this is a Kafka stream and there is no incarnation=: a topic that is deleted and created again is noticed only where it delivers a "
+    "position that was decided, and what happened before incarnation= is given stays unnoticed. Give incarnation=, such as "
+    "kafka.Broker(servers).topic_ids."
+)

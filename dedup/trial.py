@@ -5,7 +5,7 @@ its own chunk knows that another one died there. After MAX_DEATHS of them the ch
 kills is alone: it is parked as CRASHED without being run again. Pure but for the two functions that keep the marker.
 
 A death counts for what caused it. The first one makes a chunk a suspect and no more: it may have been a deploy, another query of the
-process, or the commit. A suspect is tried with nothing beside it (dedup/company.py), and the end of the try is noted: only a death in
+process, or the commit. A suspect is tried with nothing beside it (pipeline/company.py), and the end of the try is noted: only a death in
 such a try counts, or one whose cause is known, as where `handler_timeout` ended the process for this very chunk.
 """
 
@@ -38,7 +38,7 @@ class Trial:
 
     @classmethod
     def read(cls, text: str | None) -> Trial:
-        """The marker as it was kept; none is an empty one, and so is one of a runner's (dedup/joined.py), whose batches are others."""
+        """The marker as it was kept; none is an empty one, and so is one of a runner's (pipeline/member.py), whose batches are others."""
         known = json.loads(text) if text else {}
         if "running" not in known:
             return cls()

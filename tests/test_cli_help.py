@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from dedup.cli import main
-from dedup.cli.app import app
+from dedup.cli.app import YOUNG, app
 from dedup.cli.stores import mask_secrets
 
 Run = Callable[..., tuple[int, str, str]]
@@ -101,3 +102,12 @@ def test_output_into_a_closed_pipe_is_no_stack_trace() -> None:
     """`dedup ... | head` ends quietly when head has read enough."""
     line = '"$0" -m dedup migrate --sql | true'
     assert subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, timeout=60, check=True).stderr == ""
+
+
+def test_the_command_searches_for_cycles_seldom(dedup: Run) -> None:
+    """Messages that go out by the thousand are objects by the dozen: in a process of ours Python does not look at them again and again."""
+    before = gc.get_threshold()
+    try:
+        assert dedup("--version")[0] == 0 and gc.get_threshold()[0] == YOUNG
+    finally:
+        gc.set_threshold(*before)

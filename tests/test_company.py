@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dedup import company
+from dedup.pipeline import company
 from dedup.trial import MAX_DEATHS, Trials
 
 SUSPECT = json.dumps({"chunk": "c", "deaths": 1, "dead": [], "running": None})
@@ -121,7 +121,7 @@ STOPPED = """
 import signal, sys, threading, time
 from pathlib import Path
 import numpy as np
-from dedup import company
+from dedup.pipeline import company
 from dedup.trial import Trials
 
 marker = Path(sys.argv[1])

@@ -14,7 +14,7 @@ from fix_postgres import run
 
 from dedup import Consumer, PostgresStore, decode
 from dedup.outbox.store import Chosen
-from dedup.tx import Tx
+from dedup.pipeline.tx import Tx
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

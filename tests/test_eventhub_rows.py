@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-import gc
-import importlib.util
 import json
-import subprocess
-import sys
-import threading
-import time
 import uuid
-import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
-from dedup import seldom
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
 from dedup.envelope import ENVELOPE
@@ -70,67 +61,6 @@ def test_the_consumer_recognises_the_rows() -> None:
     again.properties = {b"message-id": b"m-1"}
     both = arrow.prepare(rows.table([first, again], "s", "orders", 0), Prepare("c"))
     assert len(set(both["_key"].to_pylist())) == 1
-
-
-@pytest.fixture
-def python_s_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int, int]]:
-    """Python's own setting of the search for cycles, whatever the test does and whatever receivers other tests have left open."""
-    spec = importlib.util.find_spec("dedup.seldom")
-    assert spec is not None and spec.loader is not None
-    fresh = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fresh)
-    monkeypatch.setitem(globals(), "seldom", fresh)
-    before = gc.get_threshold()
-    gc.set_threshold(700, 10, 10)
-    yield (700, 10, 10)
-    gc.set_threshold(*before)
-
-
-def test_cycles_are_searched_for_seldom_only_while_events_come_in() -> None:
-    """The setting is as it was once the last receiver has ended: in a process of its own, which nothing else sets."""
-    code = (
-        "import gc; from dedup import seldom; before = gc.get_threshold(); found = []\n"
-        "with seldom.searched():\n"
-        "    with seldom.searched():\n"
-        "        found.append(gc.get_threshold()[0])\n"
-        "    found.append(gc.get_threshold()[0])\n"
-        "assert found == [seldom.YOUNG] * 2 and gc.get_threshold() == before != (seldom.YOUNG, 10, 10), found\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-class Node:
-    """Can be in a cycle."""
-
-    me: Node
-
-
-def test_what_waits_in_a_cycle_does_not_wait_long(python_s_own: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quiet process closes what only the search for cycles closes, connections above all; afterwards no thread of ours is left."""
-    monkeypatch.setattr(seldom, "SECONDS", 0.05)
-    others = set(threading.enumerate())
-    with seldom.searched():
-        node = Node()
-        node.me = node
-        gone, until = weakref.ref(node), time.monotonic() + 30
-        del node
-        while gone() is not None and time.monotonic() < until:
-            time.sleep(0.01)
-        assert gone() is None
-        (searching,) = (thread for thread in threading.enumerate() if thread.name == "dedup-cycles" and thread not in others)
-    searching.join(30)
-    assert not searching.is_alive()
-
-
-@pytest.mark.parametrize("chosen", [0, 2 * seldom.YOUNG])
-def test_a_program_that_chose_fewer_searches_keeps_its_choice(python_s_own: tuple[int, int, int], chosen: int) -> None:
-    """Whether it chose before the first receiver, or while one is at work."""
-    with seldom.searched():
-        gc.set_threshold(chosen, 5, 5)
-    assert gc.get_threshold() == (chosen, 5, 5)
-    with seldom.searched():
-        assert gc.get_threshold() == (chosen, 5, 5)
-    assert gc.get_threshold() == (chosen, 5, 5)
 
 
 ONE = uuid.UUID(int=7)

@@ -34,7 +34,7 @@ from dedup.eventhub.lease_folder import FolderOwnership
 from dedup.eventhub.namespace import Span
 from dedup.eventhub.runner_loop import Runner
 from dedup.eventhub.runner_partition import Bounds, Gathered
-from dedup.joined import Share
+from dedup.pipeline.member import Assignment
 from dedup.store import Claim, Holder
 from dedup.trial import untried
 
@@ -252,7 +252,7 @@ def test_an_accepted_gap_ends_where_the_log_begins(place: Place, sent: Orders, m
     connection = Connection.of(sent.double.connection_string, sent.hub)
     runner = Runner(consumer, connection, owners_beside(consumer.store, "shop"), Bounds(10, 10, 1.0), "earliest", 10, {})
     monkeypatch.setattr(runner._namespace, "span", lambda _: Span(10, 30, None))
-    part = Gathered(Share(Claim(Partition("s", sent.hub, 0), 1, "run"), untried()), Bounds(10, 10, 1.0), 5)
+    part = Gathered(Assignment(Claim(Partition("s", sent.hub, 0), 1, "run"), untried()), Bounds(10, 10, 1.0), 5)
     asyncio.run(runner._judge("0", part, 5, 19))
     assert part.order is not None and part.order.next == 10
     monkeypatch.setattr(runner._namespace, "span", lambda _: Span(30, 40, None))

@@ -10,8 +10,8 @@ import pytest
 from checkpoint.position import Partition
 from dedup.decode.prepare import Prepare
 from dedup.envelope import ENVELOPE, KAFKA, Columns
-from dedup.hints import hints
 from dedup.keys import KeySettings
+from dedup.settings import hints
 from dedup.store import Checkpoint, Head
 
 NEW = Head("shop")

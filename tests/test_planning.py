@@ -15,13 +15,16 @@ from simulation.log import TOPIC, Event, Log, prepared
 from simulation.shared import NAME, Shared
 from simulation.store import SimStore
 
-from checkpoint.errors import IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
+from checkpoint.errors import BatchTooLarge, IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
 from checkpoint.position import Partition, Ranges
 from deadletter.letter import LETTERS
-from dedup import flow, planning, redeliveries
-from dedup.feed import ArrowMaterial
+from dedup import planning, redeliveries
+from dedup.decode.prepare import Prepare
 from dedup.index import Index
 from dedup.keys import LOG_TIME
+from dedup.pipeline import commit
+from dedup.pipeline.batch import EvaluatedArrow
+from dedup.pipeline.tx import Handler
 from dedup.sorting import key_bytes, key_words
 from dedup.store import KEYS, Checkpoint, Head, Run
 from dedup.verify import verify
@@ -36,7 +39,12 @@ LOG = [
 
 def index_of(table: pa.Table) -> Index:
     """The index of prepared rows."""
-    return flow.index_of(ArrowMaterial(table))
+    return commit.index_of(EvaluatedArrow(table))
+
+
+def job(store: SimStore, handler: Handler) -> commit.Job:
+    """What a consumer would make of these."""
+    return commit.Job(NAME, store, commit.Policy(handler, {}, "dead_letter", 1000), Prepare(NAME), 1000)  # type: ignore[arg-type]
 
 
 def deliver(store: SimStore, events: list[Event], batch_id: int, max_events: int, reject: int | None) -> None:
@@ -46,13 +54,13 @@ def deliver(store: SimStore, events: list[Event], batch_id: int, max_events: int
         rest = tx.reject(rows, pa.array([b == str(reject).encode() for b in rows["body"].to_pylist()]), "no")
         tx.write(rest.select(["body"]), "sink")
 
-    material, head = ArrowMaterial(prepared(events)), store.head(NAME)
-    index = flow.index_of(material)
+    evaluated, head = EvaluatedArrow(prepared(events)), store.head(NAME)
+    index = commit.index_of(evaluated)
     run = Run("q", batch_id)
     planning.guard(head, run, {}, {p: first for p, (first, _) in index.spans.items()})
     for number, rows in enumerate(planning.chunks(index, max_events)):
-        chunk = flow.Chunk(material, index[rows], Run("q", batch_id, number), head)
-        flow.commit_chunk(chunk, store, head.epoch, flow.Policy(handler, {}, "dead_letter", 1000))
+        chunk = commit.Chunk(evaluated, index[rows], Run("q", batch_id, number), head)
+        commit.commit_chunk(chunk, job(store, handler))
 
 
 @settings(max_examples=150, deadline=None)
@@ -201,10 +209,33 @@ def test_below_a_purge_time_tells_a_recreated_topic(younger: bool, point_by_brok
     times = [point + dt.timedelta(days=1 if younger else -n) for n in range(3)]
     again = again.set_column(again.column_names.index("enqueued_time"), "enqueued_time", pa.array(times, pa.timestamp("us", tz="UTC")))
     again = again.append_column(LOG_TIME, pa.array([rows_by_broker] * 3))
-    chunk = flow.Chunk(ArrowMaterial(again), index_of(again), Run("q", 1), shared.head)
-    policy = flow.Policy(lambda rows, tx: None, {}, "dead_letter", 1000)
+    chunk = commit.Chunk(EvaluatedArrow(again), index_of(again), Run("q", 1), shared.head)
     if younger and point_by_broker and rows_by_broker:
         with pytest.raises(IncarnationChanged):
-            flow.commit_chunk(chunk, store, 0, policy)  # type: ignore[arg-type]
+            commit.commit_chunk(chunk, job(store, lambda rows, tx: None))
     else:
-        assert (flow.commit_chunk(chunk, store, 0, policy) == planning.REDELIVERED).all()  # type: ignore[arg-type]
+        assert (commit.commit_chunk(chunk, job(store, lambda rows, tx: None)) == planning.REDELIVERED).all()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_each_chunk_stands_on_those_before_it(joined: bool) -> None:
+    """Driver, members and tasks share one loop: it assumes what is committed, knows earlier culprits, and asks for no part too early."""
+    evaluated = EvaluatedArrow(prepared([Event(0, n, n, False) for n in range(5)]))
+    culprits, seen = commit.Culprits({1: {0}}), list[commit.Chunk]()
+    index = commit.index_of(evaluated)
+    whole = replace(job(None, lambda rows, tx: None), max_events=2)  # type: ignore[arg-type]
+
+    def decide(chunk: commit.Chunk) -> commit.State:
+        seen.append(chunk)
+        return np.full(len(chunk.index), planning.NEW, dtype=np.int8)
+
+    parts = commit.parts_of(whole, evaluated, index, {TOPIC: "life"})
+    for number, done in enumerate(commit.committed(parts, Run("q", 0, joined=joined), Head(NAME), decide, culprits)):
+        assert done.head.seq == len(seen) == number + 1
+        assert done.head.checkpoints[PARTITION].sequence_number == seen[-1].index.numbers.max()
+    assert [chunk.run.chunk for chunk in seen] == [0, 1, 2] and [chunk.run.ends for chunk in seen] == [joined, joined, True]
+    assert [chunk.assumed.seq for chunk in seen] == [0, 1, 2] and [chunk.topic_ids for chunk in seen] == [{TOPIC: "life"}] * 3
+    assert [chunk.culprits for chunk in seen] == [set(), {0}, set()] and seen[0].culprits is culprits[0]
+    on_failure = replace(whole.policy.on_failure, bisect=False)
+    with pytest.raises(BatchTooLarge, match="5 events"):
+        next(commit.parts_of(replace(whole, policy=replace(whole.policy, on_failure=on_failure)), evaluated, index, {}))

@@ -18,7 +18,7 @@ from places import PostgresPlace
 from checkpoint.errors import PartitionLost, StoreRestored
 from checkpoint.position import Partition
 from dedup import amendments
-from dedup.joined import Member
+from dedup.pipeline.member import Member
 
 pytestmark = [pytest.mark.postgres, pytest.mark.crash]
 
@@ -117,15 +117,15 @@ def test_a_failover_after_the_guard_and_before_the_transaction_is_noticed(
 def test_a_runner_reads_again_what_the_older_copy_does_not_know(server: pg_server.Server, place: PostgresPlace) -> None:
     """Its partition counts as lost, so it is claimed again and read from the checkpoint: nothing lies behind it undone."""
     partition = Partition("broker", "orders", 0)
-    member = Member(consumer(place.store(), query=None, max_outage=60.0))
+    member = Member(consumer(place.store(), query=None, max_outage=60.0).job())
     member.join()
-    share = member.claim(partition)
-    member.process(share, numbered(0))
+    assignment = member.claim(partition)
+    member.process(assignment, numbered(0))
     fail_over = keep_copy(server)
-    member.process(share, numbered(1))
+    member.process(assignment, numbered(1))
     fail_over()
     with pytest.raises(PartitionLost, match="older"):
-        member.process(share, numbered(2))
+        member.process(assignment, numbered(2))
     check(place, 1)
     again = member.claim(partition)
     for n in (1, 2):

@@ -94,28 +94,28 @@ def test_every_way_to_materialise_a_batch(
     spark: SparkSession, registry: RegistryServer, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the driver, in tasks for what needs Spark, and in tasks into files: the same rows, and an absent registry is told as such."""
-    from dedup.spark import feed
+    from dedup.spark import batch
 
     first, second = registry.register("s", ORDER), registry.register("s", OLD)
     table = events(bodies(first, second))
     decoder = decode.confluent_avro(registry.url, schema=ORDER)
     spec = Prepare("c", KeySettings(("data.id",)), decoder=decoder)
     if path == "scratch":
-        monkeypatch.setattr(feed.SparkFeed, "_in_memory", lambda *_: None)
+        monkeypatch.setattr(batch.SparkBatch, "_in_memory", lambda *_: None)
     names = ["source", "topic", "partition", "body", "sequence_number"]
     frame = spark.createDataFrame(table.select(names))
     if path == "expression":
         frame = frame.withColumnsRenamed({"source": "src", "topic": "t", "partition": "p", "sequence_number": "s", "body": "b"})
         spec = Prepare("c", KeySettings(("upper(data.id)",)), columns=Columns("t", "p", "s + 0L", source="src", body="b"), decoder=decoder)
-    with feed.SparkFeed(frame, str(tmp_path)).materialise(spec) as material:
-        assert isinstance(material, feed.ScratchMaterial if path == "scratch" else feed.MemoryMaterial)
-        assert (getattr(material, "_late", None) is not None) == (path == "driver")
-        numbers = material.index["sequence_number"].to_numpy()
-        data = material.content(np.argsort(numbers))["data"].to_pylist()
+    with batch.SparkBatch(frame, str(tmp_path)).evaluate(spec) as evaluated:
+        assert isinstance(evaluated, batch.EvaluatedInScratch if path == "scratch" else batch.EvaluatedInMemory)
+        assert (getattr(evaluated, "_late", None) is not None) == (path == "driver")
+        numbers = evaluated.index["sequence_number"].to_numpy()
+        data = evaluated.content(np.argsort(numbers))["data"].to_pylist()
     assert data == arrow.prepare(table, Prepare("c", decoder=decoder))["data"].to_pylist()
     registry.stop()
     asked = Prepare("c", spec.keys, columns=spec.columns, decoder=decode.confluent_avro(registry.url + "/", schema=ORDER))
-    with pytest.raises(RegistryUnavailable, match="cannot be reached"), feed.SparkFeed(frame, str(tmp_path)).materialise(asked):
+    with pytest.raises(RegistryUnavailable, match="cannot be reached"), batch.SparkBatch(frame, str(tmp_path)).evaluate(asked):
         pass
 
 

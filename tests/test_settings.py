@@ -311,7 +311,7 @@ def test_a_number_of_seconds_of_any_class_becomes_a_float(value: Any) -> None:
         kafka.Broker("h:1", timeout=value),
     )
     found = [
-        made.care.timeout,
+        made.on_failure.timeout,
         made.max_outage,
         made.takeover_after,
         retry.first,

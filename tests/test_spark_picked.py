@@ -26,7 +26,7 @@ def origin(spark: SparkSession, request: pytest.FixtureRequest) -> tuple[DataFra
     """A handler's frame and its table."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from dedup.spark.feed import create_frame
+    from dedup.spark.batch import create_frame
 
     return create_frame(spark, table := TABLE.slice(0, request.param), from_arrow_schema(table.schema)), table
 
@@ -45,7 +45,7 @@ PICKED = [
 @pytest.mark.parametrize("written", PICKED)
 def test_picked_columns_are_what_spark_would_answer(origin: tuple[DataFrame, pa.Table], written: str) -> None:
     """Same rows, same order, same types, nulls inside nulls included."""
-    from dedup.spark.picked import Origin
+    from dedup.spark.batch import Origin
 
     orders, table = origin
     rows = eval(written, {"orders": orders})
@@ -74,7 +74,7 @@ COMPUTED = [
 @pytest.mark.parametrize("written", COMPUTED)
 def test_whatever_is_computed_is_left_to_spark(origin: tuple[DataFrame, pa.Table], written: str) -> None:
     """A plan with anything but picked columns over the whole frame is evaluated by Spark."""
-    from dedup.spark.picked import Origin
+    from dedup.spark.batch import Origin
 
     orders, table = origin
     assert Origin(orders, table).pick(eval(written, {"orders": orders})) is None
@@ -83,7 +83,7 @@ def test_whatever_is_computed_is_left_to_spark(origin: tuple[DataFrame, pa.Table
 @pytest.mark.parametrize("parked", [[0, 3], [], range(ROWS)], ids=["some", "none", "all"])
 def test_what_is_left_after_a_rejection_is_what_spark_would_answer(origin: tuple[DataFrame, pa.Table], parked: list[int]) -> None:
     """Picked without a job, again after a second rejection; columns of the handler's frame can still be named."""
-    from dedup.spark.frames import SparkFrames
+    from dedup.spark.batch import SparkFrames
 
     orders, table = origin
     frames = SparkFrames(orders.sparkSession, in_tasks=False)
@@ -101,7 +101,7 @@ def test_the_session_keeps_its_settings(spark: SparkSession) -> None:
     """Making a frame leaves the limit of local relations as the user has set it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from dedup.spark.feed import LOCAL_BELOW, create_frame
+    from dedup.spark.batch import LOCAL_BELOW, create_frame
 
     before = spark.conf.get(LOCAL_BELOW)
     create_frame(spark, TABLE, from_arrow_schema(TABLE.schema))

@@ -30,7 +30,7 @@ def test_no_row_is_lost_behind_an_empty_piece(spark: SparkSession, sizes: tuple[
     """Neither where a local relation is made nor where tasks get the rows."""
     from pyspark.sql.types import LongType, StructType, TimestampType
 
-    from dedup.spark.feed import create_frame
+    from dedup.spark.batch import create_frame
 
     table, schema = in_pieces(*sizes), StructType().add("n", LongType()).add("at", TimestampType())
     assert for_spark(table).equals(table)

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 `verify` or `demo` found a contradiction, 2 the command co
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Annotated
@@ -15,6 +16,9 @@ import typer
 import dedup
 from dedup.cli import budget, checkpoints, consumers, lag, letters, outbox, publishers, reading, running, upkeep
 from dedup.cli.stores import mask_secrets
+
+YOUNG = 50_000
+"""Objects made and not freed, after which Python searches the youngest for cycles: its own 700 are those of some fifty messages."""
 
 app = typer.Typer(
     name="dedup",
@@ -51,6 +55,7 @@ def _app(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 def main() -> None:
     """Run the command; an error is one line on standard error and exit code 2, a stack trace only with DEDUP_DEBUG=1."""
+    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     try:
         app(prog_name="dedup")
     except Exception as error:  # the last place that can turn an error into a sentence

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 from azure.eventhub import EventHubConsumerClient
 
-from dedup import seldom
 from dedup.eventhub import rows
 from dedup.eventhub.settings import Connection
 
@@ -122,8 +121,7 @@ class _Waiting:
 
 def _run(client: EventHubConsumerClient, options: dict[str, Any], receiver: Receiver) -> None:
     try:
-        with seldom.searched():
-            client.receive_batch(**options)
+        client.receive_batch(**options)
     except Exception as error:  # noqa: BLE001 - it is the reader's thread that raises it
         receiver._fail(None, error)
 

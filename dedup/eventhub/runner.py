@@ -84,7 +84,7 @@ async def run_async(
     bounds = Bounds(min(max_events, consumer.max_events), max_bytes, float(max_wait))
     balancing = {"load_balancing_interval": float(balance_every), "partition_ownership_expiration_interval": float(expire_after)}
     owners = ownership or owners_beside(consumer.store, consumer.name)
-    runner = Runner(consumer, connection, owners, bounds, start, prefetch, {**balancing, **client})
+    runner = Runner(consumer.job(), connection, owners, bounds, start, prefetch, {**balancing, **client})
     try:
         await runner.run(stop or asyncio.Event())
     finally:

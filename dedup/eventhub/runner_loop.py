@@ -23,14 +23,14 @@ from checkpoint.advice import command
 from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld
 from checkpoint.position import Partition
 from deadletter.redact import redact
-from dedup import amendments, outage, seldom, starting
-from dedup.consumer import Consumer
+from dedup import amendments, outage, starting
 from dedup.eventhub.lease import Leases
 from dedup.eventhub.namespace import Namespace, Span, Spans
 from dedup.eventhub.runner_client import aio_client
 from dedup.eventhub.runner_partition import Bounds, Gathered
 from dedup.eventhub.settings import Connection, hidden
-from dedup.joined import Member
+from dedup.pipeline.commit import Job
+from dedup.pipeline.member import Member
 from dedup.store import Head
 
 log = logging.getLogger("dedup")
@@ -54,7 +54,7 @@ class Runner:
 
     def __init__(
         self,
-        consumer: Consumer,
+        job: Job,
         connection: Connection,
         owners: CheckpointStore,
         bounds: Bounds,
@@ -63,11 +63,11 @@ class Runner:
         client: dict[str, Any],
     ) -> None:
         self._stopping = threading.Event()
-        self._member = Member(consumer, sleep=self._sleep)
-        self._consumer, self._connection, self._bounds = consumer, connection, bounds
+        self._member = Member(job, sleep=self._sleep)
+        self._job, self._connection, self._bounds = job, connection, bounds
         self._start, self._prefetch, self._options = start, prefetch, client
-        self._source = consumer.source or connection.source
-        self._leases = Leases(owners, consumer.store, consumer.name, self._source, connection)
+        self._source = job.preparation.source or connection.source
+        self._leases = Leases(owners, job.store, job.name, self._source, connection)
         self._namespace = Namespace(connection)
         self._owned: dict[str, Gathered] = {}
         self._ends: dict[str, int] = {}  # partition -> sequence number after its newest event, as the process began
@@ -85,7 +85,7 @@ class Runner:
         try:
             with contextlib.suppress(Stopping):
                 await asyncio.to_thread(self._member.join)
-                with self._member.beating(), seldom.searched():
+                with self._member.beating():
                     while not self._ended.is_set():
                         partitions = await self._receive(partitions)
         finally:
@@ -168,32 +168,32 @@ class Runner:
 
     def _forget_gap(self) -> None:
         """A gap that a person accepted counts for every partition that has one, and no longer."""
-        head = self._consumer.store.head(self._member.name)
+        head = self._job.store.head(self._member.name)
         if head.gap_accepted:
             with contextlib.suppress(PositionGap):
                 strict = amendments.close_gap(head)
                 starting.positions(strict, self._source, Spans(self._namespace.look().spans), [self._connection.hub])
-                self._consumer.store.amend(self._member.name, amendments.close_gap, by="runner", reason="no partition has a gap any more")
+                self._job.store.amend(self._member.name, amendments.close_gap, by="runner", reason="no partition has a gap any more")
 
     async def _on_claimed(self, context: Any) -> None:
         """The client has got a partition: claim it for commits, too, and find out where it goes on."""
         try:
             self._owned[context.partition_id] = await asyncio.to_thread(self._claim, int(context.partition_id))
         except Exception as error:
-            if not (isinstance(error, StillHeld) or outage.may_pass(error, self._consumer.care)):
+            if not (isinstance(error, StillHeld) or outage.may_pass(error, self._job.policy.on_failure)):
                 self._fail(error)
             log.warning("%s: partition %s is not claimed: %s", self._member.name, context.partition_id, self._shown(error))
             raise
 
     def _claim(self, number: int) -> Gathered:
         """One after another: claim, then the checkpoint, so that nobody moves it any more, then the log."""
-        share = self._member.claim(Partition(self._source, self._connection.hub, number))
+        assignment = self._member.claim(Partition(self._source, self._connection.hub, number))
         created = self._namespace.created()
-        share.told = {(self._source, self._connection.hub): created}
-        head = self._consumer.known_head()
+        assignment.topic_ids = {(self._source, self._connection.hub): created}
+        head = self._job.known_head()
         first = self._first(head, number, self._namespace.span(number))
-        log.info("%s: partition %d claimed (number %d), from %s", self._member.name, number, share.claim.number, first or self._start)
-        return Gathered(share, self._bounds, first, doubted=frozenset(self._doubted.get(str(number), ())))
+        log.info("%s: partition %d claimed (number %d), from %s", self._member.name, number, assignment.claim.number, first or self._start)
+        return Gathered(assignment, self._bounds, first, doubted=frozenset(self._doubted.get(str(number), ())))
 
     def _first(self, head: Head, number: int, span: Span) -> int | None:
         """Which event comes first; None where there is no checkpoint. Raises PositionGap, IncarnationChanged."""
@@ -224,7 +224,7 @@ class Runner:
     async def _ask_life(self, part: Gathered, link: int) -> None:
         """Behind a new link the hub may be another one, whose numbers began anew: asked after events came, so that the answer is theirs."""
         told = await asyncio.to_thread(self._namespace.created)
-        part.share.told, part.link = {(self._source, self._connection.hub): told}, link
+        part.assignment.topic_ids, part.link = {(self._source, self._connection.hub): told}, link
 
     async def _settle(self, partition: str, part: Gathered) -> None:
         """Wait for the batch that is in the store: the next one is gathered meanwhile, and no more. Raises what it ended with."""
@@ -241,7 +241,7 @@ class Runner:
     async def _judge(self, partition: str, part: Gathered, first: int, last: int) -> None:
         """Positions did not come: lost to retention, to the link, or never there (compaction)."""
         span = await asyncio.to_thread(self._namespace.span, int(partition))
-        head = await asyncio.to_thread(self._consumer.store.head, self._member.name)
+        head = await asyncio.to_thread(self._job.store.head, self._member.name)
         if span.first > first and not head.gap_accepted:
             error = PositionGap(
                 f"Consumer {self._member.name!r}: retention has passed the reader; positions {first}-{min(last, span.first - 1)} of "
@@ -260,8 +260,8 @@ class Runner:
     def _process(self, part: Gathered, events: pa.Table) -> None:
         if self._ended.is_set():
             raise Stopping
-        where, started = part.share.claim.partition, time.monotonic()
-        report = self._member.process(part.share, events)
+        where, started = part.assignment.partition, time.monotonic()
+        report = self._member.process(part.assignment, events)
         log.info("%s %s: %s, %.2f s", self._member.name, where, report, time.monotonic() - started)
 
     def _note(self, partition: str, part: Gathered, error: BaseException) -> None:

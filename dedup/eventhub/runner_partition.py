@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dedup.eventhub import rows
 from dedup.eventhub.order import InOrder
-from dedup.joined import Share
+from dedup.pipeline.member import Assignment
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Gathered:
         first: sequence number that has to come first; None: whatever comes.
     """
 
-    share: Share
+    assignment: Assignment
     bounds: Bounds
     first: int | None
     order: InOrder | None = None
@@ -50,7 +50,7 @@ class Gathered:
         """Take what came; events that came before are dropped, those that come early wait for the ones before them."""
         if not events:
             return
-        came = rows.batch(events, *self.share.claim.partition)
+        came = rows.batch(events, *self.assignment.partition)
         if self.order is None:
             self.order = InOrder(int(rows.numbers(came).min()))
         self._keep(self.order.add(came, now), now)
@@ -69,7 +69,7 @@ class Gathered:
         """Whether what is in hand is a batch."""
         if not self.events:
             return False
-        if self.share.hold is not None and rows.numbers(self.events[-1])[-1] < self.share.hold:
+        if self.assignment.hold is not None and rows.numbers(self.events[-1])[-1] < self.assignment.hold:
             return False  # another process died in this batch: it has to be tried with the same rows
         full = self.count >= self.bounds.events or self.size >= self.bounds.size
         return full or now - self.since >= self.bounds.wait
@@ -77,7 +77,7 @@ class Gathered:
     def take(self) -> pa.Table:
         """The batch; what is beyond its bound stays in hand."""
         whole = pa.Table.from_batches(self.events, rows.SCHEMA)
-        batch = whole if self.share.hold is not None else whole.slice(0, self.bounds.events)
+        batch = whole if self.assignment.hold is not None else whole.slice(0, self.bounds.events)
         self.events = whole.slice(batch.num_rows).to_batches()
         self.count, self.size = whole.num_rows - batch.num_rows, sum(map(_size, self.events))
         return batch

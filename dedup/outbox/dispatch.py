@@ -18,7 +18,6 @@ from typing import Any
 
 from checkpoint import given
 from checkpoint.errors import DestinationUnavailable, StoreUnavailable
-from dedup import seldom
 from dedup.outbox.destination import Destination, Outcome
 from dedup.outbox.message import Message
 from dedup.outbox.store import Asked, Failed, Line, Marks, Outbox
@@ -196,7 +195,7 @@ class Dispatcher:
     def _round(self) -> Dispatched:
         others: list[Future[Dispatched]] = []
         self._resting.begin()
-        with seldom.searched(), ThreadPoolExecutor(self._workers) as pool:
+        with ThreadPoolExecutor(self._workers) as pool:
 
             def found() -> None:
                 if not others:

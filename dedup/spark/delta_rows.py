@@ -11,24 +11,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from checkpoint.errors import ConfigError, RowsMisfit, StoreUnavailable
-from dedup.spark.scratch import EVERY_FILE
+from dedup.spark.session import ERRORS, EVERY_FILE
 from dedup.steps import Merge
-
-try:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
-    JavaError: type[Exception] = Py4JError
-except ImportError:  # Spark Connect's client has no py4j
-    JavaError = PySparkException
-
-
-ERRORS = (PySparkException, JavaError)
-"""What Spark raises, classic or Connect."""
 
 NOTE = "userMetadata"
 _TXN_NOTE = "spark.databricks.delta.commitInfo.userMetadata"

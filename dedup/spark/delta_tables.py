@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from checkpoint.errors import ConfigError, StoreUnavailable
 from dedup.delta.types import sql_type
 from dedup.rows import for_spark
-from dedup.spark.delta_rows import ERRORS, NOTE, SparkSide, first_line, quoted, save, spark_uri, sql_name, tick
-from dedup.spark.scratch import EVERY_FILE
+from dedup.spark.delta_rows import NOTE, SparkSide, first_line, quoted, save, spark_uri, sql_name, tick
+from dedup.spark.session import ERRORS, EVERY_FILE
 
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")
 """Conditions by which Delta says that there is no table, or none of Delta's."""

@@ -13,7 +13,21 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+try:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    JavaError: type[Exception] = Py4JError
+except ImportError:  # Spark Connect's client has no py4j
+    JavaError = PySparkException
+
+ERRORS = (PySparkException, JavaError)
+"""What Spark raises, classic or Connect."""
+
+EVERY_FILE = {"ignoreCorruptFiles": False, "ignoreMissingFiles": False}
+"""Options of a reader of our own files, whatever the session's settings: one that cannot be read is an error, and not fewer rows."""
 
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
 """Delta for Spark 4.2 and Scala 2.13."""

@@ -1,16 +1,21 @@
-"""The rows of a batch in Spark's tasks: each partition of a topic is brought to one task, in order, and handled there.
+"""Handlers of single events in Spark's tasks: the driver plans a batch, brings each partition to one task, and adds up what they say.
 
-Called by dedup/executors.py through `SparkFeed.tasks`. Works on classic Spark and Spark Connect alike.
+Called by the consumer for each batch that has tasks. Where tasks commit by themselves their side is spark/committing.py; where one commit
+of the driver decides a batch, they only run the handler: spark/handling.py. Works on classic Spark and Spark Connect alike.
 """
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -18,24 +23,31 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, PositionGap
 from checkpoint.position import Partition
-from dedup import slices
+from deadletter.failure import Elsewhere
+from dedup import planning
+from dedup.claims import Slicing
 from dedup.decode.prepare import Prepare
-from dedup.envelope import POSITION
-from dedup.executors import RunTask
-from dedup.slices import OUTCOMES
-from dedup.spark.prepare import answers, positions
+from dedup.envelope import ENVELOPE, POSITION
+from dedup.pipeline import company
+from dedup.pipeline.batch import Batch, EvaluatedArrow, RunTask, Tasks
+from dedup.pipeline.commit import Chunk, Culprits, Job, Report, commit_batch, commit_chunk, guard, index_of, reached
+from dedup.pipeline.handlers import A_TASK, MOST_TASKS, Where
+from dedup.spark import committing
+from dedup.spark.committing import OUTCOMES, SliceJob
+from dedup.spark.handling import InTasks
+from dedup.spark.prepare import answers as registry_answers
+from dedup.spark.prepare import positions
 from dedup.spark.prepare import prepare as prepare_columns
-from dedup.store import Store
-
-KEPT_STORES = 4
-"""Stores of this process of tasks that stay open: a process serves one query at a time, and rarely several."""
+from dedup.store import Checkpoint, Head, Run
+from dedup.trial import Trial, untried
 
 ENOUGH = 100_000
 """Rows of a frame that have one in each of its partitions, on clusters of up to so many cores."""
 
-_stores: dict[str, Store] = {}
+log = logging.getLogger("dedup")
+
 _told: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 
 
@@ -67,18 +79,17 @@ class SparkTasks:
                 f"driver: @consumer.foreach(..., on='driver')."
             ) from error
 
-    def run(self, prepare: Prepare, packed: bytes, tasks: int, *, keep: bool) -> pa.Table:
-        """Bring each partition to one task, in order, and run `slices.run` there; returns OUTCOMES.
+    def prepared(self, prepare: Prepare) -> DataFrame:
+        """The rows of the batch as events with keys, evaluated where `run` brings them."""
+        return prepare_columns(self._batch, prepare)
+
+    def run(self, rows: DataFrame, task: RunTask, answers: pa.Schema, at_once: int) -> pa.Table:
+        """Bring each partition of these rows to one task, in order, and run this there; returns what the tasks yield.
 
         Crash: of the driver: tasks that run go on to the end of their transaction, unless a newer driver has fenced them.
         """
-        with answers():
-            rows = _placed(prepare_columns(self._batch, prepare), tasks)
-            return rows.mapInArrow(_in_task(packed, keep), from_arrow_schema(OUTCOMES)).toArrow()
-
-    def each(self, frame: DataFrame, run: RunTask, answers: pa.Schema) -> pa.Table:
-        """Bring each partition's rows of a handler's frame to one task, in order, and run this there; returns what it yields."""
-        return _placed(frame, max(self.cores, 1)).mapInArrow(run, from_arrow_schema(answers)).toArrow()
+        with registry_answers():
+            return _placed(rows, at_once).mapInArrow(task, from_arrow_schema(answers)).toArrow()
 
 
 def _placed(rows: DataFrame, tasks: int) -> DataFrame:
@@ -88,43 +99,6 @@ def _placed(rows: DataFrame, tasks: int) -> DataFrame:
     return rows.repartitionById(tasks, task.cast("int")).sortWithinPartitions(*POSITION)
 
 
-def _in_task(packed: bytes, keep: bool) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _run(batches, packed, keep)
-
-    return run
-
-
-def _run(batches: Iterable[pa.RecordBatch], packed: bytes, keep: bool) -> Iterator[pa.RecordBatch]:
-    """`slices.run`; a task without rows opens nothing."""
-    rows = (batch for batch in batches if batch.num_rows)
-    first = next(rows, None)
-    if first is None:
-        return
-    packed_store, work = pickle.loads(packed)
-    store = _kept_store(packed_store)
-    try:
-        yield from slices.run(_chain(first, rows), work, store)
-    finally:
-        if not keep:
-            store.close()
-
-
-def _chain(first: pa.RecordBatch, others: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from others
-
-
-def _kept_store(packed: bytes) -> Store:
-    """The store of these settings in this process, with the connections that an earlier task has opened."""
-    name = hashlib.sha256(packed).hexdigest()
-    if name not in _stores:
-        while len(_stores) >= KEPT_STORES:
-            _stores.pop(next(iter(_stores))).close()
-        _stores[name] = pickle.loads(packed).in_tasks()
-    return _stores[name]
-
-
 def _cores(session: SparkSession) -> int:
     try:
         return int(session.sparkContext.defaultParallelism)
@@ -132,3 +106,150 @@ def _cores(session: SparkSession) -> int:
         if (known := _told.get(session)) is None:
             known = _told[session] = session.range(ENOUGH).select(F.spark_partition_id()).distinct().count()
         return known
+
+
+_PREPARED = {"_key": pa.binary(16), "_payload_hash": pa.int64(), "_undecodable": pa.bool_()}
+_NO_ROWS = pa.schema([*ENVELOPE, *(pa.field(*item) for item in _PREPARED.items())]).empty_table()
+
+
+def check(job: Job, tasks: Tasks, head: Head) -> None:
+    """Refuse, before anything is written, a handler that cannot travel and a database with too few connections. Raises ConfigError."""
+    if not isinstance(job.store, Slicing):
+        tasks.pack(job.policy.handler)
+        return
+    _pack(job, tasks, slice_job(job, head, Run("", 0), frozenset()))
+    wanted, free = A_TASK * _at_once(job, tasks), job.store.room(job.name)
+    if wanted > free:
+        raise ConfigError(
+            f"Consumer {job.name!r}: its tasks may use {wanted} connections at once, and PostgreSQL has {free} for this role "
+            f"(max_connections, and the limits of the role and the database, less what is in use). Raise that, or give the handler fewer: "
+            f"@consumer.foreach(..., connections={max(free // A_TASK * A_TASK, A_TASK)})."
+        )
+
+
+def process(job: Job, batch: Batch, tasks: Tasks, head: Head, run: Run, culprits: Culprits, *, first: bool) -> tuple[Report, Head]:
+    """One batch whose events are handled in tasks; returns what became of the rows, and what the state cannot be behind.
+
+    Args:
+        first: of this run of the query, or after a failure.
+
+    Crash: what was committed is true, the rest is not; the batch is delivered again, and drops what is decided.
+    """
+    if isinstance(job.store, Slicing):
+        return _commit_in_tasks(job, tasks, head, run, first=first)
+    handler: Any = job.policy.handler
+    in_tasks = InTasks(job.identity, handler, tasks, job.policy.on_failure.rules)
+    return commit_batch(replace(job, policy=replace(job.policy, handler=in_tasks)), batch, head, run, culprits)
+
+
+def _commit_in_tasks(job: Job, tasks: Tasks, head: Head, run: Run, *, first: bool) -> tuple[Report, Head]:
+    """Guards, slices, and what they leave to the driver. At first, gaps are looked for before anything is written, and deaths of tasks.
+
+    Raises:
+        What a slice raised: what no waiting can mend comes first.
+    """
+    report = Report()
+    guard(job, head, run, {})
+    gap_checked = _check_gaps(job, tasks, head, run) if first and _may_gap(head, run) else frozenset()
+    outcomes = _run(job, tasks, head, run, gap_checked, alone=first and _have_died(job, tasks))
+    if any(isinstance(error, PositionGap) for error in _errors(outcomes)):
+        now = replace(job.store.head(job.name), epoch=head.epoch)
+        outcomes = _run(job, tasks, now, run, _check_gaps(job, tasks, head, run), alone=_have_died(job, tasks))
+    for row in outcomes:
+        report.count(np.asarray(row["states"]))
+    _raise_worst(_errors(outcomes))
+    return report, close(job, _reached(head, run, outcomes), run)
+
+
+def _may_gap(head: Head, run: Run) -> bool:
+    return not head.gap_accepted and any(point.query_id != run.query_id for point in head.checkpoints.values())
+
+
+def _check_gaps(job: Job, tasks: Tasks, head: Head, run: Run) -> frozenset[Partition]:
+    """The partitions of this batch, none of which leaves anything out. Raises PositionGap."""
+    found = tasks.firsts(job.prepare(head))
+    guard(job, head, run, found)
+    return frozenset(found)
+
+
+def _have_died(job: Job, tasks: Tasks) -> bool:
+    """Whether a slice was being tried at the end of two runs. Spark ends others with the one that kills: only alone they are told apart.
+
+    Of one run, where slices run one at a time anyway.
+    """
+    assert isinstance(job.store, Slicing)
+    one = _at_once(job, tasks) == 1
+    found = any(trial.running is not None and (trial.deaths or one) for trial in map(Trial.read, job.store.trials(job.name)))
+    if found:
+        log.warning("%s: processes of tasks have died; slices run one at a time until the batch is through", job.name)
+    return found
+
+
+def _run(job: Job, tasks: Tasks, head: Head, run: Run, gap_checked: frozenset[Partition], *, alone: bool = False) -> list[dict[str, Any]]:
+    """The slices of a batch. After deaths one at a time, and with no other query's chunk in hand in the driver, which may end them all."""
+    count = 1 if alone else _at_once(job, tasks)
+    with company.taken(job.name, alone=alone) as by_itself:
+        packed = _pack(job, tasks, replace(slice_job(job, head, run, gap_checked), alone=by_itself))
+        # Where every core may have its connections, the processes of tasks keep them: there are never more than the cap.
+        task = partial(committing.task, packed=packed, keep=tasks.cores <= count)
+        outcomes: list[dict[str, Any]] = tasks.run(tasks.prepared(job.prepare(head)), task, OUTCOMES, count).to_pylist()
+    return outcomes
+
+
+def _pack(job: Job, tasks: Tasks, work: SliceJob) -> bytes:
+    return tasks.pack((tasks.pack(job.store), work))
+
+
+def _at_once(job: Job, tasks: Tasks) -> int:
+    where: Where = job.policy.handler.where  # type: ignore[attr-defined]
+    cap = where.connections // A_TASK if where.connections else MOST_TASKS
+    return min(cap, max(tasks.cores, 1))
+
+
+def slice_job(job: Job, head: Head, run: Run, gap_checked: frozenset[Partition]) -> SliceJob:
+    """What the tasks of one batch need."""
+    policy = replace(job.policy, trials=untried())
+    return SliceJob(policy, head, run, uuid.uuid4().hex, job.max_events, job.identify, gap_checked)
+
+
+def _errors(outcomes: Iterable[Mapping[str, Any]]) -> list[BaseException]:
+    return [pickle.loads(row["error"]) for row in outcomes if row["error"] is not None]
+
+
+def _raise_worst(errors: list[BaseException]) -> None:
+    """Of several errors that one which waiting cannot mend; then that of a budget, whose slice says why."""
+    if not errors:
+        return
+    for error in errors:
+        log.warning("a slice failed: %s", error if isinstance(error, Elsewhere) else f"{type(error).__name__}: {error}")
+    raise min(errors, key=_rank)
+
+
+def _rank(error: BaseException) -> tuple[bool, bool, bool]:
+    told = "another slice" in str(error)  # the slice that was over the budget says which events failed
+    return isinstance(error, CommitConflict), not isinstance(error, BudgetExceeded) or told, told
+
+
+def _reached(head: Head, run: Run, outcomes: Iterable[Mapping[str, Any]]) -> Head:
+    """What the state cannot be behind, by what the slices committed."""
+    points, decisions = dict(head.checkpoints), 0
+    for row in outcomes:
+        partition, decisions = Partition(row["source"], row["topic"], row["partition"]), decisions + row["decisions"]
+        point = points.get(partition)
+        if row["reached"] is not None and (point is None or point.sequence_number < row["reached"]):
+            points[partition] = Checkpoint(row["reached"], query_id=run.query_id)
+    return replace(head, seq=head.seq + decisions, checkpoints=points)
+
+
+def close(job: Job, known: Head, run: Run) -> Head:
+    """Record that the batch is at its end, which no slice can know, and with it that a gap was accepted for the whole query.
+
+    Crash: recorded or not; the batch is delivered again.
+    """
+    head = replace(job.store.head(job.name), epoch=known.epoch)  # whoever took over meanwhile must not be spoken for
+    planning.refuse_older(head, known)
+    if (head.query_id, head.batch_id, head.batch_ended, head.gap_accepted) == (run.query_id, run.batch_id, True, False):
+        return known
+    rows = EvaluatedArrow(_NO_ROWS)
+    chunk = Chunk(rows, index_of(rows), run, head)
+    return reached(chunk, commit_chunk(chunk, job))

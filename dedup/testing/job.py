@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dedup.consumer import Consumer
-from dedup.executors import Where
-from dedup.foreach import EachEvent, EachSlice, Event
+from dedup.pipeline.handlers import EachEvent, EachSlice, Event, Where
+from dedup.pipeline.tx import Tx
 from dedup.store import Selection
 from dedup.testing.clock import standing
 from dedup.testing.delivery import table_of
 from dedup.testing.dying import AFTERWARDS, Death, Died, file_of, watched
-from dedup.tx import Tx
 from dedup.verify import verify
 
 if TYPE_CHECKING:
@@ -69,13 +68,13 @@ class Life:
     @property
     def function(self) -> Any:
         """The user's own code."""
-        handler = self.consumer.policy().handler if self.consumer else self._run
+        handler = self.consumer.job().policy.handler if self.consumer else self._run
         event_handler = handler.handler if isinstance(handler, EachEvent | EachSlice) else handler
         return getattr(event_handler, "of", event_handler)
 
     def _bring_here(self, consumer: Consumer) -> None:
         """What runs in Spark's tasks would neither be seen there nor die with this process."""
-        handler = consumer.policy().handler
+        handler = consumer.job().policy.handler
         if isinstance(handler, EachEvent | EachSlice):
             handler = replace(handler, where=Where("driver"))
         if isinstance(handler, EachEvent):

@@ -134,7 +134,7 @@ def two_streams(task: dict[str, Any]) -> None:
         kills(rows, tx)
 
     slow._handler, guilty._handler = be_slow, be_guilty
-    slow.care = replace(slow.care, timeout=None if slow.care.timeout is None else 600.0)
+    slow.on_failure = replace(slow.on_failure, timeout=None if slow.on_failure.timeout is None else 600.0)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(slow, batch(*orders_of("slow", [0])), 0)
         second = pool.submit(guilty, batch(*orders_of("guilty", task["batches"][0])), 0)

@@ -5,7 +5,6 @@ The real ones are in test_foreach_spark.py and test_foreach_files.py.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -14,13 +13,13 @@ import pytest
 from orders import batch
 
 from checkpoint.position import Partition
-from dedup import Consumer, consumer, slices
+from dedup import Consumer, consumer
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
 from dedup.envelope import POSITION
-from dedup.executors import RunTask
-from dedup.feed import ArrowFeed
-from dedup.report import Report
+from dedup.pipeline.batch import ArrowBatch, RunTask
+from dedup.pipeline.commit import Report
+from dedup.spark import committing
 
 IN_ORDER = [(name, "ascending") for name in POSITION]
 
@@ -43,47 +42,46 @@ class Tasks:
         rows = arrow.prepare(self._rows, prepare).group_by(["source", "topic", "partition"]).aggregate([("sequence_number", "min")])
         return {Partition(r["source"], r["topic"], r["partition"]): r["sequence_number_min"] for r in rows.to_pylist()}
 
-    def run(self, prepare: Prepare, packed: bytes, tasks: int, *, keep: bool) -> pa.Table:
-        """All partitions in one task, which has a store of its own."""
-        return run_task(arrow.prepare(self._rows, prepare), packed)
+    def prepared(self, prepare: Prepare) -> pa.Table:
+        """The events with their keys."""
+        return arrow.prepare(self._rows, prepare)
 
-    def each(self, frame: pa.Table, run: RunTask, answers: pa.Schema) -> pa.Table:
+    def run(self, rows: pa.Table, task: RunTask, answers: pa.Schema, at_once: int) -> pa.Table:
         """All partitions in one task."""
-        rows = frame.sort_by(IN_ORDER)
-        return pa.Table.from_batches(run(rows.slice(0, rows.num_rows - self.lost).to_batches(max_chunksize=3)), answers)
+        rows = rows.sort_by(IN_ORDER)
+        rows = rows.slice(0, rows.num_rows - self.lost)
+        try:
+            return pa.Table.from_batches(task(rows.to_batches(max_chunksize=3)), answers)
+        finally:
+            _let_go()
 
 
 class TaskEach(Tasks):
     """Each partition in a task of its own, one after the other."""
 
-    def run(self, prepare: Prepare, packed: bytes, tasks: int, *, keep: bool) -> pa.Table:
+    def run(self, rows: pa.Table, task: RunTask, answers: pa.Schema, at_once: int) -> pa.Table:
         """In the order of their numbers."""
-        rows = arrow.prepare(self._rows, prepare)
         numbers = sorted(set(rows["partition"].to_pylist()))
-        return pa.concat_tables(run_task(rows.filter(pc.equal(rows["partition"], number)), packed) for number in numbers)
+        parts = [rows.filter(pc.equal(rows["partition"], number)) for number in numbers]
+        return pa.concat_tables(Tasks.run(self, part, task, answers, at_once) for part in parts)
 
 
-def run_task(rows: pa.Table, packed: bytes) -> pa.Table:
-    """OUTCOMES of one task, which has a store of its own."""
-    packed_store, work = pickle.loads(packed)
-    store = pickle.loads(packed_store).in_tasks()
-    try:
-        batches = rows.sort_by(IN_ORDER).to_batches(max_chunksize=3)
-        return pa.Table.from_batches(slices.run(batches, work, store), slices.OUTCOMES)
-    finally:
-        store.close()
+def _let_go() -> None:
+    """A process of tasks ends, and with it the stores that it has kept."""
+    while committing._stores:
+        committing._stores.popitem()[1].close()
 
 
 def run_in(tasks: Tasks | None, made: Consumer, rows: pa.Table, number: int = 0) -> Report:
     """One batch, its events handled in these tasks or on the driver."""
 
-    def opened(given: Any, *args: Any, **named: Any) -> ArrowFeed:
-        feed = ArrowFeed(given)
+    def opened(given: Any, *args: Any, **named: Any) -> ArrowBatch:
+        feed = ArrowBatch(given)
         feed.tasks = tasks  # type: ignore[assignment]
         return feed
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(consumer, "open_feed", opened)
+        patched.setattr(consumer, "open_batch", opened)
         return made(rows, number)
 
 

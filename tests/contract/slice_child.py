@@ -16,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 from orders import batch, consumer, event
 
-from dedup import Consumer, executors, slices
+from dedup import Consumer
 from dedup.decode import prepare as arrow
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
+from dedup.spark import committing, tasks
 from dedup.store import Head, Run, Store
 
 EVENTS = 30
@@ -54,8 +55,8 @@ def orders_consumer(store: Store, **settings: Any) -> Consumer:
 
 def plan(made: Consumer, head: Head, batch_id: int, path: Path, events: list[dict[str, Any]]) -> Path:
     """What the driver would send to the tasks, as a file."""
-    rows = arrow.prepare(batch(*events), made.prepare(head))
-    path.write_bytes(pickle.dumps((executors._work(made, head, Run("q", batch_id, durable=True), frozenset()), rows)))
+    rows = arrow.prepare(batch(*events), made.job().prepare(head))
+    path.write_bytes(pickle.dumps((tasks.slice_job(made.job(), head, Run("q", batch_id, durable=True), frozenset()), rows)))
     return path
 
 
@@ -80,6 +81,6 @@ def main(task: dict[str, Any]) -> None:
             time.sleep(0.01)
 
     store = PostgresStore(task["place"], on_step=on_step).in_tasks()
-    answers = pa.Table.from_batches(slices.run(rows.to_batches(max_chunksize=11), work, store), slices.OUTCOMES).to_pylist()
+    answers = pa.Table.from_batches(committing.run(rows.to_batches(max_chunksize=11), work, store), committing.OUTCOMES).to_pylist()
     said = [{"states": a["states"], "error": a["error"] and type(pickle.loads(a["error"])).__name__} for a in answers]
     Path(task["said"]).write_text(json.dumps(said))

@@ -18,7 +18,7 @@ from checkpoint.errors import BudgetExceeded
 from deadletter.letter import Kind
 from dedup import Retry
 from dedup.amendments import lift_budget
-from dedup.brownout import IN_A_ROW, Brownout, failed_last
+from dedup.pipeline.attempts import IN_A_ROW, Brownout, failed_last
 
 RUN_SECONDS = 10.0
 """What each run of the handler takes by the clock of these tests: four of them use up the 30 s of `Retry.total`."""
@@ -54,7 +54,7 @@ class Bank:
 
         made = consumer(self.place.store(), retry=Retry(first=0, longest=0), **settings)
         made._handler = handler
-        made.care = replace(made.care, clock=lambda: self.now)
+        made.on_failure = replace(made.on_failure, clock=lambda: self.now)
         return made
 
     def alone(self, number: int) -> int:

@@ -19,7 +19,7 @@ from deadletter.letter import Kind
 from dedup import Budget
 from dedup.amendments import lift_budget
 from dedup.consumer import Consumer
-from dedup.joined import Member
+from dedup.pipeline.member import Member
 from dedup.store import Store
 
 EARLY = (Kind.UNDECODABLE, Kind.NO_KEY, Kind.KEY_CONFLICT)
@@ -131,7 +131,7 @@ def test_a_person_who_lifts_the_budget_releases_the_batch_that_waits(place: Plac
         if len(waits) == 2:
             lift(place.store(), Kind.UNDECODABLE, 100)
 
-    run.care = replace(run.care, sleep=wait)
+    run.on_failure = replace(run.on_failure, sleep=wait)
     assert run(batch(*flood(Kind.UNDECODABLE, range(100))), 0).dead_lettered == 100
     assert len(waits) == 2
     assert_proven(place.store())
@@ -153,7 +153,7 @@ def test_chunks_of_a_batch_are_judged_one_by_one(place: Place) -> None:
 def test_runners_that_commit_side_by_side_share_one_budget(place: Place) -> None:
     """60 of one process beside 60 of another are 120 in a row: the one that commits second parks none, though it began first."""
     stores = place.store(), place.store()
-    one, two = (Member(consumer(store, query=None)) for store in stores)
+    one, two = (Member(consumer(store, query=None).job()) for store in stores)
     for each in (one, two):
         each.join()
     left, right = (each.claim(Partition("broker", "orders", n)) for n, each in enumerate((one, two)))

@@ -10,7 +10,7 @@ from places import Place
 
 from checkpoint.errors import HandlerError
 from dedup import Consumer
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 from dedup.reprocessing import reprocess
 from dedup.store import Selection, Store
 

@@ -13,7 +13,7 @@ from places import DeltaPlace, Place, PostgresPlace
 from test_values import create, read
 
 from dedup import Consumer
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 
 NAMES = ["n", "i", "s"]
 SETS = [("n", "i"), ("n", "s"), ("n", "s", "i")]

@@ -23,8 +23,8 @@ from places import DeltaPlace
 
 from checkpoint.errors import BudgetExceeded, ConfigError, SinkMismatch
 from dedup import Retry
-from dedup.foreach import Event
 from dedup.outbox import Call, Dispatcher, Message
+from dedup.pipeline.handlers import Event
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
 

@@ -14,8 +14,8 @@ from places import Place
 
 from checkpoint.errors import ConfigError, HandlerError
 from dedup import Consumer
-from dedup.foreach import Event
 from dedup.outbox import Call, Dispatcher, Message
+from dedup.pipeline.handlers import Event
 from dedup.store import Store
 
 

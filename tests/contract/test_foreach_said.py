@@ -16,8 +16,8 @@ from places import Place, PostgresPlace
 
 from checkpoint.errors import ConfigError, HandlerError
 from dedup import Consumer, replay
-from dedup.foreach import Event
 from dedup.outbox import Call, Dispatcher, Message
+from dedup.pipeline.handlers import Event
 from dedup.store import Selection
 
 

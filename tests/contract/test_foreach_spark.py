@@ -20,7 +20,7 @@ from places import Place, PostgresPlace
 
 from checkpoint.errors import BudgetExceeded, ConfigError, PositionGap
 from dedup import Consumer
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 from dedup.store import Store
 
 if TYPE_CHECKING:

@@ -200,7 +200,7 @@ def test_no_secret_of_an_exception_is_kept_or_logged(place: Place, secret: str, 
             raise error(SECRETS[secret]) from cause
 
     run = when_bad(place, act)
-    run.care = type(run.care)(run.care.retry, run.care.budget, sleep=lambda _: None)
+    run.on_failure = type(run.on_failure)(run.on_failure.retry, run.on_failure.budget, sleep=lambda _: None)
     with caplog.at_level(logging.DEBUG):
         run(batch(event(0, "a"), event(1, "bad")), 0)
         reprocess(Selection(), run)
@@ -239,7 +239,7 @@ def test_an_outage_of_fifty_batches_parks_nothing(place: Place) -> None:
 
     away_by_memory = [True]
     run = consumer(place.store())
-    run.care = type(run.care)(type(run.care.retry)(attempts=1))
+    run.on_failure = type(run.on_failure)(type(run.on_failure.retry)(attempts=1))
     good, run._handler = run._handler, away
     for number in range(50):
         away_by_memory[0] = number % 2 == 0

@@ -18,8 +18,8 @@ from places import DeltaPlace
 
 from checkpoint.errors import StoreError
 from dedup import Consumer
-from dedup.foreach import Event
 from dedup.outbox import Call, Dispatcher, Message
+from dedup.pipeline.handlers import Event
 
 pytestmark = pytest.mark.delta
 

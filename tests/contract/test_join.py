@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,8 @@ from checkpoint.position import Partition
 from deadletter.budget import Spent
 from deadletter.letter import Kind
 from dedup.amendments import accept_gap, reset
-from dedup.joined import Member
+from dedup.pipeline.member import Member
+from dedup.pipeline.tx import Handler
 from dedup.process import this_process
 from dedup.store import Holder, Store
 
@@ -32,7 +34,7 @@ def at(partition: int) -> Partition:
 
 def member(store: Store, **settings: Any) -> Member:
     """A process of its own, as far as the store can tell, that has joined."""
-    made = Member(consumer(store, query=None, **settings))
+    made = Member(consumer(store, query=None, **settings).job())
     made.join()
     return made
 
@@ -45,9 +47,9 @@ def elsewhere() -> Holder:
 def test_what_a_slice_of_spark_was_trying_does_not_stop_a_runner(place: Place) -> None:
     """A query's task was killed, and a runner goes on with its partition: the note is none of a runner's."""
     one = member(place.store())
-    share = one.claim(at(0))
-    one.process(share, batch(*orders(range(3))))
-    place.store().set_trial("shop", '{"chunk": "c", "deaths": 1, "dead": [], "running": [0, 2]}', share.claim.scope)
+    assignment = one.claim(at(0))
+    one.process(assignment, batch(*orders(range(3))))
+    place.store().set_trial("shop", '{"chunk": "c", "deaths": 1, "dead": [], "running": [0, 2]}', assignment.claim.scope)
     again = one.claim(at(0))
     assert again.hold is None
     assert one.process(again, batch(*orders(range(3, 5)))).processed == 2
@@ -80,13 +82,16 @@ def test_a_lost_partition_cannot_commit(place: Place) -> None:
     assert_proven(place.store())
 
 
+def _handles(one: Member, handler: Handler) -> None:
+    one.job = replace(one.job, policy=replace(one.job.policy, handler=handler))
+
+
 def test_a_partition_lost_in_the_middle_of_a_batch_commits_nothing(place: Place) -> None:
     """The claim comes while the handler runs: it waits for the batch (PostgreSQL), or that batch is planned again and refused (Delta)."""
     one, two = member(place.store()), member(place.store())
-    share, claimed = one.claim(at(0)), []
+    assignment, claimed = one.claim(at(0)), []
     thread = threading.Thread(target=lambda: claimed.append(two.claim(at(0))))
-    handle = one.consumer._handler
-    assert handle is not None
+    handle = one.job.policy.handler
 
     def slow(rows: pa.Table, tx: Any) -> None:
         if not thread.ident:
@@ -94,9 +99,9 @@ def test_a_partition_lost_in_the_middle_of_a_batch_commits_nothing(place: Place)
             thread.join(timeout=1.5)
         handle(rows, tx)
 
-    one.consumer._handler = slow
+    _handles(one, slow)
     with contextlib.suppress(PartitionLost):
-        one.process(share, batch(*orders(range(3))))
+        one.process(assignment, batch(*orders(range(3))))
     thread.join()
     assert two.process(claimed[0], batch(*orders(range(3)))).delivered == 3
     assert sorted(ids(place.read())) == ["p0-0", "p0-1", "p0-2"]
@@ -123,10 +128,10 @@ def test_a_batch_must_be_of_the_claimed_partition(place: Place) -> None:
 def test_a_query_that_takes_a_newer_epoch_stops_all_of_them(place: Place) -> None:
     """A single copy fences every process that shares the older epoch: batches and claims."""
     one = member(place.store())
-    share = one.claim(at(0))
+    assignment = one.claim(at(0))
     consumer(place.store(), takeover=True)(batch(*orders(range(2))), 0)
     with pytest.raises(Fenced):
-        one.process(share, batch(*orders(range(2, 4))))
+        one.process(assignment, batch(*orders(range(2, 4))))
     with pytest.raises(Fenced):
         one.claim(at(1))
     assert len(place.read()) == 2
@@ -177,9 +182,9 @@ def test_the_batch_that_a_process_died_in_comes_alone(place: Place) -> None:
     """The next process tries the same rows together, whatever else it has received by then: only so deaths can be counted."""
     store = place.store()
     one = member(store)
-    share = one.claim(at(0))
-    share.hold = 2
-    one.process(share, batch(*orders(range(6))))
+    assignment = one.claim(at(0))
+    assignment.hold = 2
+    one.process(assignment, batch(*orders(range(6))))
     seen = [record["seen"] for record in store.batches("shop").to_pylist()]
     assert seen == [[{"first": 0, "last": 2}], [{"first": 3, "last": 5}]]
     assert_proven(store)
@@ -189,15 +194,14 @@ def test_failures_of_two_processes_count_together(place: Place) -> None:
     """The budget's clock and failures are the consumer's: two processes that commit side by side add to them."""
 
     def failing(one: Member) -> None:
-        handle = one.consumer._handler
-        assert handle is not None
+        handle = one.job.policy.handler
 
         def bad(rows: pa.Table, tx: Any) -> None:
             if "bad" in {d["id"] for d in rows["data"].to_pylist()}:
                 raise ValueError
             handle(rows, tx)
 
-        one.consumer._handler = bad
+        _handles(one, bad)
 
     one, two = member(place.store()), member(place.store())
     for each in (one, two):
@@ -213,11 +217,11 @@ def test_failures_of_two_processes_count_together(place: Place) -> None:
 def test_an_accepted_gap_is_not_used_up_by_another_partition(place: Place) -> None:
     """A process speaks for its own partition: what a person accepted stays accepted until it is asked for."""
     one, two = member(place.store()), member(place.store())
-    share = one.claim(at(0))
-    one.process(share, batch(*orders(range(3))))
+    assignment = one.claim(at(0))
+    one.process(assignment, batch(*orders(range(3))))
     two.process(two.claim(at(1)), batch(*orders(range(3), partition=1)))
     place.store().amend("shop", accept_gap, by="test", reason="lost")
-    one.process(share, batch(*orders(range(3, 6))))
+    one.process(assignment, batch(*orders(range(3, 6))))
     head = place.store().head("shop")
     assert head.gap_accepted and head.checkpoints[at(1)].query_id == two.run_id
 
@@ -225,9 +229,9 @@ def test_an_accepted_gap_is_not_used_up_by_another_partition(place: Place) -> No
 def test_a_reset_is_not_passed_over_by_a_process_that_reads_on(place: Place) -> None:
     """After a reset the events before are to come again: a batch from the middle is refused, and the partition has to be claimed again."""
     one = member(place.store())
-    share = one.claim(at(0))
-    one.process(share, batch(*orders(range(3))))
+    assignment = one.claim(at(0))
+    one.process(assignment, batch(*orders(range(3))))
     place.store().amend("shop", reset, by="test", reason="again")
     with pytest.raises(PartitionLost, match="began anew"):
-        one.process(share, batch(*orders(range(3, 6))))
+        one.process(assignment, batch(*orders(range(3, 6))))
     assert one.process(one.claim(at(0)), batch(*orders(range(6)))).processed == 6

@@ -11,8 +11,8 @@ from registry_kit import avro, confluent, content_type, record
 from registry_server import RegistryServer
 
 from checkpoint.errors import RegistryUnavailable
+from deadletter.policy import FailurePolicy
 from dedup import decode
-from dedup.care import Care
 from dedup.decode.registry import Azure, Confluent
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
@@ -81,8 +81,8 @@ def test_a_batch_waits_for_the_registry(place: Place, registry: RegistryServer, 
     ident = registry.register("orders-value", ORDER)
     run = consumer(place.store(), decode=decode.confluent_avro(registry.url, schema=ORDER), max_outage=60.0)
     registry.stop()
-    assert isinstance(run.care, Care)
-    object.__setattr__(run.care, "sleep", lambda _: registry.start() if registry._server is None else None)
+    assert isinstance(run.on_failure, FailurePolicy)
+    object.__setattr__(run.on_failure, "sleep", lambda _: registry.start() if registry._server is None else None)
     assert run(batch(order(0, ident, "a")), 0).processed == 1
     assert letters(place.store()) == []
 

@@ -19,11 +19,11 @@ from places import PostgresPlace
 
 from checkpoint.errors import BudgetExceeded, ConfigError, Fenced, HandlerError
 from deadletter.known import SYSTEMIC, TRANSIENT
-from dedup import Retry, executors, replay
+from dedup import Retry, replay
 from dedup.consumer import Consumer
-from dedup.decode.prepare import Prepare
 from dedup.epoch import take_epoch
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
+from dedup.spark import tasks
 from dedup.store import Run, Selection
 
 pytestmark = pytest.mark.postgres
@@ -111,9 +111,9 @@ def test_so_many_tasks_run_at_once(base: PostgresPlace, cores: int, connections:
     made.foreach(into="orders", connections=connections)(lambda event, tx: row(event))
 
     class Cluster(Tasks):
-        def run(self, prepare: Prepare, packed: bytes, tasks: int, *, keep: bool) -> pa.Table:
-            asked.append((tasks, keep))
-            return super().run(prepare, packed, tasks, keep=keep)
+        def run(self, rows: pa.Table, task: Any, answers: pa.Schema, at_once: int) -> pa.Table:
+            asked.append((at_once, task.keywords["keep"]))
+            return super().run(rows, task, answers, at_once)
 
     events = batch(*orders(range(3)))
     cluster = Cluster(events)
@@ -208,7 +208,7 @@ def test_a_driver_that_was_taken_over_does_not_end_the_batch_for_the_other_one(b
     newer = take_epoch(other, "shop", "two", 1.0, force=True)
     alive = base.execute("select backend_pid from dedup.heartbeat")
     with pytest.raises(Fenced):
-        executors._close(made, mine, Run("one", 1, durable=True))
+        tasks.close(made.job(), mine, Run("one", 1, durable=True))
     assert base.execute("select backend_pid from dedup.heartbeat") == alive
     now = other.head("shop")
     assert (now.epoch, now.query_id, now.batch_id) == (newer.epoch, mine.query_id, mine.batch_id)

@@ -127,19 +127,19 @@ def test_rejecting_many_by_a_column_and_skipping(spark: SparkSession, place: Pla
 
 def test_a_column_too_large_for_pyarrow_goes_through_scratch_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 2 GB in one column pyarrow takes no rows: with a larger spark.driver.maxResultSize such a batch would stop the stream for ever."""
-    from dedup.spark import feed
+    from dedup.spark import batch as of_spark
 
     table = pa.table({"value": [b"x" * 60, b"y" * 60], "offset": [1, 2]})
     answer = SimpleNamespace(toArrow=lambda: table, sparkSession=None)
-    batch = feed.SparkFeed(answer, None)  # type: ignore[arg-type]
+    batch = of_spark.SparkBatch(answer, None)  # type: ignore[arg-type]
     assert batch.collect(answer) is table  # type: ignore[arg-type]
-    monkeypatch.setattr(feed, "LARGEST", 120)
+    monkeypatch.setattr(of_spark, "LARGEST", 120)
     assert batch.collect(answer) is None  # type: ignore[arg-type]
 
 
 def test_a_result_that_spark_cannot_keep_goes_through_scratch_files(caplog: pytest.LogCaptureFixture) -> None:
     """Seen with 500,000 rows and a JVM of 2 GB: the same batch would fail for ever. What is not about size is raised."""
-    from dedup.spark import feed
+    from dedup.spark import batch as of_spark
 
     def fails(words: str) -> Any:
         def raises() -> None:
@@ -148,26 +148,26 @@ def test_a_result_that_spark_cannot_keep_goes_through_scratch_files(caplog: pyte
         return SimpleNamespace(toArrow=raises, sparkSession=None)
 
     lost = fails("TaskResultLost (result lost from block manager)")
-    assert feed.SparkFeed(lost, None).collect(lost) is None and "spark.driver.memory" in caplog.text
+    assert of_spark.SparkBatch(lost, None).collect(lost) is None and "spark.driver.memory" in caplog.text
     other = fails("ExecutorLostFailure")
     with pytest.raises(RuntimeError, match="ExecutorLost"):
-        feed.SparkFeed(other, None).collect(other)
+        of_spark.SparkBatch(other, None).collect(other)
 
 
 def test_without_a_folder_to_share_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a cluster collect=False is refused by `check`, before anything is taken over, where no scratch= is given."""
-    from dedup.spark import feed
+    from dedup.spark import batch as of_spark
 
-    monkeypatch.setattr(feed, "plan", lambda *_: None)
+    monkeypatch.setattr(of_spark, "plan", lambda *_: None)
     batch = SimpleNamespace(sparkSession=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "yarn")))
     with pytest.raises(ConfigError, match="scratch="):
-        feed.SparkFeed(batch, None, collect=False).check(Prepare("shop"))  # type: ignore[arg-type]
+        of_spark.SparkBatch(batch, None, collect=False).check(Prepare("shop"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("where", ["{}", "file:{}"])
 def test_scratch_folders_are_removed(where: str, spark: SparkSession, tmp_path: Path) -> None:
     """With a batch's end nothing of its rows stays, wherever the folder is; not even where the batch failed."""
-    from dedup.spark.scratch import scratch_folder
+    from dedup.spark.batch import scratch_folder
 
     with pytest.raises(OSError, match="away"), scratch_folder(spark, where.format(tmp_path)) as folder:
         spark.range(3).write.parquet(folder)
@@ -181,9 +181,9 @@ def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
     size: int, spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same effect with collect=False, in several chunks or one, with a replay; no rows are asked for."""
-    from dedup.spark import feed
+    from dedup.spark import batch as of_spark
 
-    monkeypatch.delattr(feed.SparkFeed, "collect")
+    monkeypatch.delattr(of_spark.SparkBatch, "collect")
     topic = Topic(spark, tmp_path)
     topic.append(*[(n, f"k{n % 90}", n % 90 - 1) for n in range(100)], (100, None, 1))
     frame = spark.read.schema("offset bigint, value string").json(str(topic.folder))

@@ -14,7 +14,7 @@ from places import Place
 
 from dedup import Consumer, decode
 from dedup import kafka as dk
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 from dedup.verify import verify
 
 if TYPE_CHECKING:

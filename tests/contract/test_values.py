@@ -13,7 +13,7 @@ from orders import batch, letters, orders
 from places import DeltaPlace, Place, PostgresPlace
 from value_table import COLUMNS, NULL, markdown, pairs
 
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -22,7 +22,7 @@ from test_values import create, read
 
 from checkpoint.errors import SinkMismatch
 from dedup import Consumer
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 from dedup.store import Store
 
 EAST = dt.timezone(dt.timedelta(hours=2))

@@ -12,7 +12,7 @@ from orders import batch, orders
 from places import DeltaPlace, PostgresPlace
 from test_values import create, read
 
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 
 NEWER: dict[str, tuple[str, Any, Any]] = {
     "numeric": ("numeric", 9, Decimal("10.5")),

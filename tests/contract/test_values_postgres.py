@@ -17,7 +17,7 @@ from places import PostgresPlace
 from test_values import create, read
 
 from checkpoint.errors import SinkMismatch, StoreError
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 
 pytestmark = pytest.mark.postgres
 

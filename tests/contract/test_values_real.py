@@ -19,7 +19,7 @@ from test_values import create, read
 
 from dedup import Consumer
 from dedup.demo import flights
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

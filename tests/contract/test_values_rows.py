@@ -15,7 +15,7 @@ from test_values import create, read
 
 from checkpoint.errors import RowsRefused, SinkMismatch
 from dedup import Consumer
-from dedup.foreach import Event
+from dedup.pipeline.handlers import Event
 from dedup.rows import PlainRows, copied, own
 
 Point = namedtuple("Point", "x tags")

@@ -14,7 +14,7 @@ from places import Place, PostgresPlace
 from checkpoint.errors import BatchTooLarge
 from checkpoint.position import Partition
 from dedup import Consumer
-from dedup.joined import Member
+from dedup.pipeline.member import Member
 from dedup.store import Store
 
 
@@ -54,13 +54,13 @@ def test_a_handler_that_takes_parts_gets_a_large_batch_in_chunks(place: Place) -
 
 def test_a_runner_refuses_a_batch_that_would_be_cut(place: Place) -> None:
     """A process that shares the epoch commits nothing of it either."""
-    one = Member(counting(place.store(), 40, query=None))
+    one = Member(counting(place.store(), 40, query=None).job())
     one.join()
-    share = one.claim(Partition("broker", "orders", 0))
+    assignment = one.claim(Partition("broker", "orders", 0))
     with pytest.raises(BatchTooLarge, match=TOO_LARGE):
-        one.process(share, batch(*orders(range(100))))
+        one.process(assignment, batch(*orders(range(100))))
     assert place.read() == []
-    assert one.process(share, batch(*orders(range(40)))).processed == 40
+    assert one.process(assignment, batch(*orders(range(40)))).processed == 40
     assert place.read() == [{"id": "up to 39", "amount": 40}]
 
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import tenacity
 
-import dedup.attempts
 import dedup.deadletters
 import dedup.epoch
-import dedup.flow
-import dedup.joined
-import dedup.letter_work
+import dedup.outage
 import dedup.pages
+import dedup.pipeline.attempts
+import dedup.pipeline.commit
+import dedup.pipeline.member
 import dedup.reprocessing
 from dedup.index import Index
 from dedup.process import Process
-from simulation.log import LetterFeed, feed
+from simulation.log import LetterBatch, batch_of
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -45,7 +45,13 @@ class _Dt:
     UTC, timedelta, datetime = dt.UTC, dt.timedelta, _DateTime
 
 
-_THERE = ((dedup.flow, "dt"), (dedup.attempts, "dt"), (dedup.deadletters, "dt"), (dedup.pages, "dt"), (dedup.reprocessing, "dt"))
+_THERE = (
+    (dedup.pipeline.commit, "dt"),
+    (dedup.pipeline.attempts, "dt"),
+    (dedup.deadletters, "dt"),
+    (dedup.pages, "dt"),
+    (dedup.reprocessing, "dt"),
+)
 
 
 class _Time:
@@ -68,10 +74,10 @@ def _once_each(index_of: Callable[[Any], Index]) -> Callable[[Any], Index]:
     """The real function, called once for each batch: batches come again and again, and nothing else goes into it."""
     made: dict[int, tuple[Any, Index]] = {}
 
-    def found(material: Any) -> Index:
-        if id(material) not in made:
-            made[id(material)] = (material, index_of(material))  # kept: its id stays its own
-        return made[id(material)][1]
+    def found(evaluated: Any) -> Index:
+        if id(evaluated) not in made:
+            made[id(evaluated)] = (evaluated, index_of(evaluated))  # kept: its id stays its own
+        return made[id(evaluated)][1]
 
     return found
 
@@ -81,9 +87,13 @@ def simulated(world: World) -> Iterator[None]:
     """Within, time is simulated, nobody sleeps, and letters are events of this world's log. Cheaper than mock.patch."""
     here = Process("here", 1, "")
     changes: list[tuple[Any, str, Any]] = [(module, name, _Dt) for module, name in _THERE]
-    changes += [(dedup.reprocessing, "open_feed", lambda table, _: LetterFeed(table, world.log)), (dedup.letter_work, "PAUSE_SECONDS", 0)]
-    changes += [(tenacity, "time", _Time), (dedup.joined, "ArrowFeed", feed), (dedup.flow, "index_of", _once_each(dedup.flow.index_of))]
-    changes += [(module, "this_process", lambda: here) for module in (dedup.epoch, dedup.joined)]
+    changes += [(dedup.reprocessing, "open_batch", lambda table, _: LetterBatch(table, world.log)), (dedup.outage, "PAUSE_SECONDS", 0)]
+    changes += [
+        (tenacity, "time", _Time),
+        (dedup.pipeline.member, "ArrowBatch", batch_of),
+        (dedup.pipeline.commit, "index_of", _once_each(dedup.pipeline.commit.index_of)),
+    ]
+    changes += [(module, "this_process", lambda: here) for module in (dedup.epoch, dedup.pipeline.member)]
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     _now[0], _running[0] = BEGIN, 0.0
     for change in changes:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import greenlet
 
 from checkpoint.errors import DedupError
-from dedup import company
+from dedup.pipeline import company
 
 DONE = "its work is done"
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from deadletter.letter import LETTERS
-from dedup.feed import ArrowMaterial
 from dedup.keys import LETTER
+from dedup.pipeline.batch import EvaluatedArrow
 from dedup.rows import picked, table_of
 
 TOPIC = ("broker", "topic")
@@ -103,7 +103,7 @@ class Log:
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events, self._table = tuple(events), prepared(events)
-        self._made: dict[tuple[tuple[int, int], ...], ArrowMaterial] = {}  # batches come again and again
+        self._made: dict[tuple[tuple[int, int], ...], EvaluatedArrow] = {}  # batches come again and again
         self._row = {e.at: row for row, e in enumerate(events)}
         self.partitions = tuple(tuple(e for e in events if e.partition == p) for p in sorted({e.partition for e in events}))
 
@@ -111,19 +111,19 @@ class Log:
         """The event there."""
         return self.events[self._row[place]]
 
-    def rows(self, places: Sequence[tuple[int, int]]) -> ArrowMaterial:
+    def rows(self, places: Sequence[tuple[int, int]]) -> EvaluatedArrow:
         """Prepared, in this order."""
         asked = tuple(places)
         if asked not in self._made:
-            self._made[asked] = ArrowMaterial(picked(self._table, np.array([self._row[at] for at in asked], dtype=np.int64)))
+            self._made[asked] = EvaluatedArrow(picked(self._table, np.array([self._row[at] for at in asked], dtype=np.int64)))
         return self._made[asked]
 
 
 @dataclass
-class SimFeed:
+class SimBatch:
     """A batch of a simulated query."""
 
-    rows: ArrowMaterial
+    rows: EvaluatedArrow
     run_key: str
     query_id: str | None
 
@@ -136,23 +136,23 @@ class SimFeed:
         """Nothing to check."""
 
     @contextmanager
-    def materialise(self, prepare: Any) -> Iterator[ArrowMaterial]:
+    def evaluate(self, prepare: Any) -> Iterator[EvaluatedArrow]:
         """Already prepared."""
         yield self.rows
 
 
 @dataclass
-class LetterFeed:
+class LetterBatch:
     """Letters on their way through the door again: the events that they were parked from."""
 
     letters: pa.Table
     log: Log
 
     @contextmanager
-    def materialise(self, prepare: Any) -> Iterator[ArrowMaterial]:
+    def evaluate(self, prepare: Any) -> Iterator[EvaluatedArrow]:
         """Prepared as they were."""
         places = list(zip(self.letters["partition"].to_pylist(), self.letters["sequence_number"].to_pylist(), strict=True))
-        yield ArrowMaterial(self.log.rows(places).table.append_column(LETTER, self.letters[LETTER]))
+        yield EvaluatedArrow(self.log.rows(places).table.append_column(LETTER, self.letters[LETTER]))
 
 
 class Picked:
@@ -169,6 +169,6 @@ class Picked:
         return Picked(self.table.filter(chosen))
 
 
-def feed(events: Any) -> SimFeed:
-    """In place of the feed of a table."""
-    return SimFeed(ArrowMaterial(events.table if isinstance(events, Picked) else events), "run", None)
+def batch_of(events: Any) -> SimBatch:
+    """In place of the batch that a table is."""
+    return SimBatch(EvaluatedArrow(events.table if isinstance(events, Picked) else events), "run", None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from checkpoint.errors import Fenced, PartitionLost, StillHeld
 from checkpoint.position import Partition
-from dedup.joined import Member, Share
+from dedup.pipeline.member import Assignment, Member
 from dedup.store import Claim, Head, Holder
 from simulation.copies import Copy
 from simulation.log import TOPIC, Event, Picked
@@ -97,7 +97,7 @@ class JoinedWorld(World):
         if not self.joint and self.shared.head.epoch and not self.calm and self.coin("held", copy.number) < 0.7:
             return  # StillHeld: the query lives
         consumer = self.consumer(copy)
-        member = Member(consumer, sleep=lambda _: copy.pause("wait for the store"), run_id=f"runner{copy.number}")
+        member = Member(consumer.job(), sleep=lambda _: copy.pause("wait for the store"), run_id=f"runner{copy.number}")
         member.join()
         for part in sorted(self.log.partitions, key=lambda part: self.coin("claims", copy.number, part[0].partition)):
             self._read(copy, member, part)
@@ -110,11 +110,11 @@ class JoinedWorld(World):
                 if not self.calm and self.coin("again", copy.number, self.tick) < 0.5:
                     return
 
-    def _read_on(self, copy: Copy, member: Member, share: Share, part: Sequence[Event]) -> None:
-        point = self.shared.head.checkpoints.get(share.claim.partition)
+    def _read_on(self, copy: Copy, member: Member, assignment: Assignment, part: Sequence[Event]) -> None:
+        point = self.shared.head.checkpoints.get(assignment.claim.partition)
         rest = [e for e in part if point is None or e.number > point.sequence_number]
         while rest:
             copy.pause("receive")
             size = 1 + int(self.coin(copy.number, rest[0].at) * 3)
             batch, rest = rest[:size], rest[size:]
-            member.process(share, Picked(self.log.rows([e.at for e in batch]).table))  # type: ignore[arg-type]
+            member.process(assignment, Picked(self.log.rows([e.at for e in batch]).table))  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from dedup.reprocessing import reprocess
 from dedup.store import Checkpoint, Selection
 from simulation import clock, deeds
 from simulation.copies import DONE, Boom, Copy
-from simulation.log import TOPIC, Log, SimFeed
+from simulation.log import TOPIC, Log, SimBatch
 from simulation.schedule import BACK, Schedule
 from simulation.shared import NAME, Shared
 from simulation.spark import Places, SparkCheckpoint
@@ -64,7 +64,7 @@ class World:
         """The real Consumer over the model store, with a handler that never answers the same twice."""
         asked, consumer = self.schedule, copying.copy(self._consumer)  # as it goes to another process
         consumer.store = self.store(copy.pause)  # type: ignore[assignment]
-        consumer.care = replace(consumer.care, sleep=lambda _: copy.pause("wait for the store"))
+        consumer.on_failure = replace(consumer.on_failure, sleep=lambda _: copy.pause("wait for the store"))
         runs = iter(range(10**9))
 
         def handle(rows: pa.Table, tx: Any) -> None:
@@ -96,9 +96,9 @@ class World:
                 if batch >= len(checkpoint.planned) and not checkpoint.plan(batch, self.coin):
                     return
                 places = checkpoint.batch(batch)
-                feed = SimFeed(self.log.rows(self._delivered(places, batch, copy)), run_key, checkpoint.query_id)
+                delivered = SimBatch(self.log.rows(self._delivered(places, batch, copy)), run_key, checkpoint.query_id)
                 try:
-                    consumer._through_outages(feed, batch)
+                    consumer._through_outages(consumer.job(), delivered, batch)
                 except PositionGap:  # queries took turns, and positions are missing between them: a person looks, and accepts
                     if self._missing(places):
                         if self.calm:

@@ -1,7 +1,7 @@
 """Handlers of single events in Spark's tasks, where one commit of the driver decides the batch.
 
 One job runs the handler, each partition's events in order in one task, and writes what it returns as files; the driver adds up what the
-tasks say and commits. Called by dedup/executors.py; a store whose tasks commit by themselves has dedup/slices.py instead.
+tasks say and commits. Called by dedup/spark/tasks.py; a store whose tasks commit by themselves has dedup/spark/committing.py instead.
 """
 
 from __future__ import annotations
@@ -12,32 +12,29 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError, StoreError
 from deadletter.classify import Rule
-from dedup import reentry
 from dedup.arrow_frames import ArrowFrames
 from dedup.envelope import POSITION
-from dedup.failed import EventsFailed
 from dedup.index import Index, Ints
 from dedup.outbox.message import Messages
-from dedup.slices import cut, told
+from dedup.pipeline import guards
+from dedup.pipeline.batch import Tasks
+from dedup.pipeline.tx import EventsFailed, Tx
+from dedup.spark.committing import cut, told
 from dedup.steps import Merge
 from dedup.store import Rows
 from dedup.task_files import Filing, TaskFiles
-from dedup.tx import Tx
-
-if TYPE_CHECKING:
-    from dedup.executors import Tasks
 
 _NONE = np.zeros(0, np.int64)
 
 OUTCOME = pa.schema([pa.field("outcome", pa.binary(), nullable=False)])
-"""One row per partition: a pickled Outcome."""
+"""One row per partition: a pickled TaskOutcome."""
 
 
 class EventsHandler(Protocol):
@@ -50,10 +47,10 @@ class EventsHandler(Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
+class HandlerJob:
     """What the tasks of one run of the handler need. Travels to them."""
 
-    consumer: reentry.Identity
+    consumer: guards.Identity
     handler: EventsHandler
     events: Index  # those that the handler is given
     lanes: Ints
@@ -71,8 +68,8 @@ class Written(NamedTuple):
 
 
 @dataclass
-class Outcome:
-    """What a task made of one partition's events. Rows are numbers of `Work.events`. Travels to the driver."""
+class TaskOutcome:
+    """What a task made of one partition's events. Rows are numbers of `HandlerJob.events`. Travels to the driver."""
 
     rows: Ints  # all that it was given, ascending
     rejected: dict[int, str] = field(default_factory=dict)
@@ -90,7 +87,7 @@ class Outcome:
 class InTasks:
     """The handler of a batch that runs one of events in the batch's tasks."""
 
-    consumer: reentry.Identity
+    consumer: guards.Identity
     handler: EventsHandler
     tasks: Tasks
     rules: Sequence[Rule]
@@ -108,28 +105,29 @@ class InTasks:
         into, transaction = self.handler.into, tx.transaction
         assert isinstance(transaction, Filing)
         files = transaction.task_files(into) if into else None
-        packed = self.tasks.pack(Work(self.consumer, self.handler, tx.events(), tx.lanes, files, self.rules))
-        found = self.tasks.each(frame, partial(run, packed=packed), OUTCOME)["outcome"].to_pylist()
+        events = tx.events()
+        task = partial(run, packed=self.tasks.pack(HandlerJob(self.consumer, self.handler, events, tx.lanes, files, self.rules)))
+        found = self.tasks.run(frame, task, OUTCOME, max(self.tasks.cores, 1))["outcome"].to_pylist()
         outcomes = sorted(map(pickle.loads, found), key=lambda outcome: tuple(outcome.rows[:1]))
-        _raise(outcomes, tx)
+        _raise(outcomes, events)
         _require_all(outcomes, tx)
         _adopt(outcomes, tx, into)
 
 
-def _raise(outcomes: Sequence[Outcome], tx: Tx) -> None:
+def _raise(outcomes: Sequence[TaskOutcome], events: Index) -> None:
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
     failed = [each for outcome in outcomes for each in outcome.failed]
     if failed:
-        positions = tx.events().positions(np.array([row for row, _ in failed]))
+        positions = events.positions(np.array([row for row, _ in failed]))
         common = set.intersection(*(set(outcome.misfits) for outcome in outcomes))
         counts = {column: sum(outcome.misfits[column][1] for outcome in outcomes) for column in sorted(common)}
         misfits = {column: (outcomes[0].misfits[column][0], count) for column, count in counts.items()}
         raise EventsFailed(positions, [error for _, error in failed], misfits)
 
 
-def _require_all(outcomes: Sequence[Outcome], tx: Tx) -> None:
+def _require_all(outcomes: Sequence[TaskOutcome], tx: Tx) -> None:
     """Raise StoreError unless each event that tasks were given has come back from one of them, once."""
     rows = np.sort(np.concatenate([np.zeros(0, np.int64), *(outcome.rows for outcome in outcomes)]))
     if not np.array_equal(rows, np.arange(len(tx.given))):
@@ -139,7 +137,7 @@ def _require_all(outcomes: Sequence[Outcome], tx: Tx) -> None:
         )
 
 
-def _adopt(outcomes: Sequence[Outcome], tx: Tx, into: str | None) -> None:
+def _adopt(outcomes: Sequence[TaskOutcome], tx: Tx, into: str | None) -> None:
     given = tx.given
     for made in outcomes:
         tx.adopt({int(given[row]): reason for row, reason in made.rejected.items()}, given[made.skipped].tolist())
@@ -192,51 +190,51 @@ def run(batches: Iterable[pa.RecordBatch], packed: bytes) -> Iterator[pa.RecordB
 
     Crash: files that no commit names are invisible.
     """
-    work: Work | ConfigError | None = None
+    job: HandlerJob | ConfigError | None = None
     for _, table in cut(batches, sys.maxsize):
-        work = work or _unpacked(packed)
-        outcome = Outcome(_NONE, error=work) if isinstance(work, ConfigError) else _handle(table, work)
+        job = job or _unpacked(packed)
+        outcome = TaskOutcome(_NONE, error=job) if isinstance(job, ConfigError) else _handle(table, job)
         yield pa.RecordBatch.from_pylist([{"outcome": pickle.dumps(outcome)}], schema=OUTCOME)
 
 
-def _unpacked(packed: bytes) -> Work | ConfigError:
+def _unpacked(packed: bytes) -> HandlerJob | ConfigError:
     try:
-        work: Work = pickle.loads(packed)
+        job: HandlerJob = pickle.loads(packed)
     except Exception as error:  # noqa: BLE001 - whatever the modules of the handler raise when they are imported
         return ConfigError(
             f"Spark's tasks cannot load the handler of events, or something that it uses: {type(error).__name__}: {error}. Ship its "
             "modules to the executors (spark.submit.pyFiles, addArtifacts), or take the driver: @consumer.foreach(..., on='driver')."
         )
-    return work
+    return job
 
 
-def _handle(table: pa.Table, work: Work) -> Outcome:
-    rows = work.events.locate(table.select(list(POSITION)))
+def _handle(table: pa.Table, job: HandlerJob) -> TaskOutcome:
+    rows = job.events.locate(table.select(list(POSITION)))
     order = np.argsort(rows, kind="stable")
     rows = rows[order]
     made = _Made()
-    tx = Tx(ArrowFrames(), work.events, rows, made, work.lanes[rows])  # type: ignore[arg-type]
-    outcome = Outcome(rows, writes=made.writes, messages=made.messages)
+    tx = Tx(ArrowFrames(), job.events, rows, made, job.lanes[rows])  # type: ignore[arg-type]
+    outcome = TaskOutcome(rows, writes=made.writes, messages=made.messages)
     try:
-        with reentry.handling(work.consumer):
-            work.handler(table.take(pa.array(order)), tx)
+        with guards.handling(job.consumer):
+            job.handler(table.take(pa.array(order)), tx)
         tx.close()
-        tx.perform_writes(lambda _, returned: outcome.files.extend(_filed(returned, work)))
+        tx.perform_writes(lambda _, returned: outcome.files.extend(_filed(returned, job)))
     except EventsFailed as found:
-        at = work.events.locate(found.positions).tolist()
-        failed = [(row, told(error, work.rules)) for row, error in zip(at, found.errors, strict=True)]
-        return Outcome(rows, failed=failed, misfits=found.misfits)
+        at = job.events.locate(found.positions).tolist()
+        failed = [(row, told(error, job.rules)) for row, error in zip(at, found.errors, strict=True)]
+        return TaskOutcome(rows, failed=failed, misfits=found.misfits)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - the driver judges it
-        return Outcome(rows, error=told(error, work.rules))
+        return TaskOutcome(rows, error=told(error, job.rules))
     outcome.rejected, outcome.skipped, outcome.of_events = tx.rejected, tx.skipped.tolist(), tx.of_events
     return outcome
 
 
-def _filed(rows: Rows, work: Work) -> list[str]:
-    assert work.files is not None
-    return work.files.write(rows)
+def _filed(rows: Rows, job: HandlerJob) -> list[str]:
+    assert job.files is not None
+    return job.files.write(rows)
 
 
 class _Made:

@@ -9,33 +9,42 @@ from __future__ import annotations
 import asyncio
 import bisect
 import datetime as dt
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from checkpoint.advice import command
-from checkpoint.errors import BudgetExceeded, CommitConflict, DedupError, RowsRefused, SinkMismatch, ValuesRefused
+from checkpoint.errors import BudgetExceeded, CommitConflict, DedupError, HandlerError, RowsRefused, SinkMismatch, ValuesRefused
 from deadletter.budget import Spent, Used
 from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, killed_a_worker, outlasted
 from deadletter.failure import Failure, describe
 from deadletter.letter import Kind
-from dedup import budgets, company, reentry, too_large
-from dedup.brownout import IN_A_ROW, Brownout, failed_last
-from dedup.care import Care, Outcome
-from dedup.failed import EventsFailed, are_the_columns
-from dedup.feed import Material
+from deadletter.policy import FailurePolicy
+from dedup import budgets, too_large
 from dedup.index import Ints
 from dedup.order import Order
+from dedup.pipeline import company, guards
+from dedup.pipeline.batch import EvaluatedBatch
+from dedup.pipeline.guards import limited
+from dedup.pipeline.tx import EventsFailed, Handler, Tx, are_the_columns
 from dedup.planning import Settled
-from dedup.settings import refuse_answer
 from dedup.store import Head, Transaction
 from dedup.trial import Trials
-from dedup.tx import Handler, Tx
-from dedup.watchdog import limited
 
 log = logging.getLogger("dedup")
+
+
+@dataclass
+class Outcome:
+    """What became of the rows that the handler was given; those in none of these were processed."""
+
+    rejected: dict[int, str] = field(default_factory=dict)  # row -> reason
+    skipped: set[int] = field(default_factory=set)
+    failed: dict[int, list[Failure]] = field(default_factory=dict)  # row -> its failures, oldest first
+    waiting: set[int] = field(default_factory=set)  # behind a letter of their sequence
 
 
 class HandlerExited(Exception):
@@ -54,12 +63,12 @@ class _OutOfOrder(Exception):
 class Attempts:
     """The attempts of one chunk. Use once."""
 
-    material: Material
+    batch: EvaluatedBatch
     settled: Settled
     order: Order
     transaction: Transaction
     handler: Handler
-    care: Care
+    on_failure: FailurePolicy
     trials: Trials
     on_step: Callable[[str], None]
     culprits: set[int] = field(default_factory=set)  # rows that halves found when this chunk was tried before: tried alone at once
@@ -142,20 +151,20 @@ class Attempts:
         """Run the handler on these rows, again where the error may pass; the failures if it is the fault of one of them."""
         failures: list[Failure] = []
         whole = len(rows) == 1 or len(rows) == len(self._new)
-        care = self.care
-        retrying = care.retry.retrying(self._class_here, self._tell_retry, None, killed_a_worker, care.sleep, care.clock)
+        policy = self.on_failure
+        retrying = policy.retry.retrying(self._class_here, self._tell_retry, None, killed_a_worker, policy.sleep, policy.clock)
         try:
             if whole:
                 retrying(self._once, rows, failures)
             else:  # the halves of what failed are not worth waiting for
                 self._once(rows, failures)
         except Exception as error:
-            if not self.care.bisect or (self._is_not_of_an_event(error) and not too_large.may_pass_in_parts(error, len(rows))):
+            if not self.on_failure.bisect or (self._is_not_of_an_event(error) and not too_large.may_pass_in_parts(error, len(rows))):
                 raise
             if len(rows) == 1 and self._class_here(error) == TRANSIENT and not killed_a_worker(error):
                 self._out_of_time(int(rows[0]), failures)
             return failures
-        if self._brownout.passed() and self.care.budget:
+        if self._brownout.passed() and self.on_failure.budget:
             raise CommitConflict(
                 f"Consumer {self._head.consumer!r}: events ran out of time, and then one passed: they are tried once more."
             )
@@ -164,12 +173,12 @@ class Attempts:
     def _out_of_time(self, row: int, failures: list[Failure]) -> None:
         """Raise BudgetExceeded where so many run out of time, one after another, that it must be an outage."""
         outage = self._brownout.add(row) and self._clock(row) > self._spent.lifted
-        if outage and self.care.budget:
+        if outage and self.on_failure.budget:
             self.culprits.add(row)
             raise BudgetExceeded(_out_of_time(self._head.consumer, self.settled.index.describe(row), failures[-1]))
 
     def _class_of(self, error: BaseException) -> ErrorClass:
-        return classify(error, self.care.rules)
+        return classify(error, self.on_failure.rules)
 
     def _class_here(self, error: BaseException) -> ErrorClass:
         """Whether to try again inside this transaction: after an error of the store it is at an end, and only a new one can pass."""
@@ -202,14 +211,14 @@ class Attempts:
 
     def _run(self, rows: Ints) -> None:
         """One run of the handler: all of it counts, or nothing."""
-        tx = Tx(self.material.frames, self.settled.index, rows, self.transaction, self.order.lanes(rows))
+        tx = Tx(self.batch.frames, self.settled.index, rows, self.transaction, self.order.lanes(rows))
         if self.trials.careful or len(rows) == len(self._new):
             self.trials.mark(rows)
         self.on_step("handler")
-        limit = limited(self.care.timeout, f"{self._head.consumer}: a run of the handler", self._blame)
-        with limit, self.transaction.attempt(), reentry.handling(self.care.owner):
+        limit = limited(self.on_failure.timeout, f"{self._head.consumer}: a run of the handler", self._blame)
+        with limit, self.transaction.attempt(), guards.handling(self.on_failure.owner):
             try:
-                refuse_answer(self.handler(self.material.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
+                refuse_answer(self.handler(self.batch.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
             except BaseException as left:
                 if _is_of_the_handler_alone(left):
                     raise HandlerExited from left
@@ -265,7 +274,7 @@ class Attempts:
         self.order.block_behind(np.array([row]))
         clock = self._clock(row)
         bisect.insort(self._failures, clock)
-        limits = self.care.budget and self.care.budget.of(Kind.HANDLER_ERROR)
+        limits = self.on_failure.budget and self.on_failure.budget.of(Kind.HANDLER_ERROR)
         if limits and limits.surely_exceeded(self._failures, self._chunk_clock(), self._spent.lifted, newest=clock):
             self._check_budget()
 
@@ -284,7 +293,7 @@ class Attempts:
     def _check_budget(self) -> None:
         """Raise BudgetExceeded; SinkMismatch where all that failed are values that a sink's column cannot hold: the table is wrong."""
         try:
-            budgets.require(self._head.consumer, self.care.budget, self._head.spent, self.used)
+            budgets.require(self._head.consumer, self.on_failure.budget, self._head.spent, self.used)
         except BudgetExceeded as exceeded:
             if (misfit := self._only_misfits()) is None:
                 raise
@@ -344,3 +353,67 @@ def is_ours(error: BaseException) -> bool:
 
 def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
+
+
+IN_A_ROW = 5
+"""Events that run out of time one after another, with none that passes in between, before it must be an outage."""
+
+
+@dataclass
+class Brownout:
+    """The events of a chunk that ran out of time since one passed: one event's fault, or everybody's for a while?
+
+    Where all tries of an event end in a time-out, or wait for a lock in vain, its own statement may be too slow, or its own row locked. Or
+    the database is overloaded, and what comes next runs out of time, too: what passes beside it tells.
+
+    Args:
+        known: rows that failed alone when this chunk was tried before.
+        before: events right before this chunk that failed, without one that passed in between.
+    """
+
+    known: Collection[int]
+    before: int = 0
+    rows: list[int] = field(default_factory=list)
+
+    def add(self, row: int) -> bool:
+        """This event ran out of time with all its tries; returns whether it must be an outage."""
+        self.rows.append(row)
+        return self.before + len(self.rows) >= IN_A_ROW
+
+    def passed(self) -> bool:
+        """Something passed; returns whether it is over: several ran out of time before, and have not been tried since.
+
+        One event alone between others that pass is not tried again: it is slow by itself.
+        """
+        over = len(self.rows) > 1 and any(row not in self.known for row in self.rows)
+        self.rows, self.before = [], 0
+        return over
+
+
+def failed_last(failures: Collection[int], decided: int, lifted: int) -> int:
+    """How many of the last events failed in a row, at most IN_A_ROW.
+
+    Args:
+        failures: clock values of events that failed.
+        decided: the clock.
+        lifted: failures up to this clock value are admitted and do not count.
+    """
+    found, clock = set(failures), decided
+    while clock > lifted and clock in found and decided - clock < IN_A_ROW:
+        clock -= 1
+    return decided - clock
+
+
+_FRAMES = ("DataFrame", "Table", "RecordBatch")
+
+
+def refuse_answer(answer: object) -> None:
+    """Raise HandlerError where a handler of batches has returned what it may have meant to be written, or awaited."""
+    if inspect.iscoroutine(answer):
+        answer.close()  # else Python warns that nobody has awaited it
+    lazy = inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer)
+    if lazy or type(answer).__name__ in _FRAMES:
+        raise HandlerError(
+            f"The handler of batches returned a {type(answer).__name__}, which nobody would write or wait for. Rows go through tx.write, "
+            "tx.merge or tx.publish; the handler returns nothing."
+        )

@@ -1,22 +1,23 @@
-"""What the flow needs of a batch, whatever brought it: materialised rows by number, and frames for the handler.
+"""What the pipeline needs of a batch, whatever brought it: evaluated rows by number, and frames for the handler.
 
-A batch is evaluated once, here, before anything is decided; handler, reservations, outcomes and checkpoint speak of these rows.
+A batch is evaluated once, here, before anything is decided; handler, reservations, outcomes and checkpoint speak of these rows. This is how
+Arrow tables do it; Spark's DataFrames have spark/batch.py.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError
+from checkpoint.position import Partition
 from dedup.arrow_frames import ArrowFrames
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
@@ -26,11 +27,8 @@ from dedup.index import INDEX_COLUMNS, Ints
 from dedup.keys import HIDDEN
 from dedup.rows import picked
 
-if TYPE_CHECKING:
-    from dedup.executors import Tasks
 
-
-class Material(Protocol):
+class EvaluatedBatch(Protocol):
     """The rows of one batch, evaluated once. Rows are named by their number in it."""
 
     @property
@@ -54,7 +52,37 @@ class Material(Protocol):
         """These rows are likely to be asked for as a frame next: a chance to make it while something else is waited for."""
 
 
-class Feed(Protocol):
+RunTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What a task does with its rows. Travels to it."""
+
+
+class Tasks(Protocol):
+    """The rows of one batch where they are: in the tasks of a cluster."""
+
+    @property
+    def cores(self) -> int:
+        """Tasks that the cluster runs at once."""
+
+    def firsts(self, prepare: Prepare) -> dict[Partition, int]:
+        """The lowest sequence number of each partition. Evaluates the batch once."""
+
+    def pack(self, what: object) -> bytes:
+        """What travels to the tasks, for `pickle.loads`. Raises ConfigError where it cannot."""
+
+    def prepared(self, prepare: Prepare) -> Any:
+        """The rows of the batch as events with keys, for `run`: evaluated where it brings them, each time anew."""
+
+    def run(self, rows: Any, task: RunTask, answers: pa.Schema, at_once: int) -> pa.Table:
+        """Bring each partition of these rows to one task, in order, and run this there; returns what the tasks yield.
+
+        Args:
+            rows: what `prepared` gave, or a handler's frame.
+            answers: schema of what `task` yields.
+            at_once: how many tasks run at once.
+        """
+
+
+class Batch(Protocol):
     """One batch as it came."""
 
     run_key: str  # the query run it belongs to: an epoch is taken once for each
@@ -68,7 +96,7 @@ class Feed(Protocol):
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what can be seen without evaluating anything."""
 
-    def materialise(self, prepare: Prepare) -> AbstractContextManager[Material]:
+    def evaluate(self, prepare: Prepare) -> AbstractContextManager[EvaluatedBatch]:
         """Map, decode, compute keys, and evaluate, once."""
 
 
@@ -83,27 +111,7 @@ def process_run() -> str:
     return _run[1]
 
 
-def open_feed(batch: Any, scratch: str | None, *, collect: bool = True) -> Feed:
-    """The feed for a pyarrow Table or a Spark DataFrame, whose rows come to the driver or not. Raises ConfigError for anything else."""
-    if isinstance(batch, pa.Table | pa.RecordBatch):
-        return ArrowFeed(batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch]))
-    if type(batch).__module__.split(".")[0] == "pyspark":
-        from dedup.spark.feed import SparkFeed
-
-        return SparkFeed(batch, scratch, collect=collect)
-    raise ConfigError(f"A batch is a Spark DataFrame or a pyarrow Table, not {type(batch).__name__}.")
-
-
-def frame_of(writer: Any) -> Any:
-    """The streaming DataFrame that a DataStreamWriter of Spark was made of."""
-    if hasattr(writer, "_df"):
-        return writer._df
-    from dedup.spark.feed import connect_frame
-
-    return connect_frame(writer)
-
-
-class ArrowFeed:
+class ArrowBatch:
     """A pyarrow Table as a batch."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -122,14 +130,14 @@ class ArrowFeed:
         arrow.prepare(self._table.slice(0, 0), prepare)
 
     @contextmanager
-    def materialise(self, prepare: Prepare) -> Iterator[Material]:
+    def evaluate(self, prepare: Prepare) -> Iterator[EvaluatedBatch]:
         """Computed here, by pyarrow."""
         table = arrow.prepare(self._table, prepare)
-        yield ArrowMaterial(table if prepare.positions else numbered(table))
+        yield EvaluatedArrow(table if prepare.positions else numbered(table))
 
 
 @dataclass(frozen=True)
-class ArrowMaterial:
+class EvaluatedArrow:
     """Rows in memory, handed to the handler as pa.Table."""
 
     table: pa.Table

@@ -1,14 +1,18 @@
-"""One chunk from its rows to its commit: the whole protocol in one place.
+"""One batch from its rows to its commit: the whole protocol in one place, and the one loop over its chunks.
 
-The numbered order is fence, redeliveries, reserve, handler, write, then what `decision.decide` says. Every store runs it.
+`commit_batch` guards a batch, cuts it into chunks and makes one after the other true: the driver's way in. A process that shares the epoch
+(member.py) and a task of Spark's (spark/committing.py) come in with chunks and claims of their own; all of them run `committed`, and in it
+`decide_chunk`: fence, redeliveries, reserve, handler, write, then what `decision.decide` says. Every store runs it.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,53 +23,154 @@ from checkpoint.errors import CommitConflict
 from checkpoint.position import Partition
 from deadletter.budget import Used
 from deadletter.letter import Kind, Status
-from dedup import budgets, company, decision, incarnation, planning, redeliveries
-from dedup.attempts import Attempts
-from dedup.care import Care
+from deadletter.policy import FailurePolicy
+from dedup import budgets, decision, incarnation, planning, redeliveries, starting, too_large
+from dedup.decode.prepare import Prepare
 from dedup.envelope import check_positions
-from dedup.feed import Material
+from dedup.incarnation import TopicIdentity
 from dedup.index import KEY_ONLY, Index, Ints, check_repeats
 from dedup.keys import LOG_TIME, SEQUENCE
 from dedup.letters import Why, letter_rows, make_history, make_letters
 from dedup.order import Order
+from dedup.pipeline import company, guards
+from dedup.pipeline.attempts import Attempts
+from dedup.pipeline.batch import Batch, EvaluatedBatch
+from dedup.pipeline.tx import Handler, Tx
 from dedup.planning import OnKeyConflict, Settled, Sifted
 from dedup.rows import picked
 from dedup.steps import Park, Record, Step
-from dedup.store import KEYS, Checkpoint, Head, Run, Selection, Store, Topic, Transaction
+from dedup.store import KEYS, Checkpoint, Claim, Head, Run, Selection, Store, Topic, Transaction
 from dedup.trial import Trials, untried
-from dedup.tx import Handler
 
 SAMPLE = 1_000
 """Redeliveries of a partition whose times are looked at where a purge left nothing else to compare."""
 
 
+@dataclass
+class Report:
+    """What became of one batch, in rows; `delivered` is the sum of the others."""
+
+    delivered: int = 0
+    redelivered: int = 0
+    processed: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+
+    def add(self, state: npt.NDArray[np.int8]) -> None:
+        """Count the rows of one committed chunk."""
+        self.count(np.bincount(state, minlength=planning.STATES))
+
+    def count(self, counts: npt.NDArray[np.int64]) -> None:
+        """Count rows by their states."""
+        self.delivered += int(counts.sum())
+        self.redelivered += int(counts[planning.REDELIVERED])
+        self.processed += int(counts[planning.NEW])
+        self.duplicates += int(counts[planning.DUPLICATE])
+        self.skipped += int(counts[planning.SKIPPED])
+        self.dead_lettered += int(sum(counts[k] for k in planning.LETTER_KINDS))
+
+    def add_report(self, other: Report) -> None:
+        """Count what became of a part of the batch."""
+        for counted in fields(self):
+            setattr(self, counted.name, getattr(self, counted.name) + getattr(other, counted.name))
+
+    def __str__(self) -> str:
+        return (
+            f"delivered {self.delivered}, redelivered {self.redelivered}, processed {self.processed}, duplicates {self.duplicates}, "
+            f"skipped {self.skipped}, dead-lettered {self.dead_lettered}"
+        )
+
+
+Undo = Callable[[pa.Table, Tx], None]
+"""(positions and keys of events whose effect is taken back, tx) -> nothing."""
+
+LogReader = Callable[[str, str, int, int, int], Any]
+"""(source, topic, partition, first, last) -> DataFrame or Arrow table with those positions of the log."""
+
+
 @dataclass(frozen=True)
 class Policy:
-    """What the consumer's settings say about a chunk."""
+    """What the consumer's settings say about a chunk. Travels to tasks."""
 
     handler: Handler
     settings: Mapping[str, str]
     on_key_conflict: OnKeyConflict
     max_body: int
-    care: Care = field(default_factory=Care)
+    on_failure: FailurePolicy = field(default_factory=FailurePolicy)
     trials: Trials = field(default_factory=untried)
 
     def unwatched(self) -> Policy:
         """For what a person runs: failures do not count against the budget, and no marker of a trial is kept."""
-        return replace(self, care=replace(self.care, budget=None), trials=untried())
+        return replace(self, on_failure=replace(self.on_failure, budget=None), trials=untried())
+
+
+def nothing_to_send() -> None:
+    """No destination is registered."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A consumer as everything below it has it: made by `Consumer.job`, which knows that there is a handler."""
+
+    name: str
+    store: Store
+    policy: Policy
+    preparation: Prepare  # under an empty state
+    max_events: int  # of one chunk
+    max_outage: float = 300.0
+    read_log: LogReader | None = None
+    take_back: Undo | None = None
+    identify: TopicIdentity | None = None  # tells which life of its topics a broker serves
+    takeover_after: float = 60.0
+    takeover: bool = False
+    reprocess_within: dt.timedelta | None = None
+    scratch: str | None = None
+    send_messages: Callable[[], None] = nothing_to_send  # those that a batch has published, where there is a destination
+
+    @property
+    def identity(self) -> guards.Identity:
+        """Tells it from the job of a consumer of the same name on another store."""
+        return self.policy.on_failure.owner
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings that decide which keys and positions are equal; the state is bound to them."""
+        return self.policy.settings
+
+    def prepare(self, head: Head) -> Prepare:
+        """What turns an input into this consumer's events with keys, under this head."""
+        return replace(self.preparation, keyspace=head.keyspace, incarnations=dict(head.incarnations))
+
+    def topic_ids(self, partitions: Iterable[Partition]) -> dict[Topic, str]:
+        """What their broker says now of the topics of these partitions, where it can be asked. Raises SourceUnavailable."""
+        return incarnation.ask(self.identify, {(p.source, p.topic) for p in partitions})
+
+    def known_head(self) -> Head:
+        """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
+        head = self.store.head(self.name)
+        planning.guard(head, Run("", 0), self.settings, {})
+        return head
+
+
+Culprits = dict[int, set[int]]
+"""Chunk of a batch -> rows that failed alone when the chunk was tried before."""
+
+State = npt.NDArray[np.int8]
+"""What became of each row: planning's states."""
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Rows that commit together."""
 
-    material: Material
+    batch: EvaluatedBatch
     index: Index
     run: Run
     assumed: Head  # the head that the keys were computed with, and the checkpoints that earlier chunks have made
     culprits: set[int] = field(default_factory=set)  # rows that halves found when these rows were tried before
     stream: bool = True  # False: positions that a person runs from the log
-    incarnation_ids: Mapping[Topic, str] = field(default_factory=dict)  # what the broker said of its topics after these rows were read
+    topic_ids: Mapping[Topic, str] = field(default_factory=dict)  # what the broker said of its topics after these rows were read
 
     @property
     def ident(self) -> str:
@@ -77,35 +182,115 @@ class Chunk:
         return hashlib.sha256(repr(life).encode() + keys).hexdigest()[:32]
 
 
-def index_of(material: Material) -> Index:
+@dataclass(frozen=True)
+class Part:
+    """Rows of a batch that are to be one chunk."""
+
+    batch: EvaluatedBatch
+    index: Index
+    topic_ids: Mapping[Topic, str]  # what the broker said of its topics after these rows were read
+    last: bool = False  # of its batch
+
+
+class Committed(NamedTuple):
+    """A chunk that is true."""
+
+    head: Head  # what the state cannot be behind
+    state: State
+
+
+def commit_batch(job: Job, batch: Batch, head: Head, run: Run, culprits: Culprits) -> tuple[Report, Head]:
+    """Commit a batch chunk by chunk, alone under the epoch; returns what became of its rows, and what the state cannot be behind.
+
+    Crash: chunks that were committed are true, the others are not; the batch is delivered again, and drops what is decided.
+    """
+    report = Report()
+    with company.entered(job.name, batch.evaluate(job.prepare(head))) as rows:
+        index = index_of(rows)
+        topic_ids = job.topic_ids(index.spans)
+        guard(job, head, run, {p: first for p, (first, _) in index.spans.items()})
+        for done in committed(parts_of(job, rows, index, topic_ids), run, head, partial(commit_chunk, job=job), culprits):
+            head = done.head
+            report.add(done.state)
+    return report, head
+
+
+def guard(job: Job, head: Head, run: Run, firsts: Mapping[Partition, int]) -> None:
+    """Refuse a batch that the state contradicts, before anything of it is written. Raises what `planning.guard` does.
+
+    Args:
+        firsts: lowest sequence number of each partition in the batch; empty where no gap can be told yet.
+    """
+    planning.guard(head, run, job.settings, starting.without_absent(head, run, firsts, job.read_log))
+
+
+def parts_of(job: Job, batch: EvaluatedBatch, index: Index, topic_ids: Mapping[Topic, str]) -> Iterator[Part]:
+    """The chunks of a batch that is here. Raises BatchTooLarge where there are several, and the handler has to have it whole."""
+    parts = planning.chunks(index, job.max_events)
+    if len(parts) > 1 and not job.policy.on_failure.bisect:
+        too_large.refuse_parts(job.name, len(index), job.max_events)
+    for rows in parts:
+        yield Part(batch, index[rows], topic_ids, last=rows is parts[-1])
+
+
+def committed(
+    parts: Iterable[Part], run: Run, head: Head, commit: Callable[[Chunk], State], culprits: Culprits | None = None
+) -> Iterator[Committed]:
+    """The one loop: make chunk after chunk of a batch true, each on top of those before it; yields each one that is.
+
+    Args:
+        parts: in the order of their positions; one is asked for when those before it are true.
+        head: as the batch was planned.
+        commit: makes the effect of one chunk true, in a transaction of whoever works here.
+        culprits: kept by the caller for the next try of the batch.
+
+    Crash: chunks that were yielded are true; the one in hand is or is not.
+    """
+    known = {} if culprits is None else culprits
+    for number, part in enumerate(parts):
+        ends = run.ends and (part.last or run.joined)  # who shares the epoch speaks of no batch but its own
+        mine = known.setdefault(number, set())
+        chunk = Chunk(part.batch, part.index, replace(run, chunk=number, ends=ends), head, mine, topic_ids=part.topic_ids)
+        state = commit(chunk)
+        head = reached(chunk, state)
+        yield Committed(head, state)
+
+
+def index_of(batch: EvaluatedBatch) -> Index:
     """The batch in position order. Raises ConfigError or AmbiguousPosition, naming rows."""
-    check_positions(material.index)
-    return Index.of(material.index, material.payload_hashes)
+    check_positions(batch.index)
+    return Index.of(batch.index, batch.payload_hashes)
 
 
-def commit_chunk(chunk: Chunk, store: Store, epoch: int, policy: Policy) -> npt.NDArray[np.int8]:
-    """Make the effect of one chunk true, once; returns what became of each of its rows (planning's states).
+def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> State:
+    """Make the effect of one chunk true, once; returns what became of each of its rows.
+
+    Args:
+        claim: of its partition, where the epoch is shared.
 
     Raises:
         CommitConflict: the state changed since the batch was prepared; plan the batch again.
 
     Crash: until the commit step has acted nothing of the chunk is true; from then on all of it is.
     """
-    name = chunk.assumed.consumer
-    with company.seat(policy.trials, lambda: chunk.ident, name, policy.care.timeout), store.begin(name, epoch) as transaction:
-        return decide_chunk(chunk, store, transaction, policy)
+    policy, epoch, what = job.policy, chunk.assumed.epoch, job.name if claim is None else f"{job.name} {claim.partition}"
+    with (
+        company.seat(policy.trials, lambda: chunk.ident, what, policy.on_failure.timeout),
+        job.store.begin(job.name, epoch, claim) as transaction,
+    ):
+        return decide_chunk(chunk, job.store, transaction, policy)
 
 
-def reached(chunk: Chunk, state: npt.NDArray[np.int8]) -> Head:
+def reached(chunk: Chunk, state: State) -> Head:
     """What the state cannot be behind after this chunk; `state` is what `commit_chunk` returned."""
     return planning.reached(chunk.assumed, chunk.index, chunk.run, decided=bool((state != planning.REDELIVERED).any()))
 
 
-def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> npt.NDArray[np.int8]:
+def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> State:
     """`commit_chunk` inside a transaction that is open."""
     head = transaction.head
     _check_assumptions(chunk.assumed, head)
-    incarnation.refuse_others(head, chunk.incarnation_ids)
+    incarnation.refuse_others(head, chunk.topic_ids)
     sifted = _sift(chunk, transaction, head, store.on_step)
     refuse_other_events(chunk, sifted, transaction, store, policy.on_key_conflict)
     if _nothing_to_record(chunk, sifted, head):
@@ -117,7 +302,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     known = transaction.reserve(sifted.reserve, lambda known: _expect(chunk, sifted, known))
     settled = planning.settle(sifted, known, policy.on_key_conflict)
     used = budgets.before_handler(settled)
-    budgets.require(head.consumer, policy.care.budget, head.spent, used)
+    budgets.require(head.consumer, policy.on_failure.budget, head.spent, used)
     settled, why, handled = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
     for step in _decide(chunk, settled, why, {**handled, **used}, head, policy):
         store.on_step(step.name)
@@ -128,7 +313,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
 def _expect(chunk: Chunk, sifted: Sifted, known: pa.Table) -> None:
     """The handler will be given these rows, unless another transaction commits one of their keys before us."""
     settled = planning.settle(sifted, known, "duplicate")
-    chunk.material.expect(settled.index.order[settled.new])
+    chunk.batch.expect(settled.index.order[settled.new])
 
 
 def _check_assumptions(assumed: Head, head: Head) -> None:
@@ -146,15 +331,15 @@ def _sift(chunk: Chunk, transaction: Transaction, head: Head, on_step: Callable[
     on_step("redeliveries")
     index = chunk.index
     old = {p: span for p, span in index.spans.items() if p in head.checkpoints and span[0] <= head.checkpoints[p].sequence_number}
-    return planning.sift(index, head, transaction.seen(old) if old else {}, repeats_in(index, chunk.material))
+    return planning.sift(index, head, transaction.seen(old) if old else {}, repeats_in(index, chunk.batch))
 
 
-def repeats_in(index: Index, material: Material) -> Ints:
+def repeats_in(index: Index, batch: EvaluatedBatch) -> Ints:
     """Rows whose position an earlier row has. Raises AmbiguousPosition where they differ in content."""
     repeats = index.repeated()
     if len(repeats):
         pairs = np.stack([repeats - 1, repeats], axis=1).ravel()
-        check_repeats(index, repeats, material.content(index.order[pairs]))
+        check_repeats(index, repeats, batch.content(index.order[pairs]))
     return repeats
 
 
@@ -202,7 +387,7 @@ def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
         if point is None or not point.log_time or point.enqueued_time is None or floor is None:
             continue
         old = rows[(sifted.state[rows] == planning.REDELIVERED) & (index.numbers[rows] <= floor)][:SAMPLE]
-        oldest = pc.min(_log_times(chunk.material.content(index.order[old]))).as_py() if len(old) else None
+        oldest = pc.min(_log_times(chunk.batch.content(index.order[old]))).as_py() if len(old) else None
         if oldest is not None and oldest > point.enqueued_time:
             redeliveries.refuse_incarnation(index, old.tolist(), head)
 
@@ -223,7 +408,7 @@ def handle(
     if not len(settled.new):
         return settled, Why(tails=order.tails), {}
     policy.trials.begin(chunk.ident)
-    attempts = Attempts(chunk.material, settled, order, transaction, policy.handler, policy.care, policy.trials, on_step, chunk.culprits)
+    attempts = Attempts(chunk.batch, settled, order, transaction, policy.handler, policy.on_failure, policy.trials, on_step, chunk.culprits)
     outcome = attempts.run()
     crashed = {row for row, failures in outcome.failed.items() if failures[-1].kind == Kind.CRASHED}
     states = {
@@ -252,7 +437,7 @@ def order_of(chunk: Chunk, settled: Settled, transaction: Transaction) -> Order:
 
 def sequences(chunk: Chunk, settled: Settled) -> Order:
     """Which rows belong to one sequence. Nothing is blocked yet."""
-    index = chunk.material.index
+    index = chunk.batch.index
     if SEQUENCE[0] not in index.column_names:
         return Order(None, len(settled.index))
     return Order(picked(index.select(SEQUENCE[:1]), settled.index.order)[SEQUENCE[0]], len(settled.index))
@@ -260,16 +445,16 @@ def sequences(chunk: Chunk, settled: Settled) -> Order:
 
 def _decide(chunk: Chunk, settled: Settled, why: Why, used: Mapping[Kind, Used], head: Head, policy: Policy) -> tuple[Step, ...]:
     rows = letter_rows(settled)
-    content = chunk.material.content(settled.index.order[rows]) if len(rows) else None
+    content = chunk.batch.content(settled.index.order[rows]) if len(rows) else None
     parked = None
     if content is not None:
         letters = make_letters(settled, content, why, head, chunk.run, dt.datetime.now(dt.UTC), policy.max_body)
         parked = Park(letters, make_history(settled, letters, why))
     batches = decision.batch_record(settled, head, chunk.run)
     tried = len(chunk.index) > 0 and policy.trials.tries(chunk.ident)  # an empty one needs no look at the marker
-    record = Record(batches, chunk.run, policy.settings, used, chunk.stream, policy.care.budget, tried)
+    record = Record(batches, chunk.run, policy.settings, used, chunk.stream, policy.on_failure.budget, tried)
     marks = _marks(chunk, settled) if chunk.stream else {}
-    return decision.decide(settled, parked, record, head, chunk.run, marks, incarnation.news(head, chunk.incarnation_ids))
+    return decision.decide(settled, parked, record, head, chunk.run, marks, incarnation.news(head, chunk.topic_ids))
 
 
 def _marks(chunk: Chunk, settled: Settled) -> dict[Partition, Checkpoint]:
@@ -277,7 +462,7 @@ def _marks(chunk: Chunk, settled: Settled) -> dict[Partition, Checkpoint]:
     tops = {p: int(rows[-1]) for p, rows in settled.index.by_partition() if p != KEY_ONLY}
     if not tops:
         return {}
-    content = chunk.material.content(settled.index.order[list(tops.values())])
+    content = chunk.batch.content(settled.index.order[list(tops.values())])
     said, known = content.select(["offset", "enqueued_time"]).to_pylist(), _log_times(content).is_valid().to_pylist()
     return {
         p: Checkpoint(int(settled.index.numbers[row]), seen["offset"], seen["enqueued_time"], chunk.run.query_id, by_broker)

@@ -1,9 +1,15 @@
-"""The end of a process in which a run of a handler takes too long: a thread that hangs cannot be stopped.
+"""What guards a process against the handlers in it: one that takes too long, and one that uses the consumer it is called by.
 
-A process has one watchdog for any number of limits. A thread of Python's ends the process when the first limit is over, and tells whoever
-asked first. A C extension that hangs with the interpreter's lock keeps that thread from running: for this, `faulthandler` is always armed
-with the earliest limit and a little more. Its timer needs no lock, and there is one in a process: pytest's `faulthandler_timeout` and
-calls of `faulthandler.dump_traceback_later` by the user replace ours. Then a hang that holds the lock is not ended; any other one is.
+A thread that hangs cannot be stopped, so that the process is ended (`limited`). A process has one watchdog for any number of limits. A
+thread of Python's ends the process when the first limit is over, and tells whoever asked first. A C extension that hangs with the
+interpreter's lock keeps that thread from running: for this, `faulthandler` is always armed with the earliest limit and a little more. Its
+timer needs no lock, and there is one in a process: pytest's `faulthandler_timeout` and calls of `faulthandler.dump_traceback_later` by the
+user replace ours. Then a hang that holds the lock is not ended; any other one is.
+
+A consumer that is used inside its own handler would wait for itself: told at once (`refuse`). Inside is what runs in the handler's context,
+which coroutines and `asyncio.to_thread` take along. A thread that a handler starts by itself has none of it, and cannot be told from one
+that gives a batch again because the first one takes too long: such a call waits for its turn.
+Two stores may have a consumer of one name each: a consumer is known by both.
 """
 
 from __future__ import annotations
@@ -17,7 +23,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+
+from checkpoint.errors import HandlerError
 
 GRACE_SECONDS = 1.0
 """How long after a limit a process ends in which no thread of Python's can run."""
@@ -160,3 +169,43 @@ def _stderr() -> int:
         return sys.stderr.fileno()
     except Exception:  # noqa: BLE001 - whatever stands in for it
         return 2
+
+
+Identity = tuple[str, str]
+"""Name of a consumer, and what its store is."""
+
+_HANDLING: ContextVar[tuple[_Run, ...]] = ContextVar("dedup_handling", default=())
+
+
+@dataclass(eq=False)
+class _Run:
+    """One run of a handler."""
+
+    consumer: Identity
+    ended: bool = False
+
+
+def identity(name: str, store: object) -> Identity:
+    """A store says in its repr where it is, without a password."""
+    return name, repr(store)
+
+
+@contextmanager
+def handling(consumer: Identity) -> Iterator[None]:
+    """While a handler of this consumer runs, and what it has recorded is evaluated."""
+    run = _Run(consumer)
+    token = _HANDLING.set((*_HANDLING.get(), run))
+    try:
+        yield
+    finally:
+        run.ended = True  # what it left behind is not inside it any more
+        _HANDLING.reset(token)
+
+
+def refuse(consumer: Identity, doing: str) -> None:
+    """Raise HandlerError where this is called by the consumer's own handler. Another consumer's handler may do as it likes."""
+    if any(run.consumer == consumer and not run.ended for run in _HANDLING.get()):
+        raise HandlerError(
+            f"{doing} of consumer {consumer[0]!r} inside its own handler: it would wait for the batch in hand, which waits for it. "
+            "Do it after the batch, or in another process. For more rows or messages use tx.write and tx.publish."
+        )

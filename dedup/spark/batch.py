@@ -1,35 +1,45 @@
-"""A Spark DataFrame as a batch: evaluated once, into Arrow on the driver or, where that is too much, into scratch Parquet."""
+"""A Spark DataFrame as a batch: evaluated once, into Arrow on the driver or, where that is too much, into scratch Parquet.
+
+And DataFrames as what handlers write: `SparkFrames`.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError
 from dedup import too_large
+from dedup.arrow_frames import rows_of
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
-from dedup.executors import Tasks
-from dedup.feed import Material, index_columns, numbered, process_run, visible
 from dedup.frames import Frames
 from dedup.index import Ints
 from dedup.keys import HIDDEN
+from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
 from dedup.rows import for_spark
-from dedup.spark.frames import SparkFrames
 from dedup.spark.prepare import answers, plan, stateful_operators, streaming_plan
 from dedup.spark.prepare import prepare as prepare_columns
-from dedup.spark.scratch import EVERY_FILE, require_shared, scratch_folder
+from dedup.spark.session import EVERY_FILE, JavaError
 from dedup.spark.tasks import SparkTasks
+from dedup.store import Rows
 
 log = logging.getLogger("dedup")
 
@@ -54,7 +64,7 @@ LOCAL_BELOW = "spark.sql.execution.arrow.localRelationThreshold"
 """Bytes of Arrow below which Spark makes a local relation."""
 
 
-class SparkFeed:
+class SparkBatch:
     """One batch of a Structured Streaming query, or any DataFrame."""
 
     def __init__(self, batch: DataFrame, scratch: str | None, *, collect: bool = True) -> None:
@@ -82,7 +92,7 @@ class SparkFeed:
             )
 
     @contextmanager
-    def materialise(self, prepare: Prepare) -> Iterator[Material]:
+    def evaluate(self, prepare: Prepare) -> Iterator[EvaluatedBatch]:
         """Arrow on the driver; scratch Parquet where Spark says that the result is too large, or the user wants it."""
         session, memory = self._batch.sparkSession, self._in_memory(prepare) if self._collect else None
         if memory is not None:
@@ -95,16 +105,16 @@ class SparkFeed:
             with answers():
                 rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
             whole = session.read.schema(_with_row(rows.schema)).options(**EVERY_FILE)
-            yield ScratchMaterial(whole.parquet(folder))
+            yield EvaluatedInScratch(whole.parquet(folder))
 
-    def _in_memory(self, prepare: Prepare) -> MemoryMaterial | None:
+    def _in_memory(self, prepare: Prepare) -> EvaluatedInMemory | None:
         found = plan(self._batch, prepare)
         table = self.collect(found.rows(self._batch))
         if table is None:
             return None
         late = None if found.parts else found.spec
         table = found.finish(table) if late is None else arrow.prepare_keys(table, late, beside=table.num_rows >= MANY)
-        return MemoryMaterial(self._batch.sparkSession, table if prepare.positions else numbered(table), found.schema, late)
+        return EvaluatedInMemory(self._batch.sparkSession, table if prepare.positions else numbered(table), found.schema, late)
 
     def collect(self, rows: DataFrame) -> pa.Table | None:
         """The rows on the driver; None where they are too large for it, or Spark refuses because they are.
@@ -155,7 +165,7 @@ def create_frame(session: SparkSession, table: pa.Table, schema: StructType) -> 
         session.conf.set(LOCAL_BELOW, before)
 
 
-class MemoryMaterial:
+class EvaluatedInMemory:
     """Rows on the driver as Arrow; frames are local relations of them."""
 
     def __init__(self, session: SparkSession, table: pa.Table, schema: StructType, late: Prepare | None = None) -> None:
@@ -208,7 +218,7 @@ class MemoryMaterial:
         return create_frame(self._session, chosen, self._schema), chosen
 
 
-class ScratchMaterial:
+class EvaluatedInScratch:
     """Rows in Parquet files; only positions and keys come to the driver."""
 
     def __init__(self, rows: DataFrame) -> None:
@@ -256,3 +266,209 @@ class ScratchMaterial:
 
 def _with_row(schema: StructType) -> StructType:
     return StructType([*schema.fields]).add(ROW, LongType())
+
+
+class SparkFrames:
+    """What `Tx` needs of DataFrames, on classic Spark and on Spark Connect."""
+
+    def __init__(self, session: SparkSession, *, in_tasks: bool) -> None:
+        self._session, self._in_tasks = session, in_tasks
+        self._origins: tuple[Origin, ...] = ()
+
+    def remember(self, frame: DataFrame, table: pa.Table) -> None:
+        """What the handler gets was made of this table: what it only picks from the frame needs no job."""
+        self._origins = (Origin(frame, table),)
+
+    def columns(self, rows: DataFrame) -> list[str]:
+        """Column names."""
+        return rows.columns
+
+    def positions(self, rows: DataFrame, condition: str | Column | None, columns: list[str]) -> pa.Table:
+        """These columns of the rows for which the condition is true: one job, which brings only those rows."""
+        if condition is not None:
+            rows = rows.where(F.expr(condition) if isinstance(condition, str) else condition)
+        return rows.select(*columns).toArrow()
+
+    def without(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
+        """The rows whose position is not among `positions`."""
+        origin = next((o for o in self._origins if o.frame is rows), None)
+        left = None if origin is None else anti_join(origin.table, positions)
+        rest = rows.where(F.lit(False)) if left is not None and not left.num_rows else self._anti_join(rows, positions)
+        if left is not None:
+            self._origins = (*self._origins, Origin(rest, left))
+        return rest
+
+    def _anti_join(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
+        names = {c: f"_parked_{c}" for c in positions.column_names}
+        parked = self._session.createDataFrame(for_spark(positions.rename_columns(list(names.values()))))
+        same = reduce(lambda a, b: a & b, [rows[c] == parked[p] for c, p in names.items()])
+        return rows.join(F.broadcast(parked), on=same, how="left_anti")
+
+    def rows(self, rows: Any) -> Rows:
+        """A DataFrame, an Arrow table, a dict or a list of dicts as rows for the store."""
+        if type(rows).__name__ == "DataFrame" and type(rows).__module__.startswith("pyspark."):
+            return SparkRows(rows, self._in_tasks, self._origins)
+        return rows_of(rows)
+
+
+@dataclass(frozen=True)
+class SparkRows:
+    """A DataFrame that the handler wrote; evaluated once by whoever calls `arrow` or `files`."""
+
+    frame: DataFrame
+    in_tasks: bool
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema, from the plan."""
+        return to_arrow_schema(self.frame.schema, timezone="UTC")  # as toArrow does
+
+    def arrow(self) -> pa.Table:
+        """The rows, on the driver."""
+        picked = next((table for origin in self.origins if (table := origin.pick(self.frame)) is not None), None)
+        return self.frame.toArrow() if picked is None else picked.cast(self.schema)
+
+    def plain(self) -> None:
+        """They have types."""
+
+    def files(self, write: Callable[[Iterator[pa.RecordBatch]], Iterator[str]], columns: list[str]) -> list[str]:
+        """`write` run by the tasks that hold the rows; its results."""
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield pa.RecordBatch.from_pydict({"result": pa.array(list(write(batches)), pa.string())})
+
+        found = self.frame.select(*[F.col(f"`{c}`") for c in columns]).mapInArrow(run, "result string").toArrow()
+        return [str(r) for r in found["result"].to_pylist()]
+
+
+ColumnPath = tuple[int, ...]
+"""Which column of the table, then which field of it, and so on."""
+
+Known = Mapping[int, ColumnPath]
+"""Columns of a plan by their ids."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A frame, and the table with the same rows and columns that it was made of.
+
+    Columns that a handler only picked from its frame are in that table: they need no job. `tx.write(orders.select("data.*"), ...)` is the
+    usual case. The plan is what says so: projections of plain columns and struct fields over that very frame. Anything else is Spark's.
+    """
+
+    frame: DataFrame
+    table: pa.Table
+
+    def pick(self, rows: DataFrame) -> pa.Table | None:
+        """The rows as Arrow where they are columns of this frame and nothing else; None where Spark has to evaluate them.
+
+        Never raises: a plan that cannot be read, as on Spark Connect, is none of ours.
+        """
+        if not hasattr(rows, "_jdf") or not hasattr(self.frame, "_jdf"):
+            return None
+        try:
+            paths = self._paths(rows)
+        except JavaError:
+            return None
+        names = rows.columns
+        if paths is None or len(set(names)) < len(names):
+            return None
+        return pa.table({name: self._column(path) for name, path in zip(names, paths, strict=True)})
+
+    def _paths(self, rows: DataFrame) -> list[ColumnPath] | None:
+        frame, plan = _plan(self.frame), _plan(rows)
+        own: Known = {ident: (number,) for number, ident in enumerate(map(_id, _items(frame.output())))}
+        known = _known(plan, own, frame)
+        return None if known is None else [known[_id(attribute)] for attribute in _items(plan.output())]
+
+    def _column(self, path: ColumnPath) -> pa.ChunkedArray:
+        column = self.table.column(path[0])
+        for field in path[1:]:
+            column = pc.struct_field(column, [field])  # null where the struct is
+        return column
+
+
+def anti_join(table: pa.Table, positions: pa.Table) -> pa.Table:
+    """The rows of the table whose position is not among `positions`, in their order."""
+    names = positions.column_names
+    rows = table.select(names).append_column("_row", pa.array(range(table.num_rows), pa.int64()))
+    left = rows.join(positions.cast(table.select(names).schema), keys=names, join_type="left anti")["_row"]
+    return table.take(left.take(pc.sort_indices(left)))
+
+
+def _plan(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _known(plan: Any, own: Known, frame: Any) -> Known | None:
+    """Where each column of a plan comes from, by its id; None where one of them is computed, or rows are left out, added or moved."""
+    if plan.equals(frame):
+        return own
+    kind = plan.nodeName()
+    if kind not in ("Project", "SubqueryAlias"):
+        return None
+    below = _known(plan.child(), own, frame)
+    if below is None or kind == "SubqueryAlias":
+        return below
+    found = {_id(e): _path(e, below) for e in _items(plan.projectList())}
+    return None if None in found.values() else {ident: path for ident, path in found.items() if path is not None}
+
+
+def _path(expression: Any, below: Known) -> ColumnPath | None:
+    kind = expression.getClass().getSimpleName()
+    if kind == "AttributeReference":
+        return below.get(_id(expression))
+    if kind == "Alias":
+        return _path(expression.child(), below)
+    if kind == "GetStructField":
+        inner = _path(expression.child(), below)
+        return None if inner is None else (*inner, expression.ordinal())
+    return None
+
+
+def _id(named: Any) -> int:
+    return int(named.exprId().id())
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    item: Callable[[int], Any] = sequence.apply
+    return (item(i) for i in range(sequence.length()))
+
+
+@contextmanager
+def scratch_folder(session: SparkSession, scratch: str | None) -> Iterator[str]:
+    """A folder of one attempt, removed afterwards. Raises ConfigError where none can be shared.
+
+    Crash: of a process that dies the folder stays.
+    """
+    require_shared(session, scratch)
+    if scratch is None:
+        with tempfile.TemporaryDirectory(prefix="dedup-") as folder:
+            yield f"{folder}/rows"
+        return
+    mine = f"{scratch.rstrip('/')}/dedup-{uuid.uuid4().hex}"
+    try:
+        yield f"{mine}/rows"
+    finally:
+        _remove(session, mine)
+
+
+def require_shared(session: SparkSession, scratch: str | None) -> None:
+    """Raise ConfigError where executors are elsewhere and no folder is named."""
+    if scratch is None and not str(session.conf.get("spark.master", "")).startswith("local"):
+        raise ConfigError(
+            "The batch is too large for the driver, or collect=False. Give Consumer(scratch=...) a folder that driver and executors share."
+        )
+
+
+def _remove(session: SparkSession, folder: str) -> None:
+    """As a folder of this machine where it is one, else by Spark's own access to the storage, of which Spark Connect has none to offer."""
+    try:
+        here = Path(folder.removeprefix("file:"))
+        if here.is_dir():
+            return shutil.rmtree(here)
+        path = session._jvm.org.apache.hadoop.fs.Path(folder)  # type: ignore[union-attr]
+        path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
+    except Exception as error:  # noqa: BLE001 - whatever the storage or py4j raises: the batch has nothing to do with it
+        log.warning("%s was not removed: %s", folder, type(error).__name__)

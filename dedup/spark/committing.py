@@ -1,17 +1,18 @@
-"""What a task does with the events of its partitions: each slice commits by itself, in one transaction or in several, in order.
+"""What a task does with the events of its partitions where tasks commit: each slice by itself, in one transaction or in several, in order.
 
-Runs in Python workers, without a driver beside it: what it needs came with it as a `Work`. Errors go back as values, so that
+Runs in Python workers, without a driver beside it: what it needs came with it as a `SliceJob`. Errors go back as values, so that
 nothing is run again that cannot pass, and the driver raises them: as what they are, or as `Elsewhere` where they cannot travel whole.
-Called by dedup/spark/tasks.py.
+Called by spark/tasks.py; needs no Spark itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import itertools
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,12 +22,13 @@ from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, Position
 from checkpoint.position import Partition
 from deadletter.classify import PERMANENT, Rule, classify, outlasted
 from deadletter.failure import Elsewhere, describe
-from dedup import flow, incarnation, planning, too_large
+from dedup import incarnation, planning, too_large
 from dedup.claims import OVER_BUDGET
-from dedup.feed import ArrowMaterial, process_run
-from dedup.incarnation import Witness
+from dedup.incarnation import TopicIdentity
 from dedup.index import Index
-from dedup.letter_work import with_replanning
+from dedup.outage import with_replanning
+from dedup.pipeline.batch import EvaluatedArrow, process_run
+from dedup.pipeline.commit import Chunk, Part, Policy, State, committed, decide_chunk, index_of
 from dedup.store import Head, Run, Slice, Store
 from dedup.trial import Trials
 
@@ -45,20 +47,57 @@ OUTCOMES = pa.schema(
 
 
 @dataclass(frozen=True)
-class Work:
+class SliceJob:
     """What the tasks of one batch need. Travels to them."""
 
-    policy: flow.Policy  # its trials are the task's own
+    policy: Policy  # its trials are the task's own
     head: Head  # as the driver planned the batch
     run: Run
     attempt: str  # of the driver at this batch; random
     max_events: int
-    witness: Witness | None
-    vouched: frozenset[Partition]  # partitions that the driver has found without a gap
+    identify: TopicIdentity | None
+    gap_checked: frozenset[Partition]  # partitions that the driver has found without a gap
     alone: bool = True  # whether its slices run one at a time
 
 
-def run(batches: Iterable[pa.RecordBatch], work: Work, store: Store) -> Iterator[pa.RecordBatch]:
+KEPT_STORES = 4
+"""Stores of this process of tasks that stay open: a process serves one query at a time, and rarely several."""
+
+
+_stores: dict[str, Store] = {}
+
+
+def task(batches: Iterable[pa.RecordBatch], packed: bytes, keep: bool) -> Iterator[pa.RecordBatch]:
+    """Unpack what the driver has sent, and `run`; a task without rows opens nothing.
+
+    Args:
+        packed: the store, pickled by itself, and a SliceJob.
+        keep: the store's connections stay open in this process for the next batch.
+    """
+    rows = (batch for batch in batches if batch.num_rows)
+    first = next(rows, None)
+    if first is None:
+        return
+    packed_store, job = pickle.loads(packed)
+    store = _kept_store(packed_store)
+    try:
+        yield from run(itertools.chain([first], rows), job, store)
+    finally:
+        if not keep:
+            store.close()
+
+
+def _kept_store(packed: bytes) -> Store:
+    """The store of these settings in this process, with the connections that an earlier task has opened."""
+    name = hashlib.sha256(packed).hexdigest()
+    if name not in _stores:
+        while len(_stores) >= KEPT_STORES:
+            _stores.pop(next(iter(_stores))).close()
+        _stores[name] = pickle.loads(packed).in_tasks()
+    return _stores[name]
+
+
+def run(batches: Iterable[pa.RecordBatch], job: SliceJob, store: Store) -> Iterator[pa.RecordBatch]:
     """Make the slices of this task true, one after the other; yields OUTCOMES, one row for each.
 
     After an error nothing more of this task is begun: the driver decides how it goes on.
@@ -69,10 +108,10 @@ def run(batches: Iterable[pa.RecordBatch], work: Work, store: Store) -> Iterator
     Crash: chunks that were committed are true, the one in hand is not; a task that runs again drops what it finds decided.
     """
     slices: list[_Slice] = []
-    for partition, chunks in itertools.groupby(cut(batches, work.max_events), lambda chunk: chunk[0]):
+    for partition, chunks in itertools.groupby(cut(batches, job.max_events), lambda chunk: chunk[0]):
         tables = (table for _, table in chunks)
         if not slices or slices[-1].error is None:
-            slices.append(_Slice(work, store, partition))
+            slices.append(_Slice(job, store, partition))
             slices[-1].commit_all(tables)
         for _ in tables:
             pass  # read to the end, so that the process can be used again
@@ -84,57 +123,56 @@ def run(batches: Iterable[pa.RecordBatch], work: Work, store: Store) -> Iterator
 class _Slice:
     """One partition's events on their way."""
 
-    work: Work
+    job: SliceJob
     store: Store
     partition: Partition
     states: np.ndarray = field(default_factory=lambda: np.zeros(planning.STATES, dtype=np.int64))
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self.head, self._chunks, name = self.work.head, 0, self.work.head.consumer
+        self.head, name = self.job.head, self.job.head.consumer
         scope = str(self.partition)
-        trials = Trials(lambda: self.store.trial(name, scope), lambda text: self.store.set_trial(name, text, scope), alone=self.work.alone)
-        self._policy = replace(self.work.policy, trials=trials)
+        trials = Trials(lambda: self.store.trial(name, scope), lambda text: self.store.set_trial(name, text, scope), alone=self.job.alone)
+        self._policy = replace(self.job.policy, trials=trials)
 
     def commit_all(self, tables: Iterator[pa.Table]) -> None:
-        """Make chunk after chunk true, up to one that fails. With bisect=False a slice of several is refused before any of it is true."""
-        first = next(tables)
-        if not self._policy.care.bisect and (others := sum(table.num_rows for table in tables)):
-            self._keep(lambda: too_large.refuse_parts(self.head.consumer, first.num_rows + others, self.work.max_events, "slice"))
-            return
-        for table in itertools.chain([first], tables):
-            self.commit(table)
-            if self.error is not None:
-                return
+        """Make chunk after chunk true, up to one that fails, and keep its error.
 
-    def commit(self, table: pa.Table) -> None:
-        """Make the next chunk true, or keep the error. Crash: before its commit nothing of it is true; after it, all of it is."""
-        culprits: set[int] = set()
-        self._keep(lambda: with_replanning(lambda: self._commit(table, culprits)))
-
-    def _keep(self, act: Callable[[], None]) -> None:
+        Crash: before a chunk's commit nothing of it is true; after it, all of it is.
+        """
+        run = replace(self.job.run, joined=True, ends=False)  # the driver alone knows the end of a batch
         try:
-            act()
+            for done in committed(self._parts(tables), run, self.head, self._commit):
+                self.head = done.head
+                self.states += np.bincount(done.state, minlength=planning.STATES)
         except Exception as error:  # noqa: BLE001 - the driver raises it
-            self.error = carried(error, self._policy.care.rules)
+            self.error = carried(error, self._policy.on_failure.rules)
             if isinstance(error, BudgetExceeded):
                 self._tell_others()
 
-    def _commit(self, table: pa.Table, culprits: set[int]) -> None:
-        material = ArrowMaterial(table)
-        index = flow.index_of(material)
-        told = incarnation.ask(self.work.witness, {(self.partition.source, self.partition.topic)})
-        self._refuse_gap(index)
-        run = replace(self.work.run, chunk=self._chunks, joined=True, ends=False)
-        chunk = flow.Chunk(material, index, run, self.head, culprits, incarnation_ids=told)
-        with self.store.begin(self.head.consumer, self.head.epoch, self._claim(run)) as transaction:
-            state = flow.decide_chunk(chunk, self.store, transaction, self._policy)
-        self.head = flow.reached(chunk, state)
-        self.states += np.bincount(state, minlength=planning.STATES)
-        self._chunks += 1
+    def _parts(self, tables: Iterator[pa.Table]) -> Iterator[Part]:
+        """The chunks of this slice as they come. With bisect=False a slice of several is refused before any of it is true."""
+        first = next(tables)
+        if not self._policy.on_failure.bisect and (others := sum(table.num_rows for table in tables)):
+            too_large.refuse_parts(self.head.consumer, first.num_rows + others, self.job.max_events, "slice")
+        for number, table in enumerate(itertools.chain([first], tables)):
+            rows = EvaluatedArrow(table)
+            index = index_of(rows)
+            topic_ids = incarnation.ask(self.job.identify, {(self.partition.source, self.partition.topic)})
+            if number == 0:
+                self._refuse_gap(index)
+            yield Part(rows, index, topic_ids)
+
+    def _commit(self, chunk: Chunk) -> State:
+        """One chunk, again where another decision comes first."""
+        return with_replanning(lambda: self._transact(chunk))
+
+    def _transact(self, chunk: Chunk) -> State:
+        with self.store.begin(self.head.consumer, self.head.epoch, self._claim(chunk.run)) as transaction:
+            return decide_chunk(chunk, self.store, transaction, self._policy)
 
     def _claim(self, run: Run) -> Slice:
-        point, limit = self.head.checkpoints.get(self.partition), self._policy.care.timeout
+        point, limit = self.head.checkpoints.get(self.partition), self._policy.on_failure.timeout
         return Slice(
             self.partition,
             number=0,
@@ -142,21 +180,21 @@ class _Slice:
             query_id=run.query_id,
             batch_id=run.batch_id,
             expected=None if point is None else point.sequence_number,
-            attempt=self.work.attempt,
+            attempt=self.job.attempt,
             patience=float("inf") if limit is None else limit,
         )
 
     def _refuse_gap(self, index: Index) -> None:
         """The driver looks for gaps where it knows that there may be one; where a partition comes later, it is told."""
-        if self._chunks or self.partition in self.work.vouched:
+        if self.partition in self.job.gap_checked:
             return
         first, _ = index.spans[self.partition]
-        if planning.gaps(self.work.head, self.work.run, {self.partition: first}):
+        if planning.gaps(self.job.head, self.job.run, {self.partition: first}):
             raise PositionGap(f"Consumer {self.head.consumer!r}: {self.partition} begins at {first}, behind its checkpoint.")
 
     def _tell_others(self) -> None:
         with contextlib.suppress(StoreError):  # then each of them finds out by itself
-            self.store.set_trial(self.head.consumer, self.work.attempt, OVER_BUDGET)
+            self.store.set_trial(self.head.consumer, self.job.attempt, OVER_BUDGET)
 
     def outcome(self) -> pa.RecordBatch:
         """OUTCOMES."""
@@ -164,7 +202,7 @@ class _Slice:
         row = {
             **self.partition._asdict(),
             "states": self.states.tolist(),
-            "decisions": self.head.seq - self.work.head.seq,
+            "decisions": self.head.seq - self.job.head.seq,
             "reached": None if point is None else point.sequence_number,
             "error": None if self.error is None else pickle.dumps(self.error),
         }

@@ -1,0 +1,1 @@
+"""One batch, from its rows to its commit."""
