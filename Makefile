@@ -1,6 +1,6 @@
 # Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow simulate mutants crash lint bench bench-smoke bench-growth clean python java
+.PHONY: help demo test test-full simulate mutants crash lint bench bench-smoke bench-growth clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,20 +17,20 @@ help: ## Show this help
 demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_ARGS="--store postgresql://... --seed 7")
 	@$(BIN)/dedup demo $(DEMO_ARGS)
 
-test: java $(VENV)/.jars ## Run the tests but the slow ones, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x")
+test: java $(VENV)/.jars ## Run every promise once a store, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x"): about 8 minutes
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
-slow: java $(VENV)/.jars ## Run the tests that take minutes each
-	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+test-full: java $(VENV)/.jars ## Run all tests, hours of them, or parts of them (PART="brokers docs"; PART=list names them)
+	@PYTHONPATH=.:tests $(BIN)/python -m kit.parts $(PART) --jobs $(JOBS) $(PARTS_ARGS)
 
 simulate: $(VENV)/.ready ## Play N schedules of crashes, copies and replays against the planning code (N=100000), or one of them (SEED=123)
 	@PYTHONPATH=.:tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(N)) $(SIMULATE_ARGS)
 
 mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (about 8 minutes)
-	@$(BIN)/python tests/mutants.py $(MUTANTS)
+	@PYTHONPATH=.:tests $(BIN)/python -m kit.mutants $(MUTANTS)
 
 crash: $(VENV)/.ready ## Break processes, servers, connections and disks N times a store (N=1000), go on where it ended (CRASH_ARGS="--store delta")
-	@PYTHONPATH=.:tests:tests/contract $(BIN)/python -m crash $(N) $(CRASH_ARGS)
+	@PYTHONPATH=.:tests $(BIN)/python -m crash $(N) $(CRASH_ARGS)
 
 lint: $(VENV)/.ready ## Check style, types, the direction of imports; look for secrets and known holes
 	@$(BIN)/ruff check .

@@ -31,7 +31,7 @@ TURNS = 10
 def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """Both stores in turns. Raises AssertionError where one of them does not say what was written."""
     sys.path.append(str(Path(__file__).parent.parent / "tests"))
-    from azurite_server import running_azurite
+    from kit.azurite_server import running_azurite
 
     with running_azurite() as blob, PostgresCheckpointStore(dsn) as ours:
         with ContainerClient.from_connection_string(blob, "checkpoints") as container:

@@ -32,8 +32,8 @@ def compare(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seco
     """`eventhubs/source_vs_client`, and what more partitions give. Raises AssertionError where events are missing."""
     sizes = replace(sizes, events=2 * sizes.events, batches=max(1, sizes.batches // FEWER), warm=min(sizes.warm, 1))
     sys.path.append(str(Path(__file__).parent.parent / "tests"))
-    from eventhubs.ceiling import ceiling
-    from eventhubs.control import running_double
+    from kit.eventhubs.ceiling import ceiling
+    from kit.eventhubs.control import running_double
 
     with running_double() as double:
         taken = _contest(spark, double, folder, sizes)

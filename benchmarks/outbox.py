@@ -78,8 +78,8 @@ def _longer(sizes: Sizes) -> Sizes:
 def compare_dispatch(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """A dispatcher over a full outbox beside a bare producer, in turns, each into a topic of its own. Verified by counting."""
     sys.path.append(str(Path(__file__).parent.parent / "tests"))
-    import kafka_kit
-    from kafka_server import running_broker
+    from kit import kafka_kit
+    from kit.kafka_server import running_broker
 
     seconds: Seconds = {"outbox dispatch": [], "bare producer": []}
     bodies = [b"%012d" % n + b"x" * (SIZE - 12) for n in range(sizes.events)]

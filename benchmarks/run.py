@@ -67,7 +67,7 @@ def server(settings: Mapping[str, str] | None = None) -> Iterator[str]:
         yield dsn
         return
     sys.path.append(str(Path(__file__).parent.parent / "tests"))
-    from pg_server import running_server
+    from kit.pg_server import running_server
 
     with running_server(settings=settings) as started:
         yield started.dsn

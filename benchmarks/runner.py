@@ -53,9 +53,9 @@ class Clock:
 def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """Both ways in turns, with the double's own ceiling beside them. Raises AssertionError where rows are missing."""
     sys.path.append(str(Path(__file__).parent.parent / "tests"))
-    from azurite_server import running_azurite
-    from eventhubs.ceiling import ceiling
-    from eventhubs.control import running_double
+    from kit.azurite_server import running_azurite
+    from kit.eventhubs.ceiling import ceiling
+    from kit.eventhubs.control import running_double
 
     events = sizes.events - sizes.events % min(sizes.events, PARTITIONS * BATCH)  # whole batches: neither waits for more at the end
     with running_double() as double, running_azurite() as blob:

@@ -1,7 +1,7 @@
 """The idempotence key: which bytes make two deliveries the same message, in one canonical encoding.
 
 The encoding is versioned and the same on every store, Spark version and time zone. dedup/decode/hashing.py follows it over Arrow columns;
-tests/key_vectors.json pins it. docs/keys.md says it in words.
+tests/kit/key_vectors.json pins it. docs/keys.md says it in words.
 """
 
 from __future__ import annotations

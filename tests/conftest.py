@@ -1,7 +1,4 @@
-"""What every test can ask for: one Spark session, the real input, and (from fix_postgres) a real PostgreSQL.
-
-Tests that need Spark run last, so that the rest is told first and the JVM starts once.
-"""
+"""What every test can ask for: one Spark session, the real input, and (from fix_postgres) a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,10 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cheap
 import pytest
 from hypothesis import settings
-from real_input import ONLINE_RETAIL, REAL_INPUT
+
+from kit import cheap
+from kit.paths import ROOT, environment
+from kit.real_input import ONLINE_RETAIL, REAL_INPUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +28,8 @@ settings.load_profile("dedup")
 cheap.use_memory()
 cheap.compile_quickly()
 
-pytest_plugins = ["fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry", "variants"]
+PLUGINS = ("rooms", "variants", "fix_places", "fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry")
+pytest_plugins = [f"fixtures.{name}" for name in PLUGINS]
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def online_retail() -> Path:
 @pytest.fixture
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`import benchmarks` finds what is beside the tests, and not in the package; an installed package has none."""
-    root = Path(__file__).parent.parent
+    root = ROOT
     if not (root / "benchmarks").is_dir():
         pytest.skip("an installed package has no benchmarks")
     monkeypatch.setattr(sys, "path", [*sys.path, str(root)])
@@ -52,12 +52,11 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one Spark session of the run; it has Spark's Kafka source."""
-    import maven
-
     from dedup.spark.session import local_session
+    from kit import maven
 
     if os.environ.get("DEDUP_TEST_SPARK") == "connect":
-        import spark_connect
+        from kit import spark_connect
 
         yield from spark_connect.session()
         return
@@ -87,14 +86,9 @@ def dedup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the session as `spark`, and put it last: before that a process has none, and several processes go on that way."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.spark)
-        if item.get_closest_marker("xdist_group") is None:  # else a part of its file that goes to any process by itself
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}{' spark' if item.get_closest_marker('spark') else ''}"))
-    items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
+def pytest_configure() -> None:
+    """Every process that a test starts imports what this one does: the product and the kits of this checkout."""
+    os.environ.update(environment())
 
 
 def pytest_unconfigure() -> None:

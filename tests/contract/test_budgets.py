@@ -8,10 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from foreach_kit import bare
-from local_tasks import TaskEach, run_in
-from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
-from places import Place, PostgresPlace
 
 from checkpoint.errors import BudgetExceeded
 from checkpoint.position import Partition
@@ -21,6 +17,10 @@ from dedup.amendments import lift_budget
 from dedup.consumer import Consumer
 from dedup.pipeline.member import Member
 from dedup.store import Store
+from kit.foreach_kit import bare
+from kit.local_tasks import TaskEach, run_in
+from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
+from kit.places import Place, PostgresPlace
 
 EARLY = (Kind.UNDECODABLE, Kind.NO_KEY, Kind.KEY_CONFLICT)
 """Kinds of events that never come to the handler."""

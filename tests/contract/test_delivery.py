@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from orders import assert_proven, batch, consumer, event, ids, letters, orders, write_orders
-from places import Place
 
 from checkpoint.errors import AmbiguousPosition, ConfigError, PositionGap
+from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders, write_orders
+from kit.places import Place
 
 
 def test_a_batch_is_written_once_and_accounted_for(place: Place) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orders import assert_proven, batch, consumer, event, ids, letters
-from places import Place
+from kit.orders import assert_proven, batch, consumer, event, ids, letters
+from kit.places import Place
 
 
 def ends_before(step: int, told: list[str]) -> Callable[[str], None]:

@@ -10,8 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
-from places import Place
 
 from checkpoint.errors import (
     BudgetExceeded,
@@ -30,6 +28,8 @@ from dedup.pages import ReprocessOptions
 from dedup.replaying import replay
 from dedup.reprocessing import reprocess
 from dedup.store import Selection, Store
+from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
+from kit.places import Place
 
 
 class BadOrder(ValueError):

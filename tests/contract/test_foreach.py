@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from orders import assert_proven, batch, consumer, event, ids, letters, orders
-from places import Place
 
 from checkpoint.errors import HandlerError
 from dedup import Consumer
 from dedup.pipeline.handlers import Event
 from dedup.reprocessing import reprocess
 from dedup.store import Selection, Store
+from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
+from kit.places import Place
 
 
 def each(store: Store, bad: set[str], seen: list[int] | None = None, **settings: Any) -> Consumer:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from foreach_kit import bare
-from orders import batch, letters, orders
-from places import DeltaPlace, Place, PostgresPlace
 from test_values import create, read
 
 from dedup import Consumer
 from dedup.pipeline.handlers import Event
+from kit.foreach_kit import bare
+from kit.orders import batch, letters, orders
+from kit.places import DeltaPlace, Place, PostgresPlace
 
 NAMES = ["n", "i", "s"]
 SETS = [("n", "i"), ("n", "s"), ("n", "s", "i")]

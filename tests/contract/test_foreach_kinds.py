@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
-from places import Place
 
 from checkpoint.errors import ConfigError, HandlerError
 from dedup import Consumer
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.pipeline.handlers import Event
 from dedup.store import Store
+from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
+from kit.places import Place
 
 
 def bare(store: Store, **settings: Any) -> Consumer:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from foreach_kit import bare
-from local_tasks import run_here, run_in_tasks
-from orders import assert_proven, batch, event, flatten, ids, letters, orders
-from places import Place, PostgresPlace
 
 from checkpoint.errors import ConfigError, HandlerError
 from dedup import Consumer, replay
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.pipeline.handlers import Event
 from dedup.store import Selection
+from kit.foreach_kit import bare
+from kit.local_tasks import run_here, run_in_tasks
+from kit.orders import assert_proven, batch, event, flatten, ids, letters, orders
+from kit.places import Place, PostgresPlace
 
 
 def row(event: Event) -> dict[str, Any]:

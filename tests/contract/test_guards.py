@@ -7,8 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from orders import assert_proven, batch, consumer, event, ids, letters, orders
-from places import Place
 
 from checkpoint.errors import BatchTooLarge, Fenced, IncarnationChanged, PositionGap, PublicationStuck, SettingsChanged, StoreRestored
 from checkpoint.position import Partition
@@ -16,6 +14,8 @@ from deadletter.letter import Kind
 from dedup import amendments
 from dedup.process import this_process
 from dedup.store import Holder
+from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
+from kit.places import Place
 
 
 def test_a_gap_can_be_accepted_once(place: Place) -> None:

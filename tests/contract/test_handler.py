@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from foreach_kit import bare
-from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
-from places import Place
 
 from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, RowsRefused, SinkMismatch
 from dedup import consumer as consumer_module
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
+from kit.foreach_kit import bare
+from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
+from kit.places import Place
 
 
 def test_a_handler_that_raises_leaves_nothing(place: Place) -> None:

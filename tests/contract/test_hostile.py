@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
-from places import Place, PostgresPlace
 
 from checkpoint.errors import BudgetExceeded
 from dedup.pages import ReprocessOptions
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
+from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
+from kit.places import Place, PostgresPlace
 
 SECRETS = {
     "hunter2": "cannot reach postgresql://bob:hunter2@db.example:5432/shop",

@@ -10,11 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fix_postgres import run
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from orders import assert_proven, batch, consumer, event, flatten, letters
-from places import SINK, DeltaPlace, Place, PostgresPlace
 
 from checkpoint.errors import ConfigError
 from checkpoint.position import Partition
@@ -22,6 +19,9 @@ from checkpoint.postgres.sqlfiles import quoted
 from dedup import Consumer, DeadLetters, DeltaStore, PostgresStore, decode
 from dedup.reprocessing import reprocess
 from dedup.store import Selection, Store
+from fixtures.fix_postgres import run
+from kit.orders import assert_proven, batch, consumer, event, flatten, letters
+from kit.places import SINK, DeltaPlace, Place, PostgresPlace
 
 FRESH = itertools.count()
 """Numbers the examples: they share a database or a folder, and each has positions and keys of its own."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from orders import assert_proven, batch, consumer, event, ids, orders
-from places import Place
 
 from checkpoint.errors import IncarnationChanged, SourceUnavailable
 from dedup import amendments
 from dedup.consumer import Consumer
+from kit.orders import assert_proven, batch, consumer, event, ids, orders
+from kit.places import Place
 
 TOPIC = ("broker", "orders")
 

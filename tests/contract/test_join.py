@@ -11,8 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from orders import assert_proven, batch, consumer, event, ids, letters, orders
-from places import Place
 
 from checkpoint.errors import ConfigError, Fenced, PartitionLost, StillHeld
 from checkpoint.position import Partition
@@ -23,6 +21,8 @@ from dedup.pipeline.member import Member
 from dedup.pipeline.tx import Handler
 from dedup.process import this_process
 from dedup.store import Holder, Store
+from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
+from kit.places import Place
 
 PIDS = itertools.count(1)
 

@@ -6,11 +6,11 @@ import threading
 from typing import Any
 
 import pytest
-from orders import assert_proven, batch, consumer, event, ids, letters
-from people import ALL, ANN, BODY, actions, failing, fixed, statuses
-from places import Place
 
 from dedup import DeadLetters, ReprocessOptions, Selection, reprocess
+from kit.orders import assert_proven, batch, consumer, event, ids, letters
+from kit.people import ALL, ANN, BODY, actions, failing, fixed, statuses
+from kit.places import Place
 
 
 def test_a_repaired_body_is_processed_under_the_key_that_it_has(place: Place) -> None:

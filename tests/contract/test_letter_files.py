@@ -12,15 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from orders import assert_proven, batch, consumer, event, ids, letters, orders
-from people import ALL, ANN, BODY, failing, statuses
-from places import DeltaPlace, Place, PostgresPlace
 
 from checkpoint.errors import ConfigError, StoreUnavailable
 from dedup import DeadLetters, Selection
 from dedup.amendments import reset
 from dedup.letter_events import events_of
 from dedup.store import Store
+from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
+from kit.people import ALL, ANN, BODY, failing, statuses
+from kit.places import DeltaPlace, Place, PostgresPlace
 
 
 def other_place(place: Place, tmp_path: Path) -> Place:

@@ -6,12 +6,12 @@ import threading
 from typing import Any
 
 import pytest
-from orders import assert_proven, batch, consumer, event, ids, letters
-from people import ALL, ANN, BODY, actions, failing, statuses
-from places import Place
 
 from checkpoint.errors import CommitConflict, ConfigError
 from dedup import DeadLetters, Selection, amendments
+from kit.orders import assert_proven, batch, consumer, event, ids, letters
+from kit.people import ALL, ANN, BODY, actions, failing, statuses
+from kit.places import Place
 
 
 def test_a_letter_is_shown_with_its_first_failure_and_its_body(place: Place) -> None:

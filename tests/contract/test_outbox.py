@@ -4,75 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
-from orders import assert_proven, batch, consumer, event, flatten, orders
-from places import DeltaPlace, Place
 
 from checkpoint.errors import DestinationUnavailable, Fenced, HandlerError
-from dedup import Consumer
-from dedup.outbox import Call, Dispatcher, Message, Patience, State
+from dedup.outbox import Call, Patience, State
 from dedup.outbox.store import Asked, Chosen, Marks
 from dedup.replaying import replay
 from dedup.reprocessing import reprocess
-from dedup.store import Selection, Store
-
-
-class Receiver:
-    """What arrives, in order; refuses bodies in `refused`, with the error given for them."""
-
-    def __init__(self) -> None:
-        self.got: list[Message] = []
-        self.refused: dict[bytes, Exception] = {}
-
-    def __call__(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            if (message.body or b"") in self.refused:
-                raise self.refused[message.body or b""]
-        self.got += messages
-
-    def bodies(self, key: bytes | None = None) -> list[bytes | None]:
-        return [m.body for m in self.got if key is None or m.key == key]
-
-
-def publisher(store: Store, **settings: Any) -> Consumer:
-    """Writes each order and publishes it: key is the amount."""
-    made = consumer(store, **settings)
-    made._handler = None
-
-    @made.foreach_batch
-    def handle(rows: pa.Table, tx: Any) -> None:
-        rest = tx.reject(rows, pc.less(pc.struct_field(rows["data"], "amount"), 0), "negative")
-        tx.write(flatten(rest), "orders")
-        tx.publish(outgoing(rest), "out", key="to", order="n")
-
-    return made
-
-
-def outgoing(rows: pa.Table) -> pa.Table:
-    """Messages of orders, with the events' positions."""
-    data = flatten(rows)
-    return (
-        rows.select(["source", "topic", "partition", "sequence_number", "part"])
-        .append_column("body", data["id"])
-        .append_column("to", data["amount"].cast(pa.string()))
-        .append_column("n", pa.array([0] * rows.num_rows))
-    )
-
-
-def dispatcher(place: Place, receiver: Any, **options: Any) -> Dispatcher:
-    return Dispatcher(place.store().outbox("shop"), Call(receiver), **options)
-
-
-def states(place: Place) -> dict[str, int]:
-    """How many messages are in which state."""
-    found = [e.state.name for e in place.store().outbox("shop").entries(Chosen(limit=None))]
-    return {name: found.count(name) for name in sorted(set(found))}
+from dedup.store import Selection
+from kit.orders import assert_proven, batch, consumer, event, flatten, orders
+from kit.outgoing import Receiver, dispatcher, outgoing, publisher, states
+from kit.places import DeltaPlace, Place
 
 
 def test_messages_leave_after_their_batch_in_the_order_of_their_key(place: Place) -> None:

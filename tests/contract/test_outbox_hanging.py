@@ -7,12 +7,12 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
-from orders import batch, orders
-from places import Place
-from test_outbox import Receiver, dispatcher, publisher, states
 
 from dedup import Consumer
 from dedup.outbox import Call, Message
+from kit.orders import batch, orders
+from kit.outgoing import Receiver, dispatcher, publisher, states
+from kit.places import Place
 
 SHORT = 0.05
 """Seconds. It only decides how long a test waits: what hangs does so until it is told otherwise."""

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from orders import batch, consumer, event
-from places import Place
-from test_outbox import Receiver, dispatcher, states
 
 from checkpoint.errors import DestinationUnavailable, StoreUnavailable
 from dedup.outbox.dispatch import Patience
 from dedup.outbox.message import LANES
 from dedup.outbox.store import Asked, Chosen, Marks
+from kit.orders import batch, consumer, event
+from kit.outgoing import Receiver, dispatcher, states
+from kit.places import Place
 
 KIND = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 

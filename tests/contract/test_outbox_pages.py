@@ -8,15 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from orders import batch, consumer, event, flatten
-from places import PostgresPlace
-from test_outbox import Receiver, dispatcher, outgoing, publisher, states
 
 from dedup.outbox import State
-from dedup.outbox.message import MESSAGES, Messages, lanes, random_ids
+from dedup.outbox.message import Messages, lanes
 from dedup.outbox.store import Asked, Chosen, Marks
 from dedup.postgres import outbox_pages
 from dedup.postgres.outbox_pages import Page, pages_of
+from kit.orders import batch, consumer, event, flatten
+from kit.outgoing import Receiver, dispatcher, made, outgoing, publisher, states
+from kit.places import PostgresPlace
 
 
 @pytest.fixture
@@ -46,15 +46,6 @@ def packed(messages: Messages) -> list[Page]:
     rows = pa.Table.from_batches(batches, schema).to_pylist()
     assert len(rows) == count
     return [Page(n, **{k: v for k, v in (columns | row).items() if k in Page._fields and k != "page"}) for n, row in enumerate(rows)]
-
-
-def made(count: int, keys: int, size: int = 1, headers: list[Any] | None = None) -> Messages:
-    """Messages whose bodies begin with their place."""
-    of_key = pa.array([b"%d" % (n % keys) for n in range(count)])
-    bodies = pa.array([b"%06d" % n + b"x" * size for n in range(count)])
-    given = pa.array(headers or [None] * count, MESSAGES.field("headers").type)
-    rows = pa.table([random_ids(count), of_key, bodies, given, lanes("t", of_key)], schema=MESSAGES)
-    return Messages("t", rows, derived=False)
 
 
 @pytest.mark.parametrize(("count", "keys", "size"), [(1, 1, 1), (2_000, 3, 1), (2_000, 500, 1), (40, 2, 300_000)])

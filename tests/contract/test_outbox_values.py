@@ -10,14 +10,14 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from orders import batch, consumer, event, letters
-from places import Place
 
 from checkpoint.errors import RowsRefused
 from dedup.envelope import POSITION
 from dedup.outbox.recording import Names, arrow_of, of_event, rows_of
 from dedup.outbox.store import Chosen
 from dedup.rows import PlainRows
+from kit.orders import batch, consumer, event, letters
+from kit.places import Place
 
 DAY, MOMENT = dt.date(2024, 1, 1), dt.datetime(2024, 1, 1, 5)
 REFUSED = object()

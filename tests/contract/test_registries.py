@@ -5,10 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from orders import assert_proven, batch, consumer, event, ids, letters
-from places import Place
-from registry_kit import avro, confluent, content_type, record
-from registry_server import RegistryServer
 
 from checkpoint.errors import RegistryUnavailable
 from deadletter.policy import FailurePolicy
@@ -16,6 +12,10 @@ from dedup import decode
 from dedup.decode.registry import Azure, Confluent
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
+from kit.orders import assert_proven, batch, consumer, event, ids, letters
+from kit.places import Place
+from kit.registry_kit import avro, confluent, content_type, record
+from kit.registry_server import RegistryServer
 
 ORDER = record(("id", "string"), ("amount", "long"))
 

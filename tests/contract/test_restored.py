@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from orders import assert_proven, batch, consumer, ids, orders
-from places import Place
 
 from checkpoint.errors import StoreRestored
 from dedup import amendments
+from kit.orders import assert_proven, batch, consumer, ids, orders
+from kit.places import Place
 
 
 @pytest.mark.parametrize("accepted", [False, True])

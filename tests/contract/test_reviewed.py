@@ -8,9 +8,6 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
-from people import ANN, failing, fixed
-from places import Place, PostgresPlace
 
 from checkpoint.errors import HandlerError, IncarnationChanged
 from dedup import DeadLetters, replaying
@@ -18,6 +15,9 @@ from dedup.amendments import reset
 from dedup.replaying import replay
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
+from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
+from kit.people import ANN, failing, fixed
+from kit.places import Place, PostgresPlace
 
 
 def logged(consumer: Any, *events: dict[str, Any]) -> Any:

@@ -6,15 +6,15 @@ import json
 from typing import Any
 
 import pytest
-from orders import batch, event
-from places import Place
-from test_outbox import Receiver, dispatcher, publisher, states
 
 from checkpoint.errors import ConfigError
 from deadletter.letter import Kind
 from dedup.deadletters import DeadLetters
 from dedup.reprocessing import reprocess
 from dedup.store import Selection
+from kit.orders import batch, event
+from kit.outgoing import Receiver, dispatcher, publisher, states
+from kit.places import Place
 
 UNSENT = Selection(kind=Kind.UNSENT, limit=None)
 

@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from foreach_kit import bare
-from orders import batch, letters, orders
-from places import DeltaPlace, Place, PostgresPlace
-from value_table import COLUMNS, NULL, markdown, pairs
 
 from dedup.pipeline.handlers import Event
-
-ROOT = Path(__file__).parent.parent.parent
+from kit.foreach_kit import bare
+from kit.orders import batch, letters, orders
+from kit.paths import ROOT
+from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.value_sinks import create, read
+from kit.value_table import COLUMNS, NULL, markdown, pairs
 
 
 def there(place: Place) -> dict[str, Any]:
     """The columns that this store has, by name."""
     kind = "postgres" if isinstance(place, PostgresPlace) else "delta"
     return {name: getattr(column, kind) for name, column in COLUMNS.items() if getattr(column, kind) is not None}
-
-
-def create(place: Place, name: str, columns: dict[str, Any]) -> None:
-    """A sink with these columns, of types of this store."""
-    if isinstance(place, PostgresPlace):
-        place.execute(f'create table "{name}" (' + ", ".join(f'"{column}" {kind}' for column, kind in columns.items()) + ")")
-    elif isinstance(place, DeltaPlace):
-        from deltalake import DeltaTable
-
-        DeltaTable.create(place.path(name), schema=pa.schema(list(columns.items())))
-
-
-def read(place: Place, name: str, columns: list[str]) -> list[tuple[Any, ...]]:
-    """Its rows."""
-    if isinstance(place, PostgresPlace):
-        return place.execute("select " + ", ".join(f'"{column}"' for column in columns) + f' from "{name}"')
-    from deltalake import DeltaTable
-
-    assert isinstance(place, DeltaPlace)
-    return [tuple(row.values()) for row in DeltaTable(place.path(name)).to_pyarrow_table().select(columns).to_pylist()]
 
 
 def same(one: Any, other: Any, column: str) -> bool:

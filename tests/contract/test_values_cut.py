@@ -12,18 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from foreach_kit import bare
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from local_tasks import Tasks, run_in
-from orders import batch, event, letters, orders
-from places import DeltaPlace, Place, PostgresPlace
-from test_values import create, read
 
 from checkpoint.errors import SinkMismatch
 from dedup import Consumer
 from dedup.pipeline.handlers import Event
 from dedup.store import Store
+from kit.foreach_kit import bare
+from kit.local_tasks import Tasks, run_in
+from kit.orders import batch, event, letters, orders
+from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.value_sinks import create, read
 
 EAST = dt.timezone(dt.timedelta(hours=2))
 DELTA = {

@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from foreach_kit import bare
-from orders import batch, orders
-from places import DeltaPlace, PostgresPlace
-from test_values import create, read
 
 from dedup.pipeline.handlers import Event
+from kit.foreach_kit import bare
+from kit.orders import batch, orders
+from kit.places import DeltaPlace, PostgresPlace
+from kit.value_sinks import create, read
 
 NEWER: dict[str, tuple[str, Any, Any]] = {
     "numeric": ("numeric", 9, Decimal("10.5")),

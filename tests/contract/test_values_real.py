@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from foreach_kit import bare
-from orders import batch, event
-from places import DeltaPlace, Place, PostgresPlace
-from test_values import create, read
 
 from dedup import Consumer
 from dedup.demo import flights
 from dedup.pipeline.handlers import Event
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-import real_input
-import retail
+from kit import real_input, retail
+from kit.foreach_kit import bare
+from kit.orders import batch, event
+from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.value_sinks import create, read
 
 pytestmark = [pytest.mark.postgres, pytest.mark.delta]
 
@@ -104,7 +99,7 @@ def assert_same(postgres: str, folder: Path, rows: list[dict[str, Any]], make: A
     assert [row[:3] + row[4:] for row in one] == [row[:3] + row[4:] for row in other]
 
 
-ALL = pytest.param(None, marks=[pytest.mark.slow, pytest.mark.timeout(3_600)], id="all")
+ALL = pytest.param(None, marks=[pytest.mark.full, pytest.mark.timeout(3_600)], id="all")
 
 
 @pytest.mark.parametrize("day", [pytest.param("2011-01-28", id="day"), ALL])

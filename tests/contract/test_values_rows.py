@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from foreach_kit import bare
-from orders import batch, letters, orders
-from places import DeltaPlace, Place, PostgresPlace
-from test_values import create, read
 
 from checkpoint.errors import RowsRefused, SinkMismatch
 from dedup import Consumer
 from dedup.pipeline.handlers import Event
 from dedup.rows import PlainRows, copied, own
+from kit.foreach_kit import bare
+from kit.orders import batch, letters, orders
+from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.value_sinks import create, read
 
 Point = namedtuple("Point", "x tags")
 

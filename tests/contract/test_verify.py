@@ -8,10 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fix_postgres import run
-from orders import batch, consumer, event, orders
-from people import failing
-from places import Place, PostgresPlace
 
 from checkpoint.errors import ConfigError
 from checkpoint.position import Ranges
@@ -21,6 +17,10 @@ from dedup.coverage import coverage
 from dedup.store import Selection
 from dedup.verify import verify
 from dedup.wanted import Wanted
+from fixtures.fix_postgres import run
+from kit.orders import batch, consumer, event, orders
+from kit.people import failing
+from kit.places import Place, PostgresPlace
 
 
 def fill(place: Place, first: int = 0, batches: int = 4) -> None:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from foreach_kit import bare
-from local_tasks import TaskEach, run_in
-from orders import assert_proven, batch, consumer, ids, orders
-from places import Place, PostgresPlace
 
 from checkpoint.errors import BatchTooLarge
 from checkpoint.position import Partition
 from dedup import Consumer
 from dedup.pipeline.member import Member
 from dedup.store import Store
+from kit.foreach_kit import bare
+from kit.local_tasks import TaskEach, run_in
+from kit.orders import assert_proven, batch, consumer, ids, orders
+from kit.places import Place, PostgresPlace
 
 
 def counting(store: Store, most: int, **settings: Any) -> Consumer:

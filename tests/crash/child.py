@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from orders import consumer, flatten
-from places import DeltaPlace, Place, PostgresPlace
 
 from crash import log
+from kit.orders import consumer, flatten
+from kit.places import DeltaPlace, Place, PostgresPlace
 
 SINKS = ("orders", "audit")
 """Appended to."""

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kit.paths import environment
+
 LIMIT = 600.0
 """Seconds for one task."""
 
@@ -27,10 +29,10 @@ class Driver:
 
     def __init__(self, folder: Path, number: int) -> None:
         self._errors = folder / f"driver{number}"
-        command, environment = [sys.executable, "-m", "crash.spark_child"], {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "crash.spark_child"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with self._errors.open("wb") as said:
-            self._process = subprocess.Popen(command, env=environment, stderr=said, start_new_session=True, **pipes)
+            self._process = subprocess.Popen(command, env=environment(), stderr=said, start_new_session=True, **pipes)
         self.pid, self.idle, self._answer = self._process.pid, True, ""
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()

@@ -18,10 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orders import consumer
-from places import DeltaPlace
-
 from crash import child, file_calls, lane, log
+from kit.orders import consumer
+from kit.places import DeltaPlace
 
 SEED, BATCHES = 6, 3
 """Of the log; the batch that fails is the last one."""

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from children import Child
-from pg_help import Copy, every_table
-from pg_proxy import COMMIT_MESSAGE, proxied
-
 from crash.lane import Lane
 from crash.places import Disk, Postgres
 from dedup import amendments
+from kit.children import Child
+from kit.pg_help import Copy, every_table
+from kit.pg_proxy import COMMIT_MESSAGE, proxied
 
 Fault = Callable[[Lane, random.Random], str]
 """Breaks something; returns what exactly."""

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from children import Child
-from orders import letters
-from places import Place
-
 from crash import child, log
 from dedup.verify import verify
+from kit.children import Child
+from kit.orders import letters
+from kit.places import Place
 
 
 @dataclass

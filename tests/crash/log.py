@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from orders import batch, event
+
+from kit.orders import batch, event
 
 PARTITIONS, BATCH = 2, 4
 """Partitions, and events of each in one batch."""

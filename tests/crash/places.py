@@ -13,10 +13,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import pg_server
 import psycopg
 
 from crash import disks
+from kit import pg_server
 
 
 class NoDisk(RuntimeError):

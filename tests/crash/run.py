@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import kafka_server
-from children import Nursery
-
 from crash import copied_back, places, spark_lane
 from crash.drivers import Garage
 from crash.faults import FAULTS, Fault, ServerFaults, disk_full
 from crash.lane import Lane
 from crash.spark_lane import KafkaLane, SparkLane
+from kit import kafka_server
+from kit.children import Nursery
 
 DISK_FULL = "disk full"
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from orders import consumer
 
 from crash import log
 from crash.child import SINKS, handle_one, place_of
 from crash.drivers import ANSWER, DONE
 from dedup.demo.delivery import ENVELOPE_DDL
+from kit.orders import consumer
 
 
 def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -86,9 +86,8 @@ def query(spark: Any, task: dict[str, Any]) -> None:
 
 def session() -> Any:
     """With Kafka's source, without asking Ivy at each start, and without the compiler that pays for long lives alone."""
-    import maven
-
     from dedup.spark import session as sessions
+    from kit import maven
 
     delta = sorted(Path(sessions._jars(), "jars").glob("io.delta_*.jar"))
     conf = {"spark.jars": ",".join([maven.spark_kafka(), *map(str, delta)]), "spark.driver.memory": "1g"}

@@ -11,13 +11,13 @@ import uuid
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import kafka_server
 import pyarrow.parquet as pq
-from kafka_kit import PATIENCE, Topic, flush
 
 from crash import log
 from crash.drivers import Driver
 from crash.lane import Lane
+from kit import kafka_server
+from kit.kafka_kit import PATIENCE, Topic, flush
 
 
 class SparkLane(Lane):

@@ -1,0 +1,522 @@
+"""The runner and what a hub, a broker and a store do to it: faults on command, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import gc
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from azure.core.credentials import AccessToken
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChanged, PositionGap
+from checkpoint.position import Partition
+from dedup import Consumer
+from dedup.amendments import accept_gap
+from dedup.eventhub import Connection, Namespace, rows, run_async, runner_client, runner_loop
+from dedup.eventhub.lease import Leases, owners_beside
+from dedup.eventhub.lease_folder import FolderOwnership
+from dedup.eventhub.namespace import Span
+from dedup.eventhub.runner_loop import Runner
+from dedup.eventhub.runner_partition import Bounds, Gathered
+from dedup.pipeline.member import Assignment
+from dedup.store import Claim, Holder
+from dedup.trial import untried
+from kit import runner_child
+from kit.hub_orders import Orders, checkpoints, until
+from kit.orders import assert_proven, ids, letters
+from kit.pg_proxy import Proxy
+from kit.places import DeltaPlace, Place, PostgresPlace
+
+# The aio client leaves the sockets of connections that broke to the garbage collector.
+pytestmark = [pytest.mark.eventhubs, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+
+QUICK = {"balance_every": 0.3, "expire_after": 2.0, "max_events": 300, "max_wait": 0.1, "retry_backoff_factor": 0.1, "retry_total": 1}
+
+
+class Running:
+    """`run_async` in a thread with a loop of its own."""
+
+    def __init__(self, consumer: Consumer, sent: Orders, **options: Any) -> None:
+        self.error: BaseException | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(consumer, sent, {**QUICK, **options}), daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _run(self, consumer: Consumer, sent: Orders, options: dict[str, Any]) -> None:
+        async def body() -> None:
+            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+            self._ready.set()
+            await run_async(consumer, sent.double.connection_string, sent.hub, stop=self._stop, **options)
+
+        try:
+            asyncio.run(body())
+        except BaseException as error:  # noqa: BLE001 - the test asks for it
+            self.error = error
+
+    def alive(self) -> None:
+        """It has not ended yet."""
+        assert self._thread.is_alive(), self.error
+
+    def stop(self) -> None:
+        """End it; it must end well."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def ends_with(self) -> BaseException:
+        """What it ends with by itself."""
+        self._thread.join(60)
+        assert not self._thread.is_alive() and self.error is not None
+        return self.error
+
+
+@contextmanager
+def running(consumer: Consumer, sent: Orders, **options: Any) -> Iterator[Running]:
+    """For the length of the block."""
+    one = Running(consumer, sent, **options)
+    try:
+        yield one
+    except BaseException:
+        one._loop.call_soon_threadsafe(one._stop.set)
+        one._thread.join(30)
+        raise
+    one.stop()
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What the client left behind is gone before the next test."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def sent(eventhubs: Any, new_hub: Callable[..., str]) -> Orders:
+    """A hub with two partitions."""
+    return Orders(eventhubs, new_hub(partitions=2), partitions=2)
+
+
+@pytest.fixture
+def place(postgres: str) -> Place:
+    """A database with the sink `orders`."""
+    made = PostgresPlace(postgres)
+    made.create_sink()
+    return made
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> Place:
+    """A folder with the sink `orders`."""
+    made = DeltaPlace(tmp_path)
+    made.create_sink()
+    return made
+
+
+def test_a_link_that_breaks_repeats_and_is_throttled_costs_nothing(place: Place, sent: Orders) -> None:
+    """Connections reset in mid-transfer, links detached, events delivered again, a stolen link: every event has one outcome."""
+    sent.send(600)
+    with running(runner_child.consumer(place.store()), sent) as one:
+        for fault in ("reset", "detach", "again", "steal"):
+            sent.send(200)
+            if fault == "steal":
+                sent.double.order("steal", hub=sent.hub, partition=0, level=0)
+                sent.double.order("release", hub=sent.hub, partition=0)
+            else:
+                extra = {"after": 3000} if fault == "reset" else {"partition": 0, "count": 50} if fault == "again" else {}
+                sent.double.order(fault, hub=sent.hub, **extra)
+            sent.send(200)
+            time.sleep(0.3)
+        sent.wait(place, one.alive)
+    sent.check(place)
+
+
+def test_events_that_cannot_be_made_rows_end_the_run(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client would deliver them again for ever, and nobody would learn of it."""
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("no row")
+
+    monkeypatch.setattr(rows, "batch", refuse)
+    sent.send(10)
+    assert str(Running(runner_child.consumer(place.store()), sent).ends_with()) == "no row"
+
+
+def test_the_broker_may_be_away_for_a_while(place: Place, sent: Orders) -> None:
+    """While connections are refused the process lives on; afterwards it goes on where it was."""
+    sent.send(200)
+    proxy = Proxy(sent.double.port)
+    through = sent.double.connection_string.replace(str(sent.double.port), str(proxy.port))
+    consumer = runner_child.consumer(place.store(), source="hub")
+    with running(consumer, _Through(sent, through)) as one:  # type: ignore[arg-type]
+        sent.wait(place, one.alive)
+        proxy.refuse = True
+        sent.double.order("reset", hub=sent.hub)
+        sent.send(200)
+        time.sleep(3)
+        one.alive()
+        proxy.refuse = False
+        sent.wait(place, one.alive)
+    proxy.close()
+    sent.check(place)
+
+
+class _Through:
+    """The same hub by another way."""
+
+    def __init__(self, sent: Any, connection: Connection | str) -> None:
+        self.hub = getattr(sent, "hub", None) or sent.name
+        self.double = type("Double", (), {"connection_string": connection})
+
+
+class Entra:
+    """A token credential as azure-identity has them: one that blocks."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        """The one token that the double knows."""
+        return AccessToken(self._token, int(time.time()) + 600)
+
+
+def test_entra_id_instead_of_a_key(place: Place, sent: Orders) -> None:
+    """One token credential serves the questions about the hub and the client in its loop."""
+    sent.send(50)
+    connection = Connection.entra(sent.double.host, sent.hub, credential=Entra(sent.double.token), tls=False)
+    with running(runner_child.consumer(place.store()), _Through(sent, connection)) as one:  # type: ignore[arg-type]
+        sent.wait(place, one.alive)
+    sent.check(place)
+
+
+def test_the_store_may_be_away_for_a_while(place: Place, sent: Orders) -> None:
+    """No connection to PostgreSQL: batches are tried again for max_outage seconds, nothing is parked, nothing is lost."""
+    parts = conninfo_to_dict(place.url)
+    proxy = Proxy(int(str(parts["port"])))
+    away = PostgresPlace(make_conninfo(place.url, host="127.0.0.1", hostaddr="127.0.0.1", port=proxy.port))
+    sent.send(300)
+    with running(runner_child.consumer(away.store(), max_outage=60.0), sent) as one:
+        sent.wait(place, one.alive)
+        proxy.refuse = True
+        _end_sessions(place)
+        sent.send(300)
+        time.sleep(3)
+        one.alive()
+        proxy.refuse = False
+        sent.wait(place, one.alive)
+    proxy.close()
+    sent.check(place)
+
+
+def _end_sessions(place: Any) -> None:
+    place.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()")
+
+
+def test_a_gap_that_retention_left_is_an_error_until_a_person_accepts_it(place: Place, sent: Orders) -> None:
+    """Events below the checkpoint's next one are gone: the process stops, naming them; accepted, it goes on, and a new gap is an error."""
+    sent.send(100)
+    consumer = runner_child.consumer(place.store())
+    with running(consumer, sent) as one:
+        sent.wait(place, one.alive)
+    known = checkpoints(place)[0]
+    sent.send(100)
+    sent.double.order("expire", hub=sent.hub, partition=0, before=known + 11)
+    error = Running(consumer, sent).ends_with()
+    assert isinstance(error, PositionGap) and f"{known + 1}-{known + 10}" in str(error) and "accept-gap shop" in str(error)
+    place.store().amend("shop", accept_gap, by="test", reason="lost")
+    with running(consumer, sent) as one:
+        sent.wait(place, one.alive)
+    batches = place.store().batches("shop").to_pylist()
+    seen = sorted((r["first"], r["last"]) for b in batches if b["partition"] == 0 for r in b["seen"])
+    assert not [span for span in seen if span[0] <= known + 10 and span[1] > known]
+
+
+def test_an_accepted_gap_ends_where_the_log_begins(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies behind the border of the retention and did not come yet is no part of what a person accepted."""
+    consumer = runner_child.consumer(place.store())
+    place.store().take_epoch("shop", Holder("host", 1, "", "run"), takeover_after=1.0)
+    place.store().amend("shop", accept_gap, by="test", reason="lost")
+    connection = Connection.of(sent.double.connection_string, sent.hub)
+    runner = Runner(consumer, connection, owners_beside(consumer.store, "shop"), Bounds(10, 10, 1.0), "earliest", 10, {})
+    monkeypatch.setattr(runner._namespace, "span", lambda _: Span(10, 30, None))
+    part = Gathered(Assignment(Claim(Partition("s", sent.hub, 0), 1, "run"), untried()), Bounds(10, 10, 1.0), 5)
+    asyncio.run(runner._judge("0", part, 5, 19))
+    assert part.order is not None and part.order.next == 10
+    monkeypatch.setattr(runner._namespace, "span", lambda _: Span(30, 40, None))
+    asyncio.run(runner._judge("0", part, 10, 19))
+    assert part.order.next == 20
+
+
+def test_an_accepted_gap_is_closed_once_no_partition_has_one(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a person accepted counts for the gaps that there are, not for those to come."""
+    monkeypatch.setattr(runner_loop, "LOOK_SECONDS", 0.2)
+    sent.send(50)
+    consumer = runner_child.consumer(place.store())
+    with running(consumer, sent) as one:
+        sent.wait(place, one.alive)
+        place.store().amend("shop", accept_gap, by="test", reason="lost")
+        until(lambda: not place.store().head("shop").gap_accepted, one.alive)
+
+
+def test_positions_that_never_were_are_left_out(place: Place, sent: Orders) -> None:
+    """Holes in the log that a second reading shows again are compaction: the process goes on behind each of them."""
+    sent.send(60)
+    for first in (5, 12):
+        sent.double.order("hole", hub=sent.hub, partition=0, first=first, last=first + 2)
+    with running(runner_child.consumer(place.store()), sent) as one:
+        sent.wait(place, one.alive)
+    seen = [r for b in place.store().batches("shop").to_pylist() if b["partition"] == 0 for r in b["seen"]]
+    numbers = {n for r in seen for n in range(r["first"], r["last"] + 1)}
+    assert {4, 8, 11, 15} <= numbers and not {5, 6, 7, 12, 13, 14} & numbers
+
+
+def test_a_hub_that_was_created_again_is_refused(place: Place, sent: Orders) -> None:
+    """Its sequence numbers begin anew: without this its first events would pass for redeliveries."""
+    sent.send(50)
+    consumer = runner_child.consumer(place.store())
+    with running(consumer, sent) as one:
+        sent.wait(place, one.alive)
+    time.sleep(0.01)
+    sent.double.create(sent.hub, 2)
+    sent.double.fill(sent.hub, 0, 200)
+    sent.double.fill(sent.hub, 1, 200)
+    assert isinstance(Running(consumer, sent).ends_with(), IncarnationChanged)
+
+
+def test_a_hub_that_is_created_again_while_the_process_runs_is_refused(place: Place, sent: Orders) -> None:
+    """The client opens its link again by itself: events of the new hub do not pass for those that come next in the old one."""
+    sent.send(50)
+    one = Running(runner_child.consumer(place.store()), sent, retry_total=20)
+    sent.wait(place, one.alive)
+    before = checkpoints(place)
+    sent.double.order("replace", hub=sent.hub, more=50)
+    assert isinstance(one.ends_with(), IncarnationChanged)
+    assert checkpoints(place) == before
+
+
+def test_what_the_client_hides_is_asked_for_with_every_batch(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the client's links cannot be counted, the hub is asked which one it is again and again, not once."""
+    asked: list[int] = []
+    created = Namespace.created
+    monkeypatch.setattr(runner_client.Client, "_create_consumer", runner_client.EventHubConsumerClient._create_consumer)
+    monkeypatch.setattr(Namespace, "created", lambda self: asked.append(1) or created(self))
+    with running(runner_child.consumer(place.store()), sent) as one:
+        for _ in range(4):
+            sent.send(20)
+            sent.wait(place, one.alive)
+    assert len(asked) >= sent.partitions + 4
+
+
+def test_partitions_that_are_added_are_read(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client asks for partitions once; the runner asks again, and reads the new ones from their first event."""
+    monkeypatch.setattr(runner_loop, "LOOK_SECONDS", 0.3)
+    sent.send(50)
+    with running(runner_child.consumer(place.store()), sent) as one:
+        sent.wait(place, one.alive)
+        sent.double.order("grow", hub=sent.hub, partitions=4)
+        sent.bodies += [[], []]
+        sent.partitions = 4
+        sent.send(100)
+        sent.wait(place, one.alive)
+    sent.check(place)
+
+
+def test_an_error_that_is_everybodys_ends_the_process_and_is_not_redelivered_for_ever(place: Place, sent: Orders) -> None:
+    """A sink that is missing: tried for max_outage seconds, then the process ends with that error and nothing is parked."""
+    sent.send(30)
+    consumer = runner_child.consumer(place.store(), max_outage=0.0)
+    place.drop_sink()
+    error = Running(consumer, sent).ends_with()
+    assert isinstance(error, DedupError) and "orders" in str(error), repr(error)
+    assert letters(place.store()) == [] and checkpoints(place) == {}
+
+
+def test_handlers_of_single_events_run_as_they_do_on_spark(place: Place, sent: Orders) -> None:
+    """`foreach`: a row is written, None skips, an exception parks that event."""
+    bodies = [json.dumps({"id": f"o{n}", "amount": n}).encode() for n in range(6)]
+    sent.double.put(sent.hub, 0, bodies)
+    sent.bodies[0] += bodies
+    consumer = Consumer("shop", place.store(), idempotence_key="data.id", decode=runner_child.decode.json(runner_child.ORDER))
+
+    @consumer.foreach(into="orders")
+    def one(event: Any, tx: Any) -> dict[str, Any] | None:
+        if event.data["amount"] == 3:
+            raise ValueError(event.data["id"])
+        return None if event.data["amount"] == 4 else {"id": event.data["id"], "amount": event.data["amount"]}
+
+    with running(consumer, sent) as process:
+        sent.wait(place, process.alive)
+    assert ids(place.read()) == ["o0", "o1", "o2", "o5"]
+    assert [x["kind"] for x in letters(place.store())] == ["HANDLER_ERROR"]
+
+
+def test_latest_begins_behind_what_is_there(place: Place, sent: Orders) -> None:
+    """start="latest" leaves out what was there before; quiet partitions cost nothing."""
+    sent.double.put(sent.hub, 0, [b'{"id": "old", "amount": 1}'])
+    with running(runner_child.consumer(place.store()), sent, start="latest") as one:
+        time.sleep(4)
+        sent.double.put(sent.hub, 0, [b'{"id": "new", "amount": 1}'])
+        until(lambda: checkpoints(place) == {0: 1}, one.alive)
+    assert ids(place.read()) == ["new"]
+
+
+def test_latest_is_looked_up_once(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes while a quiet partition's link is down is read, and so is what a partition held before it was seen to be there."""
+    monkeypatch.setattr(runner_loop, "LOOK_SECONDS", 0.3)
+    sent.double.put(sent.hub, 0, [b'{"id": "old", "amount": 1}'])
+    with running(runner_child.consumer(place.store()), sent, start="latest") as one:
+        until(lambda: sent.double.order("detach", hub=sent.hub, partition=0), one.alive)
+        sent.double.put(sent.hub, 0, [b'{"id": "new", "amount": 1}'])
+        until(lambda: checkpoints(place) == {0: 1}, one.alive)
+        sent.double.order("grow", hub=sent.hub, partitions=3)
+        sent.double.put(sent.hub, 2, [b'{"id": "added", "amount": 1}'])
+        until(lambda: checkpoints(place) == {0: 1, 2: 0}, one.alive)
+    assert ids(place.read()) == ["added", "new"]
+
+
+def test_the_client_waits_while_a_batch_is_in_the_store(place: Place, sent: Orders) -> None:
+    """Back-pressure: while the handler is at work no more than twice the prefetch is received, however much there is."""
+    sent.double.fill(sent.hub, 0, 5_000)
+    sent.double.fill(sent.hub, 1, 1)
+    consumer, go, inside = runner_child.consumer(place.store()), threading.Event(), threading.Event()
+
+    def wait(rows: pa.Table, tx: Any) -> None:
+        inside.set()
+        go.wait(30)
+
+    consumer._handler = wait
+    consumer.decode, consumer.keys = None, Consumer("x", place.store()).keys
+    with running(consumer, sent, prefetch=100, max_events=50):
+        inside.wait(30)
+        before = sent.double.stats()
+        time.sleep(2)
+        assert _delivered(sent) - _delivered_of(before) <= 500
+        go.set()
+        until(lambda: checkpoints(place).get(0) == 4_999)
+
+
+def _delivered(sent: Orders) -> int:
+    return _delivered_of(sent.double.stats())
+
+
+def _delivered_of(stats: dict[str, Any]) -> int:
+    return int(stats["delivered"])
+
+
+def test_a_consumer_without_positions_is_refused(place: Place) -> None:
+    """There would be nothing to go on at."""
+    consumer = runner_child.consumer(place.store(), positions=None)
+    with pytest.raises(ConfigError, match="positions=None"):
+        asyncio.run(run_async(consumer, "Endpoint=sb://h/;SharedAccessKeyName=k;SharedAccessKey=a;EntityPath=x"))
+
+
+@pytest.mark.delta
+def test_on_delta_processes_agree_through_files_beside_the_ledger(delta: Place, sent: Orders) -> None:
+    """Without any other service two runners in one folder share the partitions, and every event has one outcome."""
+    sent.send(300)
+    with running(runner_child.consumer(delta.store()), sent) as one, running(runner_child.consumer(delta.store()), sent) as two:
+        sent.send(300)
+        sent.wait(delta, one.alive)
+        two.alive()
+    sent.check(delta)
+
+
+@pytest.mark.delta
+def test_files_tell_who_owns_a_partition(tmp_path: Path) -> None:
+    """A claim with an old etag, or without one where somebody else has claimed, is lost; a released partition has no owner."""
+    store, other = (FolderOwnership(str(tmp_path), None, "shop") for _ in range(2))
+    names = {"fully_qualified_namespace": "ns", "eventhub_name": "hub", "consumer_group": "$Default", "partition_id": "0"}
+    (mine,) = asyncio.run(store.claim_ownership([{**names, "owner_id": "a"}]))
+    assert asyncio.run(other.claim_ownership([{**names, "owner_id": "b"}])) == []
+    (seen,) = asyncio.run(other.list_ownership("ns", "HUB", "$default"))
+    assert seen["owner_id"] == "a" and seen["etag"] == mine["etag"] and abs(seen["last_modified_time"] - time.time()) < 60
+    (stolen,) = asyncio.run(other.claim_ownership([{**seen, "owner_id": "b"}]))
+    assert asyncio.run(store.claim_ownership([mine])) == []
+    asyncio.run(other.claim_ownership([{**stolen, "owner_id": ""}]))
+    assert [o["owner_id"] for o in asyncio.run(store.list_ownership("ns", "hub", "$Default"))] == [""]
+    assert asyncio.run(store.list_ownership("ns", "hub", "another")) == asyncio.run(store.list_checkpoints("ns", "hub", "g")) == []
+
+
+def test_resume_positions_are_sequence_numbers_and_zero_counts(place: Place, sent: Orders) -> None:
+    """The client takes a false offset for none: position 0 must still be one, and no offset of the broker is ever used."""
+    sent.double.put(sent.hub, 0, [b'{"id": "a", "amount": 1}'])
+    with running(runner_child.consumer(place.store()), sent) as one:
+        until(lambda: checkpoints(place) == {0: 0}, one.alive)
+    connection = Connection.of(sent.double.connection_string, sent.hub)
+    leases = Leases(owners_beside(place.store(), "shop"), place.store(), "shop", connection.source, connection)
+    (found,) = asyncio.run(leases.list_checkpoints("ns", sent.hub, "$Default"))  # type: ignore[arg-type]
+    assert found["partition_id"] == "0" and found["offset"] == 0 and bool(found["offset"])
+    with pytest.raises(ConfigError):
+        asyncio.run(leases.update_checkpoint(found))
+
+
+def test_a_newer_epoch_ends_an_idle_process(place: Place, sent: Orders) -> None:
+    """A process without events learns at its next batch that a query has taken over."""
+    sent.send(20)
+    one = Running(runner_child.consumer(place.store()), sent)
+    sent.wait(place, one.alive)
+    runner_child.consumer(place.store(), takeover=True)(pa.Table.from_pylist([], schema=_schema()), 0)
+    sent.send(5)
+    assert isinstance(one.ends_with(), Fenced)
+
+
+def _schema() -> pa.Schema:
+    from dedup.envelope import ENVELOPE
+
+    return ENVELOPE
+
+
+@pytest.mark.azurite
+def test_any_checkpoint_store_may_share_out_the_partitions(place: Place, sent: Orders, azurite: str, blobs: Any) -> None:
+    """Azure's own Blob store says who reads; checkpoints and fence stay in the consumer's store."""
+    from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+
+    async def body() -> None:
+        stop = asyncio.Event()
+        ownership = BlobCheckpointStore.from_connection_string(azurite, blobs.container_name)
+        process = run_async(
+            runner_child.consumer(place.store()), sent.double.connection_string, sent.hub, stop=stop, ownership=ownership, **QUICK
+        )
+        async with ownership:
+            running = asyncio.create_task(process)
+            await asyncio.to_thread(sent.wait, place)
+            stop.set()
+            await running
+
+    sent.send(100)
+    asyncio.run(body())
+    sent.check(place)
+    names = {blob.name for blob in blobs.list_blobs()}
+    assert any("/ownership/" in name for name in names) and not any("/checkpoint/" in name for name in names)
+
+
+def test_on_any_hub_two_processes_share_the_events(any_hub: Any, place: Place) -> None:
+    """The double, or the real service where one is named: everything that was sent since the start is there once."""
+    mine, begun = uuid.uuid4().hex, dt.datetime.now(dt.UTC) - dt.timedelta(minutes=1)
+    for partition in any_hub.begin:
+        any_hub.send(partition, [json.dumps({"id": f"{mine}-{partition}-{n}", "amount": n}).encode() for n in range(20)])
+    hub: Any = _Through(any_hub, any_hub.connection)
+
+    def wanted() -> list[str]:
+        return sorted(row for row in ids(place.read()) if row.startswith(mine))
+
+    with (
+        running(runner_child.consumer(place.store()), hub, start=begun) as one,
+        running(runner_child.consumer(place.store()), hub, start=begun),
+    ):
+        until(lambda: len(wanted()) >= 20 * len(any_hub.begin), one.alive)
+    assert wanted() == sorted(f"{mine}-{partition}-{n}" for partition in any_hub.begin for n in range(20))
+    assert_proven(place.store())

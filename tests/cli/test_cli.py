@@ -1,0 +1,273 @@
+"""The command line: help with an example for each command, JSON that parses, and nothing decided without --yes.
+
+On both stores, real ones, with state that the consumer of the contract suite left there.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deadletter.selection import Selection
+from dedup.deadletters import DeadLetters
+from kit.orders import batch, consumer, event, orders
+from kit.places import DeltaPlace, Place, PostgresPlace
+
+Run = Callable[..., tuple[int, str, str]]
+
+READING = [
+    "consumer list",
+    "consumer show shop",
+    "checkpoints",
+    "checkpoints shop",
+    "batches shop",
+    "dead-letters list",
+    "verify",
+    "verify shop",
+    "budget show shop",
+]
+
+BUDGET = {
+    kind: {"decided": events, "lifted": 0}
+    for kind, events in {"HANDLER_ERROR": 7, "KEY_CONFLICT": 8, "NO_KEY": 8, "REJECTED": 7, "UNDECODABLE": 9}.items()
+}
+"""Events that came to where they may fail: of nine the first one that does not decode leaves eight, and one of them is a duplicate."""
+
+DECISIONS: dict[str, dict[str, Any]] = {
+    "consumer accept-gap shop": {"gap_accepted": True},
+    "consumer accept-incarnation shop --source broker --topic orders": {"checkpoints": [], "incarnations": 1},
+    "consumer accept-restore shop": {"generation": 1, "batch_id": None},
+    "consumer reset shop": {"generation": 1, "keyspace": 1, "checkpoints": [], "settings": None},
+    "budget lift shop --kind NO_KEY --events 50": {"budget": {**BUDGET, "NO_KEY": {"decided": 8, "lifted": 58}}},
+}
+"""Command -> what it changes in `consumer show --json`."""
+
+BODY = b'\x00{"id": "\xff'
+
+
+@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A place where `shop` has decided two batches: seven orders, one of them rejected, and a body that does not decode."""
+    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
+    made.create_sink()
+    decide_two_batches(made)
+    return made
+
+
+def decide_two_batches(place: Place) -> None:
+    """What every test finds."""
+    store = place.store()
+    run = consumer(store)
+    run(batch(*orders(range(3)), event(3, "bad", -1)), 0)
+    run(batch(*orders(range(3), partition=1), event(4, "p0-0", 0), event(5, body=BODY, properties=[{"key": "h", "value": b"\xfe"}])), 1)
+    store.close()
+
+
+def document(run: Run, line: str, place: Place) -> Any:
+    """The one JSON document of a command that succeeded."""
+    code, out, err = run(f"{line} --json", place)
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("line", READING)
+def test_each_reading_command_shows_a_table_and_one_json_document(line: str, place: Place, dedup: Run) -> None:
+    """The table is for people and tells the consumer's name or numbers; --json is one document and nothing else."""
+    code, out, err = dedup(line, place)
+    assert (code, err) == (0, "")
+    assert "─" in out
+    assert document(dedup, line, place)
+
+
+def test_the_store_can_come_from_the_environment(place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DEDUP_STORE is used where --store is not given."""
+    monkeypatch.setenv("DEDUP_STORE", place.url)
+    code, out, _ = dedup("consumer list --json")
+    assert (code, [c["consumer"] for c in json.loads(out)]) == (0, ["shop"])
+
+
+def test_checkpoints_are_the_last_decided_positions(place: Place, dedup: Run) -> None:
+    """One row per partition, with source, topic and number."""
+    rows = document(dedup, "checkpoints shop", place)
+    assert [(r["consumer"], r["source"], r["topic"], r["partition"], r["sequence_number"]) for r in rows] == [
+        ("shop", "broker", "orders", 0, 5),
+        ("shop", "broker", "orders", 1, 2),
+    ]
+    assert document(dedup, "consumer show shop", place)["checkpoints"] == [{k: v for k, v in r.items() if k != "consumer"} for r in rows]
+
+
+def test_batches_count_every_row_and_name_ranges(place: Place, dedup: Run) -> None:
+    """The records add up to what was delivered; times are ISO; --limit keeps the newest."""
+    rows = document(dedup, "batches shop", place)
+    assert sum(r["delivered"] for r in rows) == 9
+    assert sum(r["duplicate"] for r in rows) == 1
+    assert {"first": 0, "last": 3} in [s for r in rows for s in r["seen"]]
+    assert all(dt.datetime.fromisoformat(r["committed_at"]).tzinfo for r in rows)
+    assert document(dedup, "batches shop --limit 1", place) == rows[-1:]
+    assert "the newest 1 of 3" in dedup("batches shop --limit 1", place)[1]
+
+
+def test_dead_letters_can_be_filtered(place: Place, dedup: Run) -> None:
+    """Each filter narrows; all that are given must match; nothing found is an empty list and a sentence."""
+
+    def kinds(options: str) -> list[str]:
+        return [letter["kind"] for letter in document(dedup, f"dead-letters list {options}", place)]
+
+    assert sorted(kinds("")) == ["REJECTED", "UNDECODABLE"]
+    assert kinds("--kind rejected --status OPEN --consumer shop --source broker --topic orders --partition 0") == ["REJECTED"]
+    assert kinds("--from 4 --to 5") == ["UNDECODABLE"]
+    assert len(kinds("--limit 1")) == 1
+    assert kinds("--consumer other") == kinds("--partition 1") == kinds("--fingerprint none") == kinds("--status DISCARDED") == []
+    assert "no dead letters match" in dedup("dead-letters list --consumer other", place)[1]
+
+
+def test_one_dead_letter_is_shown_whole(place: Place, dedup: Run) -> None:
+    """By its id or the first digits: exact bytes as base64 in JSON, readable without harm to the terminal in the table."""
+    (letter,) = document(dedup, "dead-letters list --kind UNDECODABLE", place)
+    whole = document(dedup, f"dead-letters show {letter['id'][:10]}", place)
+    assert [h["action"] for h in whole.pop("history")] == ["FAILED"]
+    assert whole == letter
+    assert base64.b64decode(whole["body_base64"]) == BODY
+    assert [(p["key"], base64.b64decode(p["value_base64"])) for p in whole["properties"]] == [("h", b"\xfe")]
+    assert whole["key_hex"] is None
+    code, out, _ = dedup(f"dead-letters show {letter['id']}", place)
+    assert code == 0
+    assert BODY.hex(" ") in out
+    assert "\x00" not in out
+
+
+def test_a_letter_that_is_not_there_or_not_one_is_an_error(place: Place, dedup: Run) -> None:
+    """An unknown id, none, and a prefix of several ids say so, with the command that lists them."""
+    store = place.store()
+    consumer(store)(batch(*(event(n, f"bad{n}", -1) for n in range(10, 30))), 2)
+    firsts = [letter["id"][0] for letter in DeadLetters(store).select(Selection()).to_pylist()]
+    store.close()
+    several = max(firsts, key=firsts.count)
+    for wrong, words in (("zzzz", "no dead letter begins"), ("''", "no dead letter begins"), (several, "more than one dead letter begins")):
+        code, out, err = dedup(f"dead-letters show {wrong}", place)
+        assert (code, out, words in err, "dead-letters list" in err) == (2, "", True, True)
+
+
+@pytest.mark.parametrize("line", DECISIONS)
+def test_nothing_is_decided_without_yes(line: str, place: Place, dedup: Run) -> None:
+    """Without --yes a decision is shown and not made, not even as a new entry in the consumer's history."""
+    before = document(dedup, "consumer show shop", place)
+    code, out, err = dedup(line, place)
+    assert (code, err) == (0, "")
+    assert "Nothing was changed" in out
+    assert "--yes" in out
+    assert document(dedup, "consumer show shop", place) == before
+
+
+@pytest.mark.parametrize("line", DECISIONS)
+def test_a_decision_with_yes_is_what_was_shown(line: str, place: Place, dedup: Run) -> None:
+    """With --yes it is made once, by somebody, for a reason; the tables still prove themselves."""
+    before = document(dedup, "consumer show shop", place)
+    shown = dedup(line, place)[1].partition("Nothing was changed")[0]
+    code, out, err = dedup(f"{line} --yes --by ann --reason 'a test'", place)
+    assert (code, err) == (0, "")
+    assert out.startswith(shown)
+    after = document(dedup, "consumer show shop", place)
+    for key, value in DECISIONS[line].items():
+        assert (len(after[key]) if key == "incarnations" else after[key]) == value
+    assert after["decisions"] == before["decisions"] + 1
+    assert dedup("verify shop", place)[0] == 0
+
+
+def test_accepting_a_gap_twice_changes_nothing(place: Place, dedup: Run) -> None:
+    """A decision that is already made is not made again."""
+    dedup("consumer accept-gap shop --yes", place)
+    before = document(dedup, "consumer show shop", place)
+    assert "nothing to change" in dedup("consumer accept-gap shop --yes", place)[1]
+    assert document(dedup, "consumer show shop", place) == before
+
+
+def test_a_topic_that_the_consumer_does_not_read_cannot_be_reborn(place: Place, dedup: Run) -> None:
+    """A mistyped topic is an error that lists the topics there are."""
+    code, _, err = dedup("consumer accept-incarnation shop --source broker --topic order --yes", place)
+    assert (code, "broker/orders" in err) == (2, True)
+
+
+def test_verify_fails_on_a_contradiction_and_names_it(place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1, and the contradiction in words, in the table and in JSON."""
+    kind = type(place.store())
+    monkeypatch.setattr(kind, "problems", lambda self, consumer: [f"positions 7-9 of {consumer} are torn"])
+    code, out, _ = dedup("verify shop", place)
+    assert (code, "CONTRADICTION: positions 7-9 of shop are torn" in out) == (1, True)
+    code, out, _ = dedup("verify --json", place)
+    (report,) = json.loads(out)
+    assert (code, report["ok"], report["contradictions"]) == (1, False, ["positions 7-9 of shop are torn"])
+
+
+def test_publish_and_migrate_can_be_repeated(place: Place, dedup: Run) -> None:
+    """Both say that there is nothing left to do, and change nothing."""
+    before = document(dedup, "consumer show shop", place)
+    assert dedup("publish", place) == (0, "shop: 0 batches published\n", "")
+    assert dedup("publish shop", place) == (0, "shop: 0 batches published\n", "")
+    assert dedup("migrate", place) == (0, "The state is up to date.\n", "")
+    assert dedup("migrate --dry-run", place) == (0, "The state is up to date.\n", "")
+    assert document(dedup, "consumer show shop", place) == before
+
+
+@pytest.mark.delta
+def test_a_sink_that_was_replaced_is_accepted_with_yes_only(tmp_path: Path, dedup: Run) -> None:
+    """A new table under a sink's name gets rows only after a person said so, and no row that the old one had."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    decide_two_batches(place)
+    place.drop_sink()
+    place.create_sink()
+    before = document(dedup, "consumer show shop", place)
+    code, out, _ = dedup("publish shop --accept-sink orders", place)
+    assert (code, "Nothing was changed" in out) == (0, True)
+    assert document(dedup, "consumer show shop", place) == before
+    assert dedup("publish --accept-sink orders --yes", place)[0] == 2
+    code, _, err = dedup("publish shop --accept-sink orders --yes", place)
+    assert (code, "--accept-sink orders --lost" in err) == (2, True)
+    assert document(dedup, "consumer show shop", place) == before
+    assert dedup("publish shop --accept-sink orders --lost --yes --reason 'a test'", place) == (0, "shop: 0 batches published\n", "")
+    consumer(place.store())(batch(*orders([9])), 2)
+    assert [row["id"] for row in place.read()] == ["p0-9"]
+
+
+@pytest.mark.postgres
+def test_a_postgres_sink_that_was_replaced_is_accepted_with_yes_only(postgres: str, dedup: Run) -> None:
+    """A new table under a sink's name gets rows only after a person said so; one that was never written to is none to accept."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    place.create_sink("other")
+    decide_two_batches(place)
+    place.drop_sink()
+    place.create_sink()
+    before = document(dedup, "consumer show shop", place)
+    assert "Nothing was changed" in dedup("publish shop --accept-sink orders", place)[1]
+    code, _, err = dedup("publish shop --accept-sink other --yes", place)
+    assert (code, "never written" in err) == (2, True)
+    assert document(dedup, "consumer show shop", place) == before
+    assert dedup("publish shop --accept-sink orders --yes --reason 'a test'", place) == (0, "shop: 0 batches published\n", "")
+    consumer(place.store())(batch(*orders([9])), 2)
+    assert [row["id"] for row in place.read()] == ["p0-9"]
+
+
+@pytest.mark.postgres
+def test_the_schema_can_come_from_the_environment(postgres: str, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DEDUP_SCHEMA names the schema of the state, also in the SQL that is printed."""
+    place = PostgresPlace(postgres)
+    monkeypatch.setenv("DEDUP_SCHEMA", "other")
+    assert 'create table "other".consumer' in dedup("migrate --sql")[1]
+    assert dedup("migrate", place)[0] == 0
+    assert [row[0] for row in place.execute("select nspname from pg_namespace where nspname in ('dedup', 'other')")] == ["other"]
+
+
+def test_an_unknown_consumer_is_one_line_with_the_names_there_are(place: Place, dedup: Run) -> None:
+    """A mistyped name never reads as an empty, healthy consumer."""
+    for line in ("consumer show", "checkpoints", "batches", "verify", "publish", "consumer reset"):
+        code, out, err = dedup(f"{line} shoop", place)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "It has: shop" in err

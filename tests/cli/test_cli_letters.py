@@ -1,0 +1,357 @@
+"""The commands for dead letters: filters, a dry run first, nothing changed without --yes, and the user's handler found and run."""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dedup import DeadLetters, Selection
+from kit.people import BODY, failing
+from kit.places import DeltaPlace, Place, PostgresPlace
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A place where `shop` has two rejected orders, b and c, and a body that does not decode."""
+    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
+    made.create_sink()
+    store = made.store()
+    failing(store)
+    store.close()
+    return made
+
+
+def document(run: Run, line: str, place: Place) -> Any:
+    """The one JSON document of a command that succeeded."""
+    code, out, err = run(f"{line} --json", place)
+    assert (code, err) == (0, ""), (out, err)
+    return json.loads(out)
+
+
+def listed(run: Run, place: Place, options: str = "") -> list[dict[str, Any]]:
+    """Letters as `list --json` gives them."""
+    found: list[dict[str, Any]] = document(run, f"dead-letters list {options}", place)
+    return found
+
+
+FILTERS = {
+    "--consumer shop": 3,
+    "--consumer other": 0,
+    "--source broker --topic orders --partition 0": 3,
+    "--source other": 0,
+    "--topic other": 0,
+    "--partition 1": 0,
+    "--from 2": 2,
+    "--to 1": 1,
+    "--from 2 --to 2": 1,
+    "--since 2000-01-01": 3,
+    "--since 2000-01-01T00:00 --until 2000-01-02T00:00+02:00": 0,
+    "--kind rejected": 2,
+    "--status discarded": 0,
+    "--status OPEN --kind UNDECODABLE": 1,
+    "--fingerprint none": 0,
+    "--key b": 1,
+    "--sequence-key b": 0,
+    "--text 'NEGATIVE Amount'": 2,
+    "--limit 1": 1,
+    "--limit 0": 3,
+}
+"""Options -> letters that match."""
+
+
+@pytest.mark.parametrize("command", ["list", "groups", "discard", "export"])
+def test_every_filter_means_the_same_for_each_command(command: str, place: Place, dedup: Run, tmp_path: Path) -> None:
+    """A filter that is given must match, whatever the command does with the letters."""
+    for number, (options, count) in enumerate(FILTERS.items()):
+        if command == "export":
+            out = dedup(f"dead-letters export {tmp_path}/{number}.jsonl {options}", place)[1]
+            assert out == f"{count} letters exported\n", options
+        elif command == "discard":
+            if not options.startswith("--limit"):
+                assert document(dedup, f"dead-letters discard --reason no {options}", place)["changed"] == count, options
+        elif command == "groups":
+            if not options.startswith("--limit"):
+                assert sum(g["letters"] for g in document(dedup, f"dead-letters groups {options}", place)) == count, options
+        else:
+            assert len(listed(dedup, place, options)) == count, options
+
+
+def test_groups_lead_to_an_example_that_can_be_shown(place: Place, dedup: Run) -> None:
+    """From the largest group to one letter, as a person goes."""
+    code, out, _ = dedup("dead-letters groups --consumer shop", place)
+    assert (code, "negative amount" in out) == (0, True)
+    example = document(dedup, "dead-letters groups", place)[0]["example"]
+    assert example[:12] in out
+    code, out, err = dedup(f"dead-letters show {example[:12]}", place)
+    assert (code, err) == (0, "")
+    assert '"amount": -2' in out and "FAILED" in out
+    assert document(dedup, f"dead-letters show {example}", place)["history"][0]["action"] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dead-letters discard {id} --reason wrong",
+        "dead-letters discard --consumer shop --reason wrong --release-key",
+        "dead-letters restore {gone}",
+        "dead-letters edit {id} --body x --key y",
+        "dead-letters import {file}",
+    ],
+)
+def test_nothing_is_changed_without_yes(line: str, place: Place, dedup: Run, tmp_path: Path) -> None:
+    """The first call tells, and is done with --yes by somebody, for a reason, who are kept; twice it does nothing more."""
+    file = tmp_path / "letters.jsonl"
+    letters = listed(dedup, place)
+    dedup(f"dead-letters export {file}", place)
+    if "import" in line:
+        other = DeltaPlace(tmp_path / "elsewhere") if isinstance(place, DeltaPlace) else place
+        if isinstance(place, PostgresPlace):
+            place.execute("delete from dedup.letter_history; delete from dedup.dead_letter; delete from dedup.letter_count")
+        else:
+            other.create_sink()
+            failing_nothing(other)
+        place = other
+    if "restore" in line:
+        dedup(f"dead-letters discard {letters[1]['id']} --reason wrong --yes", place)
+    line = line.format(id=letters[0]["id"][:12], gone=letters[1]["id"], file=file)
+    before = listed(dedup, place)
+    code, out, err = dedup(line, place)
+    assert (code, err, "Nothing was changed" in out, "--yes" in out) == (0, "", True, True)
+    assert listed(dedup, place) == before
+    reason = "" if "--reason" in line else "--reason wrong"
+    code, out, err = dedup(f"{line} --yes --by ann {reason}", place)
+    assert (code, err, "Nothing was changed" in out) == (0, "", False), (out, err)
+    assert listed(dedup, place) != before
+    changed = next(row["id"] for row in listed(dedup, place) if row not in before)
+    entry = document(dedup, f"dead-letters show {changed}", place)["history"][-1]
+    assert (entry["by"], entry["reason"]) == ("ann", "wrong")
+
+
+def failing_nothing(place: Place) -> None:
+    """The consumer is known, and has no letters."""
+    from kit.orders import batch, consumer
+
+    consumer(place.store())(batch(), 0)
+
+
+def test_who_decides_is_the_login_name_if_nobody_is_named(place: Place, dedup: Run) -> None:
+    """Nobody has to think of it, and it is never empty."""
+    letter = listed(dedup, place)[0]["id"]
+    dedup(f"dead-letters discard {letter} --reason wrong --yes", place)
+    assert document(dedup, f"dead-letters show {letter}", place)["history"][-1]["by"] == getpass.getuser()
+
+
+def test_a_body_is_edited_from_a_file_exactly(place: Place, dedup: Run, tmp_path: Path) -> None:
+    """@FILE gives its bytes; a file that is not there is an error in one line."""
+    letter = listed(dedup, place)[0]["id"]
+    (tmp_path / "body").write_bytes(BODY)
+    assert dedup(f"dead-letters edit {letter[:8]} --body @{tmp_path}/body --yes", place)[0] == 0
+    assert base64.b64decode(document(dedup, f"dead-letters show {letter}", place)["body_base64"]) == BODY
+    code, _, err = dedup(f"dead-letters edit {letter} --body @{tmp_path}/none --yes", place)
+    assert (code, err.count("\n"), "No such file" in err) == (2, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("dead-letters discard --reason x --yes", "Say which letters"),
+        ("dead-letters discard {id} --consumer shop --reason x --yes", "Say which letters"),
+        ("dead-letters discard zzzz --reason x --yes", "no dead letter begins"),
+        ("dead-letters restore {id} --yes", "None of these letters can be restored: it is OPEN"),
+        ("dead-letters edit {id} --yes", "Give a new body"),
+        ("dead-letters edit {id} --key a --yes", "decided already"),
+        ("dead-letters import /nowhere --yes", "There is no file"),
+        ("dead-letters import /tmp --yes", "/tmp cannot be read: Is a directory"),
+        ("dead-letters export /nowhere/letters.jsonl", "cannot be written: No such file or directory"),
+        ("dead-letters discard --text '' --reason x --yes", "An empty text is in every letter"),
+        ("dead-letters discard --consumer shop --reason ' ' --yes", "given up for a reason"),
+        ("dead-letters discard '' --reason x --yes", "no dead letter begins"),
+        ("dead-letters discard --from 99999999999999999999 --reason x --yes", "64 bits"),
+        ("dead-letters list --limit 99999999999999999999", "64 bits"),
+        ("dead-letters list --text '\udcff'", "no text in UTF-8"),
+        ("budget lift shop --kind NO_KEY --events 99999999999999999999 --yes", "no flood that anybody knows"),
+        ("budget lift shop --kind CRASHED --events 9 --yes", "HANDLER_ERROR, UNDECODABLE, NO_KEY, KEY_CONFLICT, REJECTED have a budget"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(line: str, words: str, place: Place, dedup: Run) -> None:
+    """Exit code 2, one sentence that says why, and no letter changed."""
+    before = listed(dedup, place)
+    code, _, err = dedup(line.format(id=before[0]["id"]), place)
+    assert (code, err.count("\n"), words in err) == (2, 1, True), err
+    assert listed(dedup, place) == before
+
+
+def test_a_range_the_wrong_way_round_is_told(place: Place, dedup: Run) -> None:
+    """It would match nothing, and look as if nothing were there."""
+    code, _, err = dedup("dead-letters list --from 3 --to 1", place)
+    assert (code, "--from 3 is above --to 1" in err) == (2, True)
+
+
+def test_a_wrong_time_is_told_with_the_form_it_has(place: Place, dedup: Run) -> None:
+    """Before anything is asked of the store."""
+    code, _, err = dedup("dead-letters list --since yesterday", place)
+    assert (code, "2026-01-31T14:00" in err) == (2, True)
+
+
+def test_an_export_to_standard_output_is_the_letters_alone(place: Place) -> None:
+    """A pipe gets JSON lines and nothing else."""
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "dedup", "dead-letters", "export", "-", "--store", place.url], capture_output=True, check=True, timeout=60
+    )
+    assert len([json.loads(line) for line in done.stdout.splitlines()]) == 3
+    assert b"3 letters exported" in done.stderr
+
+
+PROGRAM = """
+import pyarrow as pa
+import pyarrow.compute as pc
+from kit.orders import batch, event, consumer as made, flatten
+from kit.people import BODY
+from kit.places import DeltaPlace, PostgresPlace
+from pathlib import Path
+
+{place}
+LOG = {{n: event(n, f"x{{n}}", n) for n in range(4, 7)}}
+LOG |= {{0: event(0, "a"), 1: event(1, "b", -1), 2: event(2, "c", -2), 3: event(3, body=BODY), 7: event(7, "h", 7)}}  # as they came
+
+class App:
+    consumer = made(place.store())
+    consumer._handler = None
+
+    @consumer.foreach_batch
+    def store(rows, tx):
+        tx.write(flatten(rows), "orders")
+
+    @consumer.log
+    def read(source, topic, partition, first, last):
+        return batch(*(e for n, e in LOG.items() if first <= n <= last))
+
+other = 3
+"""
+
+
+@pytest.fixture
+def program(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A user's module in the working directory, whose handler takes what was rejected before."""
+    import sys
+
+    made = f"DeltaPlace(Path({str(place.folder)!r}))" if isinstance(place, DeltaPlace) else f"PostgresPlace({place.url!r})"
+    name = f"shop_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(PROGRAM).format(place=f"place = {made}"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return f"{name}:App.consumer"
+
+
+def test_reprocess_runs_the_handler_that_is_named(program: str, place: Place, dedup: Run) -> None:
+    """First told, then done with --yes: the effects are there once, and the letters say so."""
+    line = f"dead-letters reprocess {program} --topic orders --from 1 --to 3 --frames arrow"
+    for look in (line, f"{line} --yes --dry-run"):
+        code, out, err = dedup(look)
+        assert (code, err, "Nothing was run" in out, "REJECTED" in out) == (0, "", True, True)
+    assert [row["id"] for row in place.read()] == ["a"]
+    done = json.loads(dedup(f"{line} --yes --by ann --reason fixed --json")[1])
+    assert (done["selected"], done["reprocessed"], done["failed"]) == (3, 2, 1)
+    assert [row["id"] for row in place.read()] == ["a", "b", "c"]
+    assert [row["status"] for row in listed(dedup, place)] == ["REPROCESSED", "REPROCESSED", "OPEN"]
+    again = json.loads(dedup(f"{line} --yes --kind rejected --json")[1])
+    assert (again["selected"], len(place.read())) == (0, 3)
+    history = document(dedup, f"dead-letters show {listed(dedup, place)[0]['id']}", place)["history"]
+    assert [(h["action"], h["by"], h["reason"]) for h in history][1:] == [("REPROCESSED", "ann", "fixed")]
+
+
+def test_replay_repeats_positions_on_purpose_only(program: str, place: Place, dedup: Run) -> None:
+    """Without undo, merge or --accept-double it is refused; the dry run tells how many positions there are."""
+    line = f"replay {program} --topic orders --from 0 --to 0 --frames arrow"
+    code, out, _ = dedup(line)
+    assert (code, "Nothing was run" in out) == (0, True)
+    assert json.loads(dedup(f"{line} --json")[1])["processed"] == 1
+    code, _, err = dedup(f"{line} --yes")
+    assert (code, "accept" in err) == (2, True), err
+    assert dedup(f"{line} --yes --accept-double")[0] == 0
+    assert [row["id"] for row in place.read()] == ["a", "a"]
+
+
+def test_absent_positions_are_run_from_the_log(program: str, place: Place, dedup: Run) -> None:
+    """What a gap left out comes in late, once; a second call finds nothing to do."""
+    from kit.orders import batch, consumer, event
+
+    consumer(place.store())(batch(event(7, "h", 7)), 1)
+    line = f"dead-letters reprocess {program} --from-log --topic orders --frames arrow --json"
+    assert json.loads(dedup(line)[1])["absent"] == 3
+    assert dedup(f"{line} --yes")[0] == 0
+    assert [row["id"] for row in place.read()] == ["a", "h", "x4", "x5", "x6"]
+    assert json.loads(dedup(line)[1])["absent"] == 0
+    assert dedup("verify shop", place)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop", "Give module:attribute"),
+        ("no_such_module:consumer", "There is no module 'no_such_module'"),
+        ("json:nothing", "has no 'nothing'"),
+        ("json:dumps", "is a function, not a Consumer"),
+    ],
+)
+def test_a_consumer_that_is_not_found_is_one_line(target: str, words: str, dedup: Run) -> None:
+    """It says what was looked for, and where."""
+    for command in ("dead-letters reprocess", "replay"):
+        code, _, err = dedup(f"{command} {target}")
+        assert (code, err.count("\n"), words in err) == (2, 1, True), err
+
+
+@pytest.mark.parametrize(
+    ("text", "iso"), [("2026-01-31", "2026-01-31T00:00:00+00:00"), ("2026-01-31T14:00+02:00", "2026-01-31T14:00:00+02:00")]
+)
+def test_a_time_without_a_zone_is_utc(text: str, iso: str) -> None:
+    """Whatever zone the machine or the database is in."""
+    from dedup.cli.filters import moment
+
+    assert moment(text).isoformat() == iso
+
+
+def test_the_budget_is_shown_and_lifted(place: Place, dedup: Run) -> None:
+    """How many of the last events failed; a lifted budget counts none of those, and says how many are admitted from now on."""
+    from kit.orders import batch, consumer, orders
+
+    store = place.store()
+    run = consumer(store, name="frail")
+    run._handler = lambda rows, tx: [1 // 0 for n in rows["sequence_number"].to_pylist() if n % 2]
+    run(batch(*orders(range(5))), 0)
+    store.close()
+    shown = document(dedup, "budget show frail", place)["kinds"]["HANDLER_ERROR"]
+    assert (shown["decided_events"], shown["failed_of_the_last_100"], shown["admitted_from_now_on"]) == (5, 2, 0)
+    assert dedup("budget lift frail --kind handler_error --events 10 --reason known --yes", place)[0] == 0
+    kinds = document(dedup, "budget show frail", place)["kinds"]
+    shown = kinds["HANDLER_ERROR"]
+    assert {kind for kind, one in kinds.items() if one["admitted_from_now_on"]} == {"HANDLER_ERROR"}
+    assert (shown["failed_of_the_last_100"], shown["admitted_from_now_on"]) == (0, 10)
+
+
+@pytest.mark.postgres
+def test_command_api_and_plain_sql_give_the_same_letters(postgres: str, dedup: Run) -> None:
+    """What a DBA selects, what Python gets and what the command prints are the same letters, states and groups."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    failing(place.store())
+    api, columns = DeadLetters(place.store()), ["id", "kind", "status", "reason", "attempts"]
+    sql = place.execute(f"SELECT {', '.join(columns)} FROM dedup.dead_letter ORDER BY partition, sequence_number")
+    assert len(sql) == 3
+    assert [tuple(row[c] for c in columns) for row in listed(dedup, place)] == sql
+    assert [tuple(row[c] for c in columns) for row in api.select(Selection(limit=None)).to_pylist()] == sql
+    counted = sorted(place.execute("SELECT fingerprint, count(*) FROM dedup.dead_letter GROUP BY 1"))
+    assert sorted((g["fingerprint"], g["letters"]) for g in document(dedup, "dead-letters groups", place)) == counted
+    assert sorted((g["fingerprint"], g["letters"]) for g in api.groups(Selection()).to_pylist()) == counted

@@ -1,0 +1,96 @@
+"""A process is killed with SIGKILL right before each named step of the protocol, and restarted."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dedup.delta import DeltaStore
+from dedup.outbox import Call, Dispatcher, Message
+from dedup.postgres import PostgresStore
+from fixtures.fix_places import of_stores
+from kit import child
+from kit.children import Child, Nursery
+from kit.orders import assert_proven, letters
+from kit.places import Place
+
+pytestmark = pytest.mark.crash
+
+STEPS = {"postgres": list(PostgresStore.steps), "delta": list(DeltaStore.steps), "delta-spark": list(DeltaStore.steps)}
+STOPPED = {"postgres": ["commit"], "delta": ["decide"], "delta-spark": ["decide"]}
+STOPPED_TOO = {
+    store: [s for s in ("handler", "write", "record", "commit", "decide", "publish") if s in steps and s not in STOPPED[store]]
+    for store, steps in STEPS.items()
+}
+
+
+def spawn(place: Place, nursery: Nursery, folder: Path, **task: Any) -> Child:
+    """Start a process that runs child.py."""
+    kind = place.kind
+    where = place.where
+    return nursery.start({"module": "kit.child", "kind": kind, "place": where, "progress": str(folder / "progress"), **task})
+
+
+def check(place: Place) -> None:
+    """Each key has one effect in each sink and one message, or one letter that holds it; the tables prove themselves."""
+    store = place.store()
+    store.publish("shop")
+    events = [e for p in range(child.PARTITIONS) for e in child.log(p)]
+    decodable = [json.loads(e["body"]) for e in events if not e["body"].startswith(b"junk")]
+    wanted = {o["id"] for o in decodable if o["id"] is not None}
+    held = [x["idempotence_key"] for x in letters(store) if x["holds_key"]]
+    for sink in ("orders", "audit"):
+        assert Counter([r["id"] for r in place.read(sink)] + held) == Counter(wanted)
+    messages: list[Message] = []
+    Dispatcher(store.outbox("shop"), Call(messages.extend)).once()
+    assert Counter([(m.body or b"").decode() for m in messages] + held) == Counter(wanted)
+    assert len(letters(store)) - len(held) == len(events) - len(decodable) + sum(o["id"] is None for o in decodable)
+    points = [c.sequence_number for c in store.head("shop").checkpoints.values()]
+    assert points == [2 * (child.LENGTH - 1)] * child.PARTITIONS
+    assert_proven(store)
+
+
+@pytest.mark.parametrize(("place", "step"), of_stores(STEPS), indirect=["place"])
+def test_a_kill_at_any_step_loses_and_doubles_nothing(place: Place, nursery: Nursery, tmp_path: Path, step: str) -> None:
+    """Dead right before the step, restarted and dead at a later one: sinks, reservations, letters, checkpoint and records agree."""
+    place.create_sink("audit")
+    for nth in (1, 3):
+        code, errors = spawn(place, nursery, tmp_path, die_at=step, nth=nth).wait()
+        assert code == -signal.SIGKILL, f"never reached {step} a {nth}. time: {errors}"
+    spawn(place, nursery, tmp_path).finish()
+    check(place)
+
+
+def test_two_copies_at_once_have_one_effect(place: Place, nursery: Nursery, tmp_path: Path) -> None:
+    """Two processes of one consumer over the same batches: one is fenced or waits, and nothing is doubled."""
+    place.create_sink("audit")
+    copies = [spawn(place, nursery, tmp_path, after=0.5) for _ in range(2)]
+    for process in copies:
+        code, errors = process.wait()
+        assert code == 0 or "Fenced" in errors or "StillHeld" in errors, errors
+    spawn(place, nursery, tmp_path).finish()
+    check(place)
+
+
+@pytest.mark.parametrize(("place", "step"), [*of_stores(STOPPED), *of_stores(STOPPED_TOO, full=True)], indirect=["place"])
+def test_a_copy_that_was_stopped_and_continued_after_a_takeover_commits_nothing(
+    place: Place, nursery: Nursery, tmp_path: Path, step: str
+) -> None:
+    """SIGSTOP in the middle of a transaction for longer than the time-out; another copy takes over; SIGCONT: it is fenced."""
+    place.create_sink("audit")
+    reached, resume = tmp_path / "reached", tmp_path / "resume"
+    zombie = spawn(place, nursery, tmp_path, wait_at=step, reached=str(reached), resume=str(resume), query="q")
+    while not reached.exists():
+        zombie.require_running()
+    zombie.send(signal.SIGSTOP)
+    resume.touch()
+    spawn(place, nursery, tmp_path).finish()
+    zombie.send(signal.SIGCONT)
+    code, errors = zombie.wait()
+    assert code != 0 and "Fenced" in errors, errors
+    check(place)

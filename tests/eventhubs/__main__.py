@@ -1,7 +1,0 @@
-"""`python -m eventhubs`."""
-
-import asyncio
-
-from eventhubs.server import main
-
-asyncio.run(main())

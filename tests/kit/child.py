@@ -1,0 +1,78 @@
+"""A consumer in a process of its own, to be killed: started by children.py.
+
+Reads batches of a generated log as a Spark query would (planned batches replay until they are finished; progress is a
+file), and kills itself right before the n-th occurrence of a named step, or tells a file that it got there and waits.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kit.orders import batch, consumer, event, flatten
+
+LENGTH, BATCH, PARTITIONS = 24, 6, 2
+
+
+def log(partition: int) -> list[dict[str, Any]]:
+    """A third of the events repeat a key; some are bad, keyless or undecodable."""
+    dice = random.Random(partition)
+    events = []
+    for n in range(LENGTH):
+        kind = dice.random()
+        key = f"k{dice.randrange(PARTITIONS * LENGTH)}" if kind > 0.1 else None
+        body = b"junk%d" % n if kind > 0.95 else None
+        events.append(event(2 * n, key, 1, partition=partition, body=body))
+    return events
+
+
+def planned(batch_id: int) -> pa.Table:
+    """The events of one batch, empty behind the end."""
+    return batch(*[e for p in range(PARTITIONS) for e in log(p)[batch_id * BATCH : (batch_id + 1) * BATCH]])
+
+
+def handle(rows: pa.Table, tx: Any) -> None:
+    """Answers differently each time: a tenth of the events is rejected at random."""
+    rest = tx.reject(rows, pa.array([random.random() < 0.1 for _ in range(rows.num_rows)]), "coin")
+    tx.write(flatten(rest), "orders")
+    tx.publish(rest.select([]).append_column("body", pc.struct_field(rest["data"], "id")), "out", key="body")
+    tx.write(
+        rest.select([]).append_column("id", pc.struct_field(rest["data"], "id")).append_column("amount", pa.array([1] * rest.num_rows)),
+        "audit",
+    )
+
+
+def main(task: dict[str, Any]) -> None:
+    """Run to the end of the log, or die on the way."""
+    from kit.places import place_of
+
+    place = place_of(task["kind"], task["place"])
+    progress, left = Path(task["progress"]), {"n": task.get("nth", 1)}
+
+    def on_step(name: str) -> None:
+        if name == task.get("die_at"):
+            left["n"] -= 1
+            if left["n"] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if name == task.get("wait_at"):
+            Path(task["reached"]).touch()
+            while not Path(task["resume"]).exists():
+                time.sleep(0.01)
+
+    run = consumer(
+        place.store(on_step=on_step), query=task.get("query", "q"), max_events_per_transaction=8, takeover_after=task.get("after", 1.0)
+    )
+    run._handler = handle
+    done = int(progress.read_text()) if progress.exists() else 0
+    while done * BATCH < LENGTH:
+        run(planned(done), done)
+        done += 1
+        progress.with_suffix(".new").write_text(str(done))
+        progress.with_suffix(".new").rename(progress)

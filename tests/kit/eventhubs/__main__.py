@@ -1,0 +1,7 @@
+"""`python -m eventhubs`."""
+
+import asyncio
+
+from kit.eventhubs.server import main
+
+asyncio.run(main())

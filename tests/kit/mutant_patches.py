@@ -1,0 +1,570 @@
+"""Deliberate breaks of the protocol: one piece of text for another, and the test that has to notice. Applied by mutants.py."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One break. `old` occurs exactly once in the file."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+_FENCE, _TX, _QUERIES = "dedup/postgres/fence.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
+_RESTORED = "tests/stores/postgres/test_postgres_restored.py::"
+_PG, _COMMIT, _TAKEOVER = (
+    "tests/stores/postgres/test_postgres_store.py::",
+    "tests/stores/postgres/test_postgres_commit.py::",
+    "tests/stores/postgres/test_postgres_takeover.py::",
+)
+_LEDGER, _PLAN = "tests/stores/delta/test_delta_ledger.py::", "tests/unit/test_planning.py::"
+_COMMITS, _PUBLICATION = "tests/stores/delta/test_delta_commits.py::", "tests/stores/delta/test_delta_publication.py::"
+_DELIVERY, _GUARDS, _FAILURES = "tests/contract/test_delivery.py::", "tests/contract/test_guards.py::", "tests/contract/test_failures.py::"
+_DOG, _COMPANY = "tests/unit/test_watchdog.py::", "tests/unit/test_company.py::"
+_TRIES, _JOIN, _EDITS = "tests/unit/test_attempts.py::", "tests/contract/test_join.py::", "tests/contract/test_letter_edits.py::"
+_HELD = """    union all
+    select d.key, coalesce(d.payload_hash, 0)
+    from {schema}.dead_letter d
+    where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status"""
+_BACK = "tests/stores/delta/test_delta_copied_back.py::"
+_GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
+_GUARDED = "tests/stores/postgres/test_postgres_guard.py::"
+_SLICES = "tests/crash/test_slices.py::"
+_SIMULATION = "tests/simulation/test_simulation.py::test_no_schedule_of_crashes_copies_and_replays_breaks_an_invariant"
+
+MUTANTS = (
+    # planning and decision: both stores
+    Mutant(
+        "what a purge took compares >= for >",
+        "dedup/planning.py",
+        "due[rows] &= index.numbers[rows] > head.floors.get(",
+        "due[rows] &= index.numbers[rows] >= head.floors.get(",
+        _PLAN + "test_a_purged_position_is_not_suspected",
+    ),
+    Mutant(
+        "redeliveries at the checkpoint are not looked for",
+        "dedup/pipeline/commit.py",
+        "span[0] <= head.checkpoints[p].sequence_number",
+        "span[0] < head.checkpoints[p].sequence_number",
+        _SIMULATION,
+    ),
+    Mutant(
+        "a query past its first batch begins on an empty store",
+        "dedup/planning.py",
+        "and _begins(head) and not head.gap_accepted:",
+        "and False:",
+        _GUARDS + "test_a_query_that_is_further_than_an_empty_store_is_refused",
+    ),
+    Mutant(
+        "redeliveries count as new",
+        "dedup/planning.py",
+        "state[rows[known]] = REDELIVERED",
+        "pass",
+        _DELIVERY + "test_a_replayed_batch_changes_nothing",
+    ),
+    Mutant(
+        "of one key in a batch the last position wins",
+        "dedup/planning.py",
+        "is_first[first[at < 0]] = True",
+        "is_first[rows[::-1][np.unique(group[::-1], return_index=True)[1]][at < 0]] = True",
+        _DELIVERY + "test_a_duplicate_in_one_batch_is_dropped_and_the_first_position_wins",
+    ),
+    Mutant(
+        "the payload of a known key is not compared",
+        "dedup/planning.py",
+        "conflict = copies & (index.payload[rows] != reference[group])",
+        "conflict = copies & (index.payload[rows] != index.payload[rows])",
+        _DELIVERY + "test_a_key_with_another_body_is_a_conflict",
+    ),
+    Mutant(
+        "a restored store is not noticed", "dedup/planning.py", "run.batch_id > ours + head.batch_ended", "run.batch_id > ours + 2", _GUARD
+    ),
+    Mutant(
+        "half a batch passes for a batch",
+        "dedup/planning.py",
+        "run.batch_id > ours + head.batch_ended",
+        "run.batch_id > ours + 1",
+        _GUARDS + "test_a_store_restored_to_the_middle_of_a_batch_is_noticed",
+    ),
+    Mutant(
+        "after an accepted restore the old query goes on where it was",
+        "dedup/amendments.py",
+        'replace(point, query_id="") for p, point',
+        "point for p, point",
+        _GUARDS + "test_the_old_query_cannot_leave_out_what_a_restore_lost",
+    ),
+    Mutant(
+        "a query that the state does not know goes on",
+        "dedup/planning.py",
+        "if _is_stranger(head, run) and not head.gap_accepted:",
+        "if False:",
+        _GUARDS + "test_the_old_query_cannot_leave_out_what_a_restore_lost",
+    ),
+    Mutant(
+        "a gap of one position is let through",
+        "dedup/planning.py",
+        "first <= point.sequence_number + 1:",
+        "first <= point.sequence_number + 2:",
+        _GUARD,
+    ),
+    Mutant(
+        "the checkpoint goes past an undecided position",
+        "dedup/pipeline/commit.py",
+        "p: Checkpoint(int(settled.index.numbers[row]),",
+        "p: Checkpoint(int(settled.index.numbers[row]) + 1,",
+        _DELIVERY + "test_a_batch_is_written_once_and_accounted_for",
+    ),
+    Mutant(
+        "the checkpoint goes backwards",
+        "dedup/decision.py",
+        "mark.sequence_number > point.sequence_number",
+        "mark.sequence_number != point.sequence_number",
+        _DELIVERY + "test_a_late_event_is_handled_as_new",
+    ),
+    Mutant(
+        "commit before the batch record",
+        "dedup/decision.py",
+        "return (*steps, Commit())",
+        "return (Commit(), *steps)",
+        _DELIVERY + "test_a_batch_is_written_once_and_accounted_for",
+    ),
+    Mutant(
+        "a re-created topic passes for redeliveries",
+        "dedup/redeliveries.py",
+        "return replayed[~explained]",
+        "return replayed[:0]",
+        _GUARDS + "test_a_recreated_topic_is_refused_and_accepted",
+    ),
+    Mutant(
+        "keys of before a reset go on to count",
+        "dedup/pipeline/commit.py",
+        "keyspace=head.keyspace,",
+        "keyspace=0,",
+        _GUARDS + "test_after_a_reset_the_same_events_are_new_in_any_order",
+    ),
+    # handlers, letters, order
+    Mutant(
+        "followers of a failed event are not blocked",
+        "dedup/order.py",
+        "np.minimum.at(self._from, codes[codes >= 0], at)",
+        "pass",
+        _TRIES + "test_rows_behind_a_failed_one_of_their_sequence_wait",
+    ),
+    Mutant(
+        "followers of a letter are not blocked",
+        "dedup/order.py",
+        "self._from[codes.to_numpy()] = -1",
+        "pass",
+        _FAILURES + "test_events_wait_behind_a_dead_letter_of_their_sequence",
+    ),
+    Mutant(
+        "a discard does not read its letters under their lock",
+        "dedup/letter_work.py",
+        "letters = transaction.lock(sorted(ids))",
+        "letters = store.letters(Selection(ids=tuple(ids), limit=None))",
+        _EDITS + "test_of_a_reprocess_and_a_discard_at_once_one_wins",
+    ),
+    Mutant(
+        "the status of a letter is not looked at under its lock",
+        "dedup/reprocessing.py",
+        "letters = eligible(transaction.lock(sorted({*ids, *lost})))",
+        "letters = transaction.lock(sorted({*ids, *lost}))",
+        _EDITS + "test_a_letter_that_is_discarded_after_it_was_listed_is_not_run",
+    ),
+    Mutant(
+        "the budget is not kept",
+        "dedup/budgets.py",
+        "    if excess:",
+        "    if False:",
+        _FAILURES + "test_over_budget_nothing_is_parked",
+    ),
+    Mutant(
+        "a flood that does not come to the handler has no budget",
+        "dedup/pipeline/commit.py",
+        "    budgets.require(head.consumer, policy.on_failure.budget, head.spent, used)\n",
+        "",
+        "tests/contract/test_budgets.py::test_a_flood_of_one_kind_stops_until_it_is_admitted",
+    ),
+    Mutant(
+        "a runner does not count what another one used meanwhile",
+        "dedup/postgres/records.py",
+        "    if state.claim is not None:\n        budgets",
+        "    if False:\n        budgets",
+        "tests/contract/test_budgets.py::test_runners_that_commit_side_by_side_share_one_budget",
+    ),
+    Mutant(
+        "what is everybody's fault parks events",
+        "dedup/pipeline/attempts.py",
+        "return SYSTEMIC in (found, outlasted(error) if found == TRANSIENT else None)",
+        "return False",
+        _TRIES + "test_what_is_everybodys_fault_parks_nothing",
+    ),
+    Mutant(
+        "an event that kills is never found",
+        "dedup/trial.py",
+        "if self._tells(deaths) else self.dead",
+        "if deaths < 0 else self.dead",
+        _TRIES + "test_an_event_that_kills_is_found_and_parked",
+    ),
+    Mutant(
+        "a limit that ends takes the others with it",
+        "dedup/pipeline/guards.py",
+        "self.limits.pop(number, None)",
+        "self.limits.clear()",
+        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited",
+    ),
+    Mutant(
+        "the watchdog waits for the last limit",
+        "dedup/pipeline/guards.py",
+        "earliest = min((limit.end",
+        "earliest = max((limit.end",
+        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited",
+    ),
+    Mutant(
+        "a hang that holds the interpreter's lock goes on",
+        "dedup/pipeline/guards.py",
+        "_end_later(earliest + GRACE_SECONDS - time.monotonic())",
+        "pass",
+        _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited",
+    ),
+    Mutant(
+        "a suspect is tried beside others",
+        "dedup/pipeline/company.py",
+        "if not other.sends]",
+        "if other.alone and not other.sends]",
+        _COMPANY + "test_a_suspect_is_in_hand_alone",
+    ),
+    Mutant(
+        "every death counts",
+        "dedup/trial.py",
+        "sure = self._alone and not self._accompanied and self._trial.deaths > 0",
+        "sure = True",
+        _COMPANY + "test_a_chunk_that_hangs_stops_no_other_query_for_ever",
+    ),
+    Mutant(
+        "however many events run out of time, each is parked",
+        "dedup/pipeline/attempts.py",
+        "return self.before + len(self.rows) >= IN_A_ROW",
+        "return False",
+        "tests/stores/postgres/test_brownout.py::test_a_brownout_that_lasts_is_an_outage",
+    ),
+    # PostgreSQL
+    Mutant("skip the fence", _FENCE, 'if row["epoch"] > epoch:', "if False:", _PG + "test_an_older_epoch_is_fenced_and_told_by_whom"),
+    Mutant(
+        "the claim of a partition is not compared", _FENCE, "row[0] != claim.number", "False", _JOIN + "test_a_lost_partition_cannot_commit"
+    ),
+    Mutant(
+        "commits that are not durable are taken",
+        _FENCE,
+        'if setting == "off":',
+        'if setting == "none":',
+        _PG + "test_commits_that_are_not_durable_are_refused",
+    ),
+    Mutant(
+        "forget the read-back: a lost answer means committed",
+        "dedup/postgres/outcome.py",
+        "committed = (ask or ask_tables)(store, sql, state, attempt)",
+        "committed = True",
+        _COMMIT + "test_a_commit_that_never_arrived_is_read_back_as_not_committed",
+    ),
+    Mutant(
+        "forget the read-back: a lost answer means not committed",
+        "dedup/postgres/outcome.py",
+        "committed = (ask or ask_tables)(store, sql, state, attempt)",
+        "committed = False",
+        _COMMIT + "test_a_commit_whose_answer_was_lost_is_read_back_as_committed",
+    ),
+    Mutant(
+        "a session that may still commit is not ended",
+        "dedup/postgres/outcome.py",
+        "        _wait_for_end(connection, sql, state, attempt)\n",
+        "",
+        _COMMIT + "test_a_session_that_might_still_commit_is_ended_before_it_is_called_not_committed",
+    ),
+    Mutant(
+        "checkpoints are not locked",
+        _QUERIES,
+        "select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, partition for update;",
+        "select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, partition;",
+        _COMMIT + "test_a_commit_in_doubt_is_waited_for_by_the_next_chunk",
+    ),
+    Mutant(
+        "a loaded row passes for one that was written here",
+        "sql/postgres/0007_restored.sql",
+        "where p.written_by::xid <> p.xmin",
+        "where false",
+        _RESTORED + "test_a_schema_whose_data_was_restored_is_refused",
+    ),
+    Mutant(
+        "tables that were restored are not looked for before an epoch is taken",
+        "dedup/postgres/epoch.py",
+        '        refuse_restored(consumer, row["restored"])\n',
+        "",
+        _RESTORED + "test_a_row_of_the_consumer_from_before_a_takeover_is_refused",
+    ),
+    Mutant(
+        "a decision names no key that it reserved",
+        _TX,
+        "return records.Left(recorded, key, table if key else None)",
+        "return records.Left(recorded)",
+        _RESTORED + "test_a_table_that_was_restored_alone_is_refused",
+    ),
+    Mutant(
+        "another table under a sink's name is written to",
+        "dedup/postgres/sink.py",
+        "    elif before != oid:\n",
+        "    elif False:\n",
+        _RESTORED + "test_a_sink_that_was_loaded_from_a_dump_is_refused_and_accepted",
+    ),
+    Mutant(
+        "a checkpoint that moved is no conflict",
+        "dedup/postgres/records.py",
+        "**row, **expected}).fetchone() is None:",
+        "**row, **expected}).fetchone() is False:",
+        _PG + "test_a_checkpoint_that_moved_is_a_conflict",
+    ),
+    Mutant(
+        "a failed attempt is not undone",
+        _TX,
+        'self._connection.execute("rollback to savepoint dedup_attempt")',
+        "pass",
+        _PG + "test_an_attempt_that_raises_leaves_nothing_and_the_transaction_goes_on",
+    ),
+    Mutant(
+        "deferred constraints wait for the commit",
+        _TX,
+        'self._connection.execute("set constraints all immediate")',
+        "pass",
+        _PG + "test_deferred_constraints_are_judged_at_the_end_of_each_attempt",
+    ),
+    Mutant(
+        "a commit of the handler is not noticed",
+        _TX,
+        'if found["xid"] != self._attempt.xid:',
+        "if False:",
+        _PG + "test_a_transaction_that_somebody_else_ended_is_noticed",
+    ),
+    Mutant(
+        "the server lets a handler commit",
+        "sql/postgres/0006_transaction_guard.sql",
+        "if current_setting('dedup.commit', true) is not distinct from new.token::text then",
+        "if true then",
+        _GUARDED + "test_whatever_a_handler_ends_its_transaction_with_nothing_of_the_batch_is_true",
+    ),
+    Mutant(
+        "the guard is asked once",
+        "sql/postgres/0006_transaction_guard.sql",
+        "    insert into open_transaction (token) values (new.token) returning xmin, ctid into writer, place;\n",
+        "    select null into writer, place;\n",
+        _GUARDED + "test_a_handler_may_ask_for_its_deferred_constraints_and_still_cannot_commit",
+    ),
+    Mutant(
+        "one text of a handler may hold several statements",
+        "dedup/postgres/handler.py",
+        "force_extended=True, binary=binary",
+        "force_extended=force_extended, binary=binary",
+        _GUARDED + "test_whatever_a_handler_ends_its_transaction_with_nothing_of_the_batch_is_true",
+    ),
+    Mutant(
+        "what the handler did not raise did not happen",
+        _TX,
+        "if self._lease.fatal is not None:",
+        "if False:",
+        "tests/contract/test_hostile.py::test_a_deadlock_starts_the_transaction_anew",
+    ),
+    Mutant(
+        "settings of a handler reach what is written after it",
+        _TX,
+        "if self._lease.changed and",
+        "if False and",
+        _GUARDED + "test_no_setting_of_a_handler_changes_what_is_written_after_it",
+    ),
+    Mutant(
+        "a reservation that another one won is overwritten by silence",
+        "dedup/postgres/reserve.py",
+        "return _take_free(connection, sql, child, keys, hashes)",
+        "return keys[:0]",
+        _TAKEOVER + "test_two_processes_want_the_same_keys_and_the_first_one_commits",
+    ),
+    Mutant(
+        "commit before reservation: keys are not written",
+        "dedup/postgres/reserve.py",
+        "    if not new.any():\n",
+        "    if True:\n",
+        _PG + "test_everything_of_a_chunk_is_true_after_its_commit",
+    ),
+    Mutant(
+        "letters do not hold their keys",
+        _QUERIES,
+        "limit 1) r\n" + _HELD,
+        "limit 1) r\n" + _HELD + " = 'NONE' and d.status",
+        "tests/stores/postgres/test_postgres_retention.py::test_a_purge_never_frees_a_key_that_a_letter_holds",
+    ),
+    Mutant(
+        "letters do not hold keys that the filter says may be known",
+        _QUERIES,
+        "    ) r\n" + _HELD,
+        "    ) r\n" + _HELD + " = 'NONE' and d.status",
+        "tests/stores/postgres/test_postgres_known_filter.py::test_keys_of_letters_are_known_where_their_table_was_purged",
+    ),
+    Mutant(
+        "the generation of a batch record is not checked",
+        _QUERIES,
+        "join {schema}.batch b on b.consumer_id = %(id)s and b.generation >= %(keyspace)s and b.topic_id = w.topic_id",
+        "join {schema}.batch b on b.consumer_id = %(id)s and %(keyspace)s >= 0 and b.topic_id = w.topic_id",
+        _GUARDS + "test_after_a_reset_the_same_events_are_new_in_any_order",
+    ),
+    Mutant(
+        "a task that is tried again does not know where its own chunks ended",
+        "dedup/postgres/slices.py",
+        'row = connection.execute(sql["slice_end"], asked).fetchone()',
+        "row = asked and None",
+        _SLICES + "test_a_task_that_is_killed_at_any_step_is_tried_again",
+    ),
+    Mutant(
+        "a slice begins wherever the checkpoint stands",
+        "dedup/postgres/slices.py",
+        "if stands == claim.expected or (",
+        "if True or (",
+        _SLICES + "test_a_task_of_an_older_batch_finds_its_checkpoint_elsewhere",
+    ),
+    Mutant(
+        "a slice commits although another one was over the budget",
+        "dedup/postgres/slices.py",
+        "if row is not None and row[0] == claim.attempt:",
+        "if False:",
+        "tests/stores/postgres/test_slices_fail.py::test_after_a_slice_over_the_budget_no_slice_of_another_task_begins",
+    ),
+    Mutant(
+        "a slice begins behind a gap",
+        "dedup/spark/committing.py",
+        "            if number == 0:\n                self._refuse_gap(index)\n",
+        "",
+        "tests/spark/test_foreach_spark.py::test_a_gap_is_refused_before_anything_is_written",
+    ),
+    # Delta
+    Mutant(
+        "a decision is tried against a snapshot that nobody read",
+        "dedup/delta/ledger.py",
+        "tables.commit(table, adds, transactions, exact=True)",
+        "tables.commit(self.open() or table, adds, transactions, exact=False)",
+        _COMMITS + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+    ),
+    Mutant(
+        "txnVersion from the batch id",
+        "dedup/delta/decide.py",
+        "transactions = {state.ledger.app(table, header.head.generation): header.version}",
+        "transactions = {state.ledger.app(table, header.head.generation): header.head.batch_id or 0}",
+        _LEDGER + "test_a_running_consumer_keeps_its_files_few",
+    ),
+    Mutant(
+        "somebody else's decision is taken for ours",
+        "dedup/delta/decide.py",
+        "if winner is not None and winner.attempt == header.attempt:",
+        "if winner is not None:",
+        _COMMITS + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+    ),
+    Mutant(
+        "forget the read-back of the ledger",
+        "dedup/delta/decide.py",
+        "        _read_back(state, failure)\n",
+        "        if failure is not None:\n            raise StoreUnavailable from failure\n        _read_back(state, failure)\n",
+        _COMMITS + "test_an_answer_that_was_lost_after_the_commit_landed_changes_nothing",
+    ),
+    Mutant(
+        "a decision without its reservations",
+        "dedup/delta/decide.py",
+        "    adds += state.ledger.write(KEYS, day, kept)\n",
+        "",
+        _DELIVERY + "test_a_duplicate_in_the_next_batch_or_another_partition_is_dropped",
+    ),
+    Mutant(
+        "only the newest decision is published",
+        "dedup/delta/publish.py",
+        "for seq in sorted(self.state.pending):",
+        "for seq in sorted(self.state.pending)[-1:]:",
+        _PUBLICATION + "test_several_decisions_are_published_in_their_order",
+    ),
+    Mutant(
+        "publish without looking whether it is there",
+        "dedup/delta/publish.py",
+        "if not self._reached(entry, shown, version):",
+        "if True:",
+        _PUBLICATION + "test_two_publishers_at_once_publish_once",
+    ),
+    Mutant(
+        "publish in no order",
+        "dedup/delta/publish.py",
+        "for seq in sorted(self.state.pending):",
+        "for seq in sorted(self.state.pending, reverse=True):",
+        _PUBLICATION + "test_several_decisions_are_published_in_their_order",
+    ),
+    Mutant(
+        "a mark has the number of the decision, and not which one it was",
+        "dedup/delta/lineage.py",
+        "return seq << ID_BITS | _identity(attempt, ID_BITS)",
+        "return seq << ID_BITS",
+        _BACK + "test_a_sink_that_the_old_ledger_never_wrote_to_is_told_before_the_decision",
+    ),
+    Mutant(
+        "a table that is ahead of the ledger is not told",
+        "dedup/delta/agreement.py",
+        "if self._unknown(name, table, whole=whole) is not None:",
+        "if False:",
+        _BACK + "test_nothing_is_decided_on_a_state_that_was_copied_back",
+    ),
+    Mutant(
+        "a table that lacks a known publication is not told",
+        "dedup/delta/agreement.py",
+        "if shown is None or lineage.seq_of(shown) < lineage.seq_of(mark.shown):",
+        "if last := False:",
+        _BACK + "test_one_table_that_was_copied_back_is_told_and_accepted",
+    ),
+    Mutant(
+        "tables are compared when they are written to, and not before anything is decided",
+        "dedup/delta/state.py",
+        "            self.agreement.require_known()\n",
+        "            pass\n",
+        _BACK + "test_every_way_in_is_closed",
+    ),
+    Mutant(
+        "a decision is taken in whatever it follows",
+        "dedup/delta/state.py",
+        "if known and self.header.attempt not in",
+        "if False and self.header.attempt not in",
+        _BACK + "test_a_running_process_sees_that_its_ledger_was_copied_back",
+    ),
+    Mutant(
+        "files are committed whether they are there or not",
+        "dedup/delta/publish.py",
+        "if not self.missing(entry, sink.uri):",
+        "if True:",
+        _BACK + "test_files_that_vanish_right_after_the_decision_are_not_committed",
+    ),
+    Mutant(
+        "a new generation uses the numbers of lost messages",
+        "dedup/delta/amend.py",
+        "seq = max(header.seq, last_decision(state.sinks.engine, *state.outbox_uris()) + 1)",
+        "seq = header.seq",
+        _BACK + "test_after_an_accepted_restore_no_message_is_taken_for_a_sent_one",
+    ),
+    Mutant(
+        "verify believes the ledger about publications",
+        "dedup/delta/problems.py",
+        "if kept and version not in versions:",
+        "if False:",
+        _BACK + "test_verify_finds_a_decision_that_a_sink_never_got",
+    ),
+    Mutant(
+        "a freed key comes back",
+        "dedup/delta/decide.py",
+        'pa.concat_tables([held, freed_rows(header.seq, decision.freed["key"])])',
+        "held",
+        "tests/stores/delta/test_delta_letters.py::test_a_freed_key_is_new_again_and_stays_so",
+    ),
+)

@@ -1,0 +1,49 @@
+"""House rules that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from checkpoint.advice import command
+from kit.paths import ROOT, TESTS
+
+SOURCES = [file for package in ("checkpoint", "deadletter", "dedup") for file in (ROOT / package).rglob("*.py")]
+
+
+@pytest.mark.parametrize("file", sorted(TESTS.rglob("test_*.py")), ids=lambda file: str(file.relative_to(TESTS)))
+def test_each_test_says_what_it_guards(file: Path) -> None:
+    """Every test has a docstring that is a sentence, so that the list of tests reads as the specification."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    assert not [node.name for node in tests if not (ast.get_docstring(node) or "").endswith((".", "?", ")"))]
+
+
+def test_advised_commands_quote_the_names_in_them() -> None:
+    """A name with a space or a semicolon would make another command of what a message advises: `checkpoint.advice.command` quotes it."""
+    assert not [where for file in SOURCES if file.name != "advice.py" or file.parent.name != "checkpoint" for where in _unquoted(file)]
+
+
+def _unquoted(file: Path) -> list[str]:
+    """Where a message has a command with a value in it."""
+    texts = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.JoinedStr)]
+    return [
+        f"{file}:{text.lineno}"
+        for text in texts
+        if re.search("(`dedup |^dedup (budget|consumer|publish|publishers|replay|dead-letters) )[^`]*\0", _flat(text))
+    ]
+
+
+def _flat(text: ast.JoinedStr) -> str:
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in text.values)
+
+
+@pytest.mark.parametrize("name", ["shop", "my shop", "ann's shop", "a;b", 'a"b', "$HOME", "kafka:orders-1.x"])
+def test_a_shell_takes_an_advised_command_as_it_is_meant(name: str) -> None:
+    """What a message advises can be typed, whatever the name; ordinary names look as they are."""
+    assert shlex.split(command("publish", name, "--accept-sink", name).strip("`")) == ["dedup", "publish", name, "--accept-sink", name]
+    assert command("publish", "shop", "--topic", "my-topic.v1", "--from", 3) == "`dedup publish shop --topic my-topic.v1 --from 3`"

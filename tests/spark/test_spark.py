@@ -1,0 +1,325 @@
+"""The contract through Structured Streaming: real queries, real checkpoints, both stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.errors import ConfigError
+from dedup import Columns, Consumer, decode
+from dedup.decode.prepare import Prepare
+from kit.orders import ORDER, assert_proven, ids, letters
+from kit.places import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+KAFKA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+
+
+class Topic:
+    """A folder of JSON files that a stream reads as a Kafka source's rows, one file a batch."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder, self.files = spark, folder / "topic", 0
+        self.folder.mkdir()
+
+    def append(self, *orders: tuple[int, str | None, int]) -> None:
+        """One more batch of (offset, id, amount)."""
+        rows = [json.dumps({"offset": n, "value": json.dumps({"id": i, "amount": a})}) for n, i, a in orders]
+        (self.folder / f"{self.files:04}.json").write_text("\n".join(rows))
+        self.files += 1
+
+    def stream(self) -> DataFrame:
+        """Rows as Spark's Kafka source has them."""
+        raw = self.spark.readStream.schema("offset bigint, value string").option("maxFilesPerTrigger", 1).json(str(self.folder))
+        return raw.selectExpr(
+            "cast(null as binary) key",
+            "cast(value as binary) value",
+            "'orders' topic",
+            "0 partition",
+            "offset",
+            "timestamp'2026-01-01' timestamp",
+            "0 timestampType",
+        )
+
+
+def make(place: Place, **settings: Any) -> Consumer:
+    """A consumer whose handler rejects by SQL and writes `data.*`."""
+    consumer = Consumer(
+        "shop", place.store(), **{"idempotence_key": "data.id", "decode": decode.json(ORDER), "takeover_after": 2.0, **settings}
+    )
+
+    @consumer.foreach_batch
+    def load(rows: DataFrame, tx: Any) -> None:
+        good = tx.reject(rows, "data.amount < 0", "negative amount")
+        tx.write(good.select("data.*"), "orders")
+
+    return consumer
+
+
+def run(stream: DataFrame, consumer: Any, checkpoint: Path) -> None:
+    """Everything that is there, then stop."""
+    query = stream.writeStream.foreachBatch(consumer).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+def test_a_stream_is_written_once_through_restarts_and_a_lost_checkpoint(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """New, duplicate, bad and redelivered events over two runs of one query and one of a new query from the earliest."""
+    topic = Topic(spark, tmp_path)
+    topic.append((0, "a", 1), (1, "b", 2), (2, "a", 1), (3, "bad", -1), (4, None, 5))
+    run(topic.stream(), make(place), tmp_path / "one")
+    topic.append((5, "c", 3), (6, "b", 2))
+    topic.append((7, "a", 9))
+    run(topic.stream(), make(place), tmp_path / "one")
+    run(topic.stream(), make(place), tmp_path / "two")
+    assert ids(place.read()) == ["a", "b", "c"]
+    assert Counter(x["kind"] for x in letters(place.store())) == {"REJECTED": 1, "NO_KEY": 1, "KEY_CONFLICT": 1}
+    assert_proven(place.store())
+
+
+def test_a_condition_that_never_answers_the_same_splits_without_loss(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """rand() in tx.reject: each event is parked or written, never both, never neither."""
+    topic = Topic(spark, tmp_path)
+    topic.append(*[(n, f"k{n}", 1) for n in range(1000)])
+    consumer = make(place)
+
+    def load(rows: DataFrame, tx: Any) -> None:
+        tx.write(tx.reject(rows, "rand() < 0.5", "coin").select("data.*"), "orders")
+
+    consumer._handler = load
+    run(topic.stream(), consumer, tmp_path / "one")
+    written, parked = set(ids(place.read())), {x["idempotence_key"] for x in letters(place.store())}
+    assert not written & parked and len(written) + len(parked) == 1000
+    assert 300 < len(written) < 700
+    assert_proven(place.store())
+
+
+def test_rejecting_many_by_a_column_and_skipping(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """Conditions as Columns; NULL does not reject; skipped events are neither written nor parked."""
+    from pyspark.sql import functions as F
+
+    topic = Topic(spark, tmp_path)
+    topic.append(*[(n, f"k{n}", n) for n in range(10)])
+    consumer = make(place)
+
+    def load(rows: DataFrame, tx: Any) -> None:
+        rest = tx.reject(rows, F.when(F.col("data.amount") > 7, True), "above seven")
+        rest = tx.skip(rest, F.col("data.amount") < 3)
+        tx.write(rest.select("data.*"), "orders")
+
+    consumer._handler = load
+    run(topic.stream(), consumer, tmp_path / "one")
+    assert sorted(ids(place.read())) == [f"k{n}" for n in range(3, 8)]
+    (record,) = place.store().batches("shop").to_pylist()
+    assert record["skipped"] == [{"first": 0, "last": 2}] and record["dead_lettered"] == 2
+    assert_proven(place.store())
+
+
+def test_a_column_too_large_for_pyarrow_goes_through_scratch_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 GB in one column pyarrow takes no rows: with a larger spark.driver.maxResultSize such a batch would stop the stream for ever."""
+    from dedup.spark import batch as of_spark
+
+    table = pa.table({"value": [b"x" * 60, b"y" * 60], "offset": [1, 2]})
+    answer = SimpleNamespace(toArrow=lambda: table, sparkSession=None)
+    batch = of_spark.SparkBatch(answer, None)  # type: ignore[arg-type]
+    assert batch.collect(answer) is table  # type: ignore[arg-type]
+    monkeypatch.setattr(of_spark, "LARGEST", 120)
+    assert batch.collect(answer) is None  # type: ignore[arg-type]
+
+
+def test_a_result_that_spark_cannot_keep_goes_through_scratch_files(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen with 500,000 rows and a JVM of 2 GB: the same batch would fail for ever. What is not about size is raised."""
+    from dedup.spark import batch as of_spark
+
+    def fails(words: str) -> Any:
+        def raises() -> None:
+            raise RuntimeError(f"Job aborted due to stage failure: Lost task 0.0 in stage 43.0 (TID 86): {words}")
+
+        return SimpleNamespace(toArrow=raises, sparkSession=None)
+
+    lost = fails("TaskResultLost (result lost from block manager)")
+    assert of_spark.SparkBatch(lost, None).collect(lost) is None and "spark.driver.memory" in caplog.text
+    other = fails("ExecutorLostFailure")
+    with pytest.raises(RuntimeError, match="ExecutorLost"):
+        of_spark.SparkBatch(other, None).collect(other)
+
+
+def test_without_a_folder_to_share_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster collect=False is refused by `check`, before anything is taken over, where no scratch= is given."""
+    from dedup.spark import batch as of_spark
+
+    monkeypatch.setattr(of_spark, "plan", lambda *_: None)
+    batch = SimpleNamespace(sparkSession=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "yarn")))
+    with pytest.raises(ConfigError, match="scratch="):
+        of_spark.SparkBatch(batch, None, collect=False).check(Prepare("shop"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("where", ["{}", "file:{}"])
+def test_scratch_folders_are_removed(where: str, spark: SparkSession, tmp_path: Path) -> None:
+    """With a batch's end nothing of its rows stays, wherever the folder is; not even where the batch failed."""
+    from dedup.spark.batch import scratch_folder
+
+    with pytest.raises(OSError, match="away"), scratch_folder(spark, where.format(tmp_path)) as folder:
+        spark.range(3).write.parquet(folder)
+        assert list(tmp_path.rglob("*.parquet"))
+        raise OSError("away")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", [40, 1000])
+def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
+    size: int, spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same effect with collect=False, in several chunks or one, with a replay; no rows are asked for."""
+    from dedup.spark import batch as of_spark
+
+    monkeypatch.delattr(of_spark.SparkBatch, "collect")
+    topic = Topic(spark, tmp_path)
+    topic.append(*[(n, f"k{n % 90}", n % 90 - 1) for n in range(100)], (100, None, 1))
+    frame = spark.read.schema("offset bigint, value string").json(str(topic.folder))
+    frame = frame.selectExpr("'orders' topic", "0 partition", "offset sequence_number", "cast(value as binary) body", "'broker' source")
+    for _ in range(2):
+        consumer = make(place, scratch=str(tmp_path / "scratch"), query="q", max_events_per_transaction=size, collect=False)
+        consumer(frame, 0)
+    assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(1, 90))
+    assert [(x["kind"], x["sequence_number"]) for x in letters(place.store())] == [("REJECTED", 0), ("NO_KEY", 100)]
+    assert_proven(place.store())
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_an_exploded_event_needs_part(spark: SparkSession, place: Place) -> None:
+    """A frame that was exploded upstream: refused without part=, whole with it."""
+    lines = spark.sql("select 't' topic, 0 partition, 7L sequence_number, 'b' source, posexplode(array('x', 'y')) as (line, id)")
+    rows = lines.selectExpr("*", "cast('same' as binary) body")
+    settings: dict[str, Any] = {"decode": None, "idempotence_key": "id", "query": "q"}
+
+    def load(new: DataFrame, tx: Any) -> None:
+        tx.write(new.selectExpr("id", "1L amount"), "orders")
+
+    consumer = make(place, **settings)
+    consumer._handler = load
+    with pytest.raises(ConfigError, match="part="):
+        consumer(rows, 0)
+    consumer = make(place, part="line", **settings)
+    consumer._handler = load
+    consumer(rows, 0)
+    assert ids(place.read()) == ["x", "y"]
+
+
+def test_any_frame_is_mapped_by_columns(spark: SparkSession, place: Place) -> None:
+    """Columns names what is not recognised; a missing column is one clear error before anything is written."""
+    rows = spark.sql("select 5L n, 1 p, id, 2L amount from values ('a'), ('b') as t(id)").selectExpr(
+        "n + monotonically_increasing_id() n", "p", "id", "amount"
+    )
+    settings: dict[str, Any] = {"decode": None, "idempotence_key": "id", "query": "q", "payload": "amount"}
+    consumer = make(place, positions=Columns(topic="'files'", partition="p", sequence_number="missing"), **settings)
+    with pytest.raises(ConfigError, match="missing"):
+        consumer(rows, 0)
+    consumer = make(place, positions=Columns(topic="'files'", partition="p", sequence_number="n"), **settings)
+    consumer._handler = lambda new, tx: tx.write(new.select("id", "amount"), "orders")
+    consumer(rows.coalesce(1), 0)
+    assert ids(place.read()) == ["a", "b"]
+    assert place.store().head("shop").checkpoints.keys().__iter__().__next__().topic == "files"
+
+
+def test_an_error_of_ours_stops_the_query_with_its_message(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """The person who reads the query's exception sees the command to go on."""
+    topic = Topic(spark, tmp_path)
+    topic.append((5, "a", 1))
+    run(topic.stream(), make(place), tmp_path / "one")
+    (topic.folder / "0000.json").unlink()
+    topic.append((9, "b", 1))
+    with pytest.raises(Exception, match="accept-gap shop"):
+        run(topic.stream(), make(place), tmp_path / "two")
+    assert ids(place.read()) == ["a"]
+
+
+def test_stateful_operators_upstream_are_refused_before_anything_is_written(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """With positions on, an aggregate or a stream-stream join is an error: at check, and in a bare foreachBatch at the first batch."""
+    from pyspark.sql import functions as F
+
+    topic = Topic(spark, tmp_path)
+    topic.append((0, "a", 1))
+    unique = topic.stream().dropDuplicates(["offset"])
+    pairs = topic.stream().join(topic.stream().selectExpr("offset other"), F.expr("offset = other"))
+    for frame in (unique, pairs):
+        with pytest.raises(ConfigError, match="positions=None"):
+            make(place).check(frame)
+    with pytest.raises(Exception, match="positions=None"):
+        run(unique, make(place), tmp_path / "one")
+    assert place.store().head("shop").epoch == 0 and place.read() == []
+
+
+def test_check_and_run_go_from_start_to_end(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """consumer.run(writer) checks, runs the query to its end and leaves nothing unpublished."""
+    topic = Topic(spark, tmp_path)
+    topic.append((0, "a", 1))
+    writer = topic.stream().writeStream.option("checkpointLocation", str(tmp_path / "one")).trigger(availableNow=True)
+    with pytest.raises(ConfigError, match="nothing"):
+        make(place, idempotence_key="data.nothing").run(writer)
+    make(place).run(writer)
+    assert ids(place.read()) == ["a"]
+    assert_proven(place.store())
+
+
+def test_what_raises_in_a_dataframe_handler_is_isolated_and_reprocessed(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """Errors of Spark's own evaluation and of Python: the guilty rows are parked, the rest is written; fixed, they come as a DataFrame."""
+    from pyspark.sql import functions as F
+
+    from dedup.reprocessing import reprocess
+    from dedup.store import Selection
+
+    topic = Topic(spark, tmp_path)
+    topic.append(*[(n, f"k{n}", n) for n in range(12)])
+    consumer = make(place, sequence_key="data.id", max_outage=0.0)
+
+    def broken(rows: DataFrame, tx: Any) -> None:
+        checked = F.when(F.col("data.amount") == 5, F.raise_error(F.lit("five"))).otherwise(F.col("data.amount"))
+        if rows.where("data.amount = 9").count():
+            raise ValueError("nine")
+        tx.write(rows.select("data.id", checked.cast("bigint").alias("amount")), "orders")
+
+    consumer._handler = broken
+    run(topic.stream(), consumer, tmp_path / "one")
+    parked = letters(place.store())
+    assert [x["idempotence_key"] for x in parked] == ["k5", "k9"]
+    assert "five" in parked[0]["error_message"] and "nine" in parked[1]["error_message"]
+    assert len(place.read()) == 10
+    fixed = make(place, sequence_key="data.id")
+    report = reprocess(Selection(topic="orders", partition=0, first=0, last=20), fixed, spark=spark)
+    assert (report.reprocessed, report.failed) == (2, 0)
+    assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(12))
+    assert_proven(place.store())
+
+
+@pytest.mark.crash
+def test_an_event_whose_worker_was_killed_once_is_written(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """SIGKILL of the Python worker that evaluates what a handler writes: whoever it was, no event is blamed, also not the only one."""
+    topic, mark = Topic(spark, tmp_path), tmp_path / "killed"
+    topic.append((0, "k0", 1))
+    consumer = make(place, max_outage=0.0)
+
+    def killing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from batches
+
+    def handler(rows: DataFrame, tx: Any) -> None:
+        flat = rows.select("data.*")
+        tx.write(flat.mapInArrow(killing, flat.schema), "orders")
+
+    consumer._handler = handler
+    run(topic.stream(), consumer, tmp_path / "one")
+    assert mark.exists() and letters(place.store()) == [] and ids(place.read()) == ["k0"]
+    assert_proven(place.store())

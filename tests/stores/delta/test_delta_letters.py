@@ -1,0 +1,388 @@
+"""Dead letters on Delta: kept, changed, ordered and found."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from checkpoint.errors import CommitConflict, ConfigError
+from deadletter.budget import Spent, Used
+from deadletter.letter import HISTORY, LETTERS, Kind
+from dedup.delta import DeltaStore
+from dedup.steps import Change, Commit, Free, Park, Record
+from dedup.store import KEYS, Run, Selection
+from kit import delta_kit as kit
+
+pytestmark = pytest.mark.delta
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with an empty sink."""
+    kit.create(str(tmp_path / "orders"))
+    return tmp_path
+
+
+def open_store(place: Path) -> DeltaStore:
+    """A process's own view of the store."""
+    return DeltaStore(str(place / "state"), tables={"orders": str(place / "orders")})
+
+
+def history(ids: list[str], action: str = "FAILED", **values: Any) -> pa.Table:
+    """HISTORY, one row for each letter."""
+    row = {"at": dt.datetime.now(dt.UTC), "action": action, "reserved": 0, **values}
+    return pa.Table.from_pylist([{"letter_id": i, **row} for i in ids], schema=HISTORY)
+
+
+def test_sequence_extras_and_history_are_kept(place: Path) -> None:
+    """What is parked comes back as it was given, and its attempts are its history."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    with store.begin(kit.NAME, number) as tx:
+        rows = kit.letters(tx.head, kit.events([7])).to_pylist()
+        given = pa.Table.from_pylist([{**rows[0], "sequence": b"s" * 16, "extras": b"\x00ipc"}], schema=LETTERS)
+        tx.execute(Park(given, history([rows[0]["id"]] * 2, error_type="ValueError", error_message="bad \u2603")))
+        tx.execute(Commit())
+    again = open_store(place)
+    assert again.letters(Selection()).drop_columns("duplicates").equals(given)
+    told = again.history(rows[0]["id"])
+    assert told.schema == HISTORY and told["error_message"].to_pylist() == ["bad \u2603"] * 2
+    assert again.history("0" * 32).num_rows == 0
+
+
+def test_budget_state_is_written_by_batches_and_lifted_by_people(place: Path) -> None:
+    """A batch of the stream keeps decided and failures, not `lifted`; positions that a person runs touch none of it, nor the settings."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    lifted = {Kind.NO_KEY: Spent(lifted=2)}
+    store.amend(kit.NAME, lambda head: dataclasses.replace(head, spent=lifted, gap_accepted=True), by="me", reason="known")
+
+    def record(decided: int, stream: bool) -> None:
+        with store.begin(kit.NAME, number) as tx:
+            batches = kit.records(tx.head, kit.events([1], decided), kit.events([1], decided), 0, decided)
+            tx.execute(Record(batches, Run("q", decided), {"key": str(decided)}, {Kind.NO_KEY: Used(decided, (decided,))}, stream=stream))
+            tx.execute(Commit())
+
+    record(5, stream=False)
+    head = open_store(place).head(kit.NAME)
+    assert (head.spent, head.gap_accepted, head.query_id, head.settings) == (lifted, True, None, None)
+    record(6, stream=True)
+    head = open_store(place).head(kit.NAME)
+    assert (head.spent, head.gap_accepted, head.batch_id) == ({Kind.NO_KEY: Spent(6, (6,), 2)}, False, 6)
+    assert store.batches(kit.NAME).num_rows == 2
+
+
+SEQUENCE = b"s" * 16
+
+
+def park(store: DeltaStore, number: int, positions: list[int], sequence: bytes | None = SEQUENCE, part: int = 0) -> list[str]:
+    """Park events of these positions (their keys, too) as letters of one sequence, in a batch of the stream; their ids."""
+    with store.begin(kit.NAME, number) as tx:
+        batch = [kit.Event(part, p, p) for p in positions]
+        keys = pa.table([pa.array([kit.key_bytes(p) for p in positions], pa.binary(16)), pa.array(positions, pa.int64())], schema=KEYS)
+        assert tx.reserve(keys).num_rows == 0
+        rows = kit.letters(tx.head, batch)
+        sequences = pa.array([sequence] * len(positions), pa.binary(16))
+        tx.execute(Park(rows.set_column(rows.schema.get_field_index("sequence"), LETTERS.field("sequence"), sequences)))
+        number_of = (store.head(kit.NAME).batch_id or 0) + 1
+        tx.execute(Record(kit.records(tx.head, batch, batch, len(positions), number_of), Run("q", number_of), {}))
+        tx.execute(Commit())
+    return list(rows["id"].to_pylist())
+
+
+def change(store: DeltaStore, ids: list[str], *others: Any, action: str = "REPROCESSED", **columns: Any) -> None:
+    """A person's decision about letters: these columns for all of them."""
+    with store.begin_letters(kit.NAME) as tx:
+        assert tx.lock(ids)["id"].to_pylist() == ids
+        fields = [LETTERS.field("id"), *(LETTERS.field(n) for n in columns)]
+        given = pa.Table.from_pylist([{"id": i, **columns} for i in ids], schema=pa.schema(fields))
+        tx.execute(Change(given, history(ids, action, by="me", reserved=-len(others) if others else 0)))
+        for step in others:
+            tx.execute(step)
+        tx.execute(Commit())
+
+
+def chain(place: Path) -> list[tuple[int, str, int | None]]:
+    """(position, status, position of the one before) of all letters, as a fresh process sees them."""
+    rows = open_store(place).letters(Selection(limit=None), ["id", "sequence_number", "status", "blocked_by"]).to_pylist()
+    at = {r["id"]: r["sequence_number"] for r in rows}
+    return [(r["sequence_number"], r["status"], at.get(r["blocked_by"])) for r in rows]
+
+
+def blocked(place: Path) -> list[tuple[bytes, int]]:
+    """(sequence, position of its last letter), as a fresh process plans with them."""
+    store = open_store(place)
+    at = {r["id"]: r["sequence_number"] for r in store.letters(Selection(limit=None), ["id", "sequence_number"]).to_pylist()}
+    with store.begin_letters(kit.NAME) as tx:
+        found = tx.blocked(pa.array([SEQUENCE, b"t" * 16], pa.binary(16))).to_pylist()
+    return [(row["sequence"], at[row["letter"]]) for row in found]
+
+
+def free(*keys: int) -> Free:
+    """The step."""
+    return Free(pa.table({"key": pa.array([kit.key_bytes(k) for k in keys], pa.binary(16))}))
+
+
+GONE = {"status": "REPROCESSED", "holds_key": False}
+
+
+def test_a_sequence_stays_in_order_whatever_is_changed(place: Path) -> None:
+    """The first letter that waits is open, each other one blocked by the one before: parked, late, reprocessed, discarded, restored."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    one, _, three = park(store, number, [1, 2, 3])
+    (five,) = park(store, number, [5])
+    assert chain(place) == [(1, "OPEN", None), (2, "BLOCKED", 1), (3, "BLOCKED", 2), (5, "BLOCKED", 3)]
+    assert blocked(place) == [(SEQUENCE, 5)]
+    change(open_store(place), [one], **GONE)
+    assert chain(place) == [(1, "REPROCESSED", None), (2, "OPEN", None), (3, "BLOCKED", 2), (5, "BLOCKED", 3)]
+    change(open_store(place), [three, five], action="DISCARDED", status="DISCARDED")
+    assert chain(place)[1:] == [(2, "OPEN", None), (3, "DISCARDED", 2), (5, "DISCARDED", 3)]
+    assert blocked(place) == [(SEQUENCE, 2)]
+    park(store, number, [0])
+    assert chain(place)[:3] == [(0, "OPEN", None), (1, "REPROCESSED", None), (2, "BLOCKED", 0)]
+    change(open_store(place), [five], action="RESTORED", status="OPEN")
+    assert chain(place)[2:] == [(2, "BLOCKED", 0), (3, "DISCARDED", 2), (5, "BLOCKED", 2)]
+    rest = open_store(place).letters(Selection(statuses=("OPEN", "BLOCKED")), ["id"])["id"].to_pylist()
+    change(open_store(place), rest, **GONE)
+    assert blocked(place) == []
+    assert [s for _, s, _ in chain(place)] == ["REPROCESSED"] * 3 + ["DISCARDED", "REPROCESSED"]
+    assert open_store(place).problems(kit.NAME) == []
+
+
+def test_a_change_sets_its_columns_and_no_other(place: Path) -> None:
+    """Bodies, headers and everything that a change does not name stay to the byte; an edit replaces what it names; copies stay counted."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([4, 5, 4]), reject=lambda key: key == 4)
+    (before,) = store.letters(Selection()).to_pylist()
+    change(store, [before["id"]], action="FAILED", attempts=2, reason="again")
+    kit.process(store, number, kit.events([4], 3), 1)
+    (after,) = open_store(place).letters(Selection()).to_pylist()
+    assert after == {**before, "attempts": 2, "reason": "again", "duplicates": 2}
+    change(store, [before["id"]], action="EDITED", body=b"\x00new", body_size=4)
+    change(store, [before["id"]], **GONE)
+    kit.process(store, number, kit.events([4], 4), 2)
+    (last,) = open_store(place).letters(Selection()).to_pylist()
+    assert last == {**after, "body": b"\x00new", "body_size": 4, **GONE}, "a letter that holds no key counts no copies"
+    assert open_store(place).history(before["id"])["action"].to_pylist() == ["FAILED", "EDITED", "REPROCESSED"]
+    assert open_store(place).problems(kit.NAME) == []
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_freed_key_is_new_again_and_stays_so(place: Path, compact: bool) -> None:
+    """Freed in the index of every process, also one that starts later, after compaction and after a purge; then reserved again."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 1)
+    other = open_store(place)
+    other.head(kit.NAME)
+    (letter,) = store.letters(Selection())["id"].to_pylist()
+    change(store, [letter], free(1), action="RELEASED", status="DISCARDED", holds_key=False)
+    if compact:
+        store.maintain(kit.NAME)
+    for process in (store, other, open_store(place)):
+        assert process.reserved(kit.NAME) == 2
+    assert kit.process(store, number, kit.events([1, 2], 3), 1).written == [1]
+    if compact:
+        store.maintain(kit.NAME)
+        store.purge(kit.NAME, dt.datetime.now(dt.UTC).date() + dt.timedelta(days=1), by="me", reason="old")
+        assert open_store(place).reserved(kit.NAME) == 0, "a purge brought the letter's old key back"
+    for process in (store, other, open_store(place))[: 0 if compact else 3]:
+        assert process.reserved(kit.NAME) == 3
+        assert kit.process(process, number, kit.events([1], 100), 2).duplicates in ([1], [])
+    assert open_store(place).problems(kit.NAME) == []
+
+
+def test_two_people_cannot_both_change_what_they_read(place: Path) -> None:
+    """Of two decisions about letters that were planned on one head, the second is told to plan again, and nothing of it is true."""
+    store, other = open_store(place), open_store(place)
+    number = kit.epoch(store)
+    one, two = park(store, number, [1, 2], sequence=None)
+    with store.begin_letters(kit.NAME) as tx:
+        tx.lock([one])
+        change(other, [two], **GONE)
+        tx.execute(Change(pa.table({"id": [one], "status": ["DISCARDED"]}), history([one], "DISCARDED")))
+        with pytest.raises(CommitConflict):
+            tx.execute(Commit())
+    assert [s for _, s, _ in chain(place)] == ["OPEN", "REPROCESSED"]
+
+
+def test_letters_take_no_epoch_and_leave_the_batch_alone(place: Path) -> None:
+    """A decision about letters keeps epoch, query, batch and checkpoints, and needs a consumer that exists."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([1, 2]), 7, reject=lambda key: key == 1)
+    before = store.head(kit.NAME)
+    change(open_store(place), store.letters(Selection())["id"].to_pylist(), **GONE)
+    after = open_store(place).head(kit.NAME)
+    assert dataclasses.replace(after, seq=before.seq) == before and after.seq == before.seq + 1
+    with pytest.raises(ConfigError, match="no consumer"), store.begin_letters("nobody"):
+        pass
+
+
+def test_the_trial_marker_outlives_its_process_and_ends_with_the_batch(place: Path) -> None:
+    """What is about to be tried is read by the next process; a committed batch takes it away, a decision about letters does not."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    assert store.trial(kit.NAME) is None
+    store.set_trial(kit.NAME, "one")
+    store.set_trial(kit.NAME, "two \u2603")
+    assert open_store(place).trial(kit.NAME) == "two \u2603"
+    kit.process(store, number, kit.events([1]))
+    assert open_store(place).trial(kit.NAME) is None
+    store.set_trial(kit.NAME, "three")
+    store.set_trial(kit.NAME, None)
+    assert open_store(place).trial(kit.NAME) is None
+
+
+def test_every_condition_of_a_selection_counts(place: Path) -> None:
+    """Each field of a selection gives what a loop over all letters gives, also for letters that changed, by page and grouped."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    for part in (0, 1):
+        ids = park(store, number, [10 * part + p for p in range(6)], bytes([part]) * 16, part)
+        change(store, ids[:2], **GONE)
+        change(store, ids[2:4], action="FAILED", reason="Noch EINMAL", stack="line 3", fingerprint=f"g{part}", idempotence_key="k'1")
+    rows = store.letters(Selection(limit=None)).to_pylist()
+    assert len(rows) == 12
+    moment = rows[5]["last_failed_at"]
+    for asked, keep in {
+        Selection(partition=1): lambda r: r["partition"] == 1,
+        Selection(first=2, last=11): lambda r: 2 <= r["sequence_number"] <= 11,
+        Selection(status="BLOCKED"): lambda r: r["status"] == "BLOCKED",
+        Selection(statuses=("OPEN", "REPROCESSED")): lambda r: r["status"] != "BLOCKED",
+        Selection(kind="NONE"): lambda r: False,
+        Selection(fingerprint="g1"): lambda r: r["fingerprint"] == "g1",
+        Selection(id=rows[3]["id"][:9]): lambda r: r["id"] == rows[3]["id"],
+        Selection(ids=(rows[3]["id"], rows[9]["id"])): lambda r: r["id"] in (rows[3]["id"], rows[9]["id"]),
+        Selection(since=moment): lambda r: r["last_failed_at"] >= moment,
+        Selection(until=moment): lambda r: r["last_failed_at"] < moment,
+        Selection(key="k'1"): lambda r: r["idempotence_key"] == "k'1",
+        Selection(text="einmal"): lambda r: r["reason"] == "Noch EINMAL",
+        Selection(text="LINE 3", status="OPEN"): lambda r: r["stack"] == "line 3" and r["status"] == "OPEN",
+        Selection(sequences=(bytes([1]) * 16,)): lambda r: r["partition"] == 1,
+        Selection(generation=1): lambda r: False,
+        Selection(source="broker", topic="orders", consumer=kit.NAME): lambda r: True,
+        Selection(topic="other"): lambda r: False,
+        Selection(after=rows[4]["id"], limit=3): lambda r: r in rows[5:8],
+        Selection(after=rows[4]["id"], status="BLOCKED"): lambda r: r in rows[5:] and r["status"] == "BLOCKED",
+    }.items():
+        assert store.letters(asked).to_pylist() == [r for r in rows if keep(r)], asked
+    groups = store.groups(Selection()).to_pylist()
+    assert [(g["fingerprint"], g["letters"]) for g in groups] == [("f", 8), ("g0", 2), ("g1", 2)]
+    for g in groups:
+        mine = [r for r in rows if r["fingerprint"] == g["fingerprint"]]
+        newest = max(r["last_failed_at"] for r in mine)
+        assert g["example"] == min(r["id"] for r in mine if r["last_failed_at"] == newest)
+        assert (g["first_failed_at"], g["last_failed_at"]) == (min(r["first_failed_at"] for r in mine), newest)
+        assert g["reason"] == next(r["reason"] for r in mine if r["id"] == g["example"])
+    assert store.groups(Selection(limit=1)).num_rows == 1 and store.groups(Selection(kind="NONE")).num_rows == 0
+    with pytest.raises(ConfigError, match="first page"):
+        store.letters(Selection(after="0" * 32))
+
+
+def work(place: Path, seconds: float, handler: float, log: list[str]) -> None:
+    """A stream: batch after batch, with a handler that takes its time; what came of each goes into the log."""
+    store = open_store(place)
+    number = kit.epoch(store, takeover_after=0.2)
+    end, at = time.monotonic() + seconds, 1000
+    while time.monotonic() < end:
+        try:
+            with store.begin(kit.NAME, number) as tx:
+                store.set_trial(kit.NAME, "trying")
+                time.sleep(handler)
+                tx.execute(Record(kit.records(tx.head, kit.events([at], at), kit.events([at], at), 0, at), Run("q", at), {}))
+                tx.execute(Commit())
+            log.append("batch")
+        except CommitConflict:
+            log.append("batch again")
+        at += 1
+
+
+@pytest.mark.parametrize(("handler", "letter"), [(0.3, 0.0), (0.05, 0.4)])
+def test_stream_and_reprocess_take_turns(place: Path, handler: float, letter: float) -> None:
+    """Batches without a pause and a reprocess without a pause: each gets every other turn, and little is done twice."""
+    store = open_store(place)
+    ids = park(store, kit.epoch(store), list(range(200)), sequence=None)
+    log: list[str] = []
+    stream = threading.Thread(target=work, args=(place, 5.0, handler, log))
+    stream.start()
+    mine = open_store(place)
+    while stream.is_alive() and ids:
+        try:
+            with mine.begin_letters(kit.NAME) as tx:
+                tx.lock(ids[:1])
+                time.sleep(letter)
+                tx.execute(Change(pa.table({"id": ids[:1], "status": ["REPROCESSED"]}), history(ids[:1], "REPROCESSED")))
+                tx.execute(Commit())
+            log.append("letter")
+            ids.pop(0)
+        except CommitConflict:
+            log.append("letter again")
+    stream.join()
+    counts = {what: log.count(what) for what in ("batch", "batch again", "letter", "letter again")}
+    assert counts["batch"] >= 4 and counts["letter"] >= 4, counts
+    assert abs(counts["batch"] - counts["letter"]) <= 0.4 * counts["batch"] + 2, counts
+    assert counts["batch again"] + counts["letter again"] <= 3, counts
+
+
+def test_a_dead_reprocess_stalls_the_stream_once_at_most(place: Path) -> None:
+    """A wish that a killed process left behind is not waited for; nor are letters stalled by what a killed stream left."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    script = (
+        "import sys, os; from kit import delta_kit as kit; from dedup.delta import DeltaStore\n"
+        "s = DeltaStore(sys.argv[1]); t = s._states.turns(kit.NAME)\n"
+        "from dedup.delta import turns; t.wish.write(turns._sign()); t.claim.write(turns._sign()); os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", script, str(place / "state")]
+    assert subprocess.run(command, check=False).returncode == -9
+    started = time.monotonic()
+    kit.process(store, number, kit.events([1]))
+    with open_store(place).begin_letters(kit.NAME):
+        pass
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("status = 'OPEN' WHERE sequence_number = 2", "another status"),
+        ("blocked_by = null WHERE sequence_number = 2", "another blocked_by"),
+        ("status = 'LOST' WHERE sequence_number = 3", "another letter than the ledger says"),
+        ("key = x'00000000000000000000000000000000' WHERE sequence_number = 1", "hold a key that is not reserved"),
+    ],
+)
+def test_contradictions_between_letters_and_ledger_are_told(place: Path, damage: str, says: str) -> None:
+    """What somebody does to the table of letters behind our back is found by verify."""
+    store = open_store(place)
+    park(store, kit.epoch(store), [1, 2, 3])
+    assert store.problems(kit.NAME) == []
+    table = DeltaTable(str(place / "state" / "dead_letters" / kit.NAME))
+    column, _, rest = damage.partition(" = ")
+    value, _, where = rest.partition(" WHERE ")
+    table.update(updates={column: value}, predicate=where)
+    assert any(says in line for line in open_store(place).problems(kit.NAME)), open_store(place).problems(kit.NAME)
+
+
+def test_a_decision_must_reserve_what_its_records_and_letters_say(place: Path) -> None:
+    """A freed key that no history tells of is a contradiction."""
+    store = open_store(place)
+    (letter,) = park(store, kit.epoch(store), [1], sequence=None)
+    with store.begin_letters(kit.NAME) as tx:
+        tx.lock([letter])
+        tx.execute(Change(pa.table({"id": [letter], "holds_key": [False]}), history([letter], "RELEASED")))
+        tx.execute(free(1))
+        tx.execute(Commit())
+    assert any("decision 3 reserved -1 keys more than it freed" in line for line in open_store(place).problems(kit.NAME))

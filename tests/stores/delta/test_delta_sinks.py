@@ -1,0 +1,260 @@
+"""Publication: decided rows reach every sink once and in order, whatever happens to the sinks in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from checkpoint.errors import ConfigError, SinkMismatch
+from dedup.delta import DeltaStore, sink
+from dedup.delta.engine import DeltaRs
+from dedup.delta.storage import require_put_if_absent
+from dedup.rows import ArrowRows
+from dedup.steps import Commit
+from dedup.store import Selection
+from kit import delta_kit as kit
+
+pytestmark = pytest.mark.delta
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with two sinks."""
+    kit.create(str(tmp_path / "orders"))
+    kit.create(str(tmp_path / "audit"), partition_by=["text"])
+    return tmp_path
+
+
+def open_store(place: Path, **options: Any) -> DeltaStore:
+    """What a new process would open."""
+    return DeltaStore(str(place / "state"), tables={n: str(place / n) for n in ("orders", "audit", "late")}, **options)
+
+
+def show(place: Path, name: str = "orders") -> list[int]:
+    """A sink."""
+    return kit.ids(str(place / name))
+
+
+def die_before_publishing(store: DeltaStore, number: int, batch: list[kit.Event], batch_id: int = 0, **options: Any) -> None:
+    """Decide a batch and stop before any sink shows it."""
+
+    class Died(Exception):
+        pass
+
+    def on_step(name: str) -> None:
+        if name == "publish":
+            raise Died
+
+    before, store.on_step = store.on_step, on_step
+    with pytest.raises(Died):
+        kit.process(store, number, batch, batch_id, **options)
+    store.on_step = before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "possible"),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.int64(), pa.int32(), False),
+        (pa.int32(), pa.decimal128(2, 1), False),
+        (pa.int32(), pa.decimal128(12, 2), True),
+        (pa.int64(), pa.float64(), False),
+        (pa.float32(), pa.float64(), True),
+        (pa.decimal128(10, 2), pa.decimal128(12, 4), True),
+        (pa.decimal128(10, 2), pa.decimal128(10, 4), False),
+        (pa.date32(), pa.timestamp("us"), True),
+        (pa.date32(), pa.timestamp("us", "UTC"), False),
+        (pa.string(), pa.int64(), False),
+        (pa.timestamp("us", "UTC"), pa.timestamp("us"), False),
+    ],
+)
+def test_only_what_delta_can_widen_is_advised(old: pa.DataType, new: pa.DataType, possible: bool) -> None:
+    """The protocol's table of type changes: an ALTER TABLE that Delta refuses is no advice."""
+    from dedup.delta.targets import widens
+
+    assert widens(old, new) is possible
+
+
+def test_partition_values_are_written_as_the_protocol_says(place: Path) -> None:
+    """Numbers, dates, decimals, booleans, text with spaces and slashes, and NULL come back as they were given."""
+    import datetime as dt
+    from decimal import Decimal
+
+    names = ("n", "d", "m", "b", "t")
+    schema = pa.schema(
+        [("id", pa.int64()), ("n", pa.int32()), ("d", pa.date32()), ("m", pa.decimal128(10, 2)), ("b", pa.bool_()), ("t", pa.string())]
+    )
+    kit.create(str(place / "late"), schema, partition_by=list(names))
+    rows = [
+        {"id": 1, "n": -5, "d": dt.date(2024, 2, 29), "m": Decimal("7.10"), "b": True, "t": "a b/c=%20é"},
+        {"id": 2, "n": None, "d": None, "m": None, "b": None, "t": None},
+        {"id": 3, "n": -5, "d": dt.date(2024, 2, 29), "m": Decimal("7.10"), "b": True, "t": "a b/c=%20é"},
+    ]
+    store = open_store(place)
+    number = kit.epoch(store)
+    with store.begin(kit.NAME, number) as tx:
+        assert tx.write("late", ArrowRows(pa.Table.from_pylist(rows, schema=schema))) == 3
+        tx.execute(Commit())
+    table = DeltaTable(str(place / "late"))
+    assert sorted(table.to_pyarrow_table().select(schema.names).to_pylist(), key=lambda r: r["id"]) == rows
+    assert len(table.file_uris()) == 2
+
+
+def test_an_empty_string_cannot_be_a_required_partition_value(place: Path) -> None:
+    """Delta reads it as NULL; where NULL is forbidden it is refused, not changed."""
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("t", pa.string(), nullable=False)])
+    kit.create(str(place / "late"), schema, partition_by=["t"])
+    store = open_store(place)
+    number = kit.epoch(store)
+    with store.begin(kit.NAME, number) as tx, pytest.raises(SinkMismatch, match="empty string"):
+        tx.write("late", ArrowRows(pa.table({"id": [1], "t": [""]})))
+
+
+def test_what_an_attempt_wrote_vanishes_with_it(place: Path) -> None:
+    """A half of a bisected batch that raises leaves nothing; what was written before and after it stays."""
+    store = open_store(place)
+    number = kit.epoch(store)
+
+    def rows(key: int) -> ArrowRows:
+        return ArrowRows(pa.table({"id": [key], "text": ["x"]}))
+
+    with store.begin(kit.NAME, number) as tx:
+        tx.write("orders", rows(1))
+        with pytest.raises(ValueError, match="no"), tx.attempt():
+            tx.write("orders", rows(2))
+            tx.write("audit", rows(2))
+            raise ValueError("no")
+        with tx.attempt():
+            tx.write("audit", rows(3))
+        tx.execute(Commit())
+    assert (show(place), show(place, "audit")) == ([1], [3])
+
+
+def test_no_file_is_left_for_rows_that_do_not_fit(place: Path) -> None:
+    """Wrong types, unknown columns and forbidden NULLs are found before a file exists."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    for table, says in (({"id": ["x"]}, "ALTER TABLE"), ({"id": [1], "x": [1]}, "ADD COLUMNS")):
+        with store.begin(kit.NAME, number) as tx, pytest.raises(SinkMismatch, match=says):
+            tx.write("orders", ArrowRows(pa.table(table)))
+    assert not list((place / "orders").glob("*.parquet"))
+
+
+def test_a_missing_sink_is_told_with_the_statement_that_creates_it(place: Path) -> None:
+    """CREATE TABLE with the columns of the rows."""
+    store = open_store(place)
+    with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(SinkMismatch, match=r"CREATE TABLE .*`id` BIGINT, `text` STRING"):
+        tx.write("late", ArrowRows(pa.table({"id": [1], "text": ["x"]})))
+
+
+def test_a_name_that_means_nothing_is_told_with_the_ways_to_say_it(place: Path) -> None:
+    """Without Spark a plain name is a path or a key of tables=."""
+    store = DeltaStore(str(place / "state"))
+    with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(ConfigError, match="tables="):
+        tx.write("orders", ArrowRows(pa.table({"id": [1]})))
+    with store.begin(kit.NAME, 1) as tx:
+        assert tx.write(str(place / "orders"), ArrowRows(pa.table({"id": [1]}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "schema_metadata", "reason"),
+    [
+        ({}, {}, None),
+        ({"delta.enableChangeDataFeed": "true"}, {}, None),
+        ({"delta.appendOnly": "true"}, {}, None),
+        ({"delta.enableDeletionVectors": "true"}, {}, None),
+        ({"delta.columnMapping.mode": "name"}, {}, "column mapping"),
+        ({}, {"delta.generationExpression": "1"}, "a generated column"),
+        ({}, {"CURRENT_DEFAULT": "1"}, "a default value"),
+        ({}, {"delta.identity.start": 1}, "an identity column"),
+    ],
+)
+def test_only_tables_known_to_be_safe_get_files(
+    place: Path, settings: dict[str, str], schema_metadata: dict[str, Any], reason: str | None
+) -> None:
+    """Whatever Spark would do at a write, and delta-rs would not, sends the rows through Spark."""
+    from deltalake.schema import Field, PrimitiveType, Schema
+
+    schema = Schema([Field("id", PrimitiveType("long"), metadata=schema_metadata)])
+    DeltaTable.create(str(place / "late"), schema, configuration=settings)
+    found = sink.Sinks(DeltaRs(None)).open("late", str(place / "late"))
+    assert (found.mode == "files") == (reason is None)
+    assert reason is None or any(reason in told for told in found.special)
+
+
+def test_a_check_constraint_or_an_unknown_feature_sends_rows_through_spark(place: Path) -> None:
+    """delta-rs's plain commit evaluates no constraint: without Spark such a sink is refused before anything is written."""
+    from deltalake import TableFeatures
+
+    DeltaTable(str(place / "orders")).alter.add_constraint({"positive": "id > 0"})
+    DeltaTable(str(place / "audit")).alter.add_feature(TableFeatures.DomainMetadata, allow_protocol_versions_increase=True)
+    store = open_store(place)
+    number = kit.epoch(store)
+    for name in ("orders", "audit"):
+        with store.begin(kit.NAME, number) as tx, pytest.raises(ConfigError, match="only be written by Spark"):
+            tx.write(name, ArrowRows(pa.table({"id": [-1], "text": ["x"]})))
+    assert sink.Sinks(DeltaRs(None)).open("audit", str(place / "audit")).special == ("table feature domainMetadata",)
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "fine"),
+    [
+        ("/data/x", None, True),
+        ("abfss://c@a.dfs.core.windows.net/x", None, True),
+        ("gs://b/x", None, True),
+        ("s3://b/x", {"aws_conditional_put": "etag"}, True),
+        ("s3a://b/x", {"AWS_S3_LOCKING_PROVIDER": "dynamodb"}, True),
+        ("s3://b/x", None, False),
+        ("s3://b/x", {"conditional_put": "disabled"}, False),
+        ("s3://b/x", {"aws_conditional_put": "etag", "AWS_S3_ALLOW_UNSAFE_RENAME": "true"}, False),
+        ("hdfs://n/x", None, False),
+        ("/dbfs/x", None, False),
+    ],
+)
+def test_storage_that_cannot_decide_between_two_writers_is_refused(uri: str, options: dict[str, str] | None, fine: bool) -> None:
+    """Put-if-absent is what everything rests on: where it is not known to be there, nothing starts."""
+    if fine:
+        require_put_if_absent(uri, options)
+        return
+    with pytest.raises(ConfigError):
+        require_put_if_absent(uri, options)
+
+
+def test_a_store_on_such_storage_cannot_be_made() -> None:
+    """The refusal comes with the first line of the program."""
+    with pytest.raises(ConfigError, match="aws_conditional_put"):
+        DeltaStore("s3://bucket/dedup")
+
+
+def test_a_sink_written_twice_in_one_transaction_shows_both(place: Path) -> None:
+    """Two writes of one handler are one publication."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    with store.begin(kit.NAME, number) as tx:
+        for key in (1, 2):
+            tx.write("orders", ArrowRows(pa.table({"id": [key]})))
+        tx.execute(Commit())
+    assert show(place) == [1, 2] and DeltaTable(str(place / "orders")).version() == 1
+
+
+def test_files_go_through_the_object_store_where_there_is_no_local_path(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage that only delta-rs can reach: its file system writes, reads, lists and deletes, with the same result."""
+    from dedup.delta import storage, takeover, turns
+
+    for module in (storage, takeover, turns):
+        monkeypatch.setattr(module, "is_local", lambda uri: False)
+    for folder in (f"ledger/{kit.NAME}", f"dead_letters/{kit.NAME}", "heartbeat"):
+        (place / "state" / folder).mkdir(parents=True)  # object storage has no folders to make
+    store = open_store(place)
+    number = kit.epoch(store)
+    die_before_publishing(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
+    with store.heartbeat(kit.NAME, number, 10):
+        kit.process(open_store(place), number, kit.events([1, 4], 3), 1)
+    fresh = open_store(place)
+    assert show(place) == [1, 2, 4] and fresh.reserved(kit.NAME) == 4 and fresh.letters(Selection()).num_rows == 1
+    assert fresh.consumers() == [kit.NAME] and fresh.problems(kit.NAME) == []
+    assert '"epoch": 1' in (fresh._heartbeat(kit.NAME).read() or "")

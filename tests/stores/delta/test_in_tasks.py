@@ -1,0 +1,111 @@
+"""Handlers of single events in tasks do what they do on the driver. The tasks here are a double for Spark's: one after the other, in this
+process; test_foreach_files.py has the real ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint.errors import StoreError
+from dedup import Consumer
+from dedup.outbox import Call, Dispatcher, Message
+from dedup.pipeline.handlers import Event
+from kit.foreach_kit import bare
+from kit.local_tasks import Tasks, run_in
+from kit.orders import batch, event, letters, orders
+from kit.places import DeltaPlace
+
+pytestmark = pytest.mark.delta
+
+MERGED = ("id", "name", "mail")
+
+
+def made_of(place: DeltaPlace, calls: list[list[tuple[str, str, int]]]) -> Consumer:
+    """A consumer whose n-th event makes these calls: what, whose row, number."""
+    made, people = bare(place.store()), place.path("people")
+
+    @made.foreach(into=people)
+    def book(event: Event, tx: Any) -> None:
+        for what, key, number in calls[event.data["amount"]]:
+            if what == "write":
+                tx.write({"id": key, "amount": number}, "audit")
+            elif what == "own":
+                tx.write({"id": key, "name": str(number)}, people)
+            elif what == "gone":
+                tx.merge({"id": key, "gone": True}, people, keys="id", delete_when="gone")
+            elif what in MERGED:
+                tx.merge({"id": key, what: str(number)}, people, keys="id")
+            else:
+                tx.publish({"body": str(number), "key": key, "name": f"{event.data['id']}-{number}"}, "out", key="key", **ID[what])
+
+    return made
+
+
+ID: dict[str, dict[str, Any]] = {"send": {}, "send by id": {"id": "name"}}
+
+CALLS = st.tuples(st.sampled_from(["write", "own", "gone", "name", "mail", *ID]), st.sampled_from("ab"), st.integers(0, 99))
+
+
+def became(place: DeltaPlace) -> dict[str, Any]:
+    """The sinks, and what was sent for each key, in order."""
+    sent: list[Message] = []
+    Dispatcher(place.store().outbox("shop"), Call(sent.extend)).once()
+    return {
+        "people": place.read_text("people", MERGED).sort_by([(n, "ascending") for n in MERGED]).to_pylist(),
+        "audit": sorted((r["id"], r["amount"]) for r in place.read("audit")),
+        "sent": {key: [m.body for m in sent if m.key == key] for key in (b"a", b"b")},
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(CALLS, max_size=4), min_size=1, max_size=12), st.booleans())
+def test_tasks_do_what_the_driver_does(calls: list[list[tuple[str, str, int]]], split: bool) -> None:
+    """Merges of several kinds and columns, writes and messages of every order: the sinks and what is sent are the same."""
+    rows = batch(*(event(n, f"e{n}", n, partition=int(split and n > len(calls) // 2)) for n in range(len(calls))))
+    found = []
+    for tasks in (None, Tasks()):
+        with TemporaryDirectory() as folder:
+            place = DeltaPlace(Path(folder))
+            place.create_sink("audit")
+            place.create_text_sink("people", MERGED)
+            report = run_in(tasks, made_of(place, calls), rows)
+            assert (report.processed, report.skipped) == (sum(map(bool, calls)), sum(not c for c in calls))
+            found.append(became(place))
+    assert found[0] == found[1]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> DeltaPlace:
+    """A folder with the sink `orders`."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    return place
+
+
+def test_rows_of_the_sink_come_behind_what_was_merged_into_it(lake: DeltaPlace) -> None:
+    """A handler that merges into the sink of its own rows: the driver takes the returned ones last, and so do tasks."""
+    made = bare(lake.store())
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> dict[str, Any]:
+        tx.merge({"id": event.data["id"], "amount": -1}, "orders", keys="id")
+        return {"id": event.data["id"], "amount": 1}
+
+    run_in(Tasks(), made, batch(*orders(range(2))))
+    assert sorted((r["id"], r["amount"]) for r in lake.read()) == [("p0-0", -1), ("p0-0", 1), ("p0-1", -1), ("p0-1", 1)]
+
+
+def test_events_that_do_not_come_back_from_tasks_stop_the_batch(lake: DeltaPlace) -> None:
+    """Whatever loses rows between the driver and the tasks: none of them counts as processed."""
+    made = bare(lake.store())
+    made.foreach(into="orders")(lambda event, tx: {"id": event.data["id"], "amount": 1})
+    with pytest.raises(StoreError, match="Of 5 events that Spark's tasks were given, 3 came back"):
+        run_in(Tasks(lost=2), made, batch(*orders(range(5))))
+    assert lake.read() == [] and letters(lake.store()) == []
+    assert run_in(Tasks(), made, batch(*orders(range(5)))).processed == 5

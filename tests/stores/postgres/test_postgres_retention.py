@@ -1,0 +1,289 @@
+"""Reservations by generations: rotation and purge beside running batches, and what stays known afterwards."""
+
+from __future__ import annotations
+
+import datetime as dt
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.errors import StoreUnavailable
+from checkpoint.position import Range, Ranges
+from deadletter.letter import LETTERS
+from dedup import amendments
+from dedup.postgres import PostgresStore
+from dedup.reprocessing import reprocess
+from dedup.steps import Note, Park
+from dedup.store import Selection
+from dedup.verify import verify
+from fixtures.fix_postgres import run
+from kit.orders import batch, consumer, event
+from kit.pg_help import ORDERS, WAITING, chunk, epoch, finish, holder, keys, record
+from kit.pg_proxy import until
+
+EARLIER, LATER = dt.datetime(2000, 1, 1, tzinfo=dt.UTC), dt.datetime(2999, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture
+def store(postgres: str) -> PostgresStore:
+    return PostgresStore(postgres)
+
+
+def letter(key: bytes | None, number: int = 0, **given: object) -> dict[str, object]:
+    now = dt.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
+    needed = {"generation": 0, "incarnation": 0, "part": 0, "attempts": 1, "first_failed_at": now, "last_failed_at": now}
+    named = {"id": f"letter-{number}", "consumer": "shop", "kind": "REJECTED", "reason": "no", "fingerprint": "f", "status": "OPEN"}
+    where = {"source": ORDERS.source, "topic": ORDERS.topic, "partition": 0, "sequence_number": number}
+    return {**needed, **named, **where, "key": key, "holds_key": key is not None, "payload_hash": 7 if key else None, **given}
+
+
+def letters(*rows: dict[str, object]) -> Park:
+    return Park(pa.Table.from_pylist(list(rows), schema=LETTERS))
+
+
+def test_rotation_waits_for_open_batches_and_the_next_ones_see_both_tables(store: PostgresStore, postgres: str) -> None:
+    """No two open transactions ever write different tables: else both could reserve one key."""
+    number = epoch(store)
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin("shop", number) as tx:
+            tx.reserve(keys(range(5)))
+            rotation = pool.submit(PostgresStore(postgres).rotate_reservations)
+            until(lambda: run(postgres, WAITING) == [(1,)])
+            assert not rotation.done()
+            finish(tx, 0, 4)
+        assert rotation.result() == "reservation_000002"
+    assert chunk(store, number, 3, 9, batch_id=1) == 2
+    assert run(postgres, "select tableoid::regclass::text, count(*) from dedup.reservation group by 1 order by 1") == [
+        ("dedup.reservation_000001", 5),
+        ("dedup.reservation_000002", 5),
+    ]
+
+
+def test_two_batches_around_a_rotation_cannot_reserve_one_key_twice(store: PostgresStore, postgres: str) -> None:
+    """The batch that waited for a rotation writes the new table and has read the old one."""
+    number = epoch(store)
+    other = epoch(store, "other")
+    with ThreadPoolExecutor(2) as pool:
+        with store.begin("shop", number) as tx:
+            tx.reserve(keys(range(5)))
+            rotation = pool.submit(PostgresStore(postgres).rotate_reservations)
+            until(lambda: run(postgres, WAITING) == [(1,)])
+            second = pool.submit(chunk, PostgresStore(postgres), other, 0, 4, 0, "other")
+            until(lambda: run(postgres, WAITING) == [(2,)])
+            finish(tx, 0, 4)
+        rotation.result()
+        assert second.result() == 5
+    assert run(postgres, "select count(*), count(distinct key) from dedup.reservation") == [(5, 5)]
+
+
+def test_a_rotation_that_waits_too_long_gives_up(store: PostgresStore, postgres: str) -> None:
+    """A batch that runs for long must not stop all others behind a waiting rotation."""
+    number = epoch(store)
+    store.migrate()
+    run(postgres, "alter function dedup.rotate_reservations() set lock_timeout = '100ms'")
+    with store.begin("shop", number) as tx:
+        tx.reserve(keys([1]))
+        with pytest.raises(Exception, match="lock timeout"):
+            PostgresStore(postgres).rotate_reservations()
+
+
+def test_a_purge_drops_old_tables_only_and_says_so_in_the_floors(store: PostgresStore, postgres: str) -> None:
+    """Keys of a purged table are forgotten; positions are not, and the head tells up to where keys may be missing."""
+    number = epoch(store)
+    chunk(store, number, 0, 9)
+    chunk(store, number, 20, 29, batch_id=1)
+    store.rotate_reservations()
+    chunk(store, number, 30, 39, batch_id=2)
+    assert store.purge_reservations(EARLIER) == 0 and store.head("shop").floors == {}
+    assert store.purge_reservations(LATER) == 1, "the table in use is not closed"
+    assert store.head("shop").floors == {ORDERS: 29}
+    with store.begin("shop", number) as tx:
+        assert tx.known(keys(range(30))).num_rows == 0 and tx.known(keys(range(30, 40))).num_rows == 10
+        assert tx.seen({ORDERS: (0, 100)}) == {ORDERS: Ranges.of((Range(0, 9), Range(20, 39)))}
+    assert store.problems("shop") == []
+    assert store.purge_reservations(LATER) == 0
+
+
+def test_a_purge_after_an_accepted_restore_says_so_in_the_floors_too(store: PostgresStore) -> None:
+    """Records since the last reset count, of whatever generation: else a replay takes the purged keys for another topic's events."""
+    number = epoch(store)
+    chunk(store, number, 0, 9)
+    store.amend("shop", amendments.accept_restore, by="ann", reason="restored")
+    store.rotate_reservations()
+    store.purge_reservations(LATER)
+    assert store.head("shop").floors == {ORDERS: 9}
+    assert verify(store, "shop").contradictions == []
+    store.amend("shop", amendments.reset, by="ann", reason="start over")
+    chunk(store, number, 0, 3, batch_id=1)
+    store.rotate_reservations()
+    store.purge_reservations(LATER)
+    assert store.head("shop").floors == {ORDERS: 3}, "records from before the reset do not count"
+
+
+def test_merged_records_keep_the_counts_and_what_was_seen_exactly(store: PostgresStore) -> None:
+    """A position that was never delivered is not seen after a purge: its event may still come, and must not pass for a redelivery."""
+    number = epoch(store)
+    chunk(store, number, 0, 9)
+    chunk(store, number, 20, 29, batch_id=1)
+    store.rotate_reservations()
+    with store.begin("shop", number) as tx:
+        tx.execute(record(12, 13, batch_id=2))
+        finish(tx, 30, 30, batch_id=2, reserved=0)
+    store.purge_reservations(LATER)
+    merged, *newer = store.batches("shop").to_pylist()
+    assert merged["seen"] == [{"first": 0, "last": 9}, {"first": 20, "last": 29}]
+    assert (merged["query_id"], merged["batch_id"], merged["delivered"], merged["reserved"]) == ("", -1, 20, 20)
+    assert [r["seen"] for r in newer] == [[{"first": 12, "last": 13}], [{"first": 30, "last": 30}]]
+    store.rotate_reservations()
+    store.purge_reservations(LATER)
+    (merged,) = store.batches("shop").to_pylist()
+    assert merged["seen"] == [{"first": f, "last": t} for f, t in ((0, 9), (12, 13), (20, 30))]
+    with store.begin("shop", number) as tx:
+        assert tx.seen({ORDERS: (8, 21)}) == {ORDERS: Ranges.of((Range(8, 9), Range(12, 13), Range(20, 21)))}
+
+
+def test_a_purge_never_frees_a_key_that_a_letter_holds(store: PostgresStore, postgres: str) -> None:
+    """OPEN, BLOCKED and DISCARDED letters go on holding; reprocessed ones and letters without a key do not."""
+    number = epoch(store)
+    held = keys(range(5))["key"].to_pylist()
+    states = ["OPEN", "BLOCKED", "DISCARDED", "REPROCESSED", "OPEN"]
+    with store.begin("shop", number) as tx:
+        tx.reserve(keys(range(5)))
+        rows = [letter(k, n, status=s, holds_key=n < 4) for n, (k, s) in enumerate(zip(held, states, strict=True))]
+        rows[0] |= {"sequence": b"s" * 16}
+        rows[1] |= {"sequence": b"s" * 16, "blocked_by": rows[0]["id"]}
+        tx.execute(letters(*rows))
+        finish(tx, 0, 4)
+    store.rotate_reservations()
+    store.purge_reservations(LATER)
+    with store.begin("shop", number) as tx:
+        known = tx.reserve(keys(range(5)))
+        assert sorted(known["key"].to_pylist()) == sorted(held[:3]) and set(known["payload_hash"].to_pylist()) == {7}
+    assert store.problems("shop") == []
+
+
+def test_a_letter_reprocessed_after_a_purge_keeps_its_key_decided(store: PostgresStore, postgres: str) -> None:
+    """The letter held the key when its reservation was dropped; afterwards only a reservation can say that it is decided."""
+    run(postgres, "create table orders (id text, amount bigint)")
+    bad = consumer(store)
+    bad._handler = lambda rows, tx: tx.dead_letter(rows, "no")
+    bad(batch(event(0, "a")), 0)
+    store.rotate_reservations()
+    assert store.purge_reservations(LATER) == 1
+    good = consumer(PostgresStore(postgres))
+    assert reprocess(Selection(), good).reprocessed == 1
+    assert good(batch(event(1, "a")), 1).duplicates == 1
+    assert run(postgres, "select count(*) from orders") == [(1,)]
+    assert verify(store, "shop").ok
+
+
+def test_a_purge_runs_beside_open_batches(store: PostgresStore, postgres: str) -> None:
+    """It waits for transactions that have read the old table, and gives up rather than block for long."""
+    number = epoch(store)
+    chunk(store, number, 0, 4)
+    store.rotate_reservations()
+    run(postgres, "alter function dedup.purge_reservations(timestamptz) set lock_timeout = '100ms'")
+    with store.begin("shop", number) as tx:
+        tx.reserve(keys(range(3, 8)))
+        with pytest.raises(Exception, match="lock timeout"):
+            PostgresStore(postgres).purge_reservations(LATER)
+        finish(tx, 5, 9, reserved=3)
+    assert store.purge_reservations(LATER) == 1
+
+
+def test_letters_come_back_with_their_exact_bytes(store: PostgresStore) -> None:
+    """Bodies, keys and headers with any bytes, header names that repeat, no headers, null values; NUL in readable texts is shown."""
+    number = epoch(store)
+    headers = [{"key": "a", "value": b"\0\xff"}, {"key": "a", "value": None}, {"key": "", "value": b""}]
+    rows = [
+        letter(b"k" * 16, 1, body=b"\0\xfe", event_key=b"\0", properties=headers, offset="007", body_size=2, idempotence_key="x\0y"),
+        letter(None, 2, body=None, properties=[], error_message="line\0", stack="at ..."),
+        letter(None, 3, properties=None, sequence_key="s", blocked_by="letter-1", status="BLOCKED"),
+    ]
+    with store.begin("shop", number) as tx:
+        tx.execute(letters(*rows))
+        tx.execute(letters(rows[0] | {"reason": "another"}))
+        finish(tx, 1, 3, reserved=0)
+    kept = store.letters(Selection())
+    wanted = letters(*rows).letters.to_pylist()
+    wanted[0]["idempotence_key"], wanted[1]["error_message"] = "x\u2400y", "line\u2400"
+    assert kept.drop_columns(["duplicates"]).to_pylist() == wanted, "parked again, a letter is left as it is"
+    assert kept["duplicates"].to_pylist() == [0, 0, 0]
+
+
+def test_copies_are_counted_on_the_letter_that_holds_the_key(store: PostgresStore) -> None:
+    """Keys without a letter are ignored."""
+    number = epoch(store)
+    names = keys(range(3))["key"].to_pylist()
+    with store.begin("shop", number) as tx:
+        tx.execute(letters(letter(names[0], 0), letter(names[1], 1, status="REPROCESSED")))
+        tx.execute(Note(pa.table({"key": pa.array(names, pa.binary(16)), "count": [2, 3, 4]})))
+        finish(tx, 0, 2, reserved=0)
+    assert store.letters(Selection())["duplicates"].to_pylist() == [2, 0]
+
+
+def test_letters_are_selected_by_all_that_is_given(store: PostgresStore) -> None:
+    """Every field of a selection narrows; the limit and a prefix of the id work."""
+    number = epoch(store)
+    with store.begin("shop", number) as tx:
+        tx.execute(letters(*(letter(None, n, kind="NO_KEY" if n % 2 else "REJECTED") for n in range(12))))
+        finish(tx, 0, 11, reserved=0)
+
+    def found(**given: object) -> list[int]:
+        return store.letters(Selection(**given))["sequence_number"].to_pylist()  # type: ignore[arg-type]
+
+    assert found(first=3, last=8, kind="NO_KEY") == [3, 5, 7]
+    assert found(limit=2) == [0, 1] and len(found(limit=None)) == 12
+    assert found(id="letter-1") == [1, 10, 11] and found(id="letter_1") == []
+    assert (
+        found(consumer="x")
+        == found(topic="x")
+        == found(source="x")
+        == found(partition=1)
+        == found(status="LOST")
+        == found(fingerprint="x")
+        == []
+    )
+
+
+def test_contradictions_are_found(store: PostgresStore, postgres: str) -> None:
+    """A reservation too many or too few, a key in two tables, a record from nowhere, a letter without its reservation."""
+    number = epoch(store)
+    chunk(store, number, 0, 9)
+    assert store.problems("shop") == []
+    twice = "select dedup.rotate_reservations(); insert into dedup.reservation_000002 select * from only dedup.reservation_000001 limit 1"
+    broken = {
+        "insert into dedup.reservation_000001 values (gen_random_uuid(), 1)": "11 reservations are kept, the batch records of all",
+        "update dedup.progress set seq = 0": "batch record with seq 1, but the last decision is 0",
+        "update dedup.consumer set epoch = 0": "batch record with epoch 1, but the newest epoch is 0",
+        twice: "more than one table",
+    }
+    for statement, told in broken.items():
+        run(postgres, statement)
+        assert any(told in problem for problem in store.problems("shop")), (told, store.problems("shop"))
+
+
+def test_a_decision_without_its_record_is_found(store: PostgresStore, postgres: str) -> None:
+    """Every decision left a record or is a person's: a batch record that somebody deleted shows, unless a purge has merged records."""
+    number = epoch(store)
+    for n in range(3):
+        chunk(store, number, n, n, batch_id=n)
+    store.amend("shop", amendments.accept_gap, by="ann", reason="gap")
+    assert store.problems("shop") == []
+    run(postgres, "update dedup.progress set seq = 5")
+    assert "5 decisions were made, 4 are on record" in store.problems("shop")
+    run(postgres, "update dedup.progress set seq = 4; delete from dedup.batch where seq = 2")
+    assert "4 decisions were made, 3 are on record" in store.problems("shop")
+
+
+def test_a_store_that_is_away_is_an_outage(postgres: str) -> None:
+    """Rotation and purge are translated like everything else."""
+    store = PostgresStore("host=127.0.0.1 port=1 connect_timeout=2 user=x dbname=x")
+    for call in (
+        store.rotate_reservations,
+        lambda: store.purge_reservations(LATER),
+        lambda: store.take_epoch("a", holder(), takeover_after=1),
+    ):
+        with pytest.raises(StoreUnavailable):
+            call()

@@ -1,0 +1,165 @@
+"""The database session between batches: what a handler did to it ends with the batch, and what was set for it outside does no harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from psycopg import Rollback
+from psycopg.types.string import TextLoader
+
+from checkpoint.errors import HandlerError
+from dedup.postgres import PostgresStore
+from dedup.store import Selection
+from fixtures.fix_postgres import run
+from kit.pg_help import epoch, finish, rows
+
+
+@pytest.fixture
+def store(postgres: str) -> PostgresStore:
+    run(postgres, "create table sink (a int)")
+    return PostgresStore(postgres)
+
+
+def session_of(store: PostgresStore, number: int) -> Any:
+    """The process number of the session that the next batch gets."""
+    with store.begin("shop", number) as tx:
+        return tx._attempt.backend_pid
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "set search_path to other",
+        "create temp table sink (a int)",
+        "set role pg_read_all_data",
+        "set statement_timeout = '1ms'",
+        "set datestyle = 'German'",
+    ],
+)
+def test_what_a_handler_did_to_the_session_ends_with_its_batch(store: PostgresStore, postgres: str, statement: str) -> None:
+    """A search_path, temporary table, role or timeout of one batch can neither redirect rows of later ones nor stop them."""
+    number = epoch(store)
+    session = session_of(store, number)
+    run(postgres, "create schema other; create table other.sink (a int)")
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            tx.connection.execute(statement)
+        finish(tx, 0, 0, reserved=0)
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            tx.write("sink", rows(a=[1]))
+        assert tx._connection.execute("select session_user = current_user, current_setting('statement_timeout')").fetchone() == (True, "0")
+        finish(tx, 1, 1, reserved=0)
+    assert run(postgres, "select a from public.sink") == [(1,)]
+    assert session_of(store, number) == session, "a copy that lives keeps its session: that is how others know"
+    store.close()
+
+
+def test_type_adapters_that_a_handler_registered_end_with_its_batch(store: PostgresStore) -> None:
+    """They live in the connection, not in the session: our own statements must never read through them."""
+    number = epoch(store)
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            tx.connection.adapters.register_loader("int4", TextLoader)
+            assert tx.connection.execute("select 1").fetchone() == ("1",)
+        finish(tx, 0, 0, reserved=0)
+    with store.begin("shop", number) as tx:
+        assert tx._connection.execute("select 1").fetchone() == (1,)
+
+
+def test_a_connection_that_was_kept_refuses_once_the_handler_is_done(store: PostgresStore, postgres: str) -> None:
+    """Else its statements would run outside any transaction, or inside the next batch's."""
+    number = epoch(store)
+    kept: list[Any] = []
+
+    def refused() -> None:
+        connection, cursor, tx = kept
+        for use in (
+            lambda: connection.execute("insert into sink values (1)"),
+            lambda: connection.cursor().execute("insert into sink values (2)"),
+            lambda: connection.transaction().__enter__(),
+            lambda: connection.adapters,
+            lambda: cursor.execute("insert into sink values (3)"),
+            lambda: cursor.executemany("insert into sink values (%s)", [(4,)]),
+            lambda: cursor.copy("copy sink from stdin").__enter__(),
+            lambda: next(cursor.stream("insert into sink values (5) returning a")),
+            lambda: tx.connection,
+        ):
+            with pytest.raises(HandlerError, match="is over"):
+                use()
+
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            kept = [tx.connection, tx.connection.cursor(), tx]
+            savepoint = tx.connection.transaction()
+        refused()
+        with pytest.raises(HandlerError, match="is over"):
+            savepoint.__enter__()
+        with tx.attempt():
+            tx.connection.execute("insert into sink values (6)")
+            assert tx.connection.cursor().execute("select 1").fetchone() == (1,)
+        finish(tx, 0, 0, reserved=0)
+    refused()
+    with store.begin("shop", number) as tx:
+        refused()
+        with pytest.raises(ZeroDivisionError), tx.attempt():
+            kept = [tx.connection, tx.connection.cursor(), tx]
+            raise ZeroDivisionError
+        refused()
+    assert run(postgres, "select a from sink") == [(6,)]
+
+
+def test_copies_and_streams_run_inside_the_transaction(store: PostgresStore, postgres: str) -> None:
+    """Psycopg's COPY and row streaming are the handler's to use."""
+    number = epoch(store)
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            with tx.connection.cursor() as cursor:
+                with cursor.copy("copy sink (a) from stdin") as copy:
+                    copy.write_row([1])
+                assert list(cursor.stream("select a from sink")) == [(1,)]
+                assert cursor.connection.execute("select 1").fetchone() == (1,)
+            with tx.connection.transaction():
+                tx.connection.execute("insert into sink values (2)")
+                raise Rollback
+        assert run(postgres, "select a from sink") == []
+        finish(tx, 0, 0, reserved=0)
+    assert run(postgres, "select a from sink") == [(1,)]
+
+
+@pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+def test_a_slow_handler_outlives_the_timeouts_that_a_dba_has_set(postgres: str, setting: str) -> None:
+    """Spark computes while the transaction waits: that is no forgotten session, and ending it would end every later attempt, too."""
+    known = run(postgres, "select count(*) from pg_settings where name = %s", [setting]) == [(1,)]
+    if not known:
+        pytest.skip(f"this server has no {setting}")
+    run(
+        postgres,
+        f"create table sink (a int); do $$ begin execute format('alter database %I set {setting} = 200', current_database()); end $$",
+    )
+    store = PostgresStore(postgres)
+    number = epoch(store)
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            for _ in range(6):
+                run(postgres, "select pg_sleep(0.1)")
+            tx.write("sink", rows(a=[1]))
+        assert tx._connection.execute(f"show {setting}").fetchone() == ("0",)
+        finish(tx, 0, 0, reserved=0)
+    assert run(postgres, "select a from sink") == [(1,)]
+    with store.begin("shop", number) as tx:
+        tx._connection.execute("rollback")
+        assert tx._connection.execute(f"show {setting}").fetchone() == ("200ms",), "outside our transactions it is as it was"
+
+
+def test_a_database_with_dates_of_its_own_style_is_read_all_the_same(store: PostgresStore, postgres: str) -> None:
+    """DateStyle is the database's or the role's business, and comes back when a session is cleaned."""
+    run(postgres, "do $$ begin execute format('alter database %I set datestyle = German', current_database()); end $$")
+    number = epoch(store)
+    for n in range(2):
+        with store.begin("shop", number) as tx:
+            with tx.attempt():
+                assert tx.connection.execute("show datestyle").fetchone() == ("ISO, DMY",)
+            finish(tx, n, n, reserved=0)
+    assert store.batches("shop").num_rows == 2 and store.letters(Selection()).num_rows == 0
