@@ -20,13 +20,13 @@ from benchmarks.events import Topic
 from benchmarks.ours import SINK, arrow_consumer
 from benchmarks.report import Measure, throughput
 from benchmarks.stream import Seconds, Sizes
+from checkpoint.head import Run
+from checkpoint.holders import take_epoch
 from dedup import Consumer
 from dedup.decode import prepare as arrow
-from dedup.epoch import take_epoch
 from dedup.pipeline.batch import EvaluatedArrow
 from dedup.pipeline.commit import Chunk, commit_chunk, index_of, reached
 from dedup.postgres import PostgresStore
-from dedup.store import Run
 
 KEYED = "copy_with_key"
 

@@ -13,8 +13,8 @@ import psycopg
 
 from benchmarks.report import Measure, latency
 from benchmarks.stream import Seconds, Sizes
+from deadletter.selection import Selection
 from dedup.postgres import PostgresStore
-from dedup.store import Selection
 
 FILL = """
 INSERT INTO dedup.dead_letter (id, consumer, generation, source, topic, incarnation, partition, sequence_number, part, key, holds_key,

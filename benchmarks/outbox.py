@@ -22,8 +22,8 @@ from benchmarks.events import Topic, land
 from benchmarks.ours import SINK, consumer, load
 from benchmarks.report import Measure, throughput
 from benchmarks.stream import Seconds, Sizes, contest
+from dedup.core.messages import MESSAGES, Messages, lanes, random_ids
 from dedup.outbox import Dispatcher
-from dedup.outbox.message import MESSAGES, Messages, lanes, random_ids
 from dedup.postgres import PostgresStore
 
 KEYS, SIZE = 1_000, 200
@@ -132,8 +132,8 @@ def _dispatched(store: PostgresStore, servers: str, topic: str, bodies: list[byt
 
 def fill(store: PostgresStore, name: str, topic: str, bodies: list[bytes]) -> None:
     """Put messages into the outbox of a new consumer, as a batch does."""
-    from dedup.epoch import take_epoch
-    from dedup.steps import Commit
+    from checkpoint.holders import take_epoch
+    from deadletter.store import Commit
 
     keys = pa.array([b"%d" % (n % KEYS) for n in range(len(bodies))])
     rows = [random_ids(len(bodies)), keys, pa.array(bodies), pa.nulls(len(bodies), MESSAGES.field("headers").type), lanes(topic, keys)]

@@ -11,9 +11,8 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from dedup.epoch import take_epoch
-from dedup.steps import Commit
-from dedup.store import KEYS
+from checkpoint.holders import take_epoch
+from deadletter.store import KEYS, Commit
 
 NAME = "benchmark"
 """The consumer that has them."""

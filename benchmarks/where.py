@@ -33,10 +33,10 @@ STEPS = (
     ("the sink's rows", "dedup.postgres.transaction", "PgTransaction.write"),
     ("the sink's rows", "dedup.delta.transaction", "DeltaTransaction.write"),
     ("records, commit", "dedup.postgres.transaction", "PgTransaction.execute"),
-    ("the ledger's files", "dedup.delta.decide", "write_files"),
+    ("the ledger's files", "dedup.delta.commit", "write_files"),
     ("commit", "dedup.delta.ledger", "Ledger.commit"),
-    ("read back, new keys into the index", "dedup.delta.decide", "_read_back"),
-    ("publish", "dedup.delta.publish", "Publisher.publish"),
+    ("read back, new keys into the index", "dedup.delta.commit", "_read_back"),
+    ("publish", "dedup.delta.commit", "Publisher.publish"),
 )
 """What is told, the module, and the function in it."""
 

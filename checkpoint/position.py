@@ -20,6 +20,9 @@ Bools = npt.NDArray[np.bool_]
 FIRST, LAST = -(2**63), 2**63 - 1
 """The smallest and the largest sequence number: both stores keep them in 64 bits."""
 
+KAFKA_SOURCE = "kafka"
+"""The source of its events where none is named."""
+
 
 class Partition(NamedTuple):
     """One partition of one topic of one source; sorts in that order."""
@@ -176,3 +179,7 @@ def overlapping(firsts: Ints, lasts: Ints) -> bool:
     """Whether any two of these closed ranges share a number."""
     order = np.argsort(firsts, kind="stable")
     return bool((firsts[order][1:] <= np.maximum.accumulate(lasts[order])[:-1]).any())
+
+
+KEY_ONLY = Partition("", "", -1)
+"""The partition of events without positions."""

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from checkpoint.errors import CommitConflict, CommitUnknown, DedupError, RowsRefused, StoreUnavailable
 from deadletter import known
-from deadletter.chain import chain
-from deadletter.failure import Elsewhere
+from deadletter.failure import Elsewhere, chain
 from deadletter.known import PERMANENT as PERMANENT
 from deadletter.known import SYSTEMIC as SYSTEMIC
 from deadletter.known import TRANSIENT as TRANSIENT

@@ -2,6 +2,8 @@
 
 Promises to answer for any exception, however hostile: nothing here raises but KeyboardInterrupt, and every text is redacted, valid UTF-8,
 free of NUL and cut. Called by the flow at each failed attempt.
+
+An error and what led to it.
 """
 
 from __future__ import annotations
@@ -10,12 +12,11 @@ import datetime as dt
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from deadletter.chain import chain
 from deadletter.known import ErrorClass
 from deadletter.letter import Kind, fingerprint
 from deadletter.redact import redact
@@ -43,6 +44,11 @@ _WORKER_ERROR = re.compile(r"^([A-Za-z_][\w.]{0,200})(?::[ ]?|$)", re.MULTILINE)
 _JAVA_ERROR = re.compile(r"^(?:: |Caused by: )([A-Za-z_][\w.$]{0,200})(?:: (.*))?$", re.MULTILINE)
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _WORKER_START = "Traceback (most recent call last):\n"
+
+_LINKS = 50
+_cause, _context, _is_final = (
+    vars(BaseException)[name].__get__ for name in ("__cause__", "__context__", "__suppress_context__")
+)  # a subclass may hide its own
 
 
 @dataclass(frozen=True)
@@ -169,3 +175,17 @@ def _own(frames: list[_Frame]) -> str:
         return ""
     file, function = own[-1]
     return re.sub(r"\d{3,}", "?", re.split(r"[\\/]", file)[-1]) + f":{function}"
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, its cause, the cause's cause ...; where none is given, the error that was being handled, as in a traceback.
+
+    Ends where the chain closes a circle, and after 50 links.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen and len(seen) < _LINKS:
+        yield link
+        seen.add(id(link))
+        cause = _cause(link)
+        link = cause if cause is not None or _is_final(link) else _context(link)

@@ -8,38 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 import pyarrow as pa
-
-
-class Kind(StrEnum):
-    """Why an event was parked."""
-
-    HANDLER_ERROR = "HANDLER_ERROR"  # the handler raised
-    REJECTED = "REJECTED"  # the handler said no
-    UNDECODABLE = "UNDECODABLE"  # the body is not null and does not decode
-    NO_KEY = "NO_KEY"  # every part of the idempotence key is null
-    KEY_CONFLICT = "KEY_CONFLICT"  # known key, another payload
-    TOO_LARGE = "TOO_LARGE"  # body above max_body: digest and first bytes only
-    CRASHED = "CRASHED"  # it killed the process
-    UNSENT = "UNSENT"  # no event, but a message of the outbox that cannot be sent
-
-
-class Status(StrEnum):
-    """Where a letter stands. OPEN and BLOCKED hold the key, DISCARDED too unless released."""
-
-    OPEN = "OPEN"
-    BLOCKED = "BLOCKED"
-    REPROCESSED = "REPROCESSED"
-    DUPLICATE = "DUPLICATE"
-    DISCARDED = "DISCARDED"
-    LOST = "LOST"
-
-
-HOLDS_NO_KEY = frozenset({Kind.UNDECODABLE, Kind.NO_KEY, Kind.KEY_CONFLICT})
-"""Kinds whose letters hold no key: there is none, or another event has it."""
 
 PROPERTIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 """Headers as brokers have them: ordered, names may repeat, values are bytes."""
@@ -84,22 +57,6 @@ LETTERS = pa.schema(
 )
 """One row per letter, as it is parked. Stores add `duplicates`: how many later copies of a held key were dropped."""
 
-
-class Action(StrEnum):
-    """What happened to a letter, or was done to it."""
-
-    FAILED = "FAILED"  # an attempt failed: the first ones before it was parked, or a reprocess
-    REPROCESSED = "REPROCESSED"  # the handler took it
-    DUPLICATE = "DUPLICATE"  # its key turned out to be decided elsewhere
-    DISCARDED = "DISCARDED"
-    RELEASED = "RELEASED"  # its key is free again
-    RESTORED = "RESTORED"
-    EDITED = "EDITED"
-    RESERVED = "RESERVED"  # it holds the key of its edited body, and goes on to wait behind another letter of its sequence
-    LOST = "LOST"  # neither kept nor in the log any more
-    REPLAYED = "REPLAYED"  # a processed position was repeated and failed
-
-
 HISTORY = pa.schema(
     [
         pa.field("letter_id", pa.string(), nullable=False),
@@ -117,6 +74,71 @@ HISTORY = pa.schema(
     ]
 )
 """What happened to letters, appended and never overwritten. A letter parked at its first failure gets its first row when it changes."""
+
+SEQUENCES = pa.schema(
+    [
+        pa.field("sequence", pa.binary(16), nullable=False),
+        pa.field("letter", pa.string(), nullable=False),  # id of its last letter that is open or blocked
+        pa.field("kind", pa.string(), nullable=False),  # of that letter
+    ]
+)
+"""Blocked sequences."""
+
+GROUPS = pa.schema(
+    [
+        pa.field("fingerprint", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("letters", pa.int64(), nullable=False),
+        pa.field("first_failed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("last_failed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("example", pa.string(), nullable=False),  # id of the letter that failed last
+        pa.field("reason", pa.string(), nullable=False),  # of the example
+    ]
+)
+"""Dead letters of one consumer or several, by fingerprint and kind."""
+
+
+class Kind(StrEnum):
+    """Why an event was parked."""
+
+    HANDLER_ERROR = "HANDLER_ERROR"  # the handler raised
+    REJECTED = "REJECTED"  # the handler said no
+    UNDECODABLE = "UNDECODABLE"  # the body is not null and does not decode
+    NO_KEY = "NO_KEY"  # every part of the idempotence key is null
+    KEY_CONFLICT = "KEY_CONFLICT"  # known key, another payload
+    TOO_LARGE = "TOO_LARGE"  # body above max_body: digest and first bytes only
+    CRASHED = "CRASHED"  # it killed the process
+    UNSENT = "UNSENT"  # no event, but a message of the outbox that cannot be sent
+
+
+class Status(StrEnum):
+    """Where a letter stands. OPEN and BLOCKED hold the key, DISCARDED too unless released."""
+
+    OPEN = "OPEN"
+    BLOCKED = "BLOCKED"
+    REPROCESSED = "REPROCESSED"
+    DUPLICATE = "DUPLICATE"
+    DISCARDED = "DISCARDED"
+    LOST = "LOST"
+
+
+HOLDS_NO_KEY = frozenset({Kind.UNDECODABLE, Kind.NO_KEY, Kind.KEY_CONFLICT})
+"""Kinds whose letters hold no key: there is none, or another event has it."""
+
+
+class Action(StrEnum):
+    """What happened to a letter, or was done to it."""
+
+    FAILED = "FAILED"  # an attempt failed: the first ones before it was parked, or a reprocess
+    REPROCESSED = "REPROCESSED"  # the handler took it
+    DUPLICATE = "DUPLICATE"  # its key turned out to be decided elsewhere
+    DISCARDED = "DISCARDED"
+    RELEASED = "RELEASED"  # its key is free again
+    RESTORED = "RESTORED"
+    EDITED = "EDITED"
+    RESERVED = "RESERVED"  # it holds the key of its edited body, and goes on to wait behind another letter of its sequence
+    LOST = "LOST"  # neither kept nor in the log any more
+    REPLAYED = "REPLAYED"  # a processed position was repeated and failed
 
 
 def letter_id(*position: object) -> str:
@@ -148,3 +170,8 @@ def fingerprint(kind: str, message: str, frame: str = "") -> str:
     """16 hex digits, equal for errors of one kind, place and wording; numbers, ids and quotations in the message are ignored."""
     words = re.sub(r"'[^']*'|\"[^\"]*\"|\b[0-9a-fA-F-]{8,}\b|\b\w*\d\w*", "?", message)
     return hashlib.sha256(f"{kind}\x1f{frame}\x1f{words}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], fields: pa.StructType) -> pa.Table:
+    """A table of these rows; what a row does not name is null. `Table.from_pylist` takes several times as long for few rows."""
+    return pa.Table.from_struct_array(pa.array(rows, fields))

@@ -42,19 +42,18 @@ from checkpoint.errors import (  # noqa: E402  a namesake has to be refused befo
 )
 
 if TYPE_CHECKING:
-    from deadletter.budget import Budget
-    from deadletter.classify import ErrorClass
-    from deadletter.policy import Retry
+    from deadletter.known import ErrorClass
+    from deadletter.policy import Budget, Retry
     from deadletter.selection import Selection
     from dedup import decode
     from dedup.consumer import Consumer
-    from dedup.deadletters import DeadLetters
+    from dedup.core.envelope import Columns
     from dedup.delta import DeltaStore
-    from dedup.envelope import Columns
-    from dedup.pages import ReprocessOptions
     from dedup.postgres import PostgresStore
-    from dedup.replaying import replay
-    from dedup.reprocessing import reprocess
+    from dedup.reprocessing.dead_letters import DeadLetters
+    from dedup.reprocessing.letters import reprocess
+    from dedup.reprocessing.options import ReprocessOptions
+    from dedup.reprocessing.replay import replay
 
 __all__ = [
     "Budget",
@@ -81,19 +80,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Budget": "deadletter.budget",
-    "Columns": "dedup.envelope",
+    "Budget": "deadletter.policy",
+    "Columns": "dedup.core.envelope",
     "Consumer": "dedup.consumer",
-    "DeadLetters": "dedup.deadletters",
+    "DeadLetters": "dedup.reprocessing.dead_letters",
     "DeltaStore": "dedup.delta",
-    "ErrorClass": "deadletter.classify",
+    "ErrorClass": "deadletter.known",
     "PostgresStore": "dedup.postgres",
-    "ReprocessOptions": "dedup.pages",
+    "ReprocessOptions": "dedup.reprocessing.options",
     "Retry": "deadletter.policy",
     "Selection": "deadletter.selection",
     "decode": "dedup.decode",
-    "replay": "dedup.replaying",
-    "reprocess": "dedup.reprocessing",
+    "replay": "dedup.reprocessing.replay",
+    "reprocess": "dedup.reprocessing.letters",
 }
 
 

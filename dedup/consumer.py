@@ -21,19 +21,26 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
-from checkpoint import given
+from checkpoint import given, start
+from checkpoint import guards as incarnation
 from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, StoreError
-from deadletter.budget import Budget
+from checkpoint.guards import TopicIdentity
+from checkpoint.head import Head, Run
+from checkpoint.holders import Live, take_epoch
+from checkpoint.position import KAFKA_SOURCE
+from checkpoint.start import Log, New
+from deadletter import outage
 from deadletter.classify import Rule
-from deadletter.policy import FailurePolicy, Retry
-from dedup import incarnation, outage, planning, starting
+from deadletter.crashes import Trials
+from deadletter.policy import Budget, FailurePolicy, Retry
+from dedup.core.envelope import Columns
+from dedup.core.keys import KeySettings
+from dedup.core.planning import OnKeyConflict
+from dedup.core.settings import DISPATCH_TO, FOREACH, SECONDS_OF_SENDING
+from dedup.core.store import Store
 from dedup.decode.prepare import Prepare
-from dedup.envelope import KAFKA_SOURCE, Columns
-from dedup.epoch import Live, take_epoch
-from dedup.incarnation import TopicIdentity
-from dedup.keys import KeySettings
 from dedup.outbox import Destination
-from dedup.outbox.inline import Inline
+from dedup.outbox.dispatch import Inline
 from dedup.pipeline import company, guards
 from dedup.pipeline.batch import ArrowBatch, Batch, Tasks
 from dedup.pipeline.commit import Culprits, Job, LogReader, Policy, Report, Undo, commit_batch
@@ -49,11 +56,7 @@ from dedup.pipeline.handlers import (
     refuse_handler,
 )
 from dedup.pipeline.tx import Handler
-from dedup.planning import OnKeyConflict
-from dedup.settings import CONSUMER, DISPATCH_TO, FOREACH, SECONDS_OF_SENDING, hints, horizon, mapping, names_of, refuse_function
-from dedup.starting import Log, New
-from dedup.store import Head, Run, Store
-from dedup.trial import Trials
+from dedup.settings import CONSUMER, hints, horizon, mapping, names_of, refuse_function
 
 log = logging.getLogger("dedup")
 
@@ -418,7 +421,7 @@ class Consumer:
             self._check(job, batch, tasks, head)
             self._live = Live(batch.run_key, take_epoch(self.store, self.name, batch.run_key, self.takeover_after, force=self.takeover))
             head = self.store.head(self.name)
-        planning.refuse_older(head, self._live.head)
+        incarnation.refuse_older(head, self._live.head)
         return replace(head, epoch=self._live.head.epoch)
 
     def _check(self, job: Job, batch: Batch, tasks: Tasks | None, head: Head) -> None:
@@ -502,7 +505,7 @@ class Consumer:
     def known_head(self) -> Head:
         """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
         head = self.store.head(self.name)
-        planning.guard(head, Run("", 0), self.settings, {})
+        incarnation.guard(head, Run("", 0), self.settings, {})
         return head
 
     def starting_offsets(self, log: Log, *topics: str, new: New = "earliest") -> str:
@@ -519,7 +522,7 @@ class Consumer:
         """
         head, source = self.known_head(), self.source or KAFKA_SOURCE
         incarnation.refuse_others(head, incarnation.ask(self.incarnation, {(source, topic) for topic in topics}))
-        return starting.spark_json(starting.positions(head, source, log, topics, new))
+        return start.spark_json(start.positions(head, source, log, topics, new))
 
 
 def tasks_of(job: Job, batch: Batch) -> Tasks | None:

@@ -1,22 +1,60 @@
 """Proof from the tables: every position up to the checkpoint is accounted for exactly once, or the contradiction is named.
 
 It reads batch records, checkpoints and letters; it cannot see whether a handler forgot to write a row.
+
+Batch records and letters, page by page, added up and compared: the arithmetic of `verify`, by columns. Pure but for what it is given.
+
+What one `verify` has proven, kept so that the next one reads only what was decided since.
+
+A file of the person who asks, not of the store: it proves nothing to anybody else. It is bound to the state by its last record: where that
+is not the same any more (purged, restored, another database), everything is checked again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint import advice
-from checkpoint.errors import PublicationStuck
-from checkpoint.position import Partition, Ranges
-from dedup.books import Books, LetterBooks
-from dedup.index import KEY_ONLY
-from dedup.proof import Proof, digest
-from dedup.store import Head, Selection, Store
-from dedup.wanted import Wanted
+from checkpoint import errors
+from checkpoint.errors import ConfigError, PublicationStuck
+from checkpoint.head import Head
+from checkpoint.position import KEY_ONLY, Ints, Partition, Ranges, overlapping
+from checkpoint.records import RecordFilter
+from deadletter.selection import Selection
+from dedup.core.index import places
+from dedup.core.store import Store
+
+PAGE = 5_000
+"""Decisions whose records are read at once."""
+
+LETTER_PAGE = 100_000
+"""Letters that are read at once, without their contents."""
+
+LOOKS = 5
+"""How often a consumer that goes on deciding is looked at again, so that records and letters are of one moment."""
+
+_LETTER_COLUMNS = ["id", "generation", "source", "topic", "incarnation", "partition", "sequence_number"]
+
+COUNTS = ("delivered", "redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered", "reserved")
+
+_PARTS = ("redelivered", "processed", "duplicate", "skipped_rows", "dead_lettered")
+
+MANY = 100
+"""Contradictions of one kind that are told one by one."""
+
+VERSION = 1
+
+Life = tuple[Partition, int]
+"""(partition, incarnation): positions mean something only within one."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +86,6 @@ class VerifyReport:
         return not self.contradictions
 
 
-PAGE = 5_000
-"""Decisions whose records are read at once."""
-
-LETTER_PAGE = 100_000
-"""Letters that are read at once, without their contents."""
-
-LOOKS = 5
-"""How often a consumer that goes on deciding is looked at again, so that records and letters are of one moment."""
-
-_LETTER_COLUMNS = ["id", "generation", "source", "topic", "incarnation", "partition", "sequence_number"]
-
-
 def verify(store: Store, consumer: str, since: Proof | None = None) -> VerifyReport:
     """Check one consumer. Reads only; does not need the stream to stop, but a running one may show as unpublished.
 
@@ -84,7 +110,7 @@ def verify(store: Store, consumer: str, since: Proof | None = None) -> VerifyRep
 def _checked(store: Store, head: Head, known: Proof | None) -> VerifyReport:
     """What comes behind the proof, or everything."""
     consumer = head.consumer
-    books = Books.going_on(known) if known else Books(consumer)
+    books = Tally.going_on(known) if known else Tally(consumer)
     try:
         letters, head, still = _read(store, books, head, known.seq if known else 0)
     except PublicationStuck as error:  # letters that are decided and lost: what is there cannot be added up
@@ -108,11 +134,11 @@ def _checked(store: Store, head: Head, known: Proof | None) -> VerifyReport:
     return replace(report, proof=books.proof(head.keyspace, head.seq, digest(store, consumer, books.last)))
 
 
-def _read(store: Store, books: Books, head: Head, after: int) -> tuple[LetterBooks, Head, bool]:
+def _read(store: Store, books: Tally, head: Head, after: int) -> tuple[LetterTally, Head, bool]:
     """Take in all records and letters; the letters, the head that they are of, and whether they are of one moment."""
     for _ in range(LOOKS):
         for start in range(after, head.seq, PAGE):
-            page = store.batches(head.consumer, Wanted(start, min(start + PAGE, head.seq)))
+            page = store.batches(head.consumer, RecordFilter(start, min(start + PAGE, head.seq)))
             books.add(page.filter(pc.greater_equal(page["generation"], head.keyspace)))
         letters = _letters(store, books, head)
         after, now = head.seq, store.head(head.consumer)
@@ -122,8 +148,8 @@ def _read(store: Store, books: Books, head: Head, after: int) -> tuple[LetterBoo
     return letters, head, False
 
 
-def _letters(store: Store, books: Books, head: Head) -> LetterBooks:
-    found, last = LetterBooks(), None
+def _letters(store: Store, books: Tally, head: Head) -> LetterTally:
+    found, last = LetterTally(), None
     while True:
         page = store.letters(Selection(consumer=head.consumer, limit=LETTER_PAGE, after=last), _LETTER_COLUMNS)
         found = found.add(page.filter(pc.greater_equal(page["generation"], head.keyspace)), books.seen)
@@ -132,7 +158,7 @@ def _letters(store: Store, books: Books, head: Head) -> LetterBooks:
         last = page["id"][-1].as_py()
 
 
-def _check_coverage(report: VerifyReport, head: Head, books: Books) -> None:
+def _check_coverage(report: VerifyReport, head: Head, books: Tally) -> None:
     """The checkpoint is the highest position seen, or where a person went on; what lies between, never delivered, is absent, and said."""
     lives = {p: life for (p, life) in books.seen if life == head.incarnations.get((p.source, p.topic), 0) and p != KEY_ONLY}
     for partition in sorted({*(p for p, life in lives.items() if books.seen[p, life]), *head.checkpoints}):
@@ -165,13 +191,205 @@ def _check_passed(partition: Partition, passed: int, checkpoint: int | None) -> 
 
 def _check_checkpoint(consumer: str, partition: Partition, seen: Ranges, checkpoint: int | None) -> list[str]:
     if not seen:
-        return [f"{partition}: checkpoint {checkpoint}, but no batch has seen anything. {advice.CHANGED}"]
+        return [f"{partition}: checkpoint {checkpoint}, but no batch has seen anything. {errors.CHANGED}"]
     last = _last(seen)
     if checkpoint is None:
-        return [f"{partition}: batches have seen up to {last}, but there is no checkpoint. {advice.ABOVE}"]
+        return [f"{partition}: batches have seen up to {last}, but there is no checkpoint. {errors.ABOVE}"]
     if checkpoint > last:
-        todo = advice.unseen(consumer, partition, Ranges.of([(last + 1, checkpoint)]))
+        todo = errors.unseen(consumer, partition, Ranges.of([(last + 1, checkpoint)]))
         return [f"{partition}: positions {last + 1}-{checkpoint} lie below the checkpoint and no batch has seen them. {todo}"]
     if checkpoint < last:
-        return [f"{partition}: positions {checkpoint + 1}-{last} were seen above the checkpoint. {advice.ABOVE}"]
+        return [f"{partition}: positions {checkpoint + 1}-{last} were seen above the checkpoint. {errors.ABOVE}"]
     return []
+
+
+@dataclass
+class Tally:
+    """What the records say so far."""
+
+    consumer: str
+    contradictions: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTS, 0)))
+    lettered: int = 0  # dead letters at positions, by the records
+    key_only: bool = False
+    seen: dict[Life, Ranges] = field(default_factory=dict)
+    last: int = 0  # the last decision with a record
+
+    @classmethod
+    def going_on(cls, proof: Proof) -> Tally:
+        """After what was proven."""
+        return cls(proof.consumer, [], Counter(proof.counts), proof.lettered, proof.key_only, dict(proof.seen), proof.anchor)
+
+    def add(self, records: pa.Table) -> None:
+        """A page of batch records, in the order of their decisions."""
+        for name in COUNTS:
+            self.counts[name] += pc.sum(records[name]).as_py() or 0
+        at_positions = pc.not_equal(records["partition"], KEY_ONLY.partition)
+        self.lettered += pc.sum(records["dead_lettered"].filter(at_positions)).as_py() or 0
+        self.key_only |= bool(pc.sum(records["delivered"].filter(pc.invert(at_positions))).as_py())
+        self.last = max(self.last, pc.max(records["seq"]).as_py() or 0)
+        self._check_rows(records)
+        self._check_outcomes(records)
+        self._add_seen(records)
+
+    def _check_rows(self, records: pa.Table) -> None:
+        total = np.sum([records[name].to_numpy() for name in _PARTS], axis=0)
+        for row in np.flatnonzero(total != records["delivered"].to_numpy())[:MANY].tolist():
+            record = _record(records, row)
+            self.contradictions.append(
+                f"{_name(record)}: {record['delivered']} rows delivered, {int(total[row])} accounted for. {errors.CHANGED}"
+            )
+
+    def _check_outcomes(self, records: pa.Table) -> None:
+        """Outcomes lie in what was seen."""
+        lengths = [pc.list_value_length(records[name]).to_numpy() for name in ("duplicates", "skipped", "late")]
+        for row in np.flatnonzero(np.sum(lengths, axis=0)).tolist():
+            record = _record(records, row)
+            for outcome in ("duplicates", "skipped", "late"):
+                outside = _ranges(record[outcome]) - _ranges(record["seen"])
+                if outside:
+                    self.contradictions.append(f"{_name(record)}: {outcome} {outside} were not seen. {errors.CHANGED}")
+
+    def _add_seen(self, records: pa.Table) -> None:
+        """No position is seen twice."""
+        parents, firsts, lasts = _flat(records["seen"])
+        codes, lives = _lives(records)
+        for code, life in enumerate(lives):
+            mine = codes[parents] == code
+            known = self.seen.get(life, Ranges())
+            if overlapping(firsts[mine], lasts[mine]) or known.touched(firsts[mine], lasts[mine]).any():
+                self._tell_twice(records, np.flatnonzero(codes == code), known)
+            self.seen[life] = known | Ranges.of_columns(firsts[mine], lasts[mine])
+
+    def _tell_twice(self, records: pa.Table, rows: Ints, seen: Ranges) -> None:
+        for row in rows.tolist():
+            record = _record(records, row)
+            mine = _ranges(record["seen"])
+            if twice := seen & mine:
+                told = errors.seen_twice(self.consumer, _partition(record), twice)
+                self.contradictions.append(f"{_name(record)}: {twice} were seen by an earlier batch as well. {told}")
+            seen |= mine
+
+    def proof(self, keyspace: int, seq: int, digest: str) -> Proof:
+        """What has been looked at."""
+        kept = {life: seen for life, seen in self.seen.items() if seen}
+        return Proof(self.consumer, keyspace, seq, self.last, digest, dict(self.counts), self.lettered, self.key_only, kept)
+
+
+@dataclass(frozen=True)
+class LetterTally:
+    """The letters so far: how many there are at positions, and where no batch has been."""
+
+    kept: int = 0
+    outside: dict[Partition, Ranges] = field(default_factory=dict)
+
+    def add(self, letters: pa.Table, seen: dict[Life, Ranges]) -> LetterTally:
+        """With a page of letters."""
+        placed = letters.filter(pc.not_equal(letters["partition"], KEY_ONLY.partition))
+        outside = dict(self.outside)
+        codes, lives = _lives(placed)
+        numbers = placed["sequence_number"].to_numpy()
+        for code, life in enumerate(lives):
+            mine = np.unique(numbers[codes == code])
+            lost = mine[~seen.get(life, Ranges()).contains(mine)]
+            if len(lost):
+                outside[life[0]] = outside.get(life[0], Ranges()) | Ranges.of_numbers(lost)
+        return replace(self, kept=self.kept + placed.num_rows, outside=outside)
+
+    def contradictions(self, recorded: int) -> list[str]:
+        """Every letter lies at a position that was seen, and there are as many as the records say."""
+        found = [
+            f"{partition}: dead letters at {where}, which no batch has seen. {errors.LETTERS}" for partition, where in self.outside.items()
+        ]
+        if recorded != self.kept:
+            found.append(f"batch records tell of {recorded} dead letters, there are {self.kept}. {errors.LETTERS}")
+        return found
+
+
+def _flat(ranges: pa.ChunkedArray) -> tuple[Ints, Ints, Ints]:
+    """Row, first and last of each range of a column of RANGES."""
+    whole = ranges.combine_chunks()
+    pairs = pc.list_flatten(whole)
+    return pc.list_parent_indices(whole).to_numpy(), pc.struct_field(pairs, "first").to_numpy(), pc.struct_field(pairs, "last").to_numpy()
+
+
+def _lives(rows: pa.Table) -> tuple[Ints, list[Life]]:
+    """The code of each row's life, and the lives by code."""
+    partitions, place = places(rows)
+    incarnations = rows["incarnation"].to_numpy()
+    many = int(incarnations.max(initial=0)) + 1
+    lives, codes = np.unique(place * many + incarnations, return_inverse=True)
+    return codes, [(partitions[life // many], life % many) for life in lives.tolist()]
+
+
+def _record(records: pa.Table, row: int) -> dict[str, Any]:
+    return dict(records.slice(row, 1).to_pylist()[0])
+
+
+def _partition(row: dict[str, Any]) -> Partition:
+    return Partition(row["source"], row["topic"], row["partition"])
+
+
+def _ranges(items: list[dict[str, int]]) -> Ranges:
+    return Ranges.of((r["first"], r["last"]) for r in items)
+
+
+def _name(record: dict[str, Any]) -> str:
+    return f"batch {record['batch_id']} chunk {record['chunk']} of query {record['query_id']}, {_partition(record)}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Everything up to one decision adds up."""
+
+    consumer: str
+    keyspace: int
+    seq: int  # the last decision that was looked at
+    anchor: int  # the last one of them with a batch record
+    digest: str  # of that record
+    counts: dict[str, int] = field(default_factory=dict)  # as in the report, from the beginning
+    lettered: int = 0  # of the counts, dead letters at positions
+    key_only: bool = False
+    seen: dict[Life, Ranges] = field(default_factory=dict)
+
+    def holds(self, store: Store, head: Head) -> bool:
+        """Whether the state is the one that was proven, or what became of it since."""
+        same = (self.consumer, self.keyspace) == (head.consumer, head.keyspace) and self.seq <= head.seq
+        return same and digest(store, self.consumer, self.anchor) == self.digest
+
+
+def digest(store: Store, consumer: str, seq: int) -> str:
+    """Of the batch records of one decision."""
+    rows = store.batches(consumer, RecordFilter(after=seq - 1, until=seq)).to_pylist()
+    return hashlib.sha256(json.dumps(rows, default=str, sort_keys=True).encode()).hexdigest()
+
+
+def load(path: Path) -> dict[str, Proof]:
+    """The proofs of a file, by consumer; none where there is no file. Raises ConfigError where it is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["version"] != VERSION:
+            return {}
+        return {p["consumer"]: _proof(p) for p in told["proofs"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no file of proofs ({error}). Name another one; `dedup verify --proof` writes it.") from error
+
+
+def _proof(told: dict[str, Any]) -> Proof:
+    seen = {
+        (Partition(source, topic, partition), life): Ranges(firsts, lasts) for source, topic, partition, life, firsts, lasts in told["seen"]
+    }
+    return Proof(**{**told, "seen": seen})
+
+
+def save(path: Path, proofs: dict[str, Proof]) -> None:
+    """Write them. Crash: the old file is there, or the new one."""
+    told = [
+        {**vars(proof), "seen": [[*p, life, s.firsts.tolist(), s.lasts.tolist()] for (p, life), s in sorted(proof.seen.items())]}
+        for proof in proofs.values()
+    ]
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"version": VERSION, "proofs": told}), encoding="utf-8")
+    temporary.replace(path)

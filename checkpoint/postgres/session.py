@@ -23,11 +23,20 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import DictRow, dict_row
 
 from checkpoint.errors import ConfigError, SchemaOutdated, StoreError, StoreUnavailable
-from checkpoint.postgres import migrate
-from checkpoint.postgres.dsn import checked, checked_schema, redacted, settings
-from checkpoint.postgres.errors import is_lost, text_of, translate
-from checkpoint.postgres.limited import AsyncLimited, Limited, NoAnswer
-from checkpoint.postgres.sqlfiles import Statements
+from checkpoint.postgres import sql
+from checkpoint.postgres.connection import (
+    AsyncLimited,
+    Limited,
+    NoAnswer,
+    checked,
+    checked_schema,
+    is_lost,
+    redacted,
+    settings,
+    text_of,
+    translate,
+)
+from checkpoint.postgres.sql import Statements
 from checkpoint.processors import Answer, Call
 
 TIMEOUT = 10.0
@@ -85,12 +94,12 @@ class Place:
         with connection:
             connection.until = until
             try:
-                migrate.ensure(connection, self.schema, auto=False)
+                sql.ensure(connection, self.schema, auto=False)
             except SchemaOutdated:
                 if not self.auto_migrate:
                     raise
                 connection.until = float("inf")
-                migrate.ensure(connection, self.schema, auto=True)
+                sql.ensure(connection, self.schema, auto=True)
                 return time.monotonic() + self.timeout
         return until
 

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 import dedup
-from dedup.cli import budget, checkpoints, consumers, lag, letters, outbox, publishers, reading, running, upkeep
-from dedup.cli.stores import mask_secrets
+from dedup.cli import checkpoints, consumers, lag, letters, outbox, publishers, reprocess, upkeep, verify
+from dedup.urls import mask_secrets
 
 YOUNG = 50_000
 """Objects made and not freed, after which Python searches the youngest for cycles: its own 700 are those of some fifty messages."""
@@ -33,11 +33,11 @@ app = typer.Typer(
 upkeep.register(app)
 consumers.register(app)
 checkpoints.register(app)
-reading.register(app)
+verify.register(app)
 lag.register(app)
 letters.register(app)
-running.register(app, letters.commands)
-budget.register(app)
+reprocess.register(app, letters.commands)
+consumers.register_budget(app)
 outbox.register(app)
 publishers.register(app)
 

@@ -12,14 +12,15 @@ import typer
 from typer.core import TyperGroup
 
 import dedup
+from checkpoint import changes
+from checkpoint.changes import Move
+from checkpoint.head import Checkpoint, Head
 from checkpoint.position import Partition
 from checkpoint.processors import Group, Position
-from dedup import moving
 from dedup.cli.consumers import CHECKPOINTS, By, Reason, Yes, checkpoint_rows, who
 from dedup.cli.show import AsJson, print_json, print_table
-from dedup.cli.stores import StoreUrl, check_consumer, is_postgres, open_store, postgres_schema
-from dedup.moving import Move
-from dedup.store import Checkpoint, Head, Store
+from dedup.core.store import Store
+from dedup.urls import StoreUrl, check_consumer, is_postgres, open_store, postgres_schema
 
 if TYPE_CHECKING:
     from azure.storage.blob import ContainerClient
@@ -104,7 +105,7 @@ def set_(
     check_consumer(opened, name)
     head = opened.head(name)
     where = Partition(_source(head, source or namespace, topic or hub), topic or hub, partition)
-    _move(opened, name, moving.plan(opened, head, {where: Checkpoint(to, offset or None)}), yes, by, reason)
+    _move(opened, name, changes.plan(opened, head, {where: Checkpoint(to, offset or None)}), yes, by, reason)
 
 
 def _source(head: Head, source: str, topic: str) -> str:
@@ -129,7 +130,7 @@ def _move(store: Store, name: str, moves: list[Move], yes: bool, by: str, reason
     if not yes:
         typer.echo(NOTHING_DONE)
         return
-    seq = moving.move(store, name, moves, by=who(by), reason=reason).seq
+    seq = changes.move(store, name, moves, by=who(by), reason=reason).seq
     typer.echo(f"{name}: done, as decision {seq}. A stream that runs is not moved by it: start it anew at its checkpoints.")
 
 
@@ -188,9 +189,9 @@ def import_blob(
     found = blobs.positions(kept, named)
     if opened is not None:
         head = opened.head(name)
-        wanted = moving.wanted_of(found, source or namespace, hub)
+        wanted = changes.wanted_of(found, source or namespace, hub)
         ahead = {p: c for p, c in wanted.items() if p not in head.checkpoints or head.checkpoints[p].sequence_number < c.sequence_number}
-        _move(opened, name, moving.plan(opened, head, ahead), yes, by, reason or f"taken over from Blob storage: {named}")
+        _move(opened, name, changes.plan(opened, head, ahead), yes, by, reason or f"taken over from Blob storage: {named}")
     elif processors is not None:
         _import_processors(processors, named, found, yes)
 
@@ -255,7 +256,7 @@ def _reader(store: str, name: str, group: Group, source: str) -> Any:
         return lambda: processors.list_checkpoints(*group)
     opened = open_store(store)
     check_consumer(opened, name)
-    return lambda: moving.positions_of(opened.head(name), group, source)
+    return lambda: changes.positions_of(opened.head(name), group, source)
 
 
 def _processors(url: str) -> PostgresCheckpointStore:

@@ -1,19 +1,27 @@
-"""`dedup consumer`: what state each consumer is in, and a person's decisions about it."""
+"""`dedup consumer`: what state each consumer is in, and a person's decisions about it.
+
+`dedup budget`: how near a consumer is to the limits of each kind of dead letter, and admitting a known flood of one kind.
+"""
 
 from __future__ import annotations
 
 import getpass
 import os
+from bisect import bisect_right
 from typing import Annotated, Any
 
 import typer
 
 import dedup
-from dedup import amendments
-from dedup.amendments import Amendment
+from checkpoint import changes as amendments
+from checkpoint.changes import Amendment
+from checkpoint.errors import ConfigError
+from checkpoint.head import Head, Spent
+from deadletter import policy
+from deadletter.policy import WATCHED
 from dedup.cli.show import AsJson, print_json, print_table
-from dedup.cli.stores import StoreUrl, check_consumer, open_store
-from dedup.store import Head, Store
+from dedup.core.store import Store
+from dedup.urls import StoreUrl, check_consumer, open_store
 
 Name = Annotated[str, typer.Argument(help="The consumer's name.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only show what would change.")]
@@ -21,6 +29,14 @@ By = Annotated[str, typer.Option("--by", help="Who decides; kept with the decisi
 Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the decision.", show_default=False)]
 
 commands = typer.Typer(help="The state of consumers, and decisions about it.", no_args_is_help=True)
+
+CHECKPOINTS = ["source", "topic", "partition", "sequence_number", "offset", "enqueued_time", "query_id"]
+"""Columns of a checkpoint."""
+
+WINDOWS = (100, 1_000)
+"""Events over which failures are shown; the limits themselves are the consumer's own (`budget=`)."""
+
+budget_commands = typer.Typer(help="How many events may fail before that counts as an outage.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -146,10 +162,6 @@ def _flat(head: Head) -> dict[str, Any]:
     }
 
 
-CHECKPOINTS = ["source", "topic", "partition", "sequence_number", "offset", "enqueued_time", "query_id"]
-"""Columns of a checkpoint."""
-
-
 def checkpoint_rows(head: Head) -> list[dict[str, Any]]:
     """One dict per partition, in order, with the keys CHECKPOINTS."""
     return [
@@ -169,9 +181,60 @@ def head_json(head: Head) -> dict[str, Any]:
         "query_id": head.query_id,
         "batch_id": head.batch_id,
         "gap_accepted": head.gap_accepted,
-        "budget": {kind.value: {"decided": one.decided, "lifted": one.lifted} for kind, one in sorted(head.spent.items())},
+        "budget": {str(kind): {"decided": one.decided, "lifted": one.lifted} for kind, one in sorted(head.spent.items())},
         "settings": dict(head.settings) if head.settings is not None else None,
         "checkpoints": checkpoint_rows(head),
         "incarnations": [{"source": s, "topic": t, "incarnation": life} for (s, t), life in sorted(head.incarnations.items())],
         "incarnation_ids": [{"source": s, "topic": t, "incarnation_id": told} for (s, t), told in sorted(head.incarnation_ids.items())],
     }
+
+
+def register_budget(app: typer.Typer) -> None:
+    """Add `dedup budget ...`."""
+    app.add_typer(budget_commands, name="budget")
+
+
+@budget_commands.command("show", epilog="Example: dedup budget show orders --store /lake/dedup")
+def show_budget(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
+    """How many of the last events failed, by kind of dead letter, and whether a flood is admitted."""
+    opened = open_store(store)
+    check_consumer(opened, name)
+    head = opened.head(name)
+    kinds = {kind.value: _kind_json(head.spent.get(kind, Spent())) for kind in WATCHED}
+    if as_json:
+        print_json({"consumer": name, "kinds": kinds})
+        return
+    columns = [name, *(key.replace("_", " ") for key in _kind_json(Spent()))]
+    print_table(columns, [(kind, *shown.values()) for kind, shown in kinds.items()])
+
+
+@budget_commands.command(
+    epilog="Example: dedup budget lift orders --kind UNDECODABLE --events 5000 --reason 'old app sends XML, fix is on its way' --yes"
+)
+def lift(
+    name: Name,
+    kind: Annotated[str, typer.Option("--kind", help=f"Of the dead letters: {', '.join(WATCHED)}.", show_default=False)],
+    events: Annotated[int, typer.Option("--events", min=1, help="So many of the next events may fail.", show_default=False)],
+    store: StoreUrl = "",
+    yes: Yes = False,
+    by: By = "",
+    reason: Reason = "",
+) -> None:
+    """Admit a known flood: of the next events all may become dead letters of this kind, and none of them counts.
+
+    A batch that waits because it is over its budget goes on by itself.
+    """
+    known = {one.value: one for one in WATCHED}
+    if kind.upper() not in known:
+        raise ConfigError(f"--kind {kind}: {', '.join(known)} have a budget.")
+    amend(open_store(store), name, lambda head: policy.lift_budget(head, events, known[kind.upper()]), yes, by, reason)
+
+
+def _kind_json(spent: Spent) -> dict[str, Any]:
+    failed = {f"failed_of_the_last_{window}": _failed(spent, window) for window in WINDOWS}
+    return {"decided_events": spent.decided, **failed, "admitted_from_now_on": max(0, spent.lifted - spent.decided)}
+
+
+def _failed(spent: Spent, window: int) -> int:
+    """Failures that count among the last so many events."""
+    return len(spent.failures) - bisect_right(spent.failures, max(spent.decided - window, spent.lifted))

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 import dedup
-from dedup.cli.outbox_destinations import settings_of
+from checkpoint.start import Ends, Lag, lags
+from dedup.cli.outbox import settings_of
 from dedup.cli.show import AsJson, print_json, print_table
-from dedup.cli.stores import StoreUrl, check_consumer, open_store
-from dedup.lag import Ends, Lag, lags
+from dedup.urls import StoreUrl, check_consumer, open_store
 
 COLUMNS = ["consumer", "source", "topic", "partition", "checkpoint", "end", "events", "seconds", "what is wrong"]
 
@@ -75,7 +75,7 @@ def _broker(kafka: str, settings: str, eventhubs: str) -> Ends:
         raise dedup.ConfigError("--eventhubs takes the name of a variable: a connection string among the arguments can be read by anybody.")
     if not (text := os.environ.get(eventhubs)):
         raise dedup.ConfigError(f"The variable {eventhubs} is not set. It has to hold the connection string.")
-    from dedup.eventhub.ends import Hubs
+    from dedup.eventhub.namespace import Hubs
 
     return Hubs(text)
 

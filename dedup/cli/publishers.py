@@ -14,10 +14,10 @@ import typer
 import dedup
 from dedup.cli.consumers import By, Reason, Yes, who
 from dedup.cli.show import AsJson, print_json, print_table
-from dedup.cli.stores import StoreUrl, is_postgres, postgres_schema
+from dedup.urls import StoreUrl, is_postgres, postgres_schema
 
 if TYPE_CHECKING:
-    from dedup.postgres.publisher_admin import Publishers
+    from dedup.publishing.postgres import Publishers
 
 Group = Annotated[str, typer.Argument(help="The producer group.", show_default=False)]
 Topic = Annotated[str, typer.Option("--topic", help="Its event hub or topic, where it publishes to several.", show_default=False)]
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 def _opened(store: str) -> Iterator[Publishers]:
     if not store or not is_postgres(store):
         raise dedup.ConfigError("Publishers keep their state in PostgreSQL. Use --store postgresql://..., or set DEDUP_STORE.")
-    from dedup.postgres.publisher_admin import Publishers
+    from dedup.publishing.postgres import Publishers
 
     publishers = Publishers(store, postgres_schema())
     try:
@@ -104,7 +104,7 @@ def restore(
     reason: Reason = "",
 ) -> None:
     """Put a copy in the place of what the producer group has now. Publish again, with the same ids, what came after the copy."""
-    from dedup.postgres.publisher_admin import read_copy
+    from dedup.publishing.postgres import read_copy
 
     if not file.is_file():
         raise dedup.ConfigError(f"There is no file {file}.")

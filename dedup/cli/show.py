@@ -1,6 +1,6 @@
 """How answers look: rich tables for people, one JSON document for programs.
 
-JSON is as dedup/json_rows.py makes it.
+JSON is as deadletter/json_rows.py makes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from checkpoint.position import Ranges
-from dedup.json_rows import iso
+from deadletter.json_rows import iso
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
 

@@ -10,8 +10,8 @@ import dedup
 from checkpoint.errors import SchemaOutdated
 from dedup.cli.consumers import By, Reason, who
 from dedup.cli.show import AsJson
-from dedup.cli.stores import StoreUrl, check_consumer, is_postgres, open_store, postgres_schema
-from dedup.store import Store
+from dedup.core.store import Store
+from dedup.urls import StoreUrl, check_consumer, is_postgres, open_store, postgres_schema
 
 ACCEPT_HELP = "Name of a sink that was dropped, re-created or restored on purpose: go on with it as it is now."
 
@@ -80,7 +80,7 @@ def _migration_sql(store: str, *, roles: bool) -> str:
     if store and not is_postgres(store):
         raise dedup.ConfigError("A Delta store has no SQL: `dedup migrate` creates its tables.")
     _ = dedup.PostgresStore  # says which extra to install where its driver is missing
-    from checkpoint.postgres.migrate import migration_sql, roles_sql
+    from checkpoint.postgres.sql import migration_sql, roles_sql
 
     return roles_sql(postgres_schema()) if roles else migration_sql(postgres_schema())
 

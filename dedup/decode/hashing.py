@@ -1,4 +1,4 @@
-"""Keys and payload hashes: the canonical encoding of dedup/keys.py over Arrow columns.
+"""Keys and payload hashes: the canonical encoding of dedup/core/keys.py over Arrow columns.
 
 Everything but SHA-256 itself is columnar, and that too where DataFusion is installed. Called by dedup/decode/prepare.py.
 """
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
-from dedup import keys
+from dedup.core import keys
 from dedup.decode import datafusion
 
 _BYTES = pa.large_binary()

@@ -16,24 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError
+from checkpoint.position import KAFKA_SOURCE
 from deadletter.letter import PROPERTIES
-from dedup import keys
+from dedup.core import keys
+from dedup.core.envelope import APPENDED, EARLIEST, ENVELOPE, KAFKA, KEY_ONLY, LATEST, OWN, POSITION, TIMESTAMP_TYPE, Columns
+from dedup.core.keys import INTERNAL, LOG_TIME, MESSAGE_ID, SEQUENCE, KeySettings
 from dedup.decode import Decoder, hashing
 from dedup.decode.bodies import decode
-from dedup.envelope import (
-    APPENDED,
-    EARLIEST,
-    ENVELOPE,
-    KAFKA,
-    KAFKA_SOURCE,
-    KEY_ONLY,
-    LATEST,
-    OWN,
-    POSITION,
-    TIMESTAMP_TYPE,
-    Columns,
-)
-from dedup.keys import INTERNAL, LOG_TIME, MESSAGE_ID, SEQUENCE, KeySettings
 
 Frame = dict[str, pa.Array]
 

@@ -54,13 +54,13 @@ _CONFLUENT: given.Settings = {
     "token": given.text("a bearer token", '"..."').or_none.hidden,
     "timeout": given.seconds("10.0", above=0),
 }
-"""What `registry.Confluent` takes beside its address."""
+"""What `Confluent` takes beside its address."""
 
 _AZURE: given.Settings = {
     "credential": given.function("that makes a token credential", "DefaultAzureCredential", 0),
     "timeout": given.seconds("10.0", above=0),
 }
-"""What `registry.Azure` takes beside its namespace."""
+"""What `Azure` takes beside its namespace."""
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,51 @@
 
 Promises that everything above asks the same of both. A table is looked at as a snapshot with the methods of delta-rs's DeltaTable that are
 used here: version, metadata, schema, protocol, history, transaction_version. Called by the store's parts.
+
+Commits by Spark, where delta-rs gets no credentials for the storage of tables (Unity Catalog hands none out to it).
+
+Uses Spark's public API alone, so that it is the same on classic Spark, on Spark Connect and on clusters where the JVM cannot be reached.
+Promises what DeltaRs promises, by another way: Spark appends against its own newest snapshot, but refuses, or skips silently, a
+transaction id whose number was written before. It cannot be asked for a table's ids; commits of ours repeat theirs in the history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake import DeltaTable, WriterProperties
 
 from checkpoint.errors import ConfigError
 from dedup.delta import tables
 from dedup.delta.files import FileWriter
-from dedup.delta.names import spark_side
-from dedup.delta.storage import DELTA_RS, Options, absolute, missing
+from dedup.delta.fit import sql_type
+from dedup.delta.storage import DELTA_RS, SPARK, Options, absolute, is_local, missing
 
 MINE = "dedup.engine"
 """Property of a ledger that is committed to by Spark. Only one engine may: each one's compare-and-swap does not see the other's."""
+
+log = logging.getLogger("dedup")
+
+WINDOW = 200
+"""Commits of a table's history that a first look reads; all of them only where an id is asked for that these do not tell."""
+
+BLOBS = frozenset({"body", "properties", "extras", "headers"})
+"""Columns that are not read before it is known which rows are wanted."""
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Size up to which rows of a version are kept for the next question."""
+
+_MANY = 5_000
+"""Rows above which they are not asked for one by one."""
 
 
 class Handle(Protocol):
@@ -168,3 +195,243 @@ class DeltaRs:
     def vacuum(self, table: DeltaTable, *, full: bool) -> None:
         """Crash: some are deleted."""
         table.vacuum(dry_run=False, full=full)
+
+
+class SparkEngine:
+    """The session of this process is used, and started where there is none. Picklable: sessions stay where they are."""
+
+    name = SPARK
+    reasons: tuple[str, ...] = ("the store's engine is Spark",)
+    skips = True
+    hidden: frozenset[str] = frozenset({"generatedColumns", "identityColumns", "allowColumnDefaults"})
+
+    def __init__(self) -> None:
+        self._took: dict[tuple[str, str], int] = {}
+
+    @classmethod
+    def at(cls, path: str) -> SparkEngine:
+        """For the state in this folder; on a local disk with a warning."""
+        if is_local(path):
+            log.warning("%s: on a local disk Delta's Spark writer is safe inside one JVM only; run one process, or leave out engine=", path)
+        return cls()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_took": {}}
+
+    def side(self) -> Any:
+        """Tables as Spark has them."""
+        return importlib.import_module("dedup.spark.delta").session_tables()
+
+    def handle(self, uri: str) -> Handle:
+        """For the table there."""
+        return SparkHandle(uri, self)
+
+    def create(self, uri: str, schema: pa.Schema, name: str, properties: Mapping[str, str], partition_by: Sequence[str] = ()) -> None:
+        """The table, where it is not there yet. Crash: it is there or not."""
+        self.side().create(uri, schema, [sql_type(f.type) for f in schema], name, properties, partition_by)
+
+    def append(self, table: Any, rows: pa.Table, transactions: Mapping[str, int]) -> None:
+        """Against Spark's newest snapshot, unless that has the first of these ids. Crash: as Engine says."""
+        (app, version), *_ = transactions.items()
+        self.side().append_rows(table.table_uri, rows, f"{app}/{table.metadata().id}", version, transactions)
+
+    def delete(self, table: Any, where: str) -> None:
+        """Crash: all of them are gone, or none."""
+        side = self.side()
+        side.run(f"DELETE FROM {side.sql_name(table.table_uri)} WHERE {where}", f"Rows of {table.table_uri} could not be deleted")
+
+    def compact(self, table: Any, target_size: int, row_group: int) -> None:
+        """Crash: the old files or the new ones are in the table."""
+        side = self.side()
+        side.run(f"OPTIMIZE {side.sql_name(table.table_uri)}", f"{table.table_uri} could not be compacted")
+
+    def vacuum(self, table: Any, *, full: bool) -> None:
+        """Crash: some are deleted."""
+        side = self.side()
+        side.run(f"VACUUM {side.sql_name(table.table_uri)} {'FULL' if full else 'LITE'}", f"{table.table_uri} could not be vacuumed")
+
+    def transactions(self, table: Any) -> tuple[Mapping[str, frozenset[int]], bool]:
+        """From the history, where commits of ours repeat their ids."""
+        found: dict[str, set[int]] = {}
+        commits = list(self.side().history(table.table_uri) or ())
+        for commit in commits:
+            for app, version in _notes(commit).items():
+                found.setdefault(app, set()).add(version)
+        return {app: frozenset(versions) for app, versions in found.items()}, bool(commits) and commits[-1].version == 0
+
+    def listed(self, table: Any) -> frozenset[str]:
+        """Spark has no public way to tell."""
+        return frozenset()
+
+    def as_of(self, table: Any, version: int) -> Any:
+        """Spark does not tell which ids an old version shows."""
+        return None
+
+    def gone(self, table: Any, paths: Sequence[str]) -> list[str]:
+        """Spark has no public way to tell."""
+        return []
+
+    def took(self, table: Any, app: str, version: int) -> None:
+        """Spark has just written this id, or found it written; it tells the second by silence alone."""
+        key = (table.metadata().id, app)
+        self._took[key] = max(version, self._took.get(key, version))
+
+    def known(self, table_id: str, app: str) -> int | None:
+        """What `took` was told."""
+        return self._took.get((table_id, app))
+
+
+class SparkHandle:
+    """One table looked at again and again. Not picklable, not for two threads."""
+
+    def __init__(self, uri: str, engine: SparkEngine) -> None:
+        self.uri, self._engine = uri, engine
+        self._table: SparkTable | None = None
+        self._stamp: tuple[int, Any] | None = None
+
+    def look(self) -> Any:
+        """The table as of now, or None where there is none. The same object as before where nothing has changed.
+
+        Raises:
+            StoreUnavailable: that cannot be told.
+        """
+        side = self._engine.side()
+        found = side.history(self.uri, 5)
+        if not found:
+            self.forget()
+            return None
+        if self._stamp != (stamp := tuple(found[0][:2])):
+            self._table, self._stamp = self._read(side, found), stamp
+        return self._table
+
+    def forget(self) -> None:
+        """Read everything anew next time."""
+        self._table = self._stamp = None
+
+    def _read(self, side: Any, found: list[Any]) -> SparkTable:
+        old, fresh = self._table, found
+        if old is not None and any(c[:2] == self._stamp for c in found):
+            fresh = [c for c in found if c.version > old.version()]
+            past = Past(_noted(old.past.notes, fresh), (*fresh, *old.past.commits)[:WINDOW], old.past.whole)
+            if all(_notes(c) for c in fresh):  # of ours, which change rows and nothing else
+                return SparkTable(self.uri, self._engine, old.detail, old.columns, past)
+        else:
+            found = side.history(self.uri, WINDOW) or found
+            past = Past(_noted({}, found), tuple(found), found[-1].version == 0)
+        return SparkTable(self.uri, self._engine, side.detail(self.uri), side.schema_json(self.uri), past)
+
+
+class Past(NamedTuple):
+    """What is known of a table's history."""
+
+    notes: dict[str, int]  # app id -> highest version
+    commits: tuple[Any, ...]  # newest first
+    whole: bool  # whether the notes are those of all commits
+
+
+def _notes(commit: Any) -> dict[str, int]:
+    """The ids that a commit of ours tells of; none for those of others."""
+    try:
+        return dict(json.loads(commit.note)["dedup"])
+    except (TypeError, ValueError, KeyError):
+        return {}
+
+
+def _noted(known: Mapping[str, int], commits: Iterable[Any]) -> dict[str, int]:
+    """By app id the highest version that these commits tell of."""
+    notes = dict(known)
+    for commit in commits:
+        for app, version in _notes(commit).items():
+            notes[app] = max(version, notes.get(app, version))
+    return notes
+
+
+class SparkTable:
+    """One snapshot, with those methods of delta-rs's DeltaTable that the store uses."""
+
+    def __init__(self, uri: str, engine: SparkEngine, detail: Mapping[str, Any], columns: str, past: Past) -> None:
+        self.table_uri, self._engine = uri, engine
+        self.detail, self.columns, self.past = detail, columns, past
+        self._rows: pa.Table | None = None
+
+    def version(self) -> int:
+        """Of the snapshot."""
+        return int(self.past.commits[0].version)
+
+    def size(self) -> int:
+        """Bytes of its files."""
+        return int(self.detail["sizeInBytes"] or 0)
+
+    def metadata(self) -> Any:
+        """id, configuration, partition_columns."""
+        told = self.detail
+        return SimpleNamespace(id=told["id"], configuration=told["properties"] or {}, partition_columns=told["partitionColumns"])
+
+    def schema(self) -> Any:
+        """Something with `to_json`."""
+        return SimpleNamespace(to_json=lambda: self.columns)
+
+    def protocol(self) -> Any:
+        """min_writer_version, writer_features."""
+        return SimpleNamespace(min_writer_version=self.detail["minWriterVersion"], writer_features=self.detail["tableFeatures"])
+
+    def transaction_version(self, app: str) -> int | None:
+        """The highest version of that id, as the history and this process know."""
+        if app not in self.past.notes and not self.past.whole:
+            found = self._engine.side().history(self.table_uri) or ()
+            self.past = self.past._replace(notes=_noted(self.past.notes, found), whole=True)
+        told = [v for v in (self.past.notes.get(app), self._engine.known(self.detail["id"], app)) if v is not None]
+        return max(told, default=None)
+
+    def history(self, limit: int) -> list[dict[str, Any]]:
+        """The newest commits: `operation`."""
+        known = self.past.commits
+        found = known[:limit] if len(known) >= limit else self._engine.side().history(self.table_uri, limit) or ()
+        return [{"operation": c.operation} for c in found]
+
+    def update_incremental(self) -> None:
+        """Become the snapshot of now."""
+        if (now := SparkHandle(self.table_uri, self._engine).look()) is not None:
+            self.__dict__ = now.__dict__
+
+    def to_pyarrow_dataset(self, **_: Any) -> SparkTable:
+        """Something with `to_table`."""
+        return self
+
+    def to_table(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
+        """Rows. Large columns are read for those rows only that the filter, which must not ask for them, has chosen."""
+        names = self._names() if columns is None else list(columns)
+        rows = self._light() if filter is None else self._light().filter(filter)
+        if not BLOBS & set(names):
+            return rows.select(names)
+        whole = self._engine.side().read(self.table_uri, self.version(), self._names(), _among(rows))
+        return (whole if filter is None else whole.filter(filter)).select(names)
+
+    def _names(self) -> list[str]:
+        return [f["name"] for f in json.loads(self.columns)["fields"]]
+
+    def _light(self) -> pa.Table:
+        if self._rows is not None:
+            return self._rows
+        rows = self._engine.side().read(self.table_uri, self.version(), [n for n in self._names() if n not in BLOBS])
+        if rows.nbytes <= KEPT_BYTES:
+            self._rows = rows
+        return rows
+
+
+def _among(rows: pa.Table) -> str:
+    """What finds at least these rows."""
+    found = pc.min_max(rows["seq"]).as_py()
+    if found["min"] is None:
+        return "false"
+    span = f"seq BETWEEN {found['min']} AND {found['max']}"
+    if rows.num_rows > _MANY or "id" not in rows.column_names:
+        return span
+    ids = ", ".join("'" + i.replace("\\", "\\\\").replace("'", "\\'") + "'" for i in rows["id"].drop_null().unique().to_pylist())
+    return f"{span} AND id IN ({ids})" if ids else span
+
+
+def spark_side() -> Any | None:
+    """That of the session which this process has, if any."""
+    # Importing Spark in order to find out would cost seconds, and fail where it is not installed.
+    return importlib.import_module("dedup.spark.delta").active() if "pyspark" in sys.modules else None

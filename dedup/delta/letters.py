@@ -2,6 +2,18 @@
 
 Reads what the question needs and no more: first ids, positions and the columns that are asked about, then of the letters that match the
 columns that are wanted. Conditions on what never changes about a letter are pushed down. Called by the store and the transaction.
+
+The table of dead letter events of one consumer: what is in it, and how rows get there.
+
+A history that only grows, published like a sink. A letter's state is its newest row by seq among these events:
+
+* `parked`: a whole letter, as it came in. Of several for one id the first counts.
+* `changed`: the letter after a change, in all columns but those of HEAVY, which stay as they were.
+* `edited`: the letter after a change, in all columns.
+
+And beside them `duplicate`: later copies of a held key were dropped; `history`: one row of HISTORY. Called by the transaction.
+
+Rows of a table and of files beside it as one. Called by whoever reads dead letters.
 """
 
 from __future__ import annotations
@@ -9,7 +21,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +29,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from checkpoint.errors import ConfigError
-from deadletter.letter import HISTORY, LETTERS
+from checkpoint.errors import ConfigError, SinkMismatch
+from checkpoint.head import Head
+from deadletter.letter import GROUPS, HISTORY, LETTERS
+from deadletter.selection import Selection
 from dedup.delta import tables
-from dedup.delta.events import CHANGED, DUPLICATE, EDITED, EVENTS, HEAVY, HISTORIC, PARKED, STATES
-from dedup.delta.rows import Rows
-from dedup.store import GROUPS, Selection
+from dedup.delta.ledger import LETTERS_SINK
+from dedup.delta.sinks import Sink, Sinks
 
 I64 = npt.NDArray[np.int64]
 
@@ -37,6 +50,28 @@ _MANY = 10_000
 
 Decided = Callable[[pa.Table], pa.Table]
 """Of events (with seq, generation and decided_in) those whose decision is in the ledger; a RESTORE may have taken others back."""
+
+_FIXED = ("source", "topic", "partition", "generation")
+
+_EQUAL = {"kind": "kind", "status": "status", "fingerprint": "fingerprint", "key": "idempotence_key", "sequence_key": "sequence_key"}
+_TEXTS = ("reason", "error_message", "stack")
+
+PARKED, CHANGED, EDITED, DUPLICATE, HISTORIC = "parked", "changed", "edited", "duplicate", "history"
+
+STATES = (PARKED, CHANGED, EDITED)
+"""Events that say how a letter stands."""
+
+HEAVY = frozenset({"body", "properties", "extras"})
+"""Columns that a `changed` row does not repeat."""
+
+ROW_GROUP = 20_000
+"""Rows that are read for one letter at least."""
+
+_ALWAYS = frozenset({"consumer", "generation"})
+_FIRST = ("id", "consumer", "generation", "source", "topic", "incarnation", "partition", "sequence_number")
+_ADDED = [pa.field("decided_in", pa.int32()), *(HISTORY.field(n) for n in ("at", "action", "by", "reserved"))]
+
+_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": str(3 + len(_FIRST))}
 
 
 @dataclass(frozen=True)
@@ -165,9 +200,6 @@ def _int(values: pa.ChunkedArray) -> I64:
     return np.asarray(values.cast(pa.int64()).to_numpy())
 
 
-_FIXED = ("source", "topic", "partition", "generation")
-
-
 def _fixed(selection: Selection) -> ds.Expression:
     """What never changes about a letter: all its rows say the same, so files and row groups without it need no reading."""
     tests = [ds.field(name) == value for name in _FIXED if (value := getattr(selection, name)) is not None]
@@ -182,10 +214,6 @@ def _fixed(selection: Selection) -> ds.Expression:
     if selection.sequences is not None:
         tests.append(ds.field("sequence").isin(pa.array(selection.sequences, pa.binary())))
     return functools.reduce(lambda a, b: a & b, tests, ds.scalar(True))
-
-
-_EQUAL = {"kind": "kind", "status": "status", "fingerprint": "fingerprint", "key": "idempotence_key", "sequence_key": "sequence_key"}
-_TEXTS = ("reason", "error_message", "stack")
 
 
 def _asked(selection: Selection) -> list[str]:
@@ -298,3 +326,100 @@ def _counted(rows: pa.Table, by: list[str]) -> pa.Table:
     """GROUPS without example and reason."""
     table = rows.group_by(by).aggregate([("id", "count"), ("first_failed_at", "min"), ("last_failed_at", "max")])
     return table.select([*by, "id_count", "first_failed_at_min", "last_failed_at_max"]).rename_columns(GROUPS.names[:5])
+
+
+def _field(name: str) -> pa.Field:
+    kind = LETTERS.field(name).type
+    return pa.field(name, pa.binary() if kind == pa.binary(16) else kind, nullable=name not in _ALWAYS)
+
+
+EVENTS = pa.schema(
+    [
+        pa.field("event", pa.string(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("count", pa.int64(), nullable=False),  # copies: of `duplicate` rows, and those so far where a letter changes
+        *map(_field, _FIRST),
+        *(_field(n) for n in LETTERS.names if n not in _FIRST),
+        *(f.with_nullable(True) for f in _ADDED),  # decided_in: generation of the decision, if not that of the letter
+    ]
+)
+
+
+def letters_sink(sinks: Sinks, uri: str, consumer: str) -> Sink:
+    """The table of a consumer's events, created if need be. Crash: it is there or not."""
+    try:
+        sink = sinks.open(LETTERS_SINK, uri)
+    except SinkMismatch:
+        if sinks.table(uri) is not None:
+            raise
+        sinks.engine.create(uri, EVENTS, f"dedup dead letters of {consumer}", _PROPERTIES)
+        sink = sinks.open(LETTERS_SINK, uri)
+    return sink
+
+
+def parked_rows(letters: pa.Table, seq: int) -> pa.Table:
+    """EVENTS for letters as they come in."""
+    return _rows(PARKED, seq, letters, pa.repeat(pa.scalar(0, pa.int64()), letters.num_rows))
+
+
+def changed_rows(letters: pa.Table, heavy: bool, head: Head, seq: int) -> pa.Table:
+    """EVENTS for letters (LETTERS + duplicates) as they are after a change.
+
+    Args:
+        heavy: one of the columns HEAVY has changed.
+    """
+    kept = letters.append_column("decided_in", pa.repeat(pa.scalar(head.generation, pa.int32()), letters.num_rows))
+    if not heavy:
+        kept = kept.drop_columns(sorted(HEAVY))
+    return _rows(EDITED if heavy else CHANGED, seq, kept, letters["duplicates"])
+
+
+def duplicate_rows(copies: pa.Table, head: Head, seq: int) -> pa.Table:
+    """EVENTS for copies of held keys (columns key, count)."""
+    return _rows(DUPLICATE, seq, _by(copies.select(["key"]), head), copies["count"])
+
+
+def history_rows(history: pa.Table, head: Head, seq: int) -> pa.Table:
+    """EVENTS for rows of HISTORY."""
+    named = history.rename_columns(["id" if n == "letter_id" else n for n in history.column_names])
+    return _rows(HISTORIC, seq, _by(named, head), pa.repeat(pa.scalar(0, pa.int64()), history.num_rows))
+
+
+def _by(rows: pa.Table, head: Head) -> pa.Table:
+    rows = rows.append_column("consumer", pa.repeat(head.consumer, rows.num_rows))
+    return rows.append_column("generation", pa.repeat(pa.scalar(head.generation, pa.int32()), rows.num_rows))
+
+
+def _rows(event: str, seq: int, rows: pa.Table, count: pa.Array | pa.ChunkedArray) -> pa.Table:
+    own = {"event": pa.repeat(event, rows.num_rows), "seq": pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows), "count": count}
+    columns = [own.get(f.name, rows[f.name] if f.name in rows.column_names else pa.nulls(rows.num_rows, f.type)) for f in EVENTS]
+    return pa.table([c.cast(f.type) for c, f in zip(columns, EVENTS, strict=True)], schema=EVENTS)
+
+
+def together(parts: Sequence[pa.Table]) -> pa.Table:
+    """EVENTS of one decision, in the order of position, so that a page of letters lies in few row groups."""
+    rows = pa.concat_tables([EVENTS.empty_table(), *parts])
+    return (
+        rows.take(pc.sort_indices(rows, [(n, "ascending") for n in ("topic", "partition", "sequence_number")])) if len(parts) > 1 else rows
+    )
+
+
+class Rows(Protocol):
+    """A dataset of Arrow, or what answers like one."""
+
+    def to_table(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
+        """Rows that the filter lets through."""
+
+
+@dataclass(frozen=True)
+class Several:
+    """Rows of several places as one."""
+
+    schema: pa.Schema
+    parts: tuple[Rows, ...]
+
+    def to_table(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
+        """Rows that the filter lets through."""
+        names = self.schema.names if columns is None else list(columns)
+        schema = pa.schema([self.schema.field(n).with_nullable(True) for n in names])
+        return pa.concat_tables([part.to_table(columns=names, filter=filter).cast(schema) for part in self.parts])

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 
-from checkpoint.advice import command
-from checkpoint.errors import PublicationStuck
+from checkpoint.errors import PublicationStuck, command
 from dedup.delta import tables
-from dedup.delta.header import Mark, SinkFiles
-from dedup.delta.lineage import part_reached, reached, seq_of
-from dedup.delta.sink import Sink
+from dedup.delta.ledger import Mark, SinkFiles
+from dedup.delta.sinks import Sink
+from dedup.delta.tables import part_reached, reached, seq_of
 
 if TYPE_CHECKING:
     from dedup.delta.state import ConsumerState

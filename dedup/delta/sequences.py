@@ -9,8 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deadletter.letter import Status
-from dedup.store import SEQUENCES
+from deadletter.letter import SEQUENCES, Status
 
 PLACE = ("incarnation", "sequence_number", "part", "id")
 """Position order within a sequence, which lies in one partition."""

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dedup.delta.engine import KEPT_BYTES, SparkEngine
 from dedup.delta.ledger import SCHEMA, Ledger, LedgerFile
-from dedup.delta.lineage import seq_of
-from dedup.delta.spark_engine import KEPT_BYTES, SparkEngine
+from dedup.delta.tables import seq_of
 
 _GENERATION = 1 << 40
 """Decisions that fit into one generation. A new one begins above all of the older ones, so that none of their copies lands any more."""

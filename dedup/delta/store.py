@@ -1,46 +1,157 @@
 """DeltaStore: one ledger table per consumer decides, sinks follow.
 
-Promises the Store of dedup/store.py on Delta tables, with all commits made by delta-rs, or by Spark (`engine="spark"`). With delta-rs no
-Spark is needed except for sinks that only Spark may write. Called by the consumer and by the command line.
+Promises the Store of dedup/core/store.py on Delta tables, with all commits made by delta-rs, or by Spark (`engine="spark"`). With delta-rs
+no Spark is needed except for sinks that only Spark may write. Called by the consumer and by the command line.
+
+The part of DeltaStore for processes that share an epoch, and what is kept of a process outside its decisions.
+
+Entering, leaving and claiming are decisions of the ledger, so a batch that was planned before one of them is planned again, and finds out.
+
+What a dying process leaves behind, step by step: the page "What if it dies here?" for Delta.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import importlib
+import logging
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
 from checkpoint import given
-from checkpoint.errors import PublicationStuck, StoreRestored
+from checkpoint.errors import CommitConflict, PublicationStuck, StillHeld, StoreRestored
+from checkpoint.head import Claim, Head, Holder
+from checkpoint.position import Partition
+from checkpoint.records import ALL, RecordFilter
 from deadletter.letter import HISTORY
-from dedup.delta import audit, letters, maintain
-from dedup.delta.amend import acceptance, amendment, purging
-from dedup.delta.engine import DeltaRs
-from dedup.delta.joins import Joins
+from deadletter.selection import Selection
+from dedup.core.settings import DELTA_STORE
+from dedup.delta import letters, upkeep, verify
+from dedup.delta.commit import Decision, Publisher, decide
+from dedup.delta.consumers import AMEND_ATTEMPTS, States
+from dedup.delta.engine import DeltaRs, SparkEngine
+from dedup.delta.epoch import Heartbeat, Takeover, is_gone, take_epoch
+from dedup.delta.ledger import Header
 from dedup.delta.letters import ALL_LETTERS, Letters
-from dedup.delta.names import SinkNames
 from dedup.delta.outbox import DeltaOutbox
-from dedup.delta.problems import problems, require_letters
-from dedup.delta.publish import Publisher
-from dedup.delta.spark_engine import SparkEngine
+from dedup.delta.sinks import SinkNames
 from dedup.delta.state import ConsumerState
-from dedup.delta.states import States
-from dedup.delta.steps import STEPS
 from dedup.delta.storage import SPARK, Options, absolute, require_put_if_absent, safe_name
-from dedup.delta.takeover import Takeover, take_epoch
 from dedup.delta.transaction import DeltaTransaction
+from dedup.delta.upkeep import acceptance, amendment, purging
+from dedup.delta.verify import problems, require_letters
 from dedup.delta.writing import Context
-from dedup.settings import DELTA_STORE
-from dedup.store import Claim, Head, Holder, Selection
-from dedup.wanted import ALL, Wanted
+
+log = logging.getLogger("dedup")
+
+STEPS = {
+    "catch_up": "Nothing of the batch has happened. The next copy begins here.",
+    "redeliveries": "Earlier decisions are published. Nothing of the batch has happened.",
+    "reserve": "Nothing is reserved: reservations are rows of the ledger commit.",
+    "handler": "Nothing is reserved or written. The next copy runs the handler for the first time.",
+    "check": "The handler has run; its rows were not written. It runs again.",
+    "files": "No file of the batch exists. The handler runs again.",
+    "park": "Files of sink rows exist that no commit names. The handler runs again; VACUUM takes them.",
+    "note": "As at park: nothing is decided.",
+    "record": "As at park: nothing is decided.",
+    "advance": "As at park: nothing is decided.",
+    "commit": "As at park: nothing is decided.",
+    "decide": "The ledger's own files exist, too, and no commit names them. Nothing is decided.",
+    "read_back": "The ledger commit was tried. If it landed, the batch is decided, and the next copy publishes it; if not, nothing is.",
+    "publish": "The batch is decided: reservations, letters, batch record and checkpoint are true. The next copy publishes its rows.",
+    "published": "Everything is true and visible.",
+}
+"""Every name given to on_step, in order -> what is true if the process dies right before it."""
 
 
 def _noop(_name: str) -> None:
     pass
+
+
+class Joins:
+    """Each method is a decision of its own, or none."""
+
+    path: str
+    storage_options: Options
+    _states: States
+
+    def join(
+        self,
+        consumer: str,
+        holder: Holder,
+        *,
+        takeover_after: float,
+        force: bool = False,
+        on_wait: Callable[[float, str], None] = lambda seconds, who: None,
+    ) -> Head:
+        """Become one of the processes that share the consumer's epoch; returns the head.
+
+        An epoch that is shared is entered; one that a single copy holds is taken over by the rules of `take_epoch`.
+
+        Raises:
+            StillHeld: after twice `takeover_after` a single copy still shows signs of life.
+
+        Crash: this process is on record or not; on record, it counts as gone with its process, or after a silence.
+        """
+        with (state := self._states.of(consumer)).lock:
+            rules = Takeover(holder, takeover_after, force, on_wait, lambda _: None, shared=True)
+            epoch = take_epoch(state, self._heartbeat(consumer), rules).epoch
+            return self._decide(state, epoch, "join", lambda header: {"members": _entered(header, holder)}).head
+
+    def leave(self, consumer: str, epoch: int, run_id: str) -> None:
+        """Take this process off the record, so that nobody waits for it.
+
+        Crash: as if it had not been called.
+        """
+        with self._states.caught_up(consumer) as state:
+            self._decide(state, epoch, "leave", lambda h: {"members": tuple(m for m in h.members or () if m.run_id != run_id)})
+
+    def claim(self, consumer: str, epoch: int, run_id: str, partition: Partition, *, takeover_after: float) -> Claim:
+        """Make one partition this process's own: whoever had it cannot commit any more. It never waits.
+
+        Raises:
+            Fenced: a newer epoch was taken.
+
+        Crash: the number is raised or not; raised, nobody commits for the partition until the next claim.
+        """
+        with self._states.caught_up(consumer) as state:
+            raised = self._decide(state, epoch, "claim", lambda h: {"claims": {**h.claims, partition: h.claims.get(partition, 0) + 1}})
+        return Claim(partition, raised.claims[partition], run_id)
+
+    def _decide(self, state: ConsumerState, epoch: int, kind: str, change: Callable[[Header], dict[str, Any]]) -> Header:
+        """One decision that changes who runs; planned again where another one comes first. Raises Fenced."""
+        for _ in range(AMEND_ATTEMPTS):
+            state.catch_up()
+            state.require_sound()
+            if state.header.head.epoch != epoch:
+                raise state.fenced()
+            now = dt.datetime.now(dt.UTC)
+            header = state.following(kind, uuid.uuid4().hex, now, state.header.head, **change(state.header))
+            try:
+                decide(state, Decision(header), lambda _: None)
+            except CommitConflict:
+                continue
+            return header
+        raise StillHeld(f"Consumer {state.ledger.consumer!r} commits all the time: no {kind} came through. Try again.")
+
+    def _heartbeat(self, consumer: str) -> Heartbeat:
+        return Heartbeat(self._states.turns(consumer).heartbeat)
+
+    def trial(self, consumer: str, scope: str = "") -> str | None:
+        """What `set_trial` kept last under this scope, unless a batch of it was committed since."""
+        return self._states.turns(consumer).trial_of(scope).read()
+
+    def set_trial(self, consumer: str, trial: str | None, scope: str = "") -> None:
+        """Keep it outside any transaction. Crash: it survives the death of the process, not that of the machine."""
+        self._states.turns(consumer).trial_of(scope).keep(trial)
+
+    def heartbeat(self, consumer: str, epoch: int, every: float, run_id: str = "") -> AbstractContextManager[None]:
+        """While the block runs, tell other copies every `every` seconds that this one is alive."""
+        return self._heartbeat(consumer).beating(epoch, every)
 
 
 class DeltaStore(Joins):
@@ -151,7 +262,7 @@ class DeltaStore(Joins):
     def begin_letters(self, consumer: str, *, positions: bool = False) -> Iterator[DeltaTransaction]:
         """Open a transaction of letters under the epoch that there is.
 
-        It has its turn between two batches of a running stream: each waits for the other, for a while (turns.py). Of two decisions the
+        It has its turn between two batches of a running stream: each waits for the other, for a while (epoch.py). Of two decisions the
         later one is planned again (CommitConflict), so nothing more is needed for `positions`.
 
         Raises:
@@ -203,7 +314,7 @@ class DeltaStore(Joins):
         Crash: it is recorded that they may be gone; the next purge drops what this one has left.
         """
         with self._states.existing(consumer) as state:
-            floors = audit.floors(state, before)
+            floors = verify.floors(state, before)
         self._states.decide(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
         with state.lock:
             state.ledger.drop_reservations(before)
@@ -218,8 +329,8 @@ class DeltaStore(Joins):
         with self._states.existing(consumer) as state:
             needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
             # While a decision waits for a sink, files that it lists are in folders whose tables do not name them yet.
-            maintain.everything((state.ledger.uri, state.letters_uri), self._states.engine, full=not state.pending)
-            maintain.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
+            upkeep.everything((state.ledger.uri, state.letters_uri), self._states.engine, full=not state.pending)
+            upkeep.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
 
     def views(self, spark: Any) -> list[str]:
         """Temporary views of the state as of now; returns their names: dedup_checkpoints, dedup_batches, dedup_reservations,
@@ -228,7 +339,7 @@ class DeltaStore(Joins):
         ledgers = {name: self._states.of(name).ledger.uri for name in self.consumers()}
         history = pa.concat_tables([HISTORY.empty_table(), *(one.history() for one in self._letters(Selection()))])
         more = {"dedup_letter_history": history, "dedup_blocked_sequences": self._states.blocked()}
-        return list(importlib.import_module("dedup.spark.delta_views").create(self, ledgers, more, spark))
+        return list(importlib.import_module("dedup.spark.delta").create(self, ledgers, more, spark))
 
     def publish(self, consumer: str) -> int:
         """Bring decided batches that their sinks do not show yet; returns how many.
@@ -251,10 +362,10 @@ class DeltaStore(Joins):
         """Names, sorted."""
         return self._states.names()
 
-    def batches(self, consumer: str, wanted: Wanted = ALL) -> pa.Table:
+    def batches(self, consumer: str, wanted: RecordFilter = ALL) -> pa.Table:
         """Batch records (BATCHES + generation, epoch, seq, committed_at), in seq order."""
         with self._states.caught_up(consumer) as state:
-            return audit.read_log(state.ledger, wanted.after).batches(wanted)
+            return verify.read_log(state.ledger, wanted.after).batches(wanted)
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them.
@@ -307,5 +418,11 @@ class DeltaStore(Joins):
         """The letters of one consumer, or of all in the order of their names."""
         for name in self.consumers() if selection.consumer is None else [selection.consumer]:
             with self._states.caught_up(name) as state:
-                found = audit.letters(state, self._publisher(state))
+                found = verify.letters(state, self._publisher(state))
             yield found
+
+
+def _entered(header: Header, holder: Holder) -> tuple[Holder, ...]:
+    """With this process, and without those that are provably gone."""
+    others = (m for m in header.members or () if m.run_id != holder.run_id and (m.pid == holder.pid or not is_gone(m, holder)))
+    return (*others, holder)

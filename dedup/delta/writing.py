@@ -16,22 +16,18 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError, RowsRefused, SinkMismatch
-from dedup.delta import merge as merging
+from dedup.core.merges import merges
+from dedup.core.rows import ArrowRows, Rows, given_rows
+from dedup.core.steps import Merge
+from dedup.delta import sinks
 from dedup.delta.files import Add, FileWriter
-from dedup.delta.fit import check_schema
-from dedup.delta.header import SinkFiles
-from dedup.delta.lineage import PART_BITS
-from dedup.delta.names import sql_name
+from dedup.delta.fit import check_schema, sql_name
+from dedup.delta.ledger import SinkFiles
 from dedup.delta.restores import require_same
-from dedup.delta.sink import Sink
+from dedup.delta.sinks import Columns, Sink
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import Options, join, safe_name
-from dedup.delta.targets import Columns
-from dedup.in_turn import merges
-from dedup.rows import ArrowRows
-from dedup.steps import Merge
-from dedup.store import Rows
-from dedup.typed import given_rows
+from dedup.delta.tables import PART_BITS
 
 
 @dataclass(frozen=True)
@@ -182,14 +178,14 @@ class SinkWrites:
     def _merge(self, sink: Sink, rows: pa.Table, how: Merge) -> None:
         """Rows of different keys, all with the same columns."""
         context = self._context
-        upserts, deletes = merging.split(rows, how, sink)
+        upserts, deletes = sinks.split(rows, how, sink)
         self._writer(sink).require_not_numbered(upserts.column_names)
-        spark = context.spark() if merging.needs_spark(sink) else None
+        spark = context.spark() if sinks.needs_spark(sink) else None
         context.on_step("files")
-        adds = tuple(merging.stage(self._stager(sink, upserts), upserts, deletes=False))
+        adds = tuple(sinks.stage(self._stager(sink, upserts), upserts, deletes=False))
         if spark is not None and adds:
             self._check_constraints(sink, spark, adds)
-        adds += tuple(merging.stage(self._stager(sink, deletes), deletes, deletes=True))
+        adds += tuple(sinks.stage(self._stager(sink, deletes), deletes, deletes=True))
         self.add(sink, "files" if spark is None else "rows", adds, how)
 
     def own(self, sink: Sink, rows: pa.Table, codec: Mapping[str, Any] | None = None) -> None:
@@ -240,7 +236,7 @@ class SinkWrites:
         return RowWriter(sink.travelling(), self._context.root, self._context.options, self._staging)
 
     def _stager(self, sink: Sink, rows: pa.Table) -> FileWriter:
-        schema = merging.staged_schema(sink, rows.column_names)
+        schema = sinks.staged_schema(sink, rows.column_names)
         return FileWriter(self._context.root, self._context.options, schema, sink.name, prefix=self._staging, indexed=0)
 
     def _check_constraints(self, sink: Sink, spark: Any, adds: tuple[Add, ...]) -> None:

@@ -6,7 +6,7 @@ What each number is, and why a kill cannot change it:
   is not in the log, and is counted apart as `replayed`: whatever the batch records saw again beyond the log's redeliveries. How much that
   is depends on the moment of the kill, so nothing is asked of it but that it is not negative.
 * duplicates: from the batch records, which decide a position once; must equal the copies in the log.
-* written: rows in the sink. dead letters: letters in the store. Compared one by one with `expected.compute`.
+* written: rows in the sink. dead letters: letters in the store. Compared one by one with `input.compute`.
 * lost, doubled: rows and letters that are missing, and that are there beyond what is expected. A row that came out changed is in both.
 
 So delivered = redelivered + duplicates + written + dead letters, the left side from the log and the last three from the store.
@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dedup.demo import expected
-from dedup.demo.delivery import Delivery
-from dedup.store import Selection, Store
+from deadletter.selection import Selection
+from dedup.core.store import Store
+from dedup.demo import input
+from dedup.testing.delivery import Delivery
 from dedup.verify import verify
 
 SHOWN = 3
@@ -51,10 +52,10 @@ class Audit:
 
 def examine(store: Store, consumer: str, delivery: Delivery, flights: pa.Table, rows: pa.Table) -> Audit:
     """Audit the state of `consumer` and the `rows` of its sink against the delivery of these flights."""
-    due = expected.compute(delivery, flights)
+    due = input.compute(delivery, flights)
     letters = store.letters(Selection(consumer=consumer, limit=None))
-    lost_rows, doubled_rows = expected.difference(due.rows, rows)
-    lost_letters, doubled_letters = expected.difference(due.letters, _comparable(letters))
+    lost_rows, doubled_rows = input.difference(due.rows, rows)
+    lost_letters, doubled_letters = input.difference(due.letters, _comparable(letters))
     lost, doubled = (sum(map(_times, tables)) for tables in ((lost_rows, lost_letters), (doubled_rows, doubled_letters)))
     counted = _counted(store.batches(consumer))
     problems = [
@@ -80,9 +81,9 @@ def examine(store: Store, consumer: str, delivery: Delivery, flights: pa.Table, 
 
 
 def _comparable(letters: pa.Table) -> pa.Table:
-    """expected.LETTERS of these: the reason only where the handler gave it, the library's own wording is its own affair."""
+    """input.LETTERS of these: the reason only where the handler gave it, the library's own wording is its own affair."""
     reason = pc.if_else(pc.equal(letters["kind"], "REJECTED"), letters["reason"], "")
-    return pa.table([letters["kind"], reason, letters["body"]], names=expected.LETTERS.names)
+    return pa.table([letters["kind"], reason, letters["body"]], names=input.LETTERS.names)
 
 
 def _by_reason(letters: pa.Table) -> dict[tuple[str, str], int]:

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dedup import Consumer, decode
-from dedup.demo.delivery import ENVELOPE_DDL
-from dedup.demo.expected import NO_DEPARTURE
-from dedup.demo.flights import FLIGHT
-from dedup.demo.target import CONSUMER, Target, target
+from dedup.demo.input import ENVELOPE_DDL, FLIGHT, NO_DEPARTURE
+from dedup.demo.places import CONSUMER, Target, target
 
 STORE = "DEDUP_DEMO_STORE"
 """Variable with the store as `dedup demo --store` was given it; empty for the default."""

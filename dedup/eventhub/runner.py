@@ -1,26 +1,58 @@
 """The plain runner: a Consumer on an event hub without Spark, in as many processes as you like.
 
 Each process owns some partitions, gathers batches of them, and commits each in one transaction with its checkpoint.
+
+The loop of one runner process: azure-eventhub's event processor on one side, the consumer's batches in a thread on the other.
+
+What the client does with errors of its callbacks is not what a person wants: it delivers the batch again for ever. So every error is
+judged here: a lost partition is left, what may pass is tried again from the checkpoint, anything else ends the process.
+
+The aio client of azure-eventhub for the same connection settings as everywhere else.
+
+One claimed partition on its way through the runner: events in order, gathered until a batch is due. No I/O.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
+import logging
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from azure.eventhub.aio import CheckpointStore
+import pyarrow as pa
+from azure.eventhub import TransportType
+from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
 
-from checkpoint import given
+from checkpoint import changes, given, start
+from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld, command
+from checkpoint.head import Head
+from checkpoint.position import Partition
+from deadletter import outage
+from deadletter.redact import redact
 from dedup.consumer import Consumer
-from dedup.eventhub.lease import owners_beside
-from dedup.eventhub.runner_loop import Runner, Start
-from dedup.eventhub.runner_partition import Bounds
-from dedup.eventhub.settings import DEFAULT_GROUP, Connection
-from dedup.settings import RUNNER
+from dedup.core.settings import RUNNER
+from dedup.eventhub import rows
+from dedup.eventhub.connection import DEFAULT_GROUP, Connection, hidden, made
+from dedup.eventhub.leases import Leases, owners_beside
+from dedup.eventhub.namespace import Namespace, Span, Spans
+from dedup.eventhub.reader import InOrder
+from dedup.pipeline.commit import Job
+from dedup.pipeline.member import Assignment, Member
+
+log = logging.getLogger("dedup")
+
+Start = Literal["earliest", "latest"] | dt.datetime
+
+LOOK_SECONDS = 60.0
+"""Between two looks at which partitions there are."""
 
 
 def run(consumer: Consumer, connection: Connection | str, hub: str | None = None, group: str = DEFAULT_GROUP, **options: Any) -> None:
@@ -110,3 +142,391 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in chosen:
             loop.remove_signal_handler(number)
+
+
+class Stopping(Exception):
+    """The process was asked to stop while it waited; nothing of the batch is committed."""
+
+
+class NotClaimed(Exception):
+    """The partition's claim has not been made; the client lets go of it, and it is claimed again."""
+
+
+class Runner:
+    """One process. Use once."""
+
+    def __init__(
+        self,
+        job: Job,
+        connection: Connection,
+        owners: CheckpointStore,
+        bounds: Bounds,
+        start: Start,
+        prefetch: int,
+        client: dict[str, Any],
+    ) -> None:
+        self._stopping = threading.Event()
+        self._member = Member(job, sleep=self._sleep)
+        self._job, self._connection, self._bounds = job, connection, bounds
+        self._start, self._prefetch, self._options = start, prefetch, client
+        self._source = job.preparation.source or connection.source
+        self._leases = Leases(owners, job.store, job.name, self._source, connection)
+        self._namespace = Namespace(connection)
+        self._owned: dict[str, Gathered] = {}
+        self._ends: dict[str, int] = {}  # partition -> sequence number after its newest event, as the process began
+        self._doubted: dict[str, set[tuple[int, int]]] = {}  # partition -> holes that were seen since its last commit
+        self._links: Counter[str] = Counter()  # of the client: partition -> links so far
+        self._worker = ThreadPoolExecutor(1, "dedup-batch")  # one transaction at a time
+        self._failure: BaseException | None = None
+        self._ended = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set, or something ends it."""
+        watching = asyncio.create_task(self._stop_with(stop))
+        spans = (await asyncio.to_thread(self._namespace.look)).spans
+        partitions, self._ends = set(spans), {str(number): span.end for number, span in spans.items()}
+        try:
+            with contextlib.suppress(Stopping):
+                await asyncio.to_thread(self._member.join)
+                with self._member.beating():
+                    while not self._ended.is_set():
+                        partitions = await self._receive(partitions)
+        finally:
+            watching.cancel()
+            await asyncio.to_thread(self._leave)
+        if self._failure is not None:
+            raise self._failure
+
+    def _leave(self) -> None:
+        self._worker.shutdown()
+        try:
+            if self._member.epoch:
+                self._member.leave()
+        except Exception as error:  # noqa: BLE001 - what ended the run is worth more
+            log.warning("%s: could not take this process off the record: %s", self._member.name, error)
+
+    async def _stop_with(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        log.info("%s: stopping; the batch in hand is finished first", self._member.name)
+        self._stopping.set()
+        self._ended.set()
+        await asyncio.to_thread(self._member.stop)  # who loses patience and kills has not been killed by an event
+
+    def _sleep(self, seconds: float) -> None:
+        if self._stopping.wait(seconds):
+            raise Stopping
+
+    async def _receive(self, partitions: set[int]) -> set[int]:
+        """Receive until the run ends, or there are other partitions; returns those that there are."""
+        client = aio_client(self._connection, **{**self._options, "checkpoint_store": self._leases})
+        self._links = client.links
+        receiving = asyncio.create_task(
+            client.receive_batch(
+                self._on_batch,
+                on_error=self._on_error,
+                on_partition_initialize=self._on_claimed,
+                on_partition_close=self._on_closed,
+                max_batch_size=self._prefetch,
+                max_wait_time=max(self._bounds.wait, 0.05),
+                prefetch=self._prefetch,
+                starting_position=self._beginnings(),
+            )
+        )
+        looking = asyncio.create_task(self._look(client, partitions))
+        ending = asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait({receiving, looking, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done() and not self._ended.is_set():
+                receiving.result()
+            return looking.result() if looking.done() else partitions
+        finally:
+            await client.close()  # waits for the batch in hand, and gives the partitions back
+            for task in (receiving, looking, ending):
+                task.cancel()
+            await asyncio.gather(receiving, looking, ending, return_exceptions=True)
+
+    def _beginnings(self) -> Any:
+        """Where partitions without a checkpoint begin, for the client.
+
+        The latest is where they ended when this process began: the client itself would look again with each link that it opens, and leave
+        out what came before. Partitions that are added later begin at their first event.
+        """
+        if self._start == "latest":
+            return {number: end - 1 if end else "-1" for number, end in self._ends.items()}
+        return "-1" if self._start == "earliest" else self._start
+
+    async def _look(self, client: EventHubConsumerClient, partitions: set[int]) -> set[int]:
+        """Return when there are other partitions than these: the client itself asks only once."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                found = {int(number) for number in await client.get_partition_ids()}
+                await asyncio.to_thread(self._forget_gap)
+            except Exception as error:  # noqa: BLE001 - the broker or the store is away: the next look tells
+                log.warning("%s: cannot look at the partitions: %s", self._member.name, self._shown(error))
+                continue
+            if found != partitions:
+                log.info("%s: %d partitions instead of %d", self._member.name, len(found), len(partitions))
+                return found
+
+    def _forget_gap(self) -> None:
+        """A gap that a person accepted counts for every partition that has one, and no longer."""
+        head = self._job.store.head(self._member.name)
+        if head.gap_accepted:
+            with contextlib.suppress(PositionGap):
+                strict = changes.close_gap(head)
+                start.positions(strict, self._source, Spans(self._namespace.look().spans), [self._connection.hub])
+                self._job.store.amend(self._member.name, changes.close_gap, by="runner", reason="no partition has a gap any more")
+
+    async def _on_claimed(self, context: Any) -> None:
+        """The client has got a partition: claim it for commits, too, and find out where it goes on."""
+        try:
+            self._owned[context.partition_id] = await asyncio.to_thread(self._claim, int(context.partition_id))
+        except Exception as error:
+            if not (isinstance(error, StillHeld) or outage.may_pass(error, self._job.policy.on_failure)):
+                self._fail(error)
+            log.warning("%s: partition %s is not claimed: %s", self._member.name, context.partition_id, self._shown(error))
+            raise
+
+    def _claim(self, number: int) -> Gathered:
+        """One after another: claim, then the checkpoint, so that nobody moves it any more, then the log."""
+        assignment = self._member.claim(Partition(self._source, self._connection.hub, number))
+        created = self._namespace.created()
+        assignment.topic_ids = {(self._source, self._connection.hub): created}
+        head = self._job.known_head()
+        first = self._first(head, number, self._namespace.span(number))
+        log.info("%s: partition %d claimed (number %d), from %s", self._member.name, number, assignment.claim.number, first or self._start)
+        return Gathered(assignment, self._bounds, first, doubted=frozenset(self._doubted.get(str(number), ())))
+
+    def _first(self, head: Head, number: int, span: Span) -> int | None:
+        """Which event comes first; None where there is no checkpoint. Raises PositionGap, IncarnationChanged."""
+        place = (self._connection.hub, number)
+        found = start.positions(head, self._source, Spans({number: span}), [place[0]])[place]
+        return found if isinstance(found, int) else None
+
+    async def _on_batch(self, context: Any, events: list[Any]) -> None:
+        part = self._owned.get(context.partition_id)
+        if part is None:
+            raise NotClaimed(f"partition {context.partition_id}")
+        if events and (part.link == 0 or part.link != self._links[context.partition_id]):
+            await self._ask_life(part, self._links[context.partition_id])
+        now = time.monotonic()
+        try:
+            part.add(events, now)
+        except Exception as error:  # the client would deliver what cannot be read again for ever
+            self._fail(error)
+            raise
+        if missing := part.hole(now):
+            await self._judge(context.partition_id, part, *missing)
+        if part.running is not None and part.running.done():
+            await self._settle(context.partition_id, part)
+        while part.due(time.monotonic()):
+            await self._settle(context.partition_id, part)
+            part.running = asyncio.get_running_loop().run_in_executor(self._worker, self._process, part, part.take())
+
+    async def _ask_life(self, part: Gathered, link: int) -> None:
+        """Behind a new link the hub may be another one, whose numbers began anew: asked after events came, so that the answer is theirs."""
+        told = await asyncio.to_thread(self._namespace.created)
+        part.assignment.topic_ids, part.link = {(self._source, self._connection.hub): told}, link
+
+    async def _settle(self, partition: str, part: Gathered) -> None:
+        """Wait for the batch that is in the store: the next one is gathered meanwhile, and no more. Raises what it ended with."""
+        running = part.running
+        if running is None:
+            return
+        await asyncio.wait({running})
+        part.running, error = None, running.exception()
+        if error is not None:
+            self._note(partition, part, error)
+            raise error
+        self._doubted.pop(partition, None)
+
+    async def _judge(self, partition: str, part: Gathered, first: int, last: int) -> None:
+        """Positions did not come: lost to retention, to the link, or never there (compaction)."""
+        span = await asyncio.to_thread(self._namespace.span, int(partition))
+        head = await asyncio.to_thread(self._job.store.head, self._member.name)
+        if span.first > first and not head.gap_accepted:
+            error = PositionGap(
+                f"Consumer {self._member.name!r}: retention has passed the reader; positions {first}-{min(last, span.first - 1)} of "
+                f"partition {partition} cannot be had any more. Run "
+                f"{command('consumer', 'accept-gap', self._member.name)} to go on without them."
+            )
+            self._fail(error)
+            raise error
+        if span.first <= first and (first, last) not in part.doubted:
+            self._doubted.setdefault(partition, set()).add((first, last))
+            raise NotClaimed(f"positions {first}-{last} of partition {partition} did not come: read again from the checkpoint")
+        behind = min(last + 1, span.first) if span.first > first else last + 1  # retention took nothing above its border
+        log.warning("%s: positions %d-%d of partition %s are not in the log", self._member.name, first, behind - 1, partition)
+        part.skip_to(behind, time.monotonic())
+
+    def _process(self, part: Gathered, events: pa.Table) -> None:
+        if self._ended.is_set():
+            raise Stopping
+        where, started = part.assignment.partition, time.monotonic()
+        report = self._member.process(part.assignment, events)
+        log.info("%s %s: %s, %.2f s", self._member.name, where, report, time.monotonic() - started)
+
+    def _note(self, partition: str, part: Gathered, error: BaseException) -> None:
+        """What a batch ended with: a lost partition is left, anything else ends the run."""
+        if isinstance(error, Stopping):
+            return
+        if self._owned.get(partition) is part:  # and not claimed again meanwhile
+            del self._owned[partition]
+        if isinstance(error, PartitionLost):
+            log.warning("%s: %s", self._member.name, error)
+        else:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the run with this error: the client itself would deliver the batch again for ever."""
+        if self._failure is None:
+            self._failure = error
+        self._stopping.set()
+        self._ended.set()
+
+    async def _on_closed(self, context: Any, reason: Any) -> None:
+        """The client lets go of a partition, and gives it back after this: the batch in the store is waited for."""
+        part = self._owned.get(context.partition_id)
+        if part is not None:
+            with contextlib.suppress(Exception):  # noted
+                await self._settle(context.partition_id, part)
+            self._owned.pop(context.partition_id, None)
+
+    async def _on_error(self, context: Any, error: Exception) -> None:
+        if not isinstance(error, NotClaimed | Stopping | Fenced):
+            what = f"partition {context.partition_id}" if context else "balancing"
+            log.warning("%s: %s: %s", self._member.name, what, self._shown(error))
+
+    def _shown(self, error: Exception) -> str:
+        return hidden(redact(f"{type(error).__name__}: {error}"), self._connection).split("\n")[0]
+
+
+class Client(EventHubConsumerClient):
+    """Counts the links that it opens, again after each that broke: behind every one the hub may be another one of the same name.
+
+    The client tells nobody of them, so this looks inside it. Where it does not find what it knows, the count stays at zero.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.links: Counter[str] = Counter()
+        """Partition -> links so far."""
+
+    def _create_consumer(self, consumer_group: str, partition_id: str, *args: Any, **options: Any) -> Any:
+        consumer: Any = super()._create_consumer(consumer_group, partition_id, *args, **options)
+        opens = consumer._create_handler
+
+        def counted(*auth: Any) -> None:
+            self.links[partition_id] += 1
+            opens(*auth)
+
+        consumer._create_handler = counted
+        return consumer
+
+
+def aio_client(there: Connection, **options: Any) -> Client:
+    """A new client; `options` are its own. Raises ValueError where the settings make none."""
+    options |= {"transport_type": TransportType.AmqpOverWebsocket} if there.websocket else {}
+    if there.secret is not None:
+        client = Client.from_connection_string(there.secret, there.group, eventhub_name=there.hub, **options)
+        assert isinstance(client, Client)
+        return client
+    extra = {} if there.tls else {"use_tls": False}
+    credential: Any = Waited(made(there.credential))
+    return Client(there.namespace, there.hub, there.group, credential, **options, **extra)
+
+
+class Waited:
+    """A token credential for the aio client, which asks in its loop: the plain one answers in a thread."""
+
+    def __init__(self, credential: Any) -> None:
+        self._credential = credential
+
+    async def get_token(self, *scopes: str, **options: Any) -> Any:
+        """As the plain one."""
+        return await asyncio.to_thread(self._credential.get_token, *scopes, **options)
+
+    async def close(self) -> None:
+        """It is the caller's."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """When a batch is due: whichever comes first."""
+
+    events: int
+    size: int  # bytes of their bodies
+    wait: float  # seconds since its first event came
+
+
+@dataclass
+class Gathered:
+    """The events of one partition that are in hand and not committed, as rows: those take a tenth of the memory.
+
+    Args:
+        first: sequence number that has to come first; None: whatever comes.
+    """
+
+    assignment: Assignment
+    bounds: Bounds
+    first: int | None
+    order: InOrder | None = None
+    doubted: frozenset[tuple[int, int]] = frozenset()  # holes that were seen before: the log was read again since then
+    events: list[pa.RecordBatch] = field(default_factory=list)
+    count: int = 0  # of these events
+    size: int = 0  # bytes of their bodies
+    since: float = 0.0
+    link: int = 0  # of the client, behind which the hub was last asked which one it is
+    running: asyncio.Future[None] | None = None  # the batch that is in the store
+
+    def __post_init__(self) -> None:
+        self.order = None if self.first is None else InOrder(self.first)
+
+    def add(self, events: Sequence[Any], now: float) -> None:
+        """Take what came; events that came before are dropped, those that come early wait for the ones before them."""
+        if not events:
+            return
+        came = rows.batch(events, *self.assignment.partition)
+        if self.order is None:
+            self.order = InOrder(int(rows.numbers(came).min()))
+        self._keep(self.order.add(came, now), now)
+
+    def skip_to(self, number: int, now: float) -> None:
+        """Nothing below this position comes any more."""
+        assert self.order is not None
+        self._keep(self.order.skip_to(number), now)
+
+    def hole(self, now: float) -> tuple[int, int] | None:
+        """The first and the last position that are missing, once that has lasted."""
+        behind = self.order.hole(now) if self.order else None
+        return None if behind is None or self.order is None else (self.order.next, behind - 1)
+
+    def due(self, now: float) -> bool:
+        """Whether what is in hand is a batch."""
+        if not self.events:
+            return False
+        if self.assignment.hold is not None and rows.numbers(self.events[-1])[-1] < self.assignment.hold:
+            return False  # another process died in this batch: it has to be tried with the same rows
+        full = self.count >= self.bounds.events or self.size >= self.bounds.size
+        return full or now - self.since >= self.bounds.wait
+
+    def take(self) -> pa.Table:
+        """The batch; what is beyond its bound stays in hand."""
+        whole = pa.Table.from_batches(self.events, rows.SCHEMA)
+        batch = whole if self.assignment.hold is not None else whole.slice(0, self.bounds.events)
+        self.events = whole.slice(batch.num_rows).to_batches()
+        self.count, self.size = whole.num_rows - batch.num_rows, sum(map(_size, self.events))
+        return batch
+
+    def _keep(self, ready: pa.RecordBatch, now: float) -> None:
+        if not len(ready):
+            return
+        if not self.events:
+            self.since = now
+        self.events.append(ready)
+        self.count, self.size = self.count + len(ready), self.size + _size(ready)
+
+
+def _size(events: pa.RecordBatch) -> int:
+    return int(events.column("body").nbytes)

@@ -10,8 +10,7 @@ except ModuleNotFoundError as missing:
 
 from dedup.kafka.broker import Broker
 from dedup.kafka.eventhubs import EventHubs, Options, eventhubs_options
-from dedup.kafka.outbox import Topics
-from dedup.kafka.outbox_transactions import TransactionalTopics
-from dedup.kafka.reading import LogReader, log_reader
+from dedup.kafka.log import LogReader, log_reader
+from dedup.kafka.outbox import Topics, TransactionalTopics
 
 __all__ = ["Broker", "EventHubs", "LogReader", "Options", "Topics", "TransactionalTopics", "eventhubs_options", "log_reader"]

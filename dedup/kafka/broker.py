@@ -1,6 +1,6 @@
 """A Kafka cluster as dedup asks it: its id, the ids of its topics, and from where to where each partition reaches.
 
-Nothing is consumed or changed here. Called by the consumer (which life of a topic is this?), by starting.py and by `dedup lag`.
+Nothing is consumed or changed here. Called by the consumer (which life of a topic is this?), by start.py and by `dedup lag`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from checkpoint import given
 from checkpoint.errors import ConfigError, SourceUnavailable
-from dedup.lag import End
-from dedup.settings import BROKER
-from dedup.starting import Place
+from checkpoint.start import End, Place
+from dedup.core.settings import BROKER
 
 T = TypeVar("T")
 

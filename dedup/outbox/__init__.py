@@ -3,9 +3,9 @@
 Knows no store and no broker: dedup/postgres and dedup/delta keep the messages, dedup/kafka and dedup/eventhub send them.
 """
 
+from dedup.core.messages import Message, State
 from dedup.outbox.destination import Call, Destination, Failure, Outcome
 from dedup.outbox.dispatch import Dispatched, Dispatcher, Patience
 from dedup.outbox.exactly_once import ExactlyOnce
-from dedup.outbox.message import Message, State
 
 __all__ = ["Call", "Destination", "Dispatched", "Dispatcher", "ExactlyOnce", "Failure", "Message", "Outcome", "Patience", "State"]

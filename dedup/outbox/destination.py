@@ -8,10 +8,10 @@ from typing import Protocol
 
 from checkpoint import given
 from checkpoint.errors import DestinationUnavailable
-from deadletter.classify import SYSTEMIC, TRANSIENT, classify
-from dedup.outbox.message import Message
-from dedup.outbox.store import Line
-from dedup.settings import CALL
+from deadletter.classify import classify
+from deadletter.known import SYSTEMIC, TRANSIENT
+from dedup.core.messages import Line, Message
+from dedup.core.settings import CALL
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from dedup.core.messages import Asked, Failed, Marks, Message, Outbox
 from dedup.outbox.destination import Outcome
 from dedup.outbox.dispatch import Dispatcher
-from dedup.outbox.message import Message
-from dedup.outbox.store import Asked, Failed, Marks, Outbox
 
 
 @dataclass(frozen=True)

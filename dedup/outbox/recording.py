@@ -1,10 +1,15 @@
-"""What `tx.publish` recorded, and how its rows become messages with ids. Pure, but for random ids."""
+"""What `tx.publish` recorded, and how its rows become messages with ids. Pure, but for random ids.
+
+Messages are made in a thread while the store takes the rows of sinks: ids and lanes of many take as long as writing them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
+from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -13,17 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
-from dedup.envelope import POSITION
-from dedup.index import KEY_ONLY, Index, Ints
-from dedup.outbox.message import MESSAGES, Messages, hex_text, lanes, random_ids
-from dedup.rows import named
-from dedup.sorting import key_bytes
-from dedup.store import Rows
-from dedup.value_plain import Wrong, plainly
-from dedup.values import shown
+from checkpoint.position import KEY_ONLY, Ints
+from dedup.core.envelope import POSITION
+from dedup.core.index import Index
+from dedup.core.keys import key_bytes
+from dedup.core.messages import MESSAGES, Messages, hex_text, lanes, random_ids
+from dedup.core.rows import Rows, named
+from dedup.core.value_rules import Wrong, plainly
+from dedup.core.values import shown
 
 ORDER = "_order"
 """Numbers the messages of one event, where the events are handled one by one."""
+
+MANY = 1_000
+"""Rows from which on a thread is worth it."""
 
 
 @dataclass(frozen=True)
@@ -265,3 +273,24 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+class Ahead:
+    """Makes messages beside what the block does; the block ends once they are made, also where it raises."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def begin(self, rows: int, job: Callable[[], Messages]) -> Callable[[], Messages]:
+        """Begin where there are many rows; returns what waits for the messages and raises what the job raised."""
+        if rows < MANY:
+            return job
+        self._pool = self._pool or ThreadPoolExecutor(1, "dedup-messages")
+        return self._pool.submit(job).result
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()

@@ -16,23 +16,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from checkpoint.advice import command
-from checkpoint.errors import BudgetExceeded, CommitConflict, DedupError, HandlerError, RowsRefused, SinkMismatch, ValuesRefused
-from deadletter.budget import Spent, Used
-from deadletter.classify import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass, classify, killed_a_worker, outlasted
+from checkpoint.errors import BudgetExceeded, CommitConflict, DedupError, HandlerError, RowsRefused, SinkMismatch, ValuesRefused, command
+from checkpoint.head import Head, Spent
+from checkpoint.position import Ints
+from deadletter import outage
+from deadletter.classify import classify, killed_a_worker, outlasted
+from deadletter.crashes import Trials
 from deadletter.failure import Failure, describe
+from deadletter.known import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass
 from deadletter.letter import Kind
-from deadletter.policy import FailurePolicy
-from dedup import budgets, too_large
-from dedup.index import Ints
-from dedup.order import Order
+from deadletter.policy import FailurePolicy, Used
+from dedup.core import decision
+from dedup.core.planning import Order, Settled
+from dedup.core.store import Transaction
 from dedup.pipeline import company, guards
 from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.guards import limited
 from dedup.pipeline.tx import EventsFailed, Handler, Tx, are_the_columns
-from dedup.planning import Settled
-from dedup.store import Head, Transaction
-from dedup.trial import Trials
 
 log = logging.getLogger("dedup")
 
@@ -159,7 +159,7 @@ class Attempts:
             else:  # the halves of what failed are not worth waiting for
                 self._once(rows, failures)
         except Exception as error:
-            if not self.on_failure.bisect or (self._is_not_of_an_event(error) and not too_large.may_pass_in_parts(error, len(rows))):
+            if not self.on_failure.bisect or (self._is_not_of_an_event(error) and not outage.may_pass_in_parts(error, len(rows))):
                 raise
             if len(rows) == 1 and self._class_here(error) == TRANSIENT and not killed_a_worker(error):
                 self._out_of_time(int(rows[0]), failures)
@@ -293,7 +293,7 @@ class Attempts:
     def _check_budget(self) -> None:
         """Raise BudgetExceeded; SinkMismatch where all that failed are values that a sink's column cannot hold: the table is wrong."""
         try:
-            budgets.require(self._head.consumer, self.on_failure.budget, self._head.spent, self.used)
+            decision.require(self._head.consumer, self.on_failure.budget, self._head.spent, self.used)
         except BudgetExceeded as exceeded:
             if (misfit := self._only_misfits()) is None:
                 raise

@@ -17,15 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.position import Partition
-from dedup.arrow_frames import ArrowFrames
+from checkpoint.position import Ints, Partition
+from dedup.core.index import INDEX_COLUMNS
+from dedup.core.keys import HIDDEN, SEQUENCE
+from dedup.core.rows import ArrowFrames, picked
+from dedup.core.store import Frames
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
-from dedup.envelope import SEQUENCE
-from dedup.frames import Frames
-from dedup.index import INDEX_COLUMNS, Ints
-from dedup.keys import HIDDEN
-from dedup.rows import picked
 
 
 class EvaluatedBatch(Protocol):

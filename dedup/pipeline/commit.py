@@ -19,28 +19,32 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint import guards as incarnation
+from checkpoint import start
 from checkpoint.errors import CommitConflict
-from checkpoint.position import Partition
-from deadletter.budget import Used
+from checkpoint.guards import TopicIdentity
+from checkpoint.head import Checkpoint, Claim, Head, Run, Topic
+from checkpoint.position import KEY_ONLY, Ints, Partition
+from deadletter import outage
+from deadletter.crashes import Trials, untried
 from deadletter.letter import Kind, Status
-from deadletter.policy import FailurePolicy
-from dedup import budgets, decision, incarnation, planning, redeliveries, starting, too_large
+from deadletter.policy import FailurePolicy, Used
+from deadletter.selection import Selection
+from deadletter.store import KEYS, Park
+from dedup.core import decision, planning
+from dedup.core.envelope import check_positions
+from dedup.core.index import Index, check_repeats
+from dedup.core.keys import LOG_TIME, SEQUENCE
+from dedup.core.letters import Why, letter_rows, make_history, make_letters
+from dedup.core.planning import OnKeyConflict, Order, Settled, Sifted
+from dedup.core.rows import picked
+from dedup.core.steps import Record, Step
+from dedup.core.store import Store, Transaction
 from dedup.decode.prepare import Prepare
-from dedup.envelope import check_positions
-from dedup.incarnation import TopicIdentity
-from dedup.index import KEY_ONLY, Index, Ints, check_repeats
-from dedup.keys import LOG_TIME, SEQUENCE
-from dedup.letters import Why, letter_rows, make_history, make_letters
-from dedup.order import Order
 from dedup.pipeline import company, guards
 from dedup.pipeline.attempts import Attempts
 from dedup.pipeline.batch import Batch, EvaluatedBatch
 from dedup.pipeline.tx import Handler, Tx
-from dedup.planning import OnKeyConflict, Settled, Sifted
-from dedup.rows import picked
-from dedup.steps import Park, Record, Step
-from dedup.store import KEYS, Checkpoint, Claim, Head, Run, Selection, Store, Topic, Transaction
-from dedup.trial import Trials, untried
 
 SAMPLE = 1_000
 """Redeliveries of a partition whose times are looked at where a purge left nothing else to compare."""
@@ -149,7 +153,7 @@ class Job:
     def known_head(self) -> Head:
         """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
         head = self.store.head(self.name)
-        planning.guard(head, Run("", 0), self.settings, {})
+        incarnation.guard(head, Run("", 0), self.settings, {})
         return head
 
 
@@ -216,19 +220,19 @@ def commit_batch(job: Job, batch: Batch, head: Head, run: Run, culprits: Culprit
 
 
 def guard(job: Job, head: Head, run: Run, firsts: Mapping[Partition, int]) -> None:
-    """Refuse a batch that the state contradicts, before anything of it is written. Raises what `planning.guard` does.
+    """Refuse a batch that the state contradicts, before anything of it is written. Raises what `guards.guard` does.
 
     Args:
         firsts: lowest sequence number of each partition in the batch; empty where no gap can be told yet.
     """
-    planning.guard(head, run, job.settings, starting.without_absent(head, run, firsts, job.read_log))
+    incarnation.guard(head, run, job.settings, start.without_absent(head, run, firsts, job.read_log))
 
 
 def parts_of(job: Job, batch: EvaluatedBatch, index: Index, topic_ids: Mapping[Topic, str]) -> Iterator[Part]:
     """The chunks of a batch that is here. Raises BatchTooLarge where there are several, and the handler has to have it whole."""
     parts = planning.chunks(index, job.max_events)
     if len(parts) > 1 and not job.policy.on_failure.bisect:
-        too_large.refuse_parts(job.name, len(index), job.max_events)
+        outage.refuse_parts(job.name, len(index), job.max_events)
     for rows in parts:
         yield Part(batch, index[rows], topic_ids, last=rows is parts[-1])
 
@@ -301,8 +305,8 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     transaction.ask(sifted.wanted)
     known = transaction.reserve(sifted.reserve, lambda known: _expect(chunk, sifted, known))
     settled = planning.settle(sifted, known, policy.on_key_conflict)
-    used = budgets.before_handler(settled)
-    budgets.require(head.consumer, policy.on_failure.budget, head.spent, used)
+    used = decision.before_handler(settled)
+    decision.require(head.consumer, policy.on_failure.budget, head.spent, used)
     settled, why, handled = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
     for step in _decide(chunk, settled, why, {**handled, **used}, head, policy):
         store.on_step(step.name)
@@ -323,7 +327,7 @@ def _check_assumptions(assumed: Head, head: Head) -> None:
     """
     if (assumed.keyspace, dict(assumed.incarnations)) != (head.keyspace, dict(head.incarnations)):
         raise CommitConflict(f"Consumer {head.consumer!r}: its incarnations or its keyspace changed while the batch was prepared.")
-    if planning.is_older(head, assumed):
+    if incarnation.is_older(head, assumed):
         raise CommitConflict(f"Consumer {head.consumer!r}: the state is older than the one that this batch was planned on.")
 
 
@@ -364,16 +368,16 @@ def refuse_other_events(chunk: Chunk, sifted: Sifted, transaction: Transaction, 
 
 def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, head: Head, on_conflict: OnKeyConflict) -> None:
     known = transaction.known(sifted.recheck)
-    rows = redeliveries.suspects(sifted, known, compare_payload=on_conflict != "duplicate")
+    rows = planning.suspects(sifted, known, compare_payload=on_conflict != "duplicate")
     if len(rows):
         parts = [(p, sifted.index.numbers[mine]) for p, r in sifted.index.by_partition() if len(mine := np.intersect1d(r, rows))]
         spans = [Selection(head.consumer, *p, first=int(n.min()), last=int(n.max()), limit=None) for p, n in parts]
-        rows = redeliveries.unexplained(sifted.index, rows, pa.concat_tables([store.letters(s) for s in spans]), head)
+        rows = planning.unexplained(sifted.index, rows, pa.concat_tables([store.letters(s) for s in spans]), head)
     if len(rows):
         given_up = Selection(head.consumer, statuses=(Status.DISCARDED, Status.LOST), limit=None)
         freed = store.letters(given_up, ["key", "payload_hash", "holds_key"])
         freed = freed.filter(pc.and_(pc.and_(freed["key"].is_valid(), freed["payload_hash"].is_valid()), pc.invert(freed["holds_key"])))
-        redeliveries.check_redeliveries(sifted.index, rows, freed.select(KEYS.names).cast(KEYS), head)
+        planning.check_redeliveries(sifted.index, rows, freed.select(KEYS.names).cast(KEYS), head)
 
 
 def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
@@ -389,7 +393,7 @@ def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
         old = rows[(sifted.state[rows] == planning.REDELIVERED) & (index.numbers[rows] <= floor)][:SAMPLE]
         oldest = pc.min(_log_times(chunk.batch.content(index.order[old]))).as_py() if len(old) else None
         if oldest is not None and oldest > point.enqueued_time:
-            redeliveries.refuse_incarnation(index, old.tolist(), head)
+            planning.refuse_incarnation(index, old.tolist(), head)
 
 
 def _log_times(content: pa.Table) -> pa.ChunkedArray:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TypeVar
 
-from dedup.trial import Trials
+from deadletter.crashes import Trials
 
 log = logging.getLogger("dedup")
 

@@ -21,12 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError, HandlerError
-from dedup.arrow_frames import ArrowFrames
-from dedup.envelope import POSITION
-from dedup.index import Ints
+from checkpoint.position import Ints
+from dedup.core.envelope import POSITION
+from dedup.core.rows import ArrowFrames, copied, named, own_rows
 from dedup.pipeline.attempts import HandlerExited, is_ours
 from dedup.pipeline.tx import EventsFailed, Tx
-from dedup.rows import copied, named, own
 
 Row = Mapping[str, Any]
 
@@ -129,7 +128,7 @@ class EachEvent:
             raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
         if rows and not self.into:
             raise HandlerError("The handler returned rows, and the consumer does not know where to: @consumer.foreach(into='table').")
-        return own(rows)
+        return own_rows(rows)
 
 
 @dataclass

@@ -21,15 +21,15 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError, PartitionLost, StoreError
+from checkpoint.head import Claim, Head, Holder, Run, Topic
+from checkpoint.holders import this_process
 from checkpoint.position import Partition
-from dedup import outage
-from dedup.envelope import ENVELOPE
+from deadletter import outage
+from deadletter.crashes import Trials
+from dedup.core.envelope import ENVELOPE
 from dedup.pipeline import commit, company, guards
 from dedup.pipeline.batch import ArrowBatch
 from dedup.pipeline.commit import Chunk, Culprits, Job, Report, State
-from dedup.process import this_process
-from dedup.store import Claim, Head, Holder, Run, Topic
-from dedup.trial import Trials
 
 log = logging.getLogger("dedup")
 

@@ -16,15 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused, ValuesRefused
-from dedup.envelope import POSITION
-from dedup.frames import Frames
-from dedup.index import Index, Ints
-from dedup.outbox.ahead import Ahead
-from dedup.outbox.message import Messages
-from dedup.outbox.recording import Names, arrow_of, messages_of, of_event, rows_of
-from dedup.rows import PlainRows, alike, named, own
-from dedup.steps import Merge
-from dedup.store import Rows, Transaction
+from checkpoint.position import Ints
+from dedup.core.envelope import POSITION
+from dedup.core.index import Index
+from dedup.core.messages import Messages
+from dedup.core.rows import PlainRows, Rows, alike, named, own_rows
+from dedup.core.steps import Merge
+from dedup.core.store import Frames, Transaction
+from dedup.outbox.recording import Ahead, Names, arrow_of, messages_of, of_event, rows_of
 
 Handler = Callable[[Any, "Tx"], None]
 """(frame of new events, tx) -> nothing."""
@@ -300,9 +299,9 @@ def _own(rows: Any) -> Any:
     if type(rows) is not dict:
         rows = named(rows)
     if type(rows) is dict or isinstance(rows, Mapping):
-        return own((rows,))
+        return own_rows((rows,))
     rows = list(map(named, rows)) if isinstance(rows, list) else rows
-    return own(rows) if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows) else rows
+    return own_rows(rows) if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows) else rows
 
 
 Column = tuple[str, str]
@@ -389,7 +388,7 @@ class Call(NamedTuple):
         return own and _are_dicts(later.rows)
 
     def alike(self) -> Iterator[Call]:
-        """Appended rows that are dicts, those with the same columns together; merged ones stay in their order (dedup/in_turn.py)."""
+        """Appended rows that are dicts, those with the same columns together; merged ones stay in their order (dedup/core/merges.py)."""
         parts = alike(self.rows) if self.how is None and type(self.rows) is list and _are_dicts(self.rows) else ()
         if len(parts) < 2:
             yield self

@@ -20,8 +20,8 @@ from psycopg.adapt import AdaptersMap, Buffer
 from psycopg.types.json import set_json_dumps, set_json_loads
 from psycopg.types.string import StrBinaryDumper, StrDumperUnknown, TextBinaryLoader, TextLoader
 
-from checkpoint.postgres.dsn import Connection
-from dedup.postgres import arrays
+from checkpoint.postgres.connection import Connection
+from dedup.postgres import wire
 
 _WHOLE = ("UTF8", "SQL_ASCII")
 
@@ -101,7 +101,7 @@ class _Context:
 @functools.cache
 def _cursor_class(encoding: str) -> type[psycopg.Cursor[Any]]:
     known, held = _Context(), charset(encoding)
-    arrays.register(known)
+    wire.register(known)
     if held is None:  # the server takes characters in JSON, but not their numbers
         set_json_dumps(functools.partial(json.dumps, ensure_ascii=False), known)
     else:

@@ -1,33 +1,80 @@
 """Become the one copy of a consumer that may commit: at once where the holder is provably gone, else after a silence.
 
 Promises that after it returns, no transaction of an older epoch is open or can commit.
+
+How a transaction begins: durable, and fenced by the epoch and, where that is shared, by the claim of its partition.
+
+Promises that a transaction that begins can commit only under the epoch and the claim that it was begun with.
+
+Signs of life while a batch runs, on a connection and a thread of their own.
+
+Promises never to fail the batch: a beat that cannot be written is logged, and tried again at the next one.
+
+Processes that share one epoch: entering it, leaving it, and claiming partitions.
+
+Promises that a partition's older claimant cannot commit once a claim has returned, and that none of its transactions is open then.
+Called by the store.
+
+The slices of a batch as transactions of tasks: who works on one, whose turn it is, and where its checkpoint has to stand.
+
+Promises that of two tasks with one slice only one has a transaction open, and that a slice begins only where its own batch left it.
+Called by the store and by the fence, inside the transaction that is open.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 
-from checkpoint.errors import StillHeld, StoreError
-from checkpoint.postgres.dsn import Connection
-from checkpoint.postgres.sqlfiles import Statements
+from checkpoint.errors import (
+    BudgetExceeded,
+    CommitConflict,
+    ConfigError,
+    Fenced,
+    PartitionLost,
+    StillHeld,
+    StoreError,
+    StoreRestored,
+    command,
+)
+from checkpoint.head import OVER_BUDGET, Claim, Holder, Slice
+from checkpoint.holders import is_alive
+from checkpoint.position import Partition
+from checkpoint.postgres.connection import Connection
+from checkpoint.postgres.sql import Statements
+from dedup.postgres import state
+from dedup.postgres.commit import Attempt
+from dedup.postgres.connection import connect
 from dedup.postgres.state import one, refuse_restored
-from dedup.process import is_alive
-from dedup.store import Holder
 
 LOCK_SECONDS = 1.0
 """How long a takeover waits for an open batch of the older epoch before it ends that session."""
 
 GIVE_UP_SECONDS = 30.0
 
-
 Enter = Callable[[dict[str, Any]], int | None]
 """Puts this process on record under a shared epoch; None where that is over."""
+
+log = logging.getLogger("dedup")
+
+LOOK_SECONDS = 0.05
+"""Between two tries to have one's turn."""
+
+TELL_SECONDS = 10.0
+"""After which a task that waits says for whom, and looks whether that one is still there."""
+
+MARGIN_SECONDS = 10.0
+"""Beyond the limit of a run of the handler, before a session that did nothing since counts as stuck."""
 
 
 @dataclass(frozen=True)
@@ -157,3 +204,276 @@ def end_session(connection: Connection, sql: Statements, consumer: str, row: dic
             f"and this role may not end it. Use the same role, GRANT pg_signal_backend, or end it by hand: "
             f"SELECT pg_terminate_backend({row['backend_pid']});"
         ) from error
+
+
+def begin(connection: Connection, sql: Statements, consumer: str, epoch: int, claim: Claim | None) -> tuple[state.State, Attempt]:
+    """Open the transaction, fence it, lock the checkpoints, read the head. Raises Fenced, ConfigError, psycopg.Error."""
+    attempt = open_guarded(connection, sql)
+    row = state.one(connection, sql, "fence", consumer=consumer)
+    check_epoch(consumer, epoch, row)
+    assert row is not None
+    state.refuse_restored(consumer, row["restored"])
+    if claim is None:
+        connection.execute(sql["lock_checkpoints"], {"id": row["id"]})
+    elif isinstance(claim, Slice):
+        lock(connection, sql, consumer, row["id"], claim)
+    else:
+        _lock_claimed(connection, sql, consumer, row["id"], claim)
+    found = state.read(connection, sql, consumer)
+    assert found is not None
+    found.claim = claim
+    if isinstance(claim, Slice):
+        refuse_elsewhere(connection, sql, found, claim)
+    return found, attempt
+
+
+def open_guarded(connection: Connection, sql: Statements) -> Attempt:
+    """Begin a transaction that nobody can commit but who knows the id of the attempt. Raises ConfigError, psycopg.Error.
+
+    Crash: nothing of it is true.
+    """
+    connection.execute(b"begin isolation level read committed, read write;" + own_settings(sql))
+    number = uuid.uuid4()
+    facts = state.one(connection, sql, "transaction_facts", token=number)
+    assert facts is not None
+    refuse_lazy_commit(facts["synchronous_commit"])
+    return Attempt(number, facts["xid"], facts["backend_pid"], facts["backend_start"])
+
+
+def own_settings(sql: Statements, *, anew: bool = False) -> bytes:
+    """Statements that set what our own ones depend on, to the end of the transaction.
+
+    Args:
+        anew: after a handler has had the session: what it has set, roles included, is forgotten.
+    """
+    return (sql["forget_settings"] + b";" if anew else b"") + sql["own_settings"]
+
+
+def _lock_claimed(connection: Connection, sql: Statements, consumer: str, consumer_id: int, claim: Claim) -> None:
+    """Lock what belongs to one partition. Raises PartitionLost where its number is another one."""
+    where = {"id": consumer_id, **claim.partition._asdict()}
+    row = connection.execute(sql["lock_claim"], where).fetchone()
+    if row is None or row[0] != claim.number:
+        raise PartitionLost(
+            f"Consumer {consumer!r}: another process claimed partition {claim.partition} (its number is {row and row[0]}, this batch has "
+            f"{claim.number}). Nothing of the batch is committed here; the other process reads it again."
+        )
+    connection.execute(sql["lock_checkpoint"], where)
+
+
+def refuse_lazy_commit(setting: str) -> None:
+    """Raise ConfigError where a commit would be reported before it is durable."""
+    if setting == "off":
+        raise ConfigError(
+            "synchronous_commit is off: a crash of the server would lose commits that Spark believes done. "
+            "Run: ALTER ROLE ... SET synchronous_commit = on (or on the database, or take it out of the DSN's options)."
+        )
+
+
+def check_epoch(consumer: str, epoch: int, row: Mapping[str, Any] | None) -> None:
+    """Raise Fenced where a newer epoch was taken, StoreRestored where the table knows less than we do."""
+    if row is None or row["epoch"] < epoch:
+        known = "no such consumer" if row is None else f"epoch {row['epoch']}"
+        raise StoreRestored(
+            f"Consumer {consumer!r}: this copy holds epoch {epoch}, the tables know {known}: they were restored or re-created. "
+            f"Find out what is missing, run {command('consumer', 'accept-restore', consumer)}, and start this copy again."
+        )
+    if row["epoch"] > epoch:
+        raise Fenced(
+            f"Consumer {consumer!r}: epoch {epoch} of this copy was taken over by epoch {row['epoch']} "
+            f"(host {row['host']}, process {row['pid']}) at {row['taken_at']:%Y-%m-%d %H:%M:%S %Z}. Stop this copy."
+        )
+
+
+@contextmanager
+def beating(dsn: str, sql: Statements, consumer: str, epoch: int, every: float, run_id: str = "") -> Iterator[None]:
+    """Beat every `every` seconds until the block ends. A batch that is done before the first beat shows life by its commit.
+
+    Args:
+        run_id: of the process, where the epoch is shared.
+    """
+    stop = threading.Event()
+    said = {"consumer": consumer, "epoch": epoch, **({"run_id": run_id} if run_id else {})}
+    statement = sql["beat_member" if run_id else "beat"]
+    thread = threading.Thread(target=_beat, args=(stop, dsn, statement, said, every), name=f"dedup heartbeat {consumer}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5)
+
+
+def _beat(stop: threading.Event, dsn: str, statement: bytes, said: Mapping[str, Any], every: float) -> None:
+    connection: Connection | None = None
+    while not stop.wait(every):
+        try:
+            connection = connection or connect(dsn)
+            connection.execute(statement, said)
+        except psycopg.Error as error:
+            log.warning("%s: no heartbeat: %s", said["consumer"], type(error).__name__)
+            if connection:
+                connection.close()
+            connection = None
+    if connection:
+        connection.close()
+
+
+def join(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience) -> int:
+    """Enter the epoch that is shared, or take a new one that is; returns it.
+
+    Raises:
+        StillHeld: somebody who does not share it goes on showing life.
+
+    Crash: this process is on record or not; on record, it counts as gone with its database session.
+    """
+    return acquire(connection, sql, consumer, holder, patience, lambda row: enter(connection, sql, consumer, row["epoch"], holder))
+
+
+def enter(connection: Connection, sql: Statements, consumer: str, epoch: int, holder: Holder) -> int | None:
+    """Put a process and this session on record under a shared epoch; None where that is over.
+
+    Crash: it is on record or not.
+    """
+    row = connection.execute(sql["enter"], {"consumer": consumer, "epoch": epoch, **vars(holder)}).fetchone()
+    return int(row[0]) if row else None
+
+
+def claim(connection: Connection, sql: Statements, consumer: str, epoch: int, run_id: str, partition: Partition, seconds: float) -> int:
+    """Raise the number of a partition; returns it.
+
+    A batch of the older claimant that is open is waited for as long as that process shows life; after `seconds` without, or where it is
+    provably gone, its session is ended.
+
+    Raises:
+        Fenced: a newer epoch was taken. StillHeld: the older claimant's batch takes longer than twice `seconds`; try again later.
+
+    Crash: the number is raised or not; raised, the partition waits for the next claim.
+    """
+    started = quiet_since = time.monotonic()
+    signs: Any = None
+    while (number := _try(connection, sql, consumer, epoch, run_id, partition)) is None:
+        found = _claimant(connection, sql, consumer, partition)
+        if found is None:
+            continue
+        now = time.monotonic()
+        if (found["run_id"], found["beats"]) != signs:
+            signs, quiet_since = (found["run_id"], found["beats"]), now
+        if now - quiet_since >= seconds or is_alive(found["host"], found["pid"], found["started"]) is False:
+            end_session(connection, sql, consumer, found)
+        elif now - started >= 2 * seconds:
+            raise StillHeld(
+                f"Partition {partition} of consumer {consumer!r}: a batch of host {found['host']}, process {found['pid']} is open and that "
+                f"process shows life. The partition is left to it; claim it again later."
+            )
+    return number
+
+
+def _try(connection: Connection, sql: Statements, consumer: str, epoch: int, run_id: str, partition: Partition) -> int | None:
+    """The new number; None where the older claimant's batch is open."""
+    try:
+        with connection.transaction():
+            row = state.one(connection, sql, "fence", consumer=consumer)
+            check_epoch(consumer, epoch, row)
+            found = state.read(connection, sql, consumer)
+            assert found is not None
+            topic = state.topic_id(connection, sql, found, (partition.source, partition.topic))
+            connection.execute(sql["set_local"], {"name": "lock_timeout", "value": f"{int(LOCK_SECONDS * 1000)}ms"})
+            asked = {"id": found.id, "topic_id": topic, "partition": partition.partition, "run_id": run_id}
+            taken = connection.execute(sql["claim"], asked).fetchone()
+    except psycopg.errors.LockNotAvailable:
+        return None
+    assert taken is not None
+    return int(taken[0])
+
+
+def _claimant(connection: Connection, sql: Statements, consumer: str, partition: Partition) -> dict[str, Any] | None:
+    """Who claimed the partition last; None where that process has left."""
+    found = state.one(connection, sql, "epoch_now", consumer=consumer)
+    row = state.one(connection, sql, "claimant", id=found["id"], **partition._asdict()) if found else None
+    return row if row and row["run_id"] is not None else None
+
+
+def enter_slice(connection: Connection, sql: Statements, consumer: str, epoch: int, holder: Holder) -> None:
+    """Put a task's process and this session on record, so that a takeover knows it; those whose sessions ended are forgotten.
+
+    Crash: it is on record or not; on record, it counts as gone with its database session.
+    """
+    connection.execute(sql["forget_tasks"], {"consumer": consumer, "epoch": epoch})
+    connection.execute(sql["enter_task"], {"consumer": consumer, "epoch": epoch, **vars(holder)})
+
+
+def lock(connection: Connection, sql: Statements, consumer: str, consumer_id: int, claim: Slice) -> None:
+    """Wait for this slice's turn. A session that holds it and is provably gone, or stuck, is ended.
+
+    Raises:
+        BudgetExceeded: another slice of this attempt was over the budget.
+    """
+    where = {"id": consumer_id, **claim.partition._asdict()}
+    looked = time.monotonic()
+    while not _has_turn(connection, sql, where):
+        time.sleep(LOOK_SECONDS)
+        if time.monotonic() - looked >= TELL_SECONDS:
+            looked = time.monotonic()
+            _look(connection, sql, consumer, where, claim)
+    connection.execute(sql["lock_checkpoint"], where)
+    _refuse_over_budget(connection, sql, consumer, claim)
+
+
+def _has_turn(connection: Connection, sql: Statements, where: dict[str, Any]) -> bool:
+    row = connection.execute(sql["lock_slice"], where).fetchone()
+    return bool(row and row[0])
+
+
+def _look(connection: Connection, sql: Statements, consumer: str, where: dict[str, Any], claim: Slice) -> None:
+    """Say who has the slice; end a session whose process is gone, or has run its handler for longer than it can."""
+    found = state.one(connection, sql, "slice_holder", **where)
+    if found is None:
+        return
+    log.warning("%s: another task has the slice of %s: host %s, process %s", consumer, claim.partition, found["host"], found["pid"])
+    gone = found["host"] is not None and is_alive(found["host"], found["pid"], found["started"]) is False
+    stuck = found["idle"] is not None and math.isfinite(claim.patience) and found["idle"] > claim.patience + MARGIN_SECONDS
+    if gone or stuck:
+        connection.execute(sql["end_session"], {"pid": found["backend_pid"], "start": found["backend_start"]})
+
+
+def _refuse_over_budget(connection: Connection, sql: Statements, consumer: str, claim: Slice) -> None:
+    row = connection.execute(sql["trial"], {"consumer": consumer, "scope": OVER_BUDGET}).fetchone()
+    if row is not None and row[0] == claim.attempt:
+        raise BudgetExceeded(
+            f"Consumer {consumer!r}: another slice of batch {claim.batch_id} is over the budget; {claim.partition} waits for it."
+        )
+
+
+def refuse_elsewhere(connection: Connection, sql: Statements, found: state.State, claim: Slice) -> None:
+    """Raise CommitConflict unless the checkpoint stands where the plan said, or where a chunk of this very batch left it."""
+    point = found.head.checkpoints.get(claim.partition)
+    stands = None if point is None else point.sequence_number
+    if stands == claim.expected or (stands is not None and _is_own_end(connection, sql, found, claim, stands)):
+        return
+    raise CommitConflict(
+        f"Consumer {found.head.consumer!r}: the checkpoint of {claim.partition} stands at {stands}, the batch was planned at "
+        f"{claim.expected}: somebody moved it meanwhile. Plan it again."
+    )
+
+
+def _is_own_end(connection: Connection, sql: Statements, found: state.State, claim: Slice, stands: int) -> bool:
+    topic = (claim.partition.source, claim.partition.topic)
+    asked = {
+        "id": found.id,
+        "topic_id": found.topics.get(topic),
+        "incarnation": found.head.incarnations.get(topic, 0),
+        "partition": claim.partition.partition,
+        "query_id": claim.query_id,
+        "batch_id": claim.batch_id,
+        "last": stands,
+    }
+    row = connection.execute(sql["slice_end"], asked).fetchone()
+    return bool(row and row[0])
+
+
+def room(connection: Connection, sql: Statements, consumer: str) -> int:
+    """How many connections this role could have here for tasks, those of this consumer's tasks included."""
+    row = connection.execute(sql["room"], {"consumer": consumer}).fetchone()
+    assert row is not None
+    return int(row[0])

@@ -1,22 +1,23 @@
 """Does an Arrow column fit a PostgreSQL column, and what must it be cast to: judged by types first, then by values.
 
 Promises that what is sent is what was given: a cast that would lose anything is refused, and the refusal names the ALTER TABLE
-that would make room. Pure; called by sink.py before any row is sent.
+that would make room. Pure; called by sinks.py before any row is sent.
+
+Arrow types as PostgreSQL would call them: for error messages that name the ALTER TABLE to run.
 """
 
 from __future__ import annotations
 
 import binascii
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
-
-from dedup.postgres.encode import as_json
-from dedup.postgres.names import is_bytes, is_text, named, plain, type_for
 
 _VARLENA_HEADER = 4
 """A type modifier of text and numeric counts from here. Source: PostgreSQL's VARHDRSZ."""
@@ -25,6 +26,22 @@ _INTS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "xml"})
 _PGPQ_ELEMENTS = frozenset({"bool", "int2", "int4", "int8", "float4", "float8", "text", "bytea", "date", "timestamp"})
 """Element types for which pgpq writes the type number that PostgreSQL compares."""
+
+_SECOND = 1_000_000
+
+WHOLE: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("oid", "xid", "cid", "regclass", "regcollation", "regconfig", "regdictionary", "regnamespace"), (0, 2**32 - 1)),
+    **dict.fromkeys(("regoper", "regoperator", "regproc", "regprocedure", "regrole", "regtype"), (0, 2**32 - 1)),
+    "xid8": (0, 2**64 - 1),
+    "money": (-(2**63 // 100), 2**63 // 100),
+}
+"""Types that take whole numbers from their text: from, to. The server would wrap others, or take them for something else."""
+
+BYTES = {"name": 63, "char": 1}
+"""Types of which the server cuts off what is longer. Source: PostgreSQL 16 manual, "Character Types"."""
+
+_FIELDS = ((12, 1), (11, 60 * _SECOND), (10, 3600 * _SECOND))
+"""Bit of the last field of an interval (second, minute, hour) -> what it keeps, in microseconds. Source: PostgreSQL's utils/timestamp.h."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +70,14 @@ class Misfit(Exception):
 
 
 @dataclass(frozen=True)
-class Plan:
+class CastPlan:
     """How to send one column."""
 
     cast: Callable[[pa.ChunkedArray], pa.ChunkedArray]
     fast: bool  # pgpq can encode the result
 
 
-def plan(arrow: pa.DataType, column: Column) -> Plan:
+def plan(arrow: pa.DataType, column: Column) -> CastPlan:
     """How values of this type go into the column. Raises Misfit."""
     arrow = plain(arrow)
     for takes, makes in _RULES:
@@ -72,9 +89,9 @@ def plan(arrow: pa.DataType, column: Column) -> Plan:
     raise AssertionError("the last rule takes every column")
 
 
-def as_text() -> Plan:
+def as_text() -> CastPlan:
     """For texts that the server reads, whatever the column is."""
-    return Plan(lambda values: values, fast=False)
+    return CastPlan(lambda values: values, fast=False)
 
 
 def is_numeric_text(arrow: pa.DataType, column: Column) -> bool:
@@ -82,31 +99,14 @@ def is_numeric_text(arrow: pa.DataType, column: Column) -> bool:
     return "numeric" in (column.base, column.element) and is_text(arrow.value_type if at.is_list(arrow) else arrow)
 
 
-def _decoding(inner: Plan) -> Plan:
-    return Plan(lambda values: inner.cast(_decoded(values)), inner.fast)
+def _decoding(inner: CastPlan) -> CastPlan:
+    return CastPlan(lambda values: inner.cast(_decoded(values)), inner.fast)
 
 
 def _decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if isinstance(values.type, pa.BaseExtensionType):
         values = pa.chunked_array([c.storage for c in values.chunks], plain(values.type))
     return values.cast(plain(values.type)) if at.is_dictionary(values.type) else values
-
-
-_SECOND = 1_000_000
-
-WHOLE: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("oid", "xid", "cid", "regclass", "regcollation", "regconfig", "regdictionary", "regnamespace"), (0, 2**32 - 1)),
-    **dict.fromkeys(("regoper", "regoperator", "regproc", "regprocedure", "regrole", "regtype"), (0, 2**32 - 1)),
-    "xid8": (0, 2**64 - 1),
-    "money": (-(2**63 // 100), 2**63 // 100),
-}
-"""Types that take whole numbers from their text: from, to. The server would wrap others, or take them for something else."""
-
-BYTES = {"name": 63, "char": 1}
-"""Types of which the server cuts off what is longer. Source: PostgreSQL 16 manual, "Character Types"."""
-
-_FIELDS = ((12, 1), (11, 60 * _SECOND), (10, 3600 * _SECOND))
-"""Bit of the last field of an interval (second, minute, hour) -> what it keeps, in microseconds. Source: PostgreSQL's utils/timestamp.h."""
 
 
 def step_of(column: Column) -> int:
@@ -124,7 +124,7 @@ def _digits(of_a_second: int) -> int:
     return int(10 ** (6 - of_a_second))
 
 
-def _rounded(plan: Plan, column: Column) -> Plan:
+def _rounded(plan: CastPlan, column: Column) -> CastPlan:
     """The plan, which refuses what the server would round or cut to the column's step."""
     step = step_of(column)
 
@@ -136,45 +136,45 @@ def _rounded(plan: Plan, column: Column) -> Plan:
             raise Misfit(f"row {finer[0]} is finer than {column.type}, which would round or cut it", type_for(made.type))
         return made
 
-    return plan if step == 1 else Plan(cast, plan.fast)
+    return plan if step == 1 else CastPlan(cast, plan.fast)
 
 
-def _to(arrow: pa.DataType, fast: bool = True, wanted: str | None = None) -> Plan:
+def _to(arrow: pa.DataType, fast: bool = True, wanted: str | None = None) -> CastPlan:
     def cast(values: pa.ChunkedArray) -> pa.ChunkedArray:
         try:
             return values.cast(arrow)
         except pa.ArrowInvalid as error:
             raise Misfit(f"a value does not fit: {error}", wanted or type_for(values.type)) from error
 
-    return Plan(cast, fast)
+    return CastPlan(cast, fast)
 
 
-def _bool(arrow: pa.DataType, column: Column) -> Plan | None:
+def _bool(arrow: pa.DataType, column: Column) -> CastPlan | None:
     return _to(pa.bool_()) if at.is_boolean(arrow) or at.is_null(arrow) else None
 
 
-def _int(arrow: pa.DataType, column: Column) -> Plan | None:
+def _int(arrow: pa.DataType, column: Column) -> CastPlan | None:
     return _to(_INTS[column.base]) if at.is_integer(arrow) or at.is_null(arrow) or (at.is_decimal(arrow) and arrow.scale <= 0) else None
 
 
-def _float(arrow: pa.DataType, column: Column) -> Plan | None:
+def _float(arrow: pa.DataType, column: Column) -> CastPlan | None:
     if at.is_float64(arrow) and column.base == "float4":
         return None
     fits = at.is_floating(arrow) or at.is_integer(arrow) or at.is_null(arrow)
     return _to(pa.float32() if column.base == "float4" else pa.float64()) if fits else None
 
 
-def _numeric(arrow: pa.DataType, column: Column) -> Plan | None:
+def _numeric(arrow: pa.DataType, column: Column) -> CastPlan | None:
     if at.is_floating(arrow):
-        return Plan(lambda values: values, fast=False)  # PostgreSQL reads the shortest decimal form; infinities included
+        return CastPlan(lambda values: values, fast=False)  # PostgreSQL reads the shortest decimal form; infinities included
     if not (at.is_decimal(arrow) or at.is_integer(arrow) or at.is_null(arrow)):
         return None
     precision, scale = _precision(column, arrow)
     if not 0 <= scale <= precision <= 38 or (at.is_integer(arrow) and scale > 18):
-        return Plan(lambda values: values, fast=False)
+        return CastPlan(lambda values: values, fast=False)
     if at.is_integer(arrow):  # Arrow asks for room for any integer before it looks at the values
         wide = _to(pa.decimal128(20 + scale, scale))
-        return Plan(lambda values: _to(pa.decimal128(precision, scale), wanted=type_for(arrow)).cast(wide.cast(values)), fast=True)
+        return CastPlan(lambda values: _to(pa.decimal128(precision, scale), wanted=type_for(arrow)).cast(wide.cast(values)), fast=True)
     return _to(pa.decimal128(precision, scale))
 
 
@@ -194,11 +194,11 @@ def _precision(column: Column, arrow: pa.DataType) -> tuple[int, int]:
     return (arrow.precision, arrow.scale) if at.is_decimal(arrow) else (20, 0)
 
 
-def _text(arrow: pa.DataType, column: Column) -> Plan | None:
+def _text(arrow: pa.DataType, column: Column) -> CastPlan | None:
     if not (is_text(arrow) or at.is_null(arrow)):
         return None
     limit = length_of(column)
-    return Plan(lambda values: _short(_clean(values.cast(pa.string())), limit), fast=True)
+    return CastPlan(lambda values: _short(_clean(values.cast(pa.string())), limit), fast=True)
 
 
 def length_of(column: Column) -> int | None:
@@ -234,11 +234,11 @@ def _short(values: pa.ChunkedArray, limit: int | None) -> pa.ChunkedArray:
     return values
 
 
-def _json(arrow: pa.DataType, column: Column) -> Plan | None:
+def _json(arrow: pa.DataType, column: Column) -> CastPlan | None:
     if is_text(arrow) or at.is_null(arrow):
-        return Plan(lambda values: _clean(values.cast(pa.string())), fast=True)
+        return CastPlan(lambda values: _clean(values.cast(pa.string())), fast=True)
     if at.is_nested(arrow):
-        return Plan(
+        return CastPlan(
             lambda values: pa.chunked_array([[None if v is None else as_json(v) for v in values.to_pylist()]], pa.string()), fast=True
         )
     return None
@@ -248,13 +248,13 @@ def _as_json(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return _clean(pa.chunked_array([[None if v is None else as_json(v) for v in values.to_pylist()]], pa.string()))
 
 
-def _bytea(arrow: pa.DataType, column: Column) -> Plan | None:
+def _bytea(arrow: pa.DataType, column: Column) -> CastPlan | None:
     return _to(pa.binary()) if is_bytes(arrow) or at.is_null(arrow) else None
 
 
-def _uuid(arrow: pa.DataType, column: Column) -> Plan | None:
+def _uuid(arrow: pa.DataType, column: Column) -> CastPlan | None:
     if is_text(arrow):
-        return Plan(_parsed_uuids, fast=True)
+        return CastPlan(_parsed_uuids, fast=True)
     fits = at.is_null(arrow) or (at.is_fixed_size_binary(arrow) and arrow.byte_width == 16) or at.is_binary(arrow)
     return _to(pa.binary(16)) if fits else None
 
@@ -273,28 +273,28 @@ def _parsed_uuids(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([packed.take(pc.if_else(valid, place, None).combine_chunks())], pa.binary(16))
 
 
-def _date(arrow: pa.DataType, column: Column) -> Plan | None:
+def _date(arrow: pa.DataType, column: Column) -> CastPlan | None:
     return _to(pa.date32()) if at.is_date(arrow) or at.is_null(arrow) else None
 
 
-def _timestamp(arrow: pa.DataType, column: Column) -> Plan | None:
+def _timestamp(arrow: pa.DataType, column: Column) -> CastPlan | None:
     if not (at.is_timestamp(arrow) or at.is_null(arrow)):
         return None
     if column.base == "timestamptz":
         return _rounded(_to(pa.timestamp("us", "UTC")), column)  # without a zone: taken as UTC
     moments = _to(pa.timestamp("us", getattr(arrow, "tz", None) and "UTC"))
-    return _rounded(Plan(lambda values: moments.cast(values).cast(pa.timestamp("us")), fast=True), column)
+    return _rounded(CastPlan(lambda values: moments.cast(values).cast(pa.timestamp("us")), fast=True), column)
 
 
-def _time(arrow: pa.DataType, column: Column) -> Plan | None:
+def _time(arrow: pa.DataType, column: Column) -> CastPlan | None:
     return _rounded(_to(pa.time64("us")), column) if at.is_time(arrow) or at.is_null(arrow) else None
 
 
-def _interval(arrow: pa.DataType, column: Column) -> Plan | None:
+def _interval(arrow: pa.DataType, column: Column) -> CastPlan | None:
     return _rounded(_to(pa.duration("us")), column) if at.is_duration(arrow) or at.is_null(arrow) else None
 
 
-def _array(arrow: pa.DataType, column: Column) -> Plan | None:
+def _array(arrow: pa.DataType, column: Column) -> CastPlan | None:
     if not (at.is_list(arrow) or at.is_large_list(arrow) or at.is_fixed_size_list(arrow)):
         return _to(pa.list_(pa.null()), fast=False) if at.is_null(arrow) else None
     element = element_of(column)
@@ -304,7 +304,7 @@ def _array(arrow: pa.DataType, column: Column) -> Plan | None:
     def cast(values: pa.ChunkedArray) -> pa.ChunkedArray:
         return pa.chunked_array([_inner(c.cast(pa.list_(arrow.value_type)), inner) for c in values.chunks])
 
-    return Plan(cast, fast)
+    return CastPlan(cast, fast)
 
 
 def element_of(column: Column) -> Column:
@@ -314,7 +314,7 @@ def element_of(column: Column) -> Column:
     return Column("", column.element or "", column.element or "", "b", None, column.modifier, False, False, False)
 
 
-def _inner(chunk: pa.ListArray, inner: Plan) -> pa.ListArray:
+def _inner(chunk: pa.ListArray, inner: CastPlan) -> pa.ListArray:
     items = inner.cast(pa.chunked_array([chunk.flatten()]))
     lengths = pc.fill_null(pc.list_value_length(chunk), 0)
     ends = pc.cumulative_sum(lengths.cast(pa.int32())) if len(chunk) else pa.array([], pa.int32())
@@ -324,12 +324,12 @@ def _inner(chunk: pa.ListArray, inner: Plan) -> pa.ListArray:
     return pa.ListArray.from_arrays(starts, flat, mask=chunk.is_null())
 
 
-def _anything(arrow: pa.DataType, column: Column) -> Plan | None:
+def _anything(arrow: pa.DataType, column: Column) -> CastPlan | None:
     """Other types are read by the server from their text form."""
     if at.is_integer(arrow) and column.base in WHOLE:
-        return Plan(lambda values: _within(values, *WHOLE[column.base]).cast(pa.string()), fast=False)
+        return CastPlan(lambda values: _within(values, *WHOLE[column.base]).cast(pa.string()), fast=False)
     fits = is_text(arrow) or at.is_null(arrow)
-    return Plan(lambda values: _uncut(_clean(values.cast(pa.string())), column), fast=column.kind == "e") if fits else None
+    return CastPlan(lambda values: _uncut(_clean(values.cast(pa.string())), column), fast=column.kind == "e") if fits else None
 
 
 def _within(values: pa.ChunkedArray, first: int, last: int) -> pa.ChunkedArray:
@@ -347,7 +347,65 @@ def _uncut(values: pa.ChunkedArray, column: Column) -> pa.ChunkedArray:
     return values
 
 
-_RULES: tuple[tuple[Callable[[Column], bool], Callable[[pa.DataType, Column], Plan | None]], ...] = (
+def type_for(arrow: pa.DataType) -> str:
+    """The PostgreSQL type that takes every value of an Arrow type."""
+    arrow = plain(arrow)
+    if at.is_decimal(arrow):
+        return f"numeric({arrow.precision},{arrow.scale})"
+    if at.is_timestamp(arrow):
+        return "timestamptz" if arrow.tz else "timestamp"
+    if at.is_list(arrow) and not at.is_nested(arrow.value_type):
+        return type_for(arrow.value_type) + "[]"
+    return next((name for is_it, name in _NAMES if is_it(arrow)), "text")
+
+
+def plain(arrow: pa.DataType) -> pa.DataType:
+    """The type of the values themselves, below dictionaries and extensions."""
+    if at.is_dictionary(arrow):
+        return plain(arrow.value_type)
+    return arrow.storage_type if isinstance(arrow, pa.BaseExtensionType) else arrow
+
+
+def is_bytes(arrow: pa.DataType) -> bool:
+    """Any of the binary types."""
+    return bool(at.is_binary(arrow) or at.is_large_binary(arrow) or at.is_fixed_size_binary(arrow) or at.is_binary_view(arrow))
+
+
+_NAMES: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (at.is_boolean, "boolean"),
+    (at.is_int8, "smallint"),
+    (at.is_int16, "smallint"),
+    (at.is_uint8, "smallint"),
+    (at.is_int32, "integer"),
+    (at.is_uint16, "integer"),
+    (at.is_uint64, "numeric(20)"),
+    (at.is_integer, "bigint"),
+    (at.is_float64, "double precision"),
+    (at.is_floating, "real"),
+    (at.is_date, "date"),
+    (at.is_time, "time"),
+    (at.is_duration, "interval"),
+    (is_bytes, "bytea"),
+    (at.is_nested, "jsonb"),
+)
+
+
+def is_text(arrow: pa.DataType) -> bool:
+    """Any of the string types."""
+    return bool(at.is_string(arrow) or at.is_large_string(arrow) or at.is_string_view(arrow))
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON text; text is JSON already."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def named(arrow: pa.DataType) -> str:
+    """Both names of a type."""
+    return f"{arrow} ({type_for(arrow)})"
+
+
+_RULES: tuple[tuple[Callable[[Column], bool], Callable[[pa.DataType, Column], CastPlan | None]], ...] = (
     (lambda c: c.base == "bool", _bool),
     (lambda c: c.base in _INTS, _int),
     (lambda c: c.base in ("float4", "float8"), _float),

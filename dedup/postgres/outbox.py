@@ -2,6 +2,13 @@
 
 A dispatcher's turn is one transaction: it locks lanes (buckets of destination keys) with advisory locks that end with it, takes the first
 waiting messages of each, and marks them. The lock is over no earlier than the marks are true.
+
+A dispatcher's turn in PostgreSQL: the messages that it has in hand, and the marks of what became of them. Made by outbox.py.
+
+Pages of messages: many of one topic and lane in one row of PostgreSQL, each kind of value as an array.
+
+Storing and marking a page costs what a single row costs. The n-th message of a page has the number 1000 * page + n - 1. Pure. Called by
+outbox.py.
 """
 
 from __future__ import annotations
@@ -10,20 +17,21 @@ import datetime as dt
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar
+from itertools import pairwise, repeat
+from typing import Any, ClassVar, NamedTuple
 
-from checkpoint.advice import command
-from checkpoint.errors import ConfigError, StoreError
-from checkpoint.postgres.dsn import Connection
-from checkpoint.postgres.errors import translating
-from checkpoint.postgres.sqlfiles import Statements, quoted
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError, StoreError, command
+from checkpoint.position import Ints
+from checkpoint.postgres.connection import Connection, translating
+from checkpoint.postgres.sql import Statements, quoted
+from dedup.core.messages import BYTES_PER_TURN, LANES, Asked, Chosen, Entry, Failed, Lag, Marks, Message, Messages, State
 from dedup.outbox.exactly_once import Flight
-from dedup.outbox.message import LANES, Entry, Lag, Message, Messages, State
-from dedup.outbox.store import BYTES_PER_TURN, Asked, Chosen, Failed
-from dedup.postgres import encode, outbox_pages
+from dedup.postgres import wire
 from dedup.postgres.charset import charset_of
-from dedup.postgres.outbox_pages import NUMBERS, Page
-from dedup.postgres.outbox_turn import PgTurn, failures
 
 LANES_PER_TURN = 16
 """A quarter of them: so many dispatchers can share the work evenly."""
@@ -35,6 +43,65 @@ receiver that takes long is no forgotten session."""
 Open = Callable[[str], AbstractContextManager[Connection]]
 """What is being done -> a connection outside any transaction."""
 
+NUMBERS = 1_000
+"""Numbers of a page; more than it ever has messages."""
+
+PER_PAGE = 500
+"""Messages of a page at most: what has to be unpacked where something happens to one of them."""
+
+PER_BATCH = 16
+"""Pages that are made while the server takes those before them."""
+
+BYTES = 1 << 20
+"""Bytes of a page's bodies, about: one more body may be in it."""
+
+PAGES = pa.schema(
+    [
+        ("consumer_id", pa.int32()),
+        ("topic", pa.string()),
+        ("lane", pa.int16()),
+        ("messages", pa.int32()),
+        ("size", pa.int64()),
+        ("keys", pa.list_(pa.binary())),
+        ("ids", pa.list_(pa.string())),
+        ("bodies", pa.list_(pa.binary())),
+        ("header_ends", pa.list_(pa.int32())),
+        ("header_names", pa.list_(pa.string())),
+        ("header_values", pa.list_(pa.binary())),
+    ]
+)
+"""Columns of `outbox_page` that are written; one row per page."""
+
+Texts = Callable[[pa.Array], pa.Array]
+"""Texts -> texts that the database can hold."""
+
+
+class Page(NamedTuple):
+    """A page as it is read."""
+
+    page: int
+    topic: str
+    keys: list[bytes | None]
+    ids: list[str]
+    bodies: list[bytes | None]
+    header_ends: list[int] | None
+    header_names: list[str] | None
+    header_values: list[bytes | None] | None
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its messages."""
+        return range(NUMBERS * self.page, NUMBERS * self.page + len(self.ids))
+
+    def messages(self) -> list[Message]:
+        """Its messages, in order."""
+        columns = (self.numbers, repeat(self.topic), self.keys, self.ids, self.bodies)
+        if self.header_ends is None:
+            return list(map(Message, *columns))
+        pairs = list(zip(self.header_names or (), self.header_values or (), strict=True))
+        return list(map(Message, *columns, [tuple(pairs[first:end]) for first, end in pairwise([0, *self.header_ends])]))
+
+
 Taken = tuple[list[tuple[Message, str]], list[Page]]
 """Rows with their places, and pages."""
 
@@ -45,8 +112,8 @@ def publish(connection: Connection, sql: Statements, consumer_id: int, messages:
     Crash: undone with the transaction.
     """
     held = charset_of(connection)
-    count, schema, pages = outbox_pages.pages_of(consumer_id, messages, held.escaped if held else None)
-    kept = encode.copy_batches(connection, f"{quoted(sql.schema)}.outbox_page", schema, pages)
+    count, schema, pages = pages_of(consumer_id, messages, held.escaped if held else None)
+    kept = wire.copy_batches(connection, f"{quoted(sql.schema)}.outbox_page", schema, pages)
     if kept != count:
         raise StoreError(f"outbox_page kept {kept} of {count} rows. Remove the trigger that somebody has added to it.")
 
@@ -257,3 +324,150 @@ def _of_numbers(numbers: Sequence[int]) -> dict[str, list[int]]:
 
 def _headers(names: list[str] | None, values: list[bytes | None] | None) -> tuple[tuple[str, bytes | None], ...]:
     return tuple(zip(names, values or (), strict=True)) if names else ()
+
+
+class PgTurn:
+    """Messages in hand, in an open transaction: rows with their places, and whole pages."""
+
+    def __init__(self, connection: Connection, sql: Statements, rows: Sequence[tuple[Message, str]], pages: Sequence[Page] = ()) -> None:
+        taken = [message for message, _ in rows]
+        self._places = {message.number: place for message, place in rows}
+        self._pages = {page.page: page.numbers for page in pages}
+        self._connection, self._sql = connection, sql
+        for page in pages:
+            taken += page.messages()
+        if rows and pages:
+            taken.sort(key=lambda message: message.number)
+        self.messages: Sequence[Message] = taken
+
+    def mark(self, marks: Marks) -> None:
+        """Note what became of them, and commit.
+
+        Crash: all of it is noted, or nothing.
+        """
+        if len(marks.sent) == len(self.messages):
+            self._mark_places(list(self._places.values()))
+            self._mark_pages(list(self._pages))
+        else:
+            self._mark_some(marks)
+        for state, failed in ((State.DEAD, marks.dead), (State.WAITING, marks.tried)):
+            if failed:
+                self._connection.execute(self._sql["outbox_failed"], {"state": int(state), **failures(failed)})
+        self._connection.execute("commit")
+
+    def _mark_some(self, marks: Marks) -> None:
+        """Pages of which not all were sent, and not none of them touched, become rows."""
+        sent = set(marks.sent)
+        touched = sent | {f.number for f in (*marks.dead, *marks.tried)}
+        whole = [page for page, numbers in self._pages.items() if sent.issuperset(numbers)]
+        odd = {page: numbers for page, numbers in self._pages.items() if page not in set(whole) and not touched.isdisjoint(numbers)}
+        self._mark_places([self._places[number] for number in marks.sent if number in self._places])
+        self._mark_pages(whole)
+        if odd:
+            self._connection.execute(self._sql["outbox_unpack"], {"pages": list(odd)})
+            numbers = [number for numbers in odd.values() for number in numbers if number in sent]
+            self._marked("outbox_sent_numbers", len(numbers), numbers=numbers)
+
+    def _mark_places(self, places: list[str]) -> None:
+        # Where the rows lie is known, and under the locks of their lanes nobody moves them.
+        if places:
+            self._marked("outbox_sent", len(places), places="{" + ",".join(f'"{place}"' for place in places) + "}")
+
+    def _mark_pages(self, pages: list[int]) -> None:
+        if pages:
+            self._marked("outbox_pages_sent", len(pages), pages=pages)
+
+    def _marked(self, name: str, count: int, **what: Any) -> None:
+        marked = self._connection.execute(self._sql[name], what).rowcount
+        if marked != count:
+            raise StoreError(f"{count - marked} of {count} messages or pages of them were moved or deleted while they were sent.")
+
+
+def failures(failed: Sequence[Failed]) -> dict[str, list[Any]]:
+    """Parameters of the statement `outbox_failed`."""
+    return {
+        "numbers": [f.number for f in failed],
+        "types": [_clean(f.error_type) for f in failed],
+        "messages": [_clean(f.error_message) for f in failed],
+    }
+
+
+def _clean(text: str) -> str:
+    """PostgreSQL's text holds no NUL."""
+    return text.replace("\0", "\u2400")
+
+
+def pages_of(consumer_id: int, messages: Messages, texts: Texts | None = None) -> tuple[int, pa.Schema, Iterator[pa.RecordBatch]]:
+    """Messages as rows of `outbox_page`, a few at a time: those of a lane together, in their order. How many rows, and their schema."""
+    lanes, sizes = messages.rows["lane"].to_numpy(), _sizes(messages.rows["body"])
+    order = np.argsort(lanes, kind="stable")
+    ends = np.append(_cuts(lanes[order], sizes[order]), len(order))
+    headers = messages.rows["headers"].null_count < len(order)
+    schema = PAGES if headers else pa.schema([f for f in PAGES if not f.name.startswith("header_")])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for begin in range(0, len(ends) - 1, PER_BATCH):
+            some = ends[begin : begin + PER_BATCH + 1]
+            at = order[some[0] : some[-1]]
+            rows = messages.rows.take(pa.array(at))
+            columns = _columns(consumer_id, messages.topic, rows, sizes[at], (some - some[0]).astype(np.int32))
+            if texts is not None:
+                columns = {name: _texts(column, texts) for name, column in columns.items()}
+            yield pa.RecordBatch.from_pydict({name: columns[name] for name in schema.names}, schema)
+
+    return len(ends) - 1, schema, batches()
+
+
+def _texts(column: pa.Array, texts: Texts) -> pa.Array:
+    """A column with what `texts` makes of its texts, also in lists."""
+    if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
+        return pa.ListArray.from_arrays(column.offsets, texts(column.values))
+    return texts(column) if pa.types.is_string(column.type) else column
+
+
+def _columns(consumer_id: int, topic: str, rows: pa.Table, sizes: Ints, ends: Any) -> dict[str, pa.Array]:
+    first, at, count = ends[:-1], pa.array(ends), len(ends) - 1
+    lists = {name: pa.ListArray.from_arrays(at, _flat(rows[of])) for name, of in (("keys", "key"), ("ids", "id"), ("bodies", "body"))}
+    return {
+        "consumer_id": pa.repeat(pa.scalar(consumer_id, pa.int32()), count),
+        "topic": pa.repeat(pa.scalar(topic, pa.string()), count),
+        "lane": pa.array(rows["lane"].to_numpy()[first]),
+        "messages": pa.array(np.diff(ends)),
+        "size": pa.array(np.add.reduceat(sizes, first)),
+        **lists,
+        **_page_headers(rows["headers"], ends),
+    }
+
+
+def _sizes(bodies: pa.ChunkedArray) -> Ints:
+    return np.asarray(pc.binary_length(bodies).fill_null(0).cast(pa.int64()).to_numpy())
+
+
+def _cuts(lanes: Any, sizes: Ints) -> Ints:
+    """Where pages begin."""
+    new = np.append(True, lanes[1:] != lanes[:-1])
+    begun = np.flatnonzero(new)
+    within = np.arange(len(lanes)) - np.repeat(begun, np.diff(np.append(begun, len(lanes))))
+    before = (np.cumsum(sizes) - sizes) // BYTES
+    return np.flatnonzero(new | (within % PER_PAGE == 0) | np.append(False, before[1:] != before[:-1]))
+
+
+def _page_headers(headers: pa.ChunkedArray, ends: Any) -> dict[str, pa.Array]:
+    """Flat over the messages of each page, and where those of each message end in it."""
+    column = _flat(headers)
+    counts = pc.list_value_length(column).fill_null(0).to_numpy()
+    total = np.append(0, np.cumsum(counts))
+    at = pa.array(total[ends].astype(np.int32))
+    within = total[1:] - np.repeat(total[ends[:-1]], np.diff(ends))
+    pairs = column.flatten()
+    names = pc.replace_substring(pairs.field("key"), "\0", "\u2400") if len(pairs) else pa.array([], pa.string())  # text holds no NUL
+    return {
+        "header_ends": pa.ListArray.from_arrays(pa.array(ends), pa.array(within.astype(np.int32))),
+        "header_names": pa.ListArray.from_arrays(at, names),
+        "header_values": pa.ListArray.from_arrays(at, pairs.field("value")),
+    }
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole

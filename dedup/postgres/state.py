@@ -1,6 +1,8 @@
 """The head of a consumer: read from its tables, and replaced by a person's decision.
 
 Called by the transaction (under its fence), the store (without locks) and `dedup consumer ...` (amend).
+
+What people and `verify` read: batch records, counts, contradictions. Read-only; not on the path of a batch.
 """
 
 from __future__ import annotations
@@ -10,18 +12,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from checkpoint.advice import command
-from checkpoint.errors import ConfigError, StoreRestored
+from checkpoint.errors import ConfigError, StoreRestored, command
+from checkpoint.head import Checkpoint, Claim, Head, Spent, Topic
 from checkpoint.position import Partition
-from checkpoint.postgres.dsn import Connection
-from checkpoint.postgres.sqlfiles import Statements
-from deadletter import budget
-from deadletter.budget import Spent
-from deadletter.letter import Kind
-from dedup.store import Checkpoint, Claim, Head, Topic
+from checkpoint.postgres.connection import Connection
+from checkpoint.postgres.sql import Statements
+from checkpoint.records import BATCHES, RecordFilter
+from deadletter import policy
+
+_NOT_PLAIN = frozenset({"settings", "floors", "passed", "checkpoints", "incarnations", "incarnation_ids", "spent"})
+
+BATCHES_KEPT = pa.schema(
+    [
+        *BATCHES,
+        pa.field("generation", pa.int32(), nullable=False),
+        pa.field("epoch", pa.int64(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("committed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+"""Batch records as they are read back."""
+
+_RANGES = ("seen", "duplicates", "skipped", "late")
 
 
 @dataclass
@@ -32,7 +48,7 @@ class State:
     head: Head
     topics: dict[Topic, int] = field(default_factory=dict)
     claim: Claim | None = None  # under which the transaction is open, where the epoch is shared
-    spent: Mapping[Kind, Spent] = field(default_factory=dict)  # of the budget, as the commits before this one left it: known from `bump` on
+    spent: Mapping[str, Spent] = field(default_factory=dict)  # of the budget, as the commits before this one left it: known from `bump` on
 
 
 def one(connection: Connection, sql: Statements, name: str, **parameters: Any) -> dict[str, Any] | None:
@@ -70,7 +86,7 @@ def read(connection: Connection, sql: Statements, consumer: str) -> State | None
         batch_id=row["batch_id"],
         batch_ended=row["batch_ended"],
         gap_accepted=row["gap_accepted"],
-        spent=budget.from_json(row["spent"]),
+        spent=policy.from_json(row["spent"]),
         floors=floors,
         checkpoints=points,
         passed=passed,
@@ -128,7 +144,7 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
     connection.execute(sql["amend_consumer"], {"id": state.id, "generation": new.generation, "keyspace": new.keyspace})
     settings = None if new.settings is None else Jsonb(dict(new.settings))
     last = {name: getattr(new, name) for name in ("query_id", "batch_id", "gap_accepted")}
-    spent = Jsonb(budget.to_json(new.spent))
+    spent = Jsonb(policy.to_json(new.spent))
     connection.execute(sql["amend_progress"], {"id": state.id, "settings": settings, "spent": spent, "anew": anew, **last})
     _put_topics(connection, sql, state, new)
     _put_checkpoints(connection, sql, state, new)
@@ -168,18 +184,59 @@ def checkpoint_row(where: Partition, point: Checkpoint) -> dict[str, Any]:
     }
 
 
-_NOT_PLAIN = frozenset({"settings", "floors", "passed", "checkpoints", "incarnations", "incarnation_ids", "spent"})
-
-
 def _plain(head: Head) -> Mapping[str, Any]:
     """A head as JSON."""
     return {
         **{f.name: getattr(head, f.name) for f in dataclasses.fields(head) if f.name not in _NOT_PLAIN},
         "settings": None if head.settings is None else dict(head.settings),
-        "budget": {kind.value: {"decided": one.decided, "lifted": one.lifted} for kind, one in head.spent.items()},
+        "budget": {str(kind): {"decided": one.decided, "lifted": one.lifted} for kind, one in head.spent.items()},
         "floors": {str(p): number for p, number in head.floors.items()},
         "passed": {str(p): number for p, number in head.passed.items()},
         "checkpoints": {str(p): point.sequence_number for p, point in head.checkpoints.items()},
         "incarnations": {"/".join(topic): life for topic, life in head.incarnations.items()},
         "incarnation_ids": {"/".join(topic): told for topic, told in head.incarnation_ids.items()},
     }
+
+
+def _rows(connection: Connection, statement: bytes, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return list(cursor.execute(statement, parameters).fetchall())
+
+
+def batches(connection: Connection, sql: Statements, consumer: str, wanted: RecordFilter) -> pa.Table:
+    """BATCHES_KEPT in seq order."""
+    place = wanted.partition._asdict() if wanted.partition else dict.fromkeys(Partition._fields)
+    asked = {"after": wanted.after, "until": wanted.until, "first": wanted.first, "last": wanted.last}
+    rows = _rows(connection, sql["batches"], {"consumer": consumer, **place, **asked})
+    for row in rows:
+        for name in _RANGES:
+            bounds = zip(row.pop(f"{name}_first"), row.pop(f"{name}_last"), strict=True)
+            row[name] = [{"first": first, "last": last} for first, last in bounds]
+    return pa.Table.from_pylist(rows, schema=BATCHES_KEPT)
+
+
+def reserved(connection: Connection, sql: Statements, keyspace: int) -> int | None:
+    """How many reservations there are, where they can only be one consumer's and one keyspace's: rows do not name their consumer."""
+    _, _, consumers = _one(connection, sql, "expected_reservations")
+    return int(_one(connection, sql, "count_reservations")[0]) if consumers == 1 and keyspace == 0 else None
+
+
+def problems(connection: Connection, sql: Statements, consumer: str) -> list[str]:
+    """Contradictions in the tables; reads every reservation."""
+    with connection.transaction():
+        connection.execute("set transaction isolation level repeatable read, read only")
+        checks = (sql["contradictions"], sql["restore_contradictions"], sql["order_contradictions"], sql["count_contradictions"])
+        found = [str(row[0]) for check in checks for row in connection.execute(check, {"consumer": consumer})]
+        kept, twice = _one(connection, sql, "count_reservations")
+        expected, purged, _ = _one(connection, sql, "expected_reservations")
+    if twice:
+        found.append(f"{twice} keys are reserved in more than one table of reservations")
+    if kept != expected and not purged:
+        found.append(f"{kept} reservations are kept, the batch records of all consumers tell of {expected}")
+    return found
+
+
+def _one(connection: Connection, sql: Statements, name: str) -> tuple[Any, ...]:
+    row = connection.execute(sql[name], {}).fetchone()
+    assert row is not None
+    return row

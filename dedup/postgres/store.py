@@ -1,37 +1,43 @@
 """PostgresStore: sink rows, reservations, dead letters, batch records and checkpoints in one database transaction.
 
 The store of `Consumer(..., store=PostgresStore(dsn))`. Each part is a module of this package; this one holds them together.
+
+The part of PostgresStore for processes that share an epoch, and what is kept of a process outside its transactions.
+
+The part of PostgresStore that only reads: what people and `verify` ask for.
 """
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import psycopg
+import pyarrow as pa
 from psycopg.pq import TransactionStatus
 
 from checkpoint import given
 from checkpoint.errors import StoreError
-from checkpoint.postgres import migrate
-from checkpoint.postgres.dsn import Connection, checked, checked_schema, redacted
-from checkpoint.postgres.errors import translating
-from checkpoint.postgres.sqlfiles import Statements
-from dedup.postgres import epoch as epochs
-from dedup.postgres import fence, letters_transaction, state
-from dedup.postgres import sink as sinks
-from dedup.postgres.connect import Pool, renew
-from dedup.postgres.handler import Lease
-from dedup.postgres.joins import Joins
-from dedup.postgres.known_filter import KnownFilter
-from dedup.postgres.letters_transaction import LettersTransaction
-from dedup.postgres.reads import Reads
-from dedup.postgres.transaction import PgTransaction
-from dedup.settings import POSTGRES_STORE
-from dedup.store import Claim, Head, Holder
+from checkpoint.head import OVER_BUDGET, Claim, Head, Holder, Slice
+from checkpoint.holders import this_process
+from checkpoint.position import Partition
+from checkpoint.postgres import sql
+from checkpoint.postgres.connection import Connection, checked, checked_schema, redacted, translating
+from checkpoint.postgres.sql import Statements
+from checkpoint.records import ALL, RecordFilter
+from deadletter.selection import Selection
+from dedup.core.settings import POSTGRES_STORE
+from dedup.postgres import epoch as join
+from dedup.postgres import letters, sinks, state, transaction
+from dedup.postgres.connection import Lease, Pool, renew
+from dedup.postgres.epoch import Patience
+from dedup.postgres.key_filter import KnownFilter
+from dedup.postgres.outbox import PgOutbox
+from dedup.postgres.transaction import LettersTransaction, PgTransaction
 
 _NOTHING = "nothing of the chunk is true; it is delivered again"
 _IN_DOUBT = "the server has all of it or nothing; the next run reads which"
@@ -39,6 +45,181 @@ _IN_DOUBT = "the server has all of it or nothing; the next run reads which"
 
 def _no_step(name: str) -> None:
     """Tell nobody."""
+
+
+class Reads:
+    """Each method is one snapshot, takes no lock, and raises StoreError where the server cannot answer."""
+
+    _sql: Statements
+
+    def _connection(self, doing: str) -> AbstractContextManager[Connection]:
+        """A connection outside any transaction."""
+        raise NotImplementedError
+
+    def outbox(self, consumer: str) -> PgOutbox:
+        """The messages that this consumer has published."""
+        return PgOutbox(consumer, self._sql, self._connection)
+
+    def consumers(self) -> list[str]:
+        """Names, sorted."""
+        with self._connection("Reading the consumers") as connection:
+            return [row[0] for row in connection.execute(self._sql["consumers"], {})]
+
+    def batches(self, consumer: str, wanted: RecordFilter = ALL) -> pa.Table:
+        """Batch records in seq order."""
+        with self._connection(f"Reading the batch records of {consumer!r}") as connection:
+            return state.batches(connection, self._sql, consumer, wanted)
+
+    def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+        """Dead letters in position order. Leave out `body` and `extras` where they are not needed: they may be large.
+
+        Raises ConfigError where `selection.after` names no letter.
+        """
+        with self._connection("Reading dead letters") as connection:
+            return letters.letters(connection, self._sql, selection, columns)
+
+    def groups(self, selection: Selection) -> pa.Table:
+        """GROUPS of the selected letters, the largest first.
+
+        By consumer, kind, status and fingerprint it is fast however many letters there are; with other conditions all matching letters
+        are read.
+        """
+        with self._connection("Grouping dead letters") as connection:
+            return letters.groups(connection, self._sql, selection)
+
+    def history(self, *letter_ids: str) -> pa.Table:
+        """HISTORY of these letters, each one's oldest first."""
+        with self._connection("Reading the history of letters") as connection:
+            return letters.history(connection, self._sql, letter_ids)
+
+    def reserved(self, consumer: str) -> int | None:
+        """How many reservations are kept; None where several consumers, or lives of one, share the tables."""
+        with self._connection("Counting reservations") as connection:
+            found = state.read(connection, self._sql, consumer)
+            return state.reserved(connection, self._sql, found.head.keyspace) if found else 0
+
+    def require_letters(self, consumer: str) -> None:
+        """Raise StoreRestored where tables were restored, all of them or some."""
+        with self._connection(f"Checking the tables of {consumer!r}") as connection:
+            found = [str(row[0]) for row in connection.execute(self._sql["restore_contradictions"], {"consumer": consumer})]
+        state.refuse_restored(consumer, "; ".join(found) or None)
+
+    def problems(self, consumer: str) -> list[str]:
+        """Contradictions between the tables. Reads every reservation: minutes where there are billions."""
+        with self._connection(f"Checking the tables of {consumer!r}") as connection:
+            return state.problems(connection, self._sql, consumer)
+
+
+class Joins:
+    """Each method is a transaction of its own, or none."""
+
+    _sql: Statements
+    dsn: str
+    filter_memory: int
+    _registered: dict[Any, int]
+
+    def _begin_anew(self) -> None:
+        """Without connections."""
+        raise NotImplementedError
+
+    def _connection(self, doing: str) -> AbstractContextManager[Connection]:
+        """A connection outside any transaction."""
+        raise NotImplementedError
+
+    def join(
+        self,
+        consumer: str,
+        holder: Holder,
+        *,
+        takeover_after: float,
+        force: bool = False,
+        on_wait: Callable[[float, str], None] = lambda seconds, who: None,
+    ) -> Head:
+        """Become one of the processes that share the consumer's epoch; returns the head.
+
+        An epoch that is shared is entered; one that a single copy holds is taken over by the rules of `take_epoch`.
+
+        Raises:
+            StillHeld: a single copy showed life for twice `takeover_after`, or its session cannot be ended from here.
+
+        Crash: this process is on record or not; on record, it counts as gone with its database session.
+        """
+        with self._connection(f"Joining {consumer!r}") as connection:
+            join.join(connection, self._sql, consumer, holder, Patience(takeover_after, force, on_wait))
+            found = state.read(connection, self._sql, consumer)
+        assert found is not None
+        return found.head
+
+    def leave(self, consumer: str, epoch: int, run_id: str) -> None:
+        """Take this process off the record, so that nobody waits for it.
+
+        Crash: as if it had not been called.
+        """
+        with self._connection(f"Leaving {consumer!r}") as connection:
+            connection.execute(self._sql["leave"], {"consumer": consumer, "run_id": run_id})
+
+    def claim(self, consumer: str, epoch: int, run_id: str, partition: Partition, *, takeover_after: float) -> Claim:
+        """Make one partition this process's own: whoever had it cannot commit any more.
+
+        Waits for a batch of it that is open, as long as its process shows life; after `takeover_after` seconds without, its session is
+        ended.
+
+        Raises:
+            Fenced: a newer epoch was taken. StillHeld: the open batch takes longer than twice `takeover_after`.
+
+        Crash: the number is raised or not; raised, nobody commits for the partition until the next claim.
+        """
+        with self._connection(f"Claiming {partition} for {consumer!r}") as connection:
+            number = join.claim(connection, self._sql, consumer, epoch, run_id, partition, takeover_after)
+        return Claim(partition, number, run_id)
+
+    def in_tasks(self) -> Self:
+        """The same store for a process of tasks: it keeps no filter of known keys, of which there would be one in each."""
+        store = copy.copy(self)
+        store.filter_memory = 0
+        store._begin_anew()
+        return store
+
+    def room(self, consumer: str) -> int:
+        """How many connections this role could have here for tasks, those of this consumer's tasks included."""
+        with self._connection(f"Counting connections for {consumer!r}") as connection:
+            return join.room(connection, self._sql, consumer)
+
+    def _register(self, connection: Connection, consumer: str, epoch: int, claim: Claim | None) -> None:
+        """Put this session on record, so that whoever takes over, or claims the partition, knows which one to look for."""
+        session, key = connection.info.backend_pid, (consumer, epoch, claim and claim.run_id)
+        if self._registered.get(key) == session:
+            return
+        if claim is None:
+            connection.execute(self._sql["register_session"], {"consumer": consumer, "epoch": epoch})
+        elif isinstance(claim, Slice):
+            join.enter_slice(connection, self._sql, consumer, epoch, Holder(*this_process(), claim.run_id))
+        else:
+            join.enter(connection, self._sql, consumer, epoch, Holder(*this_process(), claim.run_id))
+        self._registered = {key: session}
+
+    def trial(self, consumer: str, scope: str = "") -> str | None:
+        """What `set_trial` kept last under this scope; None once a batch of it has been recorded."""
+        with self._connection(f"Reading what {consumer!r} was trying") as connection:
+            row = connection.execute(self._sql["trial"], {"consumer": consumer, "scope": scope}).fetchone()
+        return row[0] if row else None
+
+    def trials(self, consumer: str) -> list[str]:
+        """What slices have kept by `set_trial` and not recorded a batch since."""
+        with self._connection(f"Reading what {consumer!r} was trying") as connection:
+            return [row[0] for row in connection.execute(self._sql["trials"], {"consumer": consumer, "note": OVER_BUDGET})]
+
+    def set_trial(self, consumer: str, trial: str | None, scope: str = "") -> None:
+        """Note what is about to be tried, outside any transaction.
+
+        Crash: it outlives this process as soon as this returns; a crash of the server may forget it.
+        """
+        with self._connection(f"Noting what {consumer!r} is trying") as connection:
+            connection.execute(self._sql["set_trial"], {"consumer": consumer, "trial": trial, "scope": scope})
+
+    def heartbeat(self, consumer: str, epoch: int, every: float, run_id: str = "") -> AbstractContextManager[None]:
+        """While the block runs, show life every `every` seconds, on a connection of its own."""
+        return join.beating(self.dsn, self._sql, consumer, epoch, every, run_id)
 
 
 class PostgresStore(Reads, Joins):
@@ -117,13 +298,13 @@ class PostgresStore(Reads, Joins):
         Crash: each migration is applied as a whole or not at all.
         """
         with self._pool.borrow() as connection:
-            applied = migrate.migrate(connection, self.schema)
+            applied = sql.migrate(connection, self.schema)
         self._ready = True
         return applied
 
     def migration_sql(self) -> str:
         """What `migrate` runs on an empty database, for a DBA to read and run."""
-        return migrate.migration_sql(self.schema)
+        return sql.migration_sql(self.schema)
 
     @contextmanager
     def _connection(self, doing: str) -> Iterator[Connection]:
@@ -134,7 +315,7 @@ class PostgresStore(Reads, Joins):
 
     def _ensure(self, connection: Connection) -> None:
         if not self._ready:
-            migrate.ensure(connection, self.schema, auto=self.auto_migrate)
+            sql.ensure(connection, self.schema, auto=self.auto_migrate)
             self._ready = True
 
     def take_epoch(
@@ -161,9 +342,9 @@ class PostgresStore(Reads, Joins):
 
         Crash: the epoch is raised or not; raised, the next copy finds this one gone and takes over at once.
         """
-        patience = epochs.Patience(takeover_after, force, on_wait)
+        patience = join.Patience(takeover_after, force, on_wait)
         with self._connection(f"Taking the epoch of {consumer!r}") as connection:
-            number = epochs.take(connection, self._sql, consumer, holder, patience)
+            number = join.take(connection, self._sql, consumer, holder, patience)
             self._registered[consumer, number, None] = connection.info.backend_pid
             found = state.read(connection, self._sql, consumer)
         assert found is not None
@@ -196,7 +377,7 @@ class PostgresStore(Reads, Joins):
             lease: Lease | None = None
             try:
                 with translating(f"Beginning a batch of {consumer!r}"):
-                    found, attempt = fence.begin(connection, self._sql, consumer, epoch, claim)
+                    found, attempt = join.begin(connection, self._sql, consumer, epoch, claim)
                 lease = Lease(connection, attempt.xid)
                 yield PgTransaction(connection, self._sql, found, attempt, self, lease)
             finally:
@@ -228,7 +409,7 @@ class PostgresStore(Reads, Joins):
             try:
                 with translating(f"Beginning with letters of {consumer!r}"):
                     self._ensure(connection)
-                    found, attempt = letters_transaction.begin(connection, self._sql, consumer, positions=positions)
+                    found, attempt = transaction.begin(connection, self._sql, consumer, positions=positions)
                 lease = Lease(connection, attempt.xid)
                 yield LettersTransaction(connection, self._sql, found, attempt, self, lease)
             finally:

@@ -1,6 +1,10 @@
 """One chunk as one database transaction: READ COMMITTED, durable, fenced; left without a commit, nothing of it is true.
 
 Called by the flow through `PostgresStore.begin`. The statements are in sql/postgres/queries.sql, each with the rule that keeps it correct.
+
+A transaction of letters: it takes no epoch, stalls no stream, and is fenced against a reset only.
+
+Called by reprocess, discard and the like through `PostgresStore.begin_letters`.
 """
 
 from __future__ import annotations
@@ -13,19 +17,26 @@ import psycopg
 import pyarrow as pa
 from psycopg.pq import TransactionStatus
 
-from checkpoint.errors import Fenced, HandlerError, StoreUnavailable
+from checkpoint.errors import ConfigError, Fenced, HandlerError, StoreUnavailable
+from checkpoint.head import Head
 from checkpoint.position import Partition, Range, Ranges
-from checkpoint.postgres.dsn import Connection
-from checkpoint.postgres.errors import ends_transaction, is_lost, translate
-from checkpoint.postgres.sqlfiles import Statements
-from dedup.outbox.message import Messages
-from dedup.postgres import letters, order, outbox, outcome, records, reserve, select, sink, state
-from dedup.postgres import merge as merging
-from dedup.postgres.fence import check_epoch, own_settings, refuse_lazy_commit
-from dedup.postgres.handler import ENDED, HandlerConnection, Lease
-from dedup.postgres.outcome import Attempt
-from dedup.steps import Advance, Change, Commit, Free, Merge, Note, Park, Record, Step
-from dedup.store import KEYS, Head, Meanwhile, Rows
+from checkpoint.postgres.connection import Connection, ends_transaction, is_lost, translate
+from checkpoint.postgres.sql import Statements
+from deadletter.store import KEYS, Change, Commit, Free, Note, Park
+from dedup.core.messages import Messages
+from dedup.core.rows import Rows
+from dedup.core.steps import Advance, Merge, Record, Step
+from dedup.core.store import Meanwhile
+from dedup.postgres import commit, letters, merges, outbox, sinks, state
+from dedup.postgres import keys as reserve
+from dedup.postgres.commit import Attempt
+from dedup.postgres.connection import ENDED, HandlerConnection, Lease
+from dedup.postgres.epoch import check_epoch, open_guarded, own_settings, refuse_lazy_commit
+
+_SWALLOWED = (
+    "The handler went on after an error of tx.connection, and the database takes nothing any more until that is undone. "
+    "Let the error through, or make the part that may fail a savepoint: `with tx.connection.transaction():`."
+)
 
 
 class PgTransaction:
@@ -52,7 +63,7 @@ class PgTransaction:
         """Under our own settings, and with the driver's errors translated; a lost connection is a takeover where a newer epoch exists.
 
         Args:
-            anew: not for rows of the user's tables, for which sink.py keeps what a handler has set.
+            anew: not for rows of the user's tables, for which sinks.py keeps what a handler has set.
         """
         try:
             if anew:
@@ -177,7 +188,7 @@ class PgTransaction:
         except psycopg.errors.InvalidSavepointSpecification as error:
             raise HandlerError(ENDED) from error
         except psycopg.IntegrityError as error:
-            raise sink.refused("A deferred constraint", error) from error
+            raise sinks.refused("A deferred constraint", error) from error
 
     def _allow_commit(self) -> dict[str, Any]:
         """Name the token that the guard asks for."""
@@ -213,7 +224,7 @@ class PgTransaction:
         self._refuse_ended()
         self._store.on_step("write")
         with self._our_statements(f"writing to {table!r}", anew=False):
-            return merging.append(self._connection, self._sql, table, rows, self._writer())
+            return merges.append(self._connection, self._sql, table, rows, self._writer())
 
     def apart(self, tables: Collection[str]) -> bool:
         """Whether these are different tables without triggers, rules and foreign keys, as the handler's session finds them."""
@@ -227,12 +238,12 @@ class PgTransaction:
     def lock(self, ids: Sequence[str]) -> pa.Table:
         """LETTERS + duplicates of those of these letters that nobody else is at work on, in position order. Never waits."""
         with self._our_statements("locking dead letters"):
-            return select.locked(self._connection, self._sql, ids)
+            return letters.locked(self._connection, self._sql, ids)
 
     def blocked(self, sequences: pa.Array) -> pa.Table:
         """SEQUENCES of those that are blocked. Waits for whoever is about to release one."""
         with self._our_statements("asking what blocks"):
-            return order.blocked(self._connection, self._sql, sequences)
+            return letters.blocked(self._connection, self._sql, sequences)
 
     def merge(self, table: str, rows: Rows, merge: Merge) -> int:
         """Insert, update or delete by key. Raises SinkMismatch; then nothing of the rows is kept.
@@ -242,10 +253,10 @@ class PgTransaction:
         self._refuse_ended()
         self._store.on_step("write")
         with self._our_statements(f"merging into {table!r}", anew=False):
-            return merging.merge(self._connection, self._sql, table, rows, merge, self._writer())
+            return merges.merge(self._connection, self._sql, table, rows, merge, self._writer())
 
-    def _writer(self) -> sink.Writer:
-        return sink.Writer(self._state.id, self.head.generation, self.head.consumer, self._lease.changed)
+    def _writer(self) -> sinks.Writer:
+        return sinks.Writer(self._state.id, self.head.generation, self.head.consumer, self._lease.changed)
 
     def publish(self, messages: Messages) -> None:
         """Store messages to send as part of this transaction.
@@ -268,7 +279,7 @@ class PgTransaction:
             Free: lambda s: letters.free(self._connection, self._sql, s),
             Note: lambda s: letters.note(self._connection, self._sql, s),
             Record: lambda s: self._record(s),
-            Advance: lambda s: records.advance(self._connection, self._sql, self._state, s),
+            Advance: lambda s: commit.advance(self._connection, self._sql, self._state, s),
             Commit: lambda s: self._commit(),
         }
         with self._our_statements(step.name):
@@ -281,18 +292,18 @@ class PgTransaction:
 
     def _record(self, step: Record) -> None:
         seq = self._decision(recorded=step.batches.num_rows > 0)
-        records.record(self._connection, self._sql, self._state, step, seq, self._attempt.id)
+        commit.record(self._connection, self._sql, self._state, step, seq, self._attempt.id)
 
     def _decision(self, *, recorded: bool = False) -> int:
         if self._seq is None:
-            self._seq = records.bump(self._connection, self._sql, self._state, self._attempt.id, self._left(recorded))
+            self._seq = commit.bump(self._connection, self._sql, self._state, self._attempt.id, self._left(recorded))
         return self._seq
 
-    def _left(self, recorded: bool) -> records.Left:
+    def _left(self, recorded: bool) -> commit.Left:
         """With a key that no letter holds: people free those of letters."""
         table, keys = self._reserved or (None, [])
         key = next((k for k in keys if k not in self._parked), None)
-        return records.Left(recorded, key, table if key else None)
+        return commit.Left(recorded, key, table if key else None)
 
     def _number(self) -> None:
         """A batch is a decision, with a record or without."""
@@ -304,7 +315,7 @@ class PgTransaction:
         try:
             answer = self._connection.execute("commit").statusmessage
         except psycopg.IntegrityError as error:
-            raise sink.refused("A deferred constraint", error) from error
+            raise sinks.refused("A deferred constraint", error) from error
         except psycopg.Error as error:
             if not (is_lost(error) or self._connection.closed):
                 raise
@@ -319,13 +330,39 @@ class PgTransaction:
 
     def _settle(self, error: psycopg.Error) -> None:
         try:
-            outcome.settle(self._store, self._sql, self._state, self._attempt, error)
+            commit.settle(self._store, self._sql, self._state, self._attempt, error)
         except StoreUnavailable:
             self._refuse_fenced(error)
             raise
 
 
-_SWALLOWED = (
-    "The handler went on after an error of tx.connection, and the database takes nothing any more until that is undone. "
-    "Let the error through, or make the part that may fail a savepoint: `with tx.connection.transaction():`."
-)
+def begin(connection: Connection, sql: Statements, consumer: str, *, positions: bool) -> tuple[state.State, Attempt]:
+    """Open the transaction and read the head. Raises ConfigError for a consumer that does not exist, StoreRestored, psycopg.Error.
+
+    Args:
+        positions: lock the checkpoints, too, as a batch does: the stream waits from here to the end.
+    """
+    attempt = open_guarded(connection, sql)
+    row = state.one(connection, sql, "fence_letters", consumer=consumer)
+    if row is not None:
+        state.refuse_restored(consumer, row["restored"])
+    if row is not None and positions:
+        connection.execute(sql["lock_claims"], {"id": row["id"]})
+        connection.execute(sql["lock_checkpoints"], {"id": row["id"]})
+    found = state.read(connection, sql, consumer) if row else None
+    if found is None:
+        raise ConfigError(f"There is no consumer {consumer!r} here. `dedup consumer list` shows the names.")
+    return found, attempt
+
+
+class LettersTransaction(PgTransaction):
+    """What `PostgresStore.begin_letters` yields."""
+
+    def _number(self) -> None:
+        """Letters alone are no decision about positions: the sequence number of decisions stays."""
+
+    def _refuse_fenced(self, cause: BaseException) -> None:
+        """A takeover does not concern letters."""
+
+    def _settle(self, error: psycopg.Error) -> None:
+        commit.settle(self._store, self._sql, self._state, self._attempt, error, commit.ask_server)

@@ -26,20 +26,18 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError
-from dedup import too_large
-from dedup.arrow_frames import rows_of
+from checkpoint.position import Ints
+from deadletter import outage
+from dedup.core.keys import HIDDEN
+from dedup.core.rows import Rows, for_spark, rows_of
+from dedup.core.store import Frames
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
-from dedup.frames import Frames
-from dedup.index import Ints
-from dedup.keys import HIDDEN
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
-from dedup.rows import for_spark
 from dedup.spark.prepare import answers, plan, stateful_operators, streaming_plan
 from dedup.spark.prepare import prepare as prepare_columns
 from dedup.spark.session import EVERY_FILE, JavaError
 from dedup.spark.tasks import SparkTasks
-from dedup.store import Rows
 
 log = logging.getLogger("dedup")
 
@@ -53,7 +51,7 @@ MANY = 5_000
 TOO_LARGE = {
     "maxResultSize": "spark.driver.maxResultSize",
     "TaskResultLost": "what Spark's processes keep of results (spark.driver.memory, spark.executor.memory)",
-    **dict.fromkeys(too_large.HEAP, "the memory of Spark's processes (spark.driver.memory, spark.executor.memory)"),
+    **dict.fromkeys(outage.HEAP, "the memory of Spark's processes (spark.driver.memory, spark.executor.memory)"),
 }
 """Words in an error of Spark -> what the rows of a batch were too large for."""
 
@@ -125,7 +123,7 @@ class SparkBatch:
             with answers():
                 table = rows.toArrow()
         except Exception as error:  # py4j and Spark Connect wrap the same refusal differently
-            told = too_large.words(error)
+            told = outage.words(error)
             reason = next((why for words, why in TOO_LARGE.items() if words in told), None)
             if reason is None:
                 raise

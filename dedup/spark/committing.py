@@ -18,19 +18,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from checkpoint import guards
 from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, PositionGap, StoreError
+from checkpoint.guards import TopicIdentity
+from checkpoint.head import OVER_BUDGET, Head, Run, Slice
 from checkpoint.position import Partition
-from deadletter.classify import PERMANENT, Rule, classify, outlasted
+from deadletter import outage
+from deadletter.classify import Rule, classify, outlasted
+from deadletter.crashes import Trials
 from deadletter.failure import Elsewhere, describe
-from dedup import incarnation, planning, too_large
-from dedup.claims import OVER_BUDGET
-from dedup.incarnation import TopicIdentity
-from dedup.index import Index
-from dedup.outage import with_replanning
+from deadletter.known import PERMANENT
+from deadletter.outage import with_replanning
+from dedup.core import planning
+from dedup.core.index import Index
+from dedup.core.store import Store
 from dedup.pipeline.batch import EvaluatedArrow, process_run
 from dedup.pipeline.commit import Chunk, Part, Policy, State, committed, decide_chunk, index_of
-from dedup.store import Head, Run, Slice, Store
-from dedup.trial import Trials
 
 OUTCOMES = pa.schema(
     [
@@ -154,11 +157,11 @@ class _Slice:
         """The chunks of this slice as they come. With bisect=False a slice of several is refused before any of it is true."""
         first = next(tables)
         if not self._policy.on_failure.bisect and (others := sum(table.num_rows for table in tables)):
-            too_large.refuse_parts(self.head.consumer, first.num_rows + others, self.job.max_events, "slice")
+            outage.refuse_parts(self.head.consumer, first.num_rows + others, self.job.max_events, "slice")
         for number, table in enumerate(itertools.chain([first], tables)):
             rows = EvaluatedArrow(table)
             index = index_of(rows)
-            topic_ids = incarnation.ask(self.job.identify, {(self.partition.source, self.partition.topic)})
+            topic_ids = guards.ask(self.job.identify, {(self.partition.source, self.partition.topic)})
             if number == 0:
                 self._refuse_gap(index)
             yield Part(rows, index, topic_ids)
@@ -189,7 +192,7 @@ class _Slice:
         if self.partition in self.job.gap_checked:
             return
         first, _ = index.spans[self.partition]
-        if planning.gaps(self.job.head, self.job.run, {self.partition: first}):
+        if guards.gaps(self.job.head, self.job.run, {self.partition: first}):
             raise PositionGap(f"Consumer {self.head.consumer!r}: {self.partition} begins at {first}, behind its checkpoint.")
 
     def _tell_others(self) -> None:

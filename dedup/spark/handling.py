@@ -18,18 +18,18 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError, StoreError
+from checkpoint.position import Ints
 from deadletter.classify import Rule
-from dedup.arrow_frames import ArrowFrames
-from dedup.envelope import POSITION
-from dedup.index import Index, Ints
-from dedup.outbox.message import Messages
+from dedup.core.envelope import POSITION
+from dedup.core.index import Index
+from dedup.core.messages import Messages
+from dedup.core.rows import ArrowFrames, Rows
+from dedup.core.steps import Merge
+from dedup.core.store import Filing, TaskFiles
 from dedup.pipeline import guards
 from dedup.pipeline.batch import Tasks
 from dedup.pipeline.tx import EventsFailed, Tx
 from dedup.spark.committing import cut, told
-from dedup.steps import Merge
-from dedup.store import Rows
-from dedup.task_files import Filing, TaskFiles
 
 _NONE = np.zeros(0, np.int64)
 

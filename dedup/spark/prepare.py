@@ -21,9 +21,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from checkpoint.errors import ConfigError, RegistryUnavailable
+from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Expression, Layout, Named, Prepare, layout
-from dedup.envelope import ENVELOPE, POSITION
 
 KEPT = 16
 """Schemas of which what was worked out is kept."""
@@ -67,7 +67,7 @@ def prepare(df: DataFrame, spec: Prepare) -> DataFrame:
     """The input's rows as events with keys, made by tasks; lazy, so nothing is read here.
 
     Returns:
-        the columns of `arrow.prepare`, in Spark's types. A position that is null or does not fit its type is null:
+        the columns of `prepare.prepare`, in Spark's types. A position that is null or does not fit its type is null:
         `envelope.check_positions` tells once the rows are there.
 
     Raises:

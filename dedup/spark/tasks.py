@@ -23,13 +23,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from checkpoint import guards
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, PositionGap
+from checkpoint.head import Checkpoint, Head, Run
 from checkpoint.position import Partition
+from deadletter.crashes import Trial, untried
 from deadletter.failure import Elsewhere
-from dedup import planning
-from dedup.claims import Slicing
+from dedup.core.envelope import ENVELOPE, POSITION
+from dedup.core.store import Slicing
 from dedup.decode.prepare import Prepare
-from dedup.envelope import ENVELOPE, POSITION
 from dedup.pipeline import company
 from dedup.pipeline.batch import Batch, EvaluatedArrow, RunTask, Tasks
 from dedup.pipeline.commit import Chunk, Culprits, Job, Report, commit_batch, commit_chunk, guard, index_of, reached
@@ -40,8 +42,6 @@ from dedup.spark.handling import InTasks
 from dedup.spark.prepare import answers as registry_answers
 from dedup.spark.prepare import positions
 from dedup.spark.prepare import prepare as prepare_columns
-from dedup.store import Checkpoint, Head, Run
-from dedup.trial import Trial, untried
 
 ENOUGH = 100_000
 """Rows of a frame that have one in each of its partitions, on clusters of up to so many cores."""
@@ -151,10 +151,10 @@ def _commit_in_tasks(job: Job, tasks: Tasks, head: Head, run: Run, *, first: boo
     report = Report()
     guard(job, head, run, {})
     gap_checked = _check_gaps(job, tasks, head, run) if first and _may_gap(head, run) else frozenset()
-    outcomes = _run(job, tasks, head, run, gap_checked, alone=first and _have_died(job, tasks))
+    outcomes = _run_tasks(job, tasks, head, run, gap_checked, alone=first and _have_died(job, tasks))
     if any(isinstance(error, PositionGap) for error in _errors(outcomes)):
         now = replace(job.store.head(job.name), epoch=head.epoch)
-        outcomes = _run(job, tasks, now, run, _check_gaps(job, tasks, head, run), alone=_have_died(job, tasks))
+        outcomes = _run_tasks(job, tasks, now, run, _check_gaps(job, tasks, head, run), alone=_have_died(job, tasks))
     for row in outcomes:
         report.count(np.asarray(row["states"]))
     _raise_worst(_errors(outcomes))
@@ -185,7 +185,9 @@ def _have_died(job: Job, tasks: Tasks) -> bool:
     return found
 
 
-def _run(job: Job, tasks: Tasks, head: Head, run: Run, gap_checked: frozenset[Partition], *, alone: bool = False) -> list[dict[str, Any]]:
+def _run_tasks(
+    job: Job, tasks: Tasks, head: Head, run: Run, gap_checked: frozenset[Partition], *, alone: bool = False
+) -> list[dict[str, Any]]:
     """The slices of a batch. After deaths one at a time, and with no other query's chunk in hand in the driver, which may end them all."""
     count = 1 if alone else _at_once(job, tasks)
     with company.taken(job.name, alone=alone) as by_itself:
@@ -247,7 +249,7 @@ def close(job: Job, known: Head, run: Run) -> Head:
     Crash: recorded or not; the batch is delivered again.
     """
     head = replace(job.store.head(job.name), epoch=known.epoch)  # whoever took over meanwhile must not be spoken for
-    planning.refuse_older(head, known)
+    guards.refuse_older(head, known)
     if (head.query_id, head.batch_id, head.batch_ended, head.gap_accepted) == (run.query_id, run.batch_id, True, False):
         return known
     rows = EvaluatedArrow(_NO_ROWS)

@@ -6,8 +6,6 @@ Needs pyarrow only, and what your job needs. Never imported by the library itsel
 from __future__ import annotations
 
 from dedup.testing.delivery import Delivery, Faults, deliver, plan
-from dedup.testing.job import Job
-from dedup.testing.kit import check
-from dedup.testing.verdict import Finding, Verdict
+from dedup.testing.kit import Finding, Job, Verdict, check
 
 __all__ = ["Delivery", "Faults", "Finding", "Job", "Verdict", "check", "deliver", "plan"]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dedup.envelope import ENVELOPE
+from dedup.core.envelope import ENVELOPE
 
 SOURCE, TOPIC = "testing", "events"
 

@@ -2,34 +2,102 @@
 
 Replays, redeliveries, producers' duplicates, partitions in another order, other batches, bad events, and deaths at every step of the store
 and every line of the user's function. Promises: the same seed tries the same. Called by tests of users.
+
+The job under test: what runs a batch, what its effect is, and living through a death as Spark's driver would.
+
+Called by the schedules of kit.py. Opens nothing by itself: stores and sinks are the user's.
+
+What the kit says: which promise is broken, how that was seen, in plain words.
 """
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from deadletter.selection import Selection
 from dedup.consumer import Consumer
-from dedup.rows import for_spark
-from dedup.testing import verdict as v
+from dedup.core.rows import for_spark
+from dedup.pipeline.handlers import EachEvent, EachSlice, Event, Where
+from dedup.pipeline.tx import Tx
 from dedup.testing.delivery import Faults, events, plan, table_of
-from dedup.testing.dying import AFTERWARDS, Death, Died, file_of
-from dedup.testing.job import NOW, Effect, Job, Life
-from dedup.testing.verdict import Verdict
+from dedup.testing.dying import AFTERWARDS, Death, Died, file_of, standing, watched
+from dedup.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 LATER = dt.timedelta(days=400, hours=7, seconds=3)
 """How far the clock is moved: another year, month, day, hour and second."""
 
 CLEAN = Faults(copied=0, unused=0, rebalanced=0)
+
+NOW = dt.datetime(2024, 2, 28, 23, 59, 59, tzinfo=dt.UTC)
+"""What the user's function takes for now."""
+
+LETTERS = "dead letters"
+"""The name under which an effect has the letters of a consumer."""
+
+Row = tuple[tuple[str, str], ...]
+"""Column names and values as text, by name."""
+
+Effect = dict[str, Counter[Row]]
+"""Sink -> its rows, each with how often it is there."""
+
+CLOCK = "the result depends on the clock"
+CHANCE = "the result depends on chance, or on something else than the events"
+PART = "it does not mean the same on a part of a batch"
+ORDER = "the result depends on the order between partitions"
+INPUT = "it changes its input"
+TWICE = "it fails when it sees a key twice"
+DOUBLED = "it writes again what is delivered again"
+LOST = "it loses what is delivered again"
+OUTSIDE = "it writes outside tx: the effect of a failed attempt stays"
+STAYS = "the effect of a failed attempt stays"
+DEATH = "it does not get over a death"
+POISON = "a bad event stops the others"
+CLEAN_INPUT = "it fails on the clean rows"
+BOOKS = "the tables do not prove themselves"
+
+ADVICE = {
+    CLOCK: "Take times from the event (enqueued_time), or let the sink fill them in.",
+    CHANCE: "Derive ids from the event (its key, its position); read nothing that changes between two runs.",
+    PART: "Batches are cut differently after a restart, and a failing one is halved. Write what each event means alone, or merge by key.",
+    ORDER: "Put what belongs together into one partition, or merge with newer_by=.",
+    INPUT: "Copy before you change: the same rows may be given again.",
+    TWICE: "Use an insert that takes a known key for done, or let a Consumer drop what it has seen.",
+    DOUBLED: "Write by key (merge, upsert), or let a Consumer drop what it has seen.",
+    LOST: "Do not remember outside the sink's own transaction what is done.",
+    OUTSIDE: "Write through tx, or hand the idempotence key to the other side.",
+    STAYS: "Make it one transaction, or one that can be repeated.",
+    DEATH: "What is written before the death must not be in the way of what is written again.",
+    POISON: "Set the bad event aside (tx.reject, or raise in a Consumer's handler) and go on.",
+    CLEAN_INPUT: "Nothing else was tried.",
+    BOOKS: "This is no fault of the handler: please report it.",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job at an empty place."""
+
+    run: Callable[[Any, int], Any]
+    """A Consumer, or any function that foreachBatch takes: (frame, batch id)."""
+    read: Callable[[], Mapping[str, Any]]
+    """Everything that it has written, wherever to: name -> Arrow table, DataFrame or list of dicts."""
+
 
 Make = Callable[[Path], Job]
 """Makes the job at an empty place: a new folder, whose name no other one has (good for a schema or a table name)."""
@@ -121,7 +189,7 @@ class _Kit:
                 self._batch(life, played, schedule, number, batch)
         except Exception as error:  # noqa: BLE001  whatever the user's function raises is what is to be told
             played.raised = error
-        played.effect = v.without(life.effect(), self._unstable)
+        played.effect = without(life.effect(), self._unstable)
         played.wrong, played.changed_input = life.contradictions(), life.changed_input
         life.close()
         return played
@@ -160,41 +228,41 @@ class _Kit:
         clean = self._delivered(CLEAN)
         base = self._play(Schedule("clean", clean))
         if base.raised:
-            self.verdict.add(v.CLEAN, f"{type(base.raised).__name__}: {base.raised}")
+            self.verdict.add(CLEAN_INPUT, f"{type(base.raised).__name__}: {base.raised}")
             return
         if base.changed_input:
-            self.verdict.add(v.INPUT, "the rows it was given were others after a batch")
+            self.verdict.add(INPUT, "the rows it was given were others after a batch")
         base.effect = self._find_unstable(clean, base.effect)
         for schedule, promises in self._others(clean):
             # what depends on how batches are cut, or on the order, does so there as well: one broken promise is told once
-            if {v.PART, v.ORDER} & self.verdict.broken - {promises[0]} and schedule.batches is not clean:
+            if {PART, ORDER} & self.verdict.broken - {promises[0]} and schedule.batches is not clean:
                 continue
             self._compare(schedule, base.effect, self._play(schedule), *promises)
         for death in self._deaths(clean):
             schedule = Schedule(f"dies {death}", clean, death, dies_in=len(clean) // 2)
-            self._compare(schedule, base.effect, self._play(schedule), v.DEATH, v.DEATH, v.DOUBLED)
+            self._compare(schedule, base.effect, self._play(schedule), DEATH, DEATH, DOUBLED)
         self._poison()
 
     def _find_unstable(self, clean: list[pa.Table], base: Effect) -> Effect:
         again = self._play(Schedule("the same again", clean)).effect
         later = self._play(Schedule("the same, another day", clean, now=NOW + LATER)).effect
-        chance, clock = v.unstable(base, again), v.unstable(again, later)
+        chance, clock = unstable(base, again), unstable(again, later)
         for sink, columns in sorted(chance.items()):
-            self.verdict.add(v.CHANCE, f"run again over the same events, {sink} had other rows{_in(columns)}")
+            self.verdict.add(CHANCE, f"run again over the same events, {sink} had other rows{_in(columns)}")
         for sink, columns in sorted(clock.items()):
             if columns - chance.get(sink, set()):
-                self.verdict.add(v.CLOCK, f"run again on another day, {sink} had other rows{_in(columns)}")
+                self.verdict.add(CLOCK, f"run again on another day, {sink} had other rows{_in(columns)}")
         self._unstable = {sink: chance.get(sink, set()) | clock.get(sink, set()) for sink in {*chance, *clock}}
-        return v.without(base, self._unstable)
+        return without(base, self._unstable)
 
     def _others(self, clean: list[pa.Table]) -> list[tuple[Schedule, tuple[str, str, str]]]:
         """Schedule, and the promises that are broken where it raises, loses, doubles."""
         other = Faults(0, 0, 0, 0, lagging=True)
-        seen_twice = (v.TWICE, v.LOST, v.DOUBLED)
+        seen_twice = (TWICE, LOST, DOUBLED)
         return [
-            (Schedule("all in one batch", self._delivered(CLEAN, 1)), (v.PART,) * 3),
-            (Schedule("many small batches", self._delivered(CLEAN, max(4, 3 * self._count))), (v.PART,) * 3),
-            *((Schedule(f"partitions in another order ({n})", self._delivered(other, seed=n)), (v.ORDER,) * 3) for n in range(3)),
+            (Schedule("all in one batch", self._delivered(CLEAN, 1)), (PART,) * 3),
+            (Schedule("many small batches", self._delivered(CLEAN, max(4, 3 * self._count))), (PART,) * 3),
+            *((Schedule(f"partitions in another order ({n})", self._delivered(other, seed=n)), (ORDER,) * 3) for n in range(3)),
             (Schedule("each batch again", clean, twice=True), seen_twice),
             (Schedule("partitions that go back", self._delivered(Faults(0, 0, 0.01, 1.0))), seen_twice),
             (Schedule("producers that send again", self._delivered(Faults(0.3, 5.0, 0.01, 0.5))), seen_twice),
@@ -217,10 +285,10 @@ class _Kit:
         return [AFTERWARDS, *at_lines, *(Death(step=name) for name in steps)]
 
     def _compare(self, schedule: Schedule, expected: Effect, played: Played, raises: str, loses: str, doubles: str) -> None:
-        lost, doubled = ([], []) if played.raised else v.differences(expected, played.effect)
+        lost, doubled = ([], []) if played.raised else differences(expected, played.effect)
         if self._as_events or played.raised or lost or doubled:  # what a plain function leaves and then overwrites is no harm
             for told in played.stayed:
-                self.verdict.add(v.OUTSIDE if self._as_events else v.STAYS, f"{schedule.name}: {told}")
+                self.verdict.add(OUTSIDE if self._as_events else STAYS, f"{schedule.name}: {told}")
         if played.raised:
             self.verdict.add(raises, f"{schedule.name}: {type(played.raised).__name__}: {str(played.raised)[:300]}")
             return
@@ -229,7 +297,7 @@ class _Kit:
         for told in doubled:
             self.verdict.add(doubles, f"{schedule.name}: {told}")
         for told in played.wrong:
-            self.verdict.add(v.BOOKS, f"{schedule.name}: {told}")
+            self.verdict.add(BOOKS, f"{schedule.name}: {told}")
 
     def _poison(self) -> None:
         """Bad events among good ones: what becomes of the good ones is what they become without the bad."""
@@ -242,11 +310,11 @@ class _Kit:
         sound = [b.filter(pc.invert(b["_damaged"])).drop_columns("_damaged") for b in flagged]
         good = self._play(Schedule("without the bad events", sound))
         played = self._play(Schedule("bad events among them", [b.drop_columns("_damaged") for b in flagged]))
-        lost, _ = v.differences(good.effect, played.effect)
+        lost, _ = differences(good.effect, played.effect)
         if played.raised:
-            self.verdict.add(v.POISON, f"{type(played.raised).__name__}: {str(played.raised)[:300]}")
+            self.verdict.add(POISON, f"{type(played.raised).__name__}: {str(played.raised)[:300]}")
         elif lost:
-            self.verdict.add(v.POISON, lost[0])
+            self.verdict.add(POISON, lost[0])
 
 
 def _in(columns: set[str]) -> str:
@@ -264,7 +332,7 @@ def _undecided(life: Life, death: Death | None) -> bool:
 
 
 def _visible(before: Effect, after: Effect) -> list[str]:
-    lost, more = v.differences(before, after)
+    lost, more = differences(before, after)
     return lost + more
 
 
@@ -275,3 +343,220 @@ def _damage(rows: pa.Table, damaged: Any) -> pa.Table:
         broken = pc.binary_join_element_wise(pa.scalar(b"\xff\xfe"), rows["body"], pa.scalar(b""))
         return rows.set_column(rows.column_names.index("body"), "body", pc.if_else(mask, broken, rows["body"]))
     return pa.table({name: pc.if_else(mask, pa.scalar(None, rows[name].type), rows[name]) for name in rows.column_names})
+
+
+class Life:
+    """A job from its first batch to its last, in as many processes as it takes."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._run = job, job.run
+        self.changed_input = False
+        if isinstance(self._run, Consumer):
+            self._run = copy.copy(self._run)
+            self._bring_here(self._run)
+
+    @property
+    def consumer(self) -> Consumer | None:
+        """The consumer, where the job is one."""
+        return self._run if isinstance(self._run, Consumer) else None
+
+    @property
+    def function(self) -> Any:
+        """The user's own code."""
+        handler = self.consumer.job().policy.handler if self.consumer else self._run
+        event_handler = handler.handler if isinstance(handler, EachEvent | EachSlice) else handler
+        return getattr(event_handler, "of", event_handler)
+
+    def _bring_here(self, consumer: Consumer) -> None:
+        """What runs in Spark's tasks would neither be seen there nor die with this process."""
+        handler = consumer.job().policy.handler
+        if isinstance(handler, EachEvent | EachSlice):
+            handler = replace(handler, where=Where("driver"))
+        if isinstance(handler, EachEvent):
+            handler = replace(handler, handler=_Watched(handler.handler, self))
+        consumer._handler = handler
+
+    def restart(self) -> None:
+        """As a new process would find it: what was written is there, nothing else."""
+        if self.consumer:
+            self.consumer.store.close()
+        self._run = copy.copy(self._run) if self.consumer else self._run
+
+    def batch(self, frame: Any, number: int, death: Death | None = None, now: dt.datetime = NOW) -> None:
+        """Run one batch. Raises Died at the death's place, and what the job raises."""
+        before = _copied(frame)
+        with standing(self.function, now), self._dying(death):
+            self._run(frame, number)
+        self.changed_input = self.changed_input or not _same(before, frame)
+        if death == AFTERWARDS:
+            raise Died
+
+    @contextmanager
+    def _dying(self, death: Death | None) -> Iterator[None]:
+        def at_step(name: str) -> None:
+            if death and name == death.step:
+                raise Died
+
+        visits: Counter[int] = Counter()
+
+        def at_line(number: int) -> None:
+            visits[number] += 1
+            if death and death.line and number == death.line[1] and visits[number] == death.visit:
+                raise Died
+
+        with self.told(at_step if death and death.step else None, at_line if death and death.line else None):
+            yield
+
+    @contextmanager
+    def told(self, on_step: Callable[[str], None] | None, on_line: Callable[[int], None] | None) -> Iterator[None]:
+        """Within, hear of each step of the store and of each line of the user's file, right before it."""
+        with ExitStack() as stack:
+            if on_step and self.consumer:
+                store = self.consumer.store
+                stack.callback(setattr, store, "on_step", store.on_step)
+                store.on_step = on_step
+            if on_line:
+                stack.enter_context(watched(file_of(self.function), on_line))
+            yield
+
+    def effect(self) -> Effect:
+        """What is visible now."""
+        found = {name: rows_of(rows) for name, rows in self._job.read().items()}
+        if self.consumer:
+            kept = self.consumer.store.letters(Selection(consumer=self.consumer.name, limit=None), ["kind", "idempotence_key"])
+            found[LETTERS] = rows_of(kept)
+        return found
+
+    def contradictions(self) -> list[str]:
+        """What `dedup verify` finds wrong."""
+        return verify(self.consumer.store, self.consumer.name).contradictions if self.consumer else []
+
+    def close(self) -> None:
+        """Let go of connections."""
+        if self.consumer:
+            self.consumer.store.close()
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A handler of single events that tells when it has changed one."""
+
+    of: Callable[[Event, Tx], Any]
+    life: Life
+
+    def __call__(self, event: Event, tx: Tx) -> Any:
+        before = copy.deepcopy(event)
+        try:
+            return self.of(event, tx)
+        finally:
+            self.life.changed_input = self.life.changed_input or before != event
+
+
+def rows_of(rows: Any) -> Counter[Row]:
+    """Rows as they are compared: by all columns, nulls equal to nulls, in no order."""
+    return Counter(tuple(sorted((name, repr(value)) for name, value in row.items())) for row in table_of(rows).to_pylist())
+
+
+def _copied(frame: Any) -> Any:
+    """A copy of what can be changed; Arrow tables and Spark's frames cannot."""
+    module = type(frame).__module__.split(".")[0]
+    return None if isinstance(frame, pa.Table) or module == "pyspark" else copy.deepcopy(frame)
+
+
+def _same(before: Any, after: Any) -> bool:
+    if before is None:
+        return True
+    return bool(before.equals(after)) if hasattr(before, "equals") else bool(before == after)
+
+
+@dataclass
+class Finding:
+    """One broken promise."""
+
+    promise: str
+    seen: str  # the first schedule that showed it, and what was there
+    times: int = 1  # schedules that showed it
+
+    def __str__(self) -> str:
+        more = f" (and in {self.times - 1} more)" if self.times > 1 else ""
+        return f"{self.promise}. Seen: {self.seen}{more}. {ADVICE[self.promise]}"
+
+
+@dataclass
+class Verdict:
+    """All that was tried, and what was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)  # the schedules, in order
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept in every schedule."""
+        return not self.findings
+
+    @property
+    def broken(self) -> set[str]:
+        """The promises that were not."""
+        return {finding.promise for finding in self.findings}
+
+    def add(self, promise: str, seen: str) -> None:
+        """Note what was seen; of each promise the first is kept."""
+        for finding in self.findings:
+            if finding.promise == promise:
+                finding.times += 1
+                return
+        self.findings.append(Finding(promise, seen))
+
+    def require(self) -> None:
+        """Raise AssertionError with all of it in plain words, unless ok."""
+        if self.findings:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        told = [f"{len(self.tried)} schedules, {len(self.findings)} broken promises"]
+        return "\n".join(told + [f"* {finding}" for finding in self.findings])
+
+
+def differences(expected: Effect, found: Effect) -> tuple[list[str], list[str]]:
+    """(lost, doubled): in words, by sink. A row that came out changed is in both."""
+    lost, more = [], []
+    for sink in sorted({*expected, *found}):
+        wanted, there = expected.get(sink, Counter()), found.get(sink, Counter())
+        if missing := wanted - there:
+            lost.append(f"{sink} lacks {missing.total()} rows, such as {_told(missing)}")
+        if surplus := there - wanted:
+            more.append(f"{sink} has {surplus.total()} rows too many, such as {_told(surplus)}")
+    return lost, more
+
+
+def _told(rows: Counter[Row]) -> str:
+    return "(" + ", ".join(f"{name}={value[:60]}" for name, value in min(rows)) + ")"
+
+
+def unstable(one: Effect, other: Effect) -> dict[str, set[str]]:
+    """Sink -> columns whose values differ between two runs over the same events."""
+    found: dict[str, set[str]] = {}
+    for sink in {*one, *other}:
+        if one.get(sink) != other.get(sink):
+            found[sink] = {name for name, _ in _columns(one, sink) ^ _columns(other, sink)}
+    return found
+
+
+def _columns(effect: Effect, sink: str) -> set[tuple[str, str]]:
+    values: dict[tuple[str, str], int] = Counter()
+    for row, times in effect.get(sink, Counter()).items():
+        for cell in row:
+            values[cell] += times
+    return {(name, f"{value} {times}") for (name, value), times in values.items()}
+
+
+def without(effect: Effect, columns: dict[str, set[str]]) -> Effect:
+    """The effect without these columns."""
+    return {sink: _less(rows, columns.get(sink, set())) for sink, rows in effect.items()}
+
+
+def _less(rows: Counter[Row], columns: set[str]) -> Counter[Row]:
+    kept: Counter[Row] = Counter()
+    for row, times in rows.items():
+        kept[tuple(cell for cell in row if cell[0] not in columns)] += times
+    return kept

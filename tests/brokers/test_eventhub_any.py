@@ -11,10 +11,8 @@ import pytest
 
 from checkpoint.errors import ConfigError
 from dedup.eventhub import Connection, Namespace, ReceiverStolen, log_reader
-from dedup.eventhub.options import Options
-from dedup.eventhub.positions import LATEST
 from dedup.eventhub.reader import PartitionReader, Receive
-from dedup.eventhub.source import SCHEMA, StreamReader
+from dedup.eventhub.source import LATEST, SCHEMA, Options, StreamReader
 from fixtures.fix_eventhubs import AnyHub
 
 

@@ -15,7 +15,8 @@ import pytest
 from azure.core.credentials import AccessToken
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, SourceUnavailable
-from dedup.eventhub import Connection, Namespace, ReceiverStolen, log_reader, pool
+from dedup.eventhub import Connection, Namespace, ReceiverStolen, log_reader
+from dedup.eventhub import reader as pool
 from dedup.eventhub.reader import PartitionReader, Receive
 from dedup.eventhub.rows import SCHEMA, numbers
 from fixtures.fix_eventhubs import MakeHub
@@ -222,7 +223,7 @@ def test_a_wrong_key_and_a_wrong_name_say_what_to_do(eventhubs: Double, connecti
 
 def test_what_is_received_ahead_is_bounded(eventhubs: Double, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nobody reads on, the client receives a bound of bytes and its prefetch, not the whole log; then nothing is missing."""
-    monkeypatch.setattr("dedup.eventhub.receiver.AHEAD", 500_000)
+    monkeypatch.setattr("dedup.eventhub.reader.AHEAD", 500_000)
     eventhubs.fill(connection.hub, 0, 3_000, size=5_000)
     before = eventhubs.stats()["delivered"]
     reader = PartitionReader(connection, 0, FAST)

@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
+from dedup.core.envelope import ENVELOPE
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
-from dedup.envelope import ENVELOPE
 from dedup.eventhub import rows
-from dedup.eventhub.options import Options
-from dedup.eventhub.order import MOST_EARLY, InOrder
-from dedup.eventhub.positions import EARLIEST, LATEST, Offset, admitted, parsed
+from dedup.eventhub.reader import MOST_EARLY, InOrder
+from dedup.eventhub.source import EARLIEST, LATEST, Offset, Options, admitted, parsed
 
 SECRET = "c2VjcmV0LXNlY3JldC1zZWNyZXQ="
 CONNECTION = f"Endpoint=sb://Shop.servicebus.windows.net/;SharedAccessKeyName=read;SharedAccessKey={SECRET}"

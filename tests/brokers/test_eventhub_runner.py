@@ -19,19 +19,17 @@ import pytest
 from azure.core.credentials import AccessToken
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from checkpoint.changes import accept_gap
 from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChanged, PositionGap
+from checkpoint.head import Claim, Holder
 from checkpoint.position import Partition
+from deadletter.crashes import untried
 from dedup import Consumer
-from dedup.amendments import accept_gap
-from dedup.eventhub import Connection, Namespace, rows, run_async, runner_client, runner_loop
-from dedup.eventhub.lease import Leases, owners_beside
-from dedup.eventhub.lease_folder import FolderOwnership
+from dedup.eventhub import Connection, Namespace, rows, run_async, runner
+from dedup.eventhub.leases import FolderOwnership, Leases, owners_beside
 from dedup.eventhub.namespace import Span
-from dedup.eventhub.runner_loop import Runner
-from dedup.eventhub.runner_partition import Bounds, Gathered
+from dedup.eventhub.runner import Bounds, Gathered, Runner
 from dedup.pipeline.member import Assignment
-from dedup.store import Claim, Holder
-from dedup.trial import untried
 from kit import runner_child
 from kit.hub_orders import Orders, checkpoints, until
 from kit.orders import assert_proven, ids, letters
@@ -262,7 +260,7 @@ def test_an_accepted_gap_ends_where_the_log_begins(place: Place, sent: Orders, m
 
 def test_an_accepted_gap_is_closed_once_no_partition_has_one(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a person accepted counts for the gaps that there are, not for those to come."""
-    monkeypatch.setattr(runner_loop, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.2)
     sent.send(50)
     consumer = runner_child.consumer(place.store())
     with running(consumer, sent) as one:
@@ -311,7 +309,7 @@ def test_what_the_client_hides_is_asked_for_with_every_batch(place: Place, sent:
     """Where the client's links cannot be counted, the hub is asked which one it is again and again, not once."""
     asked: list[int] = []
     created = Namespace.created
-    monkeypatch.setattr(runner_client.Client, "_create_consumer", runner_client.EventHubConsumerClient._create_consumer)
+    monkeypatch.setattr(runner.Client, "_create_consumer", runner.EventHubConsumerClient._create_consumer)
     monkeypatch.setattr(Namespace, "created", lambda self: asked.append(1) or created(self))
     with running(runner_child.consumer(place.store()), sent) as one:
         for _ in range(4):
@@ -322,7 +320,7 @@ def test_what_the_client_hides_is_asked_for_with_every_batch(place: Place, sent:
 
 def test_partitions_that_are_added_are_read(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client asks for partitions once; the runner asks again, and reads the new ones from their first event."""
-    monkeypatch.setattr(runner_loop, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.3)
     sent.send(50)
     with running(runner_child.consumer(place.store()), sent) as one:
         sent.wait(place, one.alive)
@@ -375,7 +373,7 @@ def test_latest_begins_behind_what_is_there(place: Place, sent: Orders) -> None:
 
 def test_latest_is_looked_up_once(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes while a quiet partition's link is down is read, and so is what a partition held before it was seen to be there."""
-    monkeypatch.setattr(runner_loop, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.3)
     sent.double.put(sent.hub, 0, [b'{"id": "old", "amount": 1}'])
     with running(runner_child.consumer(place.store()), sent, start="latest") as one:
         until(lambda: sent.double.order("detach", hub=sent.hub, partition=0), one.alive)
@@ -474,7 +472,7 @@ def test_a_newer_epoch_ends_an_idle_process(place: Place, sent: Orders) -> None:
 
 
 def _schema() -> pa.Schema:
-    from dedup.envelope import ENVELOPE
+    from dedup.core.envelope import ENVELOPE
 
     return ENVELOPE
 

@@ -13,9 +13,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing
-from dedup.eventhub import pool
-from dedup.eventhub.options import Options
-from dedup.eventhub.source import SCHEMA, BatchReader, EventHubsSource, Slice, StreamReader
+from dedup.eventhub import reader
+from dedup.eventhub.source import SCHEMA, BatchReader, EventHubsSource, Options, Slice, StreamReader
 from fixtures.fix_eventhubs import MakeHub
 from kit.eventhubs.control import Double
 
@@ -27,7 +26,7 @@ Place = tuple[int, int]
 @pytest.fixture
 def hub(new_hub: MakeHub) -> Iterator[str]:
     yield new_hub(partitions=2)
-    pool.close_all()
+    reader.close_all()
 
 
 def made(double: Double, hub: str, **more: str) -> Options:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dedup.eventhub import register
-from dedup.eventhub.positions import EARLIEST
+from dedup.eventhub.source import EARLIEST
 from fixtures.fix_eventhubs import MakeHub
 from kit.eventhubs.control import Double
 from kit.eventhubs.service import KEY

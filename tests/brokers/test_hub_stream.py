@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionGap
 from checkpoint.position import Ranges
-from dedup import amendments, replay, reprocess
+from deadletter.selection import Selection
+from dedup import replay, reprocess
 from dedup.demo import supervise
 from dedup.eventhub import Connection, Namespace, log_reader, starting_positions
-from dedup.store import Selection
 from dedup.verify import verify
 from fixtures.fix_eventhubs import MakeHub
 from kit import hub_stream
@@ -109,7 +110,7 @@ def test_the_log_is_read_again_by_replay_and_reprocess(place: Place, eventhubs: 
     run = _merging(place, Namespace(log.connection), max_body=5)
     run.log(log)
     run(log.read(hub, 0, 0, 1), 0)
-    place.store().amend("shop", amendments.accept_gap, by="test", reason="positions 2")
+    place.store().amend("shop", changes.accept_gap, by="test", reason="positions 2")
     run(log.read(hub, 0, 3, 3), 1)
     assert ids(place.read("balances")) == ["a", "d"]
     done = reprocess(Selection("shop", topic=hub), run, from_log=True)
@@ -156,7 +157,7 @@ def test_starting_positions_need_a_checkpoint_of_one_namespace(place: Place, eve
     run(table, 0)
     assert json.loads(starting_positions(run)) == {hub: {"0": 3}}
     other = table.set_column(0, "source", [["other"] * 3])
-    place.store().amend("shop", amendments.accept_gap, by="test", reason="another namespace")
+    place.store().amend("shop", changes.accept_gap, by="test", reason="another namespace")
     run(other, 1)
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1, other. Name one with source="):
         starting_positions(run)

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import IncarnationChanged, PositionGap, PositionsMissing
 from checkpoint.position import Partition, Ranges
 from deadletter.selection import Selection
-from dedup import ReprocessOptions, amendments, replay, reprocess
-from dedup import kafka as dk
+from dedup import ReprocessOptions, kafka, replay, reprocess
 from dedup.consumer import Consumer
 from dedup.verify import verify
 from kit import kafka_server
@@ -28,15 +28,15 @@ from kit.places import Place
 
 def reading(place: Place, servers: str, **settings: Any) -> Consumer:
     """The consumer of the contract suite, which can read this broker's log again."""
-    broker = dk.Broker(servers)
+    broker = kafka.Broker(servers)
     made = consumer(place.store(), source=broker.cluster_id(), incarnation=broker.topic_ids, **settings)
-    made.log(dk.log_reader(broker, arrow=True))
+    made.log(kafka.log_reader(broker, arrow=True))
     return made
 
 
 def stream(run: Consumer, topic: Topic, batch: int = 0, size: int = 7, first: int = 0) -> None:
     """Everything that partition 0 has from `first` on, in batches of some positions."""
-    reader, end = dk.log_reader(topic.servers), topic.ends()[1]
+    reader, end = kafka.log_reader(topic.servers), topic.ends()[1]
     for start in range(max(first, topic.ends()[0]), end, size):
         run(reader.read(topic.name, 0, start, min(start + size, end) - 1), batch)
         batch += 1
@@ -119,7 +119,7 @@ def test_positions_that_retention_took_are_named(place: Place, kafka: kafka_serv
     broker = kafka_broker(kafka)
     with pytest.raises(PositionGap, match=rf"{topic.name}/0 4-5.*accept-gap shop"):
         run.starting_offsets(broker, topic.name)
-    place.store().amend("shop", amendments.accept_gap, by="test", reason="known loss")
+    place.store().amend("shop", changes.accept_gap, by="test", reason="known loss")
     assert json.loads(run.starting_offsets(broker, topic.name)) == {topic.name: {"0": 6, "1": -2}}
     late = reading(place, kafka.servers, query="two")
     stream(late, topic, first=10)
@@ -132,9 +132,9 @@ def test_positions_that_retention_took_are_named(place: Place, kafka: kafka_serv
     assert_proven(place.store())
 
 
-def kafka_broker(server: kafka_server.Broker) -> dk.Broker:
+def kafka_broker(server: kafka_server.Broker) -> kafka.Broker:
     """As the library asks it."""
-    return dk.Broker(server.servers)
+    return kafka.Broker(server.servers)
 
 
 def test_what_was_compacted_is_absent(place: Place, kafka: kafka_server.Broker, topic: Topic) -> None:
@@ -150,9 +150,9 @@ def test_what_was_compacted_is_absent(place: Place, kafka: kafka_server.Broker, 
     assert (done.absent >= 3, done.filled.delivered, done.lost) == (True, 0, 0)
 
 
-def log_of(server: kafka_server.Broker) -> dk.LogReader:
+def log_of(server: kafka_server.Broker) -> kafka.LogReader:
     """Reads this broker."""
-    return dk.log_reader(server.servers)
+    return kafka.log_reader(server.servers)
 
 
 def test_a_topic_that_is_created_again_begins_a_new_life(place: Place, kafka: kafka_server.Broker, topic: Topic) -> None:
@@ -175,7 +175,7 @@ def test_a_topic_that_is_created_again_begins_a_new_life(place: Place, kafka: ka
         with pytest.raises(IncarnationChanged, match="accept-incarnation shop"):
             refused()
     source = broker.cluster_id()
-    place.store().amend("shop", lambda head: amendments.accept_incarnation(head, source, topic.name), by="test", reason="re-created")
+    place.store().amend("shop", lambda head: changes.accept_incarnation(head, source, topic.name), by="test", reason="re-created")
     assert json.loads(again.starting_offsets(broker, topic.name)) == {topic.name: {"0": -2}}
     stream(again, topic)
     assert ids(place.read()) == ["k0", "k1", "k2", *(f"x{n}" for n in range(6))]

@@ -6,7 +6,7 @@ import pytest
 
 from checkpoint.errors import IncarnationChanged
 from dedup import kafka as dk
-from dedup.envelope import KAFKA
+from dedup.core.envelope import KAFKA
 from kit import kafka_server
 from kit.kafka_kit import Topic, compacted
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from checkpoint.errors import ConfigError
+from checkpoint.head import Checkpoint, Head
 from checkpoint.position import Partition
+from checkpoint.start import End, Lag, lags
+from checkpoint.start import Place as Where
 from dedup import kafka as dk
-from dedup.lag import End, Lag, lags
-from dedup.starting import Place as Where
-from dedup.store import Checkpoint, Head
 from kit import kafka_server
 from kit.kafka_kit import Topic
 from kit.orders import batch, consumer

@@ -56,10 +56,11 @@ def _kafka(request: pytest.FixtureRequest) -> Iterator[Way]:
 
 
 def _hub(request: pytest.FixtureRequest) -> Iterator[Way]:
-    from dedup.eventhub import Connection, SendingHubs, log_reader
+    from dedup.eventhub import Connection, SendingHubs
+    from dedup.eventhub import log_reader as eventhub_log_reader
 
     double, hub = request.getfixturevalue("eventhubs"), request.getfixturevalue("new_hub")(partitions=2)
-    log = log_reader(double.connection_string, hub)
+    log = eventhub_log_reader(double.connection_string, hub)
 
     def read() -> list[pa.Table]:
         return [log.read(hub, number, 0, len(events) - 1) for number, events in enumerate(double.kept(hub, 2)) if events]

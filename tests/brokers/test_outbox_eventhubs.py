@@ -8,7 +8,7 @@ import pytest
 
 from checkpoint.errors import DestinationUnavailable
 from dedup.eventhub import Connection, SendingHubs, log_reader
-from dedup.eventhub.partition_hash import hash_code, partition_of
+from dedup.eventhub.outbox import hash_code, partition_of
 from dedup.eventhub.rows import table
 from dedup.outbox import Message
 from fixtures.fix_eventhubs import MakeHub

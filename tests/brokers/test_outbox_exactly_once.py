@@ -13,14 +13,13 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError, Fenced
-from dedup.epoch import take_epoch
+from checkpoint.holders import take_epoch
+from deadletter.store import Commit
+from dedup.core.messages import MESSAGES, Asked, Chosen, Messages, lanes, random_ids
 from dedup.kafka import TransactionalTopics
 from dedup.outbox import Call, Dispatcher, ExactlyOnce, State
 from dedup.outbox.exactly_once import Flight
-from dedup.outbox.message import MESSAGES, Messages, lanes, random_ids
-from dedup.outbox.store import Asked, Chosen
 from dedup.postgres import PostgresStore
-from dedup.steps import Commit
 from fixtures.fix_postgres import run
 from kit.kafka_kit import Topic, eventually, received
 

@@ -12,8 +12,8 @@ import pytest
 
 from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, ResendTooLate, StoreRestored
 from dedup import PostgresStore
-from dedup.publish import Event, Published, Publisher
-from dedup.publish.events import RESERVED
+from dedup.publishing import Event, Published, Publisher
+from dedup.publishing.events import RESERVED
 from fixtures.fix_postgres import run
 from kit.publish_kit import Broker, consumed, copied, events, kept, publisher, restored, sender, texts, waiting
 
@@ -178,7 +178,7 @@ def test_a_publisher_that_is_fenced_between_storing_and_sending_sends_nothing(
     postgres: str, eventhubs: Any, hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks again when it is woken; the newer one sends what it had stored."""
-    from dedup.publish import lanes
+    from dedup.publishing import lanes
 
     monkeypatch.setattr(lanes, "TRUST_SECONDS", 0.0)
     old, taken = publisher(postgres, eventhubs, hub), list[Publisher]()

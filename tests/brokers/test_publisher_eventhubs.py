@@ -10,8 +10,8 @@ import pytest
 from checkpoint.errors import ConfigError, NotConfirmed, StoreUnavailable
 from dedup import Consumer, PostgresStore
 from dedup.eventhub import Sender, log_reader
-from dedup.publish import Event, Published, Publisher
-from dedup.publish.events import spread
+from dedup.publishing import Event, Published, Publisher
+from dedup.publishing.events import spread
 from fixtures.fix_eventhubs import AnyHub
 from kit.publish_kit import assert_ordered, consumed, copied, events, kept, publisher, restored, sender, waiting
 

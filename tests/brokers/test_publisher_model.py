@@ -13,7 +13,7 @@ import pytest
 
 from checkpoint.errors import DedupError, KeyConflict
 from dedup import PostgresStore
-from dedup.publish import Event, Publisher
+from dedup.publishing import Event, Publisher
 from kit.publish_kit import Broker, BrokerSender, copied, restored, waiting
 
 pytestmark = pytest.mark.postgres

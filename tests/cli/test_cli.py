@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from deadletter.selection import Selection
-from dedup.deadletters import DeadLetters
+from dedup.reprocessing.dead_letters import DeadLetters
 from kit.orders import batch, consumer, event, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
 

@@ -12,11 +12,11 @@ import pytest
 from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 from azure.storage.blob import ContainerClient
 
-from checkpoint import Partition, PostgresCheckpointStore
+from checkpoint import Partition, PostgresCheckpointStore, changes
 from checkpoint.errors import ConfigError
-from dedup import moving
-from dedup.coverage import coverage
-from dedup.store import Checkpoint, Selection
+from checkpoint.head import Checkpoint
+from deadletter.selection import Selection
+from dedup.reprocessing.from_log import coverage
 from dedup.verify import verify
 from kit.checkpoint_kit import position
 from kit.orders import batch, consumer, orders
@@ -110,10 +110,10 @@ def test_below_what_was_decided_the_command_names_the_one_that_repeats(place: Pl
 def test_a_checkpoint_that_moved_in_between_is_not_set(place: Place) -> None:
     """A decision is about what was looked at: a stream that has gone on since makes it void."""
     store = place.store()
-    moves = moving.plan(store, store.head("shop"), {FIRST: Checkpoint(19)})
+    moves = changes.plan(store, store.head("shop"), {FIRST: Checkpoint(19)})
     consumer(store)(batch(*orders(range(10, 12))), 1)
     with pytest.raises(ConfigError, match="moved meanwhile"):
-        moving.move(store, "shop", moves, by="ann", reason="")
+        changes.move(store, "shop", moves, by="ann", reason="")
     assert store.head("shop").checkpoints[FIRST].sequence_number == 11 and store.head("shop").passed == {}
     store.close()
 

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from dedup.cli import main
 from dedup.cli.app import YOUNG, app
-from dedup.cli.stores import mask_secrets
+from dedup.urls import mask_secrets
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -318,7 +318,7 @@ def test_a_consumer_that_is_not_found_is_one_line(target: str, words: str, dedup
 )
 def test_a_time_without_a_zone_is_utc(text: str, iso: str) -> None:
     """Whatever zone the machine or the database is in."""
-    from dedup.cli.filters import moment
+    from dedup.cli.options import moment
 
     assert moment(text).isoformat() == iso
 

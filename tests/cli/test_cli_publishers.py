@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from checkpoint.errors import Fenced, NotConfirmed
-from dedup.publish import Event, Published
+from dedup.publishing import Event, Published
 from fixtures.fix_postgres import run
 from kit.publish_kit import Broker, consumed, events, kept, publisher, waiting
 

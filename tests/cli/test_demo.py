@@ -13,8 +13,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from rich.console import Console
 
-from dedup.demo import delivery, flights
+from dedup.demo import input
 from dedup.demo.main import Demo, batches, conclude
+from dedup.testing import delivery
 
 EVENTS, SEED = 5_000, 3
 """The fewest that the demo takes: nearly all of its time is four starts of Spark."""
@@ -34,7 +35,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
     """Exit code 0, one object, and the numbers of this seed."""
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    planned = delivery.plan(EVENTS, SEED, batches(EVENTS))
+    planned = input.plan(EVENTS, SEED, batches(EVENTS))
     assert set(found) == KEYS
     assert (found["kills"], found["lost"], found["doubled"]) == (3, 0, 0)
     assert (found["delivered"], found["redelivered"], found["duplicates"]) == (planned.delivered, planned.redelivered, planned.duplicates)
@@ -70,7 +71,7 @@ def test_killed_three_times_on_postgres_and_it_adds_up(postgres: str, tmp_path: 
 
 
 def _input() -> tuple[delivery.Delivery, pa.Table]:
-    return delivery.plan(EVENTS, SEED, batches(EVENTS)), flights.read(EVENTS)
+    return input.plan(EVENTS, SEED, batches(EVENTS)), input.read(EVENTS)
 
 
 def delete_one(sink: DeltaTable) -> None:

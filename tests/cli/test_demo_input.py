@@ -13,26 +13,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from dedup.demo import delivery, expected, flights, main, supervise
+from dedup.demo import input, main, supervise
+from dedup.testing import delivery
 
 EVENTS, SEED, FILES = 20_000, 5, 12
 
 
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
-    return flights.read(EVENTS)
+    return input.read(EVENTS)
 
 
 @pytest.fixture(scope="module")
 def planned(table: pa.Table) -> delivery.Delivery:
-    return delivery.plan(table.num_rows, SEED, FILES)
+    return input.plan(table.num_rows, SEED, FILES)
 
 
 @pytest.fixture(scope="module")
 def landed(planned: delivery.Delivery, table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     """Everything in the landing folder, with the number of the file."""
     folder = tmp_path_factory.mktemp("demo") / "landing"
-    delivery.write(planned, table, folder)
+    input.write(planned, table, folder)
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
     tables = [pq.read_table(path) for path in files]
     return pa.concat_tables([t.append_column("file", pa.repeat(n, t.num_rows)) for n, t in enumerate(tables)])
@@ -40,7 +41,7 @@ def landed(planned: delivery.Delivery, table: pa.Table, tmp_path_factory: pytest
 
 def test_the_flights_are_all_there() -> None:
     """The whole input has the known figures, and flight_id names each flight."""
-    everything = flights.read()
+    everything = input.read()
     assert everything.num_rows == main.ALL
     assert everything["dep_time"].null_count == 8_255
     assert pc.count_distinct(everything["flight_id"]).as_py() == main.ALL
@@ -49,29 +50,29 @@ def test_the_flights_are_all_there() -> None:
 def test_a_body_is_the_flight(table: pa.Table) -> None:
     """The JSON that is sent says exactly what the CSV says, nulls included."""
     some = pa.concat_tables([table.slice(0, 50), table.filter(pc.is_null(table["dep_time"])).slice(0, 50)])
-    for body, row in zip(flights.bodies(some).to_pylist(), some.to_pylist(), strict=True):
+    for body, row in zip(input.bodies(some).to_pylist(), some.to_pylist(), strict=True):
         sent = json.loads(body)
         sent["time_hour"] = datetime.fromisoformat(sent["time_hour"])
         assert sent == row
-    assert "flight_id" not in json.loads(flights.bodies(some, with_id=False)[0].as_py())
+    assert "flight_id" not in json.loads(input.bodies(some, with_id=False)[0].as_py())
 
 
 def test_the_same_seed_delivers_the_same(planned: delivery.Delivery) -> None:
     """A run can be repeated: everything random hangs on the seed."""
-    assert delivery.plan(EVENTS, SEED, FILES) == planned
-    assert delivery.plan(EVENTS, SEED + 1, FILES) != planned
+    assert input.plan(EVENTS, SEED, FILES) == planned
+    assert input.plan(EVENTS, SEED + 1, FILES) != planned
 
 
 def test_every_kind_of_fault_is_delivered(planned: delivery.Delivery) -> None:
     """Redeliveries, copies near and far, in the same and another partition, every damage, unused numbers: none is left to chance."""
     topic = planned.topic
-    assert set(topic["damage"].to_pylist()) == {delivery.INTACT, delivery.CUT, delivery.GARBAGE, delivery.NO_ID}
+    assert set(topic["damage"].to_pylist()) == {input.INTACT, input.CUT, input.GARBAGE, input.NO_ID}
     assert planned.redelivered > 100
     assert planned.duplicates > 100
     first = {row["row"]: row for row in topic.to_pylist() if not row["copy"]}
     moved = [row["partition"] != first[row["row"]]["partition"] for row in topic.to_pylist() if row["copy"]]
     assert {True, False} == set(moved)
-    for p in range(delivery.PARTITIONS):
+    for p in range(input.PARTITIONS):
         steps = np.diff(topic.filter(pc.equal(topic["partition"], p))["sequence_number"].to_numpy())
         assert steps.min() == 1
         assert steps.max() > 1
@@ -95,7 +96,7 @@ def test_a_partition_keeps_its_order(landed: pa.Table) -> None:
 
 def test_what_is_expected_adds_up(planned: delivery.Delivery, table: pa.Table) -> None:
     """Every delivery is a redelivery, a duplicate, a row or a letter."""
-    due = expected.compute(planned, table)
+    due = input.compute(planned, table)
     assert planned.delivered == planned.redelivered + planned.duplicates + due.rows.num_rows + due.letters.num_rows
     assert {"REJECTED", "UNDECODABLE", "NO_KEY"} == set(due.letters["kind"].to_pylist())
     assert due.rows["dep_time"].null_count == 0
@@ -108,7 +109,7 @@ def test_a_missing_a_doubled_and_a_changed_row_are_found(table: pa.Table, at: in
     changed = one.set_column(16, "distance", pa.array([1], pa.int32()))
 
     def off(found: pa.Table) -> tuple[list[str], list[str]]:
-        lost, doubled = expected.difference(table, found)
+        lost, doubled = input.difference(table, found)
         return tuple(t["flight_id"].to_pylist() * t["times"].to_pylist()[0] if t.num_rows else [] for t in (lost, doubled))
 
     name = one["flight_id"].to_pylist()
@@ -121,7 +122,7 @@ def test_a_missing_a_doubled_and_a_changed_row_are_found(table: pa.Table, at: in
 def test_progress_is_counted_from_checkpoints(planned: delivery.Delivery) -> None:
     """A checkpoint stands for all events at or below it, unused numbers not counted."""
     topic = planned.topic
-    last = {p: pc.max(topic.filter(pc.equal(topic["partition"], p))["sequence_number"]).as_py() for p in range(delivery.PARTITIONS)}
+    last = {p: pc.max(topic.filter(pc.equal(topic["partition"], p))["sequence_number"]).as_py() for p in range(input.PARTITIONS)}
     assert planned.decided({}) == 0
     assert planned.decided(last) == topic.num_rows
     assert planned.decided({**last, 0: last[0] - 1}) == topic.num_rows - 1

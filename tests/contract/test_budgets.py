@@ -12,11 +12,11 @@ import pytest
 from checkpoint.errors import BudgetExceeded
 from checkpoint.position import Partition
 from deadletter.letter import Kind
+from deadletter.policy import lift_budget
 from dedup import Budget
-from dedup.amendments import lift_budget
 from dedup.consumer import Consumer
+from dedup.core.store import Store
 from dedup.pipeline.member import Member
-from dedup.store import Store
 from kit.foreach_kit import bare
 from kit.local_tasks import TaskEach, run_in
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from checkpoint.changes import accept_gap, accept_incarnation
 from checkpoint.errors import (
     BudgetExceeded,
     ConfigError,
@@ -21,13 +22,14 @@ from checkpoint.errors import (
     SettingsChanged,
 )
 from deadletter.letter import Kind
-from dedup.absent import fill
-from dedup.amendments import accept_gap, accept_incarnation, lift_budget
-from dedup.envelope import POSITION
-from dedup.pages import ReprocessOptions
-from dedup.replaying import replay
-from dedup.reprocessing import reprocess
-from dedup.store import Selection, Store
+from deadletter.policy import lift_budget
+from deadletter.selection import Selection
+from dedup.core.envelope import POSITION
+from dedup.core.store import Store
+from dedup.reprocessing.from_log import fill
+from dedup.reprocessing.letters import reprocess
+from dedup.reprocessing.options import ReprocessOptions
+from dedup.reprocessing.replay import replay
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.places import Place
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from checkpoint.errors import HandlerError
+from deadletter.selection import Selection
 from dedup import Consumer
+from dedup.core.store import Store
 from dedup.pipeline.handlers import Event
-from dedup.reprocessing import reprocess
-from dedup.store import Selection, Store
+from dedup.reprocessing.letters import reprocess
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.places import Place
 

@@ -12,9 +12,9 @@ import pytest
 
 from checkpoint.errors import ConfigError, HandlerError
 from dedup import Consumer
+from dedup.core.store import Store
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.pipeline.handlers import Event
-from dedup.store import Store
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.places import Place
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError, HandlerError
+from deadletter.selection import Selection
 from dedup import Consumer, replay
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.pipeline.handlers import Event
-from dedup.store import Selection
 from kit.foreach_kit import bare
 from kit.local_tasks import run_here, run_in_tasks
 from kit.orders import assert_proven, batch, event, flatten, ids, letters, orders

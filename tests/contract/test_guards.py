@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import BatchTooLarge, Fenced, IncarnationChanged, PositionGap, PublicationStuck, SettingsChanged, StoreRestored
+from checkpoint.head import Holder
+from checkpoint.holders import this_process
 from checkpoint.position import Partition
+from deadletter import policy
 from deadletter.letter import Kind
-from dedup import amendments
-from dedup.process import this_process
-from dedup.store import Holder
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.places import Place
 
@@ -24,7 +25,7 @@ def test_a_gap_can_be_accepted_once(place: Place) -> None:
     second = consumer(place.store(), query="two")
     with pytest.raises(PositionGap):
         second(batch(*orders([7])), 0)
-    place.store().amend("shop", amendments.accept_gap, by="test", reason="known loss")
+    place.store().amend("shop", changes.accept_gap, by="test", reason="known loss")
     second(batch(*orders([7])), 0)
     with pytest.raises(PositionGap):
         consumer(place.store(), query="three")(batch(*orders([9])), 0)
@@ -37,7 +38,7 @@ def test_a_restored_store_is_noticed_by_its_batch_id(place: Place) -> None:
     run(batch(*orders([0])), 0)
     with pytest.raises(StoreRestored, match="accept-restore shop"):
         run(batch(*orders([5])), 3)
-    place.store().amend("shop", amendments.accept_restore, by="test", reason="restored from a backup")
+    place.store().amend("shop", changes.accept_restore, by="test", reason="restored from a backup")
     with pytest.raises(StoreRestored, match="knows nothing of it"):
         consumer(place.store())(batch(*orders([0, 5])), 3)
     consumer(place.store(), query="at the checkpoint")(batch(*orders([0, 5])), 0)
@@ -52,10 +53,10 @@ def test_a_query_that_is_further_than_an_empty_store_is_refused(place: Place) ->
     with pytest.raises(StoreRestored, match=r"has no state of it.*accept-gap shop"):
         run(batch(*orders([5])), 3)
     assert place.read() == [] and place.store().head("shop").checkpoints == {}
-    place.store().amend("shop", amendments.accept_restore, by="test", reason="another query will read all of it again")
+    place.store().amend("shop", changes.accept_restore, by="test", reason="another query will read all of it again")
     with pytest.raises(StoreRestored):
         consumer(place.store())(batch(*orders([5])), 3)
-    place.store().amend("shop", amendments.accept_gap, by="test", reason="the query ran without us until now")
+    place.store().amend("shop", changes.accept_gap, by="test", reason="the query ran without us until now")
     run = consumer(place.store())
     run(batch(*orders([5])), 3)
     run(batch(*orders([6])), 4)
@@ -73,7 +74,7 @@ def test_a_reset_lets_the_query_that_runs_go_on(place: Place) -> None:
     """Whoever says that nothing counts any more need not say it twice."""
     run = consumer(place.store())
     run(batch(*orders([0])), 0)
-    place.store().amend("shop", amendments.reset, by="test", reason="new sink")
+    place.store().amend("shop", changes.reset, by="test", reason="new sink")
     consumer(place.store())(batch(*orders([1])), 1)
     assert ids(place.read()) == ["p0-0", "p0-1"]
 
@@ -117,7 +118,7 @@ def test_the_old_query_cannot_leave_out_what_a_restore_lost(place: Place) -> Non
     run(batch(*orders([0])), 0)
     with pytest.raises(StoreRestored):
         run(batch(*orders([5])), 3)
-    place.store().amend("shop", amendments.accept_restore, by="test", reason="restored from a backup")
+    place.store().amend("shop", changes.accept_restore, by="test", reason="restored from a backup")
     for numbers in ([5], [0]):  # also with a batch that leaves nothing out: it would be known from then on
         with pytest.raises(StoreRestored, match="knows nothing of it"):
             consumer(place.store())(batch(*orders(numbers)), 3)
@@ -132,7 +133,7 @@ def test_a_recreated_topic_is_refused_and_accepted(place: Place) -> None:
     reborn = batch(event(0, "x0"), event(1, "x1"))
     with pytest.raises(IncarnationChanged, match="accept-incarnation shop"):
         consumer(place.store(), query="q2")(reborn, 0)
-    place.store().amend("shop", lambda head: amendments.accept_incarnation(head, "broker", "orders"), by="test", reason="re-created")
+    place.store().amend("shop", lambda head: changes.accept_incarnation(head, "broker", "orders"), by="test", reason="re-created")
     run = consumer(place.store(), query="q2")
     assert run(reborn, 0).processed == 2
     assert run(batch(event(0, "x0"), event(2, "p0-1", 1)), 1).duplicates == 1
@@ -152,7 +153,7 @@ def test_a_recreated_topic_with_position_keys_is_refused_and_accepted(place: Pla
     run(batch(event(0, body=b"a"), event(1, body=b"b")), "one")
     with pytest.raises(IncarnationChanged):
         run(batch(event(0, body=b"c")), "two")
-    place.store().amend("shop", lambda head: amendments.accept_incarnation(head, "broker", "orders"), by="test", reason="re-created")
+    place.store().amend("shop", lambda head: changes.accept_incarnation(head, "broker", "orders"), by="test", reason="re-created")
     assert run(batch(event(0, body=b"c")), "two").processed == 1
     assert ids(place.read()) == ["a", "b", "c"]
 
@@ -202,7 +203,7 @@ def test_changed_key_settings_are_refused(place: Place) -> None:
 def test_a_reset_forgets_keys_positions_and_settings(place: Place) -> None:
     """After reset the same events are new; what was parked before no longer holds its key."""
     consumer(place.store())(batch(*orders(range(2)), event(2, "bad", -1)), 0)
-    place.store().amend("shop", amendments.reset, by="test", reason="start over")
+    place.store().amend("shop", changes.reset, by="test", reason="start over")
     place.drop_sink()
     place.create_sink()
     place.accept_sink()
@@ -245,8 +246,8 @@ def test_a_reset_begins_a_new_budget(place: Place) -> None:
     run = consumer(place.store())
     run._handler = broken
     run(batch(*orders(range(50))), 0)
-    place.store().amend("shop", lambda head: amendments.lift_budget(head, 9, Kind.HANDLER_ERROR), by="test", reason="known")
-    place.store().amend("shop", amendments.reset, by="test", reason="start over")
+    place.store().amend("shop", lambda head: policy.lift_budget(head, 9, Kind.HANDLER_ERROR), by="test", reason="known")
+    place.store().amend("shop", changes.reset, by="test", reason="start over")
     head = place.store().head("shop")
     assert head.spent == {}
     again = consumer(place.store(), query="fresh")
@@ -258,7 +259,7 @@ def test_a_reset_begins_a_new_budget(place: Place) -> None:
 def test_after_a_reset_the_same_events_are_new_in_any_order(place: Place) -> None:
     """Neither keys nor batch records of the life before count: same settings, and positions below the new checkpoint."""
     consumer(place.store())(batch(*orders(range(5))), 0)
-    place.store().amend("shop", amendments.reset, by="test", reason="start over")
+    place.store().amend("shop", changes.reset, by="test", reason="start over")
     place.drop_sink()
     place.create_sink()
     place.accept_sink()
@@ -321,7 +322,7 @@ def test_an_accepted_gap_counts_for_every_partition_and_chunk_of_the_query(place
     """Accepted once: partitions that come in a later chunk or batch, or after a failure, are not refused again."""
     both = [*orders(range(3)), *orders(range(3), partition=1), *orders(range(3), partition=2)]
     consumer(place.store(), query="one")(batch(*both), 0)
-    place.store().amend("shop", amendments.accept_gap, by="test", reason="known loss")
+    place.store().amend("shop", changes.accept_gap, by="test", reason="known loss")
     second = consumer(place.store(), query="two", max_events_per_transaction=1)
     good, calls = second._handler, []
 

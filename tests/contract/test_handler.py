@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, RowsRefused, SinkMismatch
+from deadletter.selection import Selection
 from dedup import consumer as consumer_module
-from dedup.reprocessing import reprocess
-from dedup.store import Selection
+from dedup.reprocessing.letters import reprocess
 from kit.foreach_kit import bare
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.places import Place

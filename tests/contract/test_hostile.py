@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pytest
 
 from checkpoint.errors import BudgetExceeded
-from dedup.pages import ReprocessOptions
-from dedup.reprocessing import reprocess
-from dedup.store import Selection
+from deadletter.selection import Selection
+from dedup.reprocessing.letters import reprocess
+from dedup.reprocessing.options import ReprocessOptions
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.places import Place, PostgresPlace
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
 from checkpoint.position import Partition
-from checkpoint.postgres.sqlfiles import quoted
+from checkpoint.postgres.sql import quoted
+from deadletter.selection import Selection
 from dedup import Consumer, DeadLetters, DeltaStore, PostgresStore, decode
-from dedup.reprocessing import reprocess
-from dedup.store import Selection, Store
+from dedup.core.store import Store
+from dedup.reprocessing.letters import reprocess
 from fixtures.fix_postgres import run
 from kit.orders import assert_proven, batch, consumer, event, flatten, letters
 from kit.places import SINK, DeltaPlace, Place, PostgresPlace

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import IncarnationChanged, SourceUnavailable
-from dedup import amendments
 from dedup.consumer import Consumer
 from kit.orders import assert_proven, batch, consumer, event, ids, orders
 from kit.places import Place
@@ -43,7 +43,7 @@ def test_a_topic_with_another_id_is_refused_until_it_is_accepted(place: Place) -
     broker.told["orders"] = "second"
     with pytest.raises(IncarnationChanged, match="accept-incarnation shop --source broker --topic orders"):
         run(batch(event(4, "x4")), 2)
-    place.store().amend("shop", lambda head: amendments.accept_incarnation(head, *TOPIC), by="test", reason="re-created")
+    place.store().amend("shop", lambda head: changes.accept_incarnation(head, *TOPIC), by="test", reason="re-created")
     assert place.store().head("shop").incarnation_ids == {}
     again = consumer(place.store(), incarnation=broker, query="q2")
     again(batch(event(0, "x0"), event(1, "x1")), 0)
@@ -102,5 +102,5 @@ def test_a_reset_forgets_the_id(place: Place) -> None:
     """After a reset the topic is read as if it were new, whatever its id was."""
     run = consumer(place.store(), incarnation=Broker())
     run(batch(*orders([0])), 0)
-    place.store().amend("shop", amendments.reset, by="test", reason="start over")
+    place.store().amend("shop", changes.reset, by="test", reason="start over")
     assert place.store().head("shop").incarnation_ids == {}

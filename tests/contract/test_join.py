@@ -12,15 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from checkpoint.changes import accept_gap, reset
 from checkpoint.errors import ConfigError, Fenced, PartitionLost, StillHeld
+from checkpoint.head import Holder, Spent
+from checkpoint.holders import this_process
 from checkpoint.position import Partition
-from deadletter.budget import Spent
 from deadletter.letter import Kind
-from dedup.amendments import accept_gap, reset
+from dedup.core.store import Store
 from dedup.pipeline.member import Member
 from dedup.pipeline.tx import Handler
-from dedup.process import this_process
-from dedup.store import Holder, Store
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.places import Place
 

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from checkpoint.changes import reset
 from checkpoint.errors import ConfigError, StoreUnavailable
 from dedup import DeadLetters, Selection
-from dedup.amendments import reset
-from dedup.letter_events import events_of
-from dedup.store import Store
+from dedup.core.store import Store
+from dedup.reprocessing.letters import events_of
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.people import ALL, ANN, BODY, failing, statuses
 from kit.places import DeltaPlace, Place, PostgresPlace
@@ -192,14 +192,14 @@ FORGED: dict[str, list[dict[str, Any]]] = {
 
 def test_a_forged_file_is_refused_before_anything_of_it_comes_in(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns that would replace those of the event, keys that nobody can see, other positions: an error that names letter and column."""
-    from dedup import letter_files
+    from dedup.reprocessing import files
 
     settings: dict[str, Any] = {"sequence_key": "data.id", "idempotence_key": ["data.id", "data.amount"]}
     store, file = place.store(), tmp_path / "letters.jsonl"
     consumer(store, **settings)(batch(*(event(n, f"s{n}", -n) for n in range(1, 4))), 0)
     DeadLetters(store).export(ALL, file)
     lines = file.read_bytes().splitlines()
-    monkeypatch.setattr(letter_files, "PORTION", 1)
+    monkeypatch.setattr(files, "PORTION", 1)
     other = other_place(place, tmp_path).store()
     consumer(other, **settings)(batch(), 0)
     before = letters(other)
@@ -257,12 +257,12 @@ def test_keys_of_every_kind_are_recognised(place: Place, tmp_path: Path, setting
 
 def test_an_import_that_fails_in_the_middle_says_what_came_in(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store goes away between two portions: the error carries how many letters are there already."""
-    from dedup import letter_files
+    from dedup.reprocessing import files
 
     store, file = place.store(), tmp_path / "letters.jsonl"
     failing(store)
     DeadLetters(store).export(ALL, file)
-    monkeypatch.setattr(letter_files, "PORTION", 1)
+    monkeypatch.setattr(files, "PORTION", 1)
     other = other_place(place, tmp_path).store()
     consumer(other)(batch(), 0)
     portions = iter(range(9))
@@ -299,29 +299,30 @@ def test_letters_of_a_consumer_that_is_not_there_are_not_imported(place: Place, 
 
 def test_export_reads_no_more_letters_than_a_portion(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies are read portion by portion, and the file is read so, too."""
-    from dedup import letter_files, letter_work
+    from deadletter import work
+    from dedup.reprocessing import files
 
-    monkeypatch.setattr(letter_work, "PORTION", 2)
-    monkeypatch.setattr(letter_files, "PORTION", 2)
+    monkeypatch.setattr(work, "PORTION", 2)
+    monkeypatch.setattr(files, "PORTION", 2)
     store = place.store()
     consumer(store)(batch(*orders(range(3)), *(event(n, f"x{n}", -1) for n in range(3, 10))), 0)
     sizes: list[int] = []
-    whole = letter_files._whole
-    monkeypatch.setattr(letter_files, "_whole", lambda store, ids: sizes.append(len(ids)) or whole(store, ids))
+    whole = files._whole
+    monkeypatch.setattr(files, "_whole", lambda store, ids: sizes.append(len(ids)) or whole(store, ids))
     for name in ("a.jsonl", "a.parquet"):
         assert DeadLetters(store).export(ALL, tmp_path / name) == 7
-        assert [rows.num_rows for rows in letter_files._read(tmp_path / name)] == [2, 2, 2, 1]
+        assert [rows.num_rows for rows in files._read(tmp_path / name)] == [2, 2, 2, 1]
     assert sizes == [2, 2, 2, 1] * 2
 
 
 def test_an_import_that_ends_anywhere_is_gone_on_with(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped right before each of its steps: portions are there whole or not at all, and a second call brings the others."""
-    from dedup import letter_files
+    from dedup.reprocessing import files
 
     store, file = place.store(), tmp_path / "letters.jsonl"
     hostile(store)
     DeadLetters(store).export(ALL, file)
-    monkeypatch.setattr(letter_files, "PORTION", 4)
+    monkeypatch.setattr(files, "PORTION", 4)
     other = other_place(place, tmp_path)
     consumer(other.store(), sequence_key="data.id", idempotence_key=["data.id", "data.amount"])(batch(), 0)
     stopped = 0

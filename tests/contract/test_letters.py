@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import CommitConflict, ConfigError
-from dedup import DeadLetters, Selection, amendments
+from dedup import DeadLetters, Selection
 from kit.orders import assert_proven, batch, consumer, event, ids, letters
 from kit.people import ALL, ANN, BODY, actions, failing, statuses
 from kit.places import Place
@@ -241,10 +242,10 @@ def test_a_discard_of_open_letters_takes_none_that_it_opens(place: Place) -> Non
 
 def test_portions_go_on_behind_each_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many portions and pages it takes, each letter is changed once, and the progress is told."""
-    from dedup import letter_work
+    from deadletter import work
 
-    monkeypatch.setattr(letter_work, "PAGE", 4)
-    monkeypatch.setattr(letter_work, "PORTION", 3)
+    monkeypatch.setattr(work, "PAGE", 4)
+    monkeypatch.setattr(work, "PORTION", 3)
     store, told = place.store(), []
     consumer(store)(batch(*(event(n, f"x{n}", -1) for n in range(11))), 0)
     done = DeadLetters(store).discard(Selection(limit=10), **ANN, on_progress=lambda *numbers: told.append(numbers))
@@ -255,11 +256,11 @@ def test_portions_go_on_behind_each_other(place: Place, monkeypatch: pytest.Monk
 
 def test_a_discard_beside_the_stream_is_planned_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision that comes first costs another attempt, no letter."""
-    from dedup import letter_work
+    from deadletter import work
 
     store = place.store()
     failing(store)
-    transact, tried = letter_work._transact, []
+    transact, tried = work._transact, []
 
     def conflicting(*arguments: Any) -> Any:
         tried.append(1)
@@ -267,7 +268,7 @@ def test_a_discard_beside_the_stream_is_planned_again(place: Place, monkeypatch:
             raise CommitConflict
         return transact(*arguments)
 
-    monkeypatch.setattr(letter_work, "_transact", conflicting)
+    monkeypatch.setattr(work, "_transact", conflicting)
     assert DeadLetters(store).discard(ALL, **ANN).changed == 3
     assert len(tried) == 3
 
@@ -294,7 +295,7 @@ def test_letters_of_a_life_before_a_reset_can_be_given_up_and_taken_back(place: 
     """Their keys no longer count; what is done with them leaves the new life as it is."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
-    store.amend("shop", amendments.reset, by="ann", reason="again")
+    store.amend("shop", changes.reset, by="ann", reason="again")
     assert run(batch(event(1, "b", -1), event(2, "d", 1)), 0).processed == 1
     assert found.discard(ALL, **ANN, release_key=True).changed == 4
     assert_proven(store)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import DestinationUnavailable, Fenced, HandlerError
+from deadletter.selection import Selection
+from dedup.core.messages import Asked, Chosen, Marks
 from dedup.outbox import Call, Patience, State
-from dedup.outbox.store import Asked, Chosen, Marks
-from dedup.replaying import replay
-from dedup.reprocessing import reprocess
-from dedup.store import Selection
+from dedup.reprocessing.letters import reprocess
+from dedup.reprocessing.replay import replay
 from kit.orders import assert_proven, batch, consumer, event, flatten, orders
 from kit.outgoing import Receiver, dispatcher, outgoing, publisher, states
 from kit.places import DeltaPlace, Place

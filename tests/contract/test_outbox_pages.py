@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from dedup.core.messages import Asked, Chosen, Marks, Messages, lanes
 from dedup.outbox import State
-from dedup.outbox.message import Messages, lanes
-from dedup.outbox.store import Asked, Chosen, Marks
-from dedup.postgres import outbox_pages
-from dedup.postgres.outbox_pages import Page, pages_of
+from dedup.postgres import outbox
+from dedup.postgres.outbox import Page, pages_of
 from kit.orders import batch, consumer, event, flatten
 from kit.outgoing import Receiver, dispatcher, made, outgoing, publisher, states
 from kit.places import PostgresPlace
@@ -31,7 +30,7 @@ def place(postgres: str) -> PostgresPlace:
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of at most four messages."""
-    monkeypatch.setattr(outbox_pages, "PER_PAGE", 4)
+    monkeypatch.setattr(outbox, "PER_PAGE", 4)
 
 
 def rows_of(place: PostgresPlace) -> list[Any]:
@@ -60,8 +59,8 @@ def test_pages_hold_every_message_once_in_the_order_of_its_key(count: int, keys:
         bodies = [m.body for m in out if m.key == key]
         assert bodies == sorted(bodies)  # type: ignore[type-var]
     lane_of = dict(zip(messages.rows["id"].to_pylist(), messages.rows["lane"].to_pylist(), strict=True))
-    assert all(len({lane_of[i] for i in page.ids}) == 1 and len(page.ids) <= outbox_pages.PER_PAGE for page in pages)
-    assert all(sum(map(len, page.bodies[1:])) <= outbox_pages.BYTES for page in pages)  # type: ignore[arg-type]
+    assert all(len({lane_of[i] for i in page.ids}) == 1 and len(page.ids) <= outbox.PER_PAGE for page in pages)
+    assert all(sum(map(len, page.bodies[1:])) <= outbox.BYTES for page in pages)  # type: ignore[arg-type]
     assert [m.number for m in out] == [1_000 * page.page + n for page in pages for n in range(len(page.ids))]
 
 
@@ -131,7 +130,7 @@ def test_a_page_that_is_larger_than_a_turn_goes_in_parts(place: PostgresPlace) -
 
 def test_a_turn_ends_with_so_many_bytes(place: PostgresPlace, small_pages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a turn holds in memory is bounded by bytes as well as by messages."""
-    monkeypatch.setattr("dedup.postgres.outbox.BYTES_PER_TURN", 20)
+    monkeypatch.setattr("dedup.core.messages.BYTES_PER_TURN", 20)
     publisher(place.store())(batch(*[event(n, f"order-{n:04}", 5) for n in range(40)]), 0)  # 40 bytes a page
     with place.store().outbox("shop").turn(Asked()) as turn:
         assert len(turn.messages) == 4

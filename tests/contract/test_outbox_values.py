@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import RowsRefused
-from dedup.envelope import POSITION
+from dedup.core.envelope import POSITION
+from dedup.core.messages import Chosen
+from dedup.core.rows import PlainRows
 from dedup.outbox.recording import Names, arrow_of, of_event, rows_of
-from dedup.outbox.store import Chosen
-from dedup.rows import PlainRows
 from kit.orders import batch, consumer, event, letters
 from kit.places import Place
 

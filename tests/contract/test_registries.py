@@ -8,10 +8,10 @@ import pytest
 
 from checkpoint.errors import RegistryUnavailable
 from deadletter.policy import FailurePolicy
+from deadletter.selection import Selection
 from dedup import decode
 from dedup.decode.registry import Azure, Confluent
-from dedup.reprocessing import reprocess
-from dedup.store import Selection
+from dedup.reprocessing.letters import reprocess
 from kit.orders import assert_proven, batch, consumer, event, ids, letters
 from kit.places import Place
 from kit.registry_kit import avro, confluent, content_type, record

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import StoreRestored
-from dedup import amendments
 from kit.orders import assert_proven, batch, consumer, ids, orders
 from kit.places import Place
 
@@ -15,7 +15,7 @@ def test_one_harmless_batch_makes_no_query_known(place: Place, accepted: bool) -
     """A query of which the restored state has nothing is refused at a batch that leaves nothing out, and at the next one, which would."""
     consumer(place.store(), query="before")(batch(*orders(range(3))), 0)
     if accepted:
-        place.store().amend("shop", amendments.accept_restore, by="test", reason="restored from a backup")
+        place.store().amend("shop", changes.accept_restore, by="test", reason="restored from a backup")
     harmless, next_one, elsewhere = batch(*orders([2, 3])), batch(*orders([9])), batch(*orders([9], partition=1))
     for number, rows in ((1, harmless), (2, next_one), (1, elsewhere), (2, next_one)):
         with pytest.raises(StoreRestored, match="knows nothing of it"):

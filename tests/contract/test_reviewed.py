@@ -9,12 +9,13 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from checkpoint.changes import reset
 from checkpoint.errors import HandlerError, IncarnationChanged
-from dedup import DeadLetters, replaying
-from dedup.amendments import reset
-from dedup.replaying import replay
-from dedup.reprocessing import reprocess
-from dedup.store import Selection
+from deadletter.selection import Selection
+from dedup import DeadLetters
+from dedup.reprocessing import replay as replaying
+from dedup.reprocessing.letters import reprocess
+from dedup.reprocessing.replay import replay
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.people import ANN, failing, fixed
 from kit.places import Place, PostgresPlace

@@ -9,9 +9,9 @@ import pytest
 
 from checkpoint.errors import ConfigError
 from deadletter.letter import Kind
-from dedup.deadletters import DeadLetters
-from dedup.reprocessing import reprocess
-from dedup.store import Selection
+from deadletter.selection import Selection
+from dedup.reprocessing.dead_letters import DeadLetters
+from dedup.reprocessing.letters import reprocess
 from kit.orders import batch, event
 from kit.outgoing import Receiver, dispatcher, publisher, states
 from kit.places import Place

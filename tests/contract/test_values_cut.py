@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from checkpoint.errors import SinkMismatch
 from dedup import Consumer
+from dedup.core.store import Store
 from dedup.pipeline.handlers import Event
-from dedup.store import Store
 from kit.foreach_kit import bare
 from kit.local_tasks import Tasks, run_in
 from kit.orders import batch, event, letters, orders

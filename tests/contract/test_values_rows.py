@@ -11,8 +11,8 @@ import pytest
 
 from checkpoint.errors import RowsRefused, SinkMismatch
 from dedup import Consumer
+from dedup.core.rows import PlainRows, copied, own_rows
 from dedup.pipeline.handlers import Event
-from dedup.rows import PlainRows, copied, own
 from kit.foreach_kit import bare
 from kit.orders import batch, letters, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
@@ -125,7 +125,7 @@ def _holding_itself() -> list[Any]:
 def test_what_holds_itself_is_refused_with_its_column(value: Any) -> None:
     """Copying it ends with an error that names the column."""
     with pytest.raises(RowsRefused, match=r"'tags'.*holds itself"):
-        own([{"n": 1, "tags": value}])
+        own_rows([{"n": 1, "tags": value}])
 
 
 def test_a_copy_reaches_all_that_can_change() -> None:

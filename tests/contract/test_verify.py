@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import ConfigError
 from checkpoint.position import Ranges
-from dedup import amendments, books, proof
-from dedup import verify as verifying
-from dedup.coverage import coverage
-from dedup.store import Selection
+from checkpoint.records import RecordFilter
+from deadletter.selection import Selection
+from dedup import verify as proof
+from dedup.reprocessing.from_log import coverage
 from dedup.verify import verify
-from dedup.wanted import Wanted
 from fixtures.fix_postgres import run
 from kit.orders import batch, consumer, event, orders
 from kit.people import failing
@@ -56,8 +56,8 @@ def test_small_pages_give_the_same_answer(place: Place, monkeypatch: pytest.Monk
     """However many records and letters are read at once."""
     fill(place)
     whole = verify(place.store(), "shop")
-    monkeypatch.setattr(verifying, "PAGE", 2)
-    monkeypatch.setattr(verifying, "LETTER_PAGE", 3)
+    monkeypatch.setattr(proof, "PAGE", 2)
+    monkeypatch.setattr(proof, "LETTER_PAGE", 3)
     assert facts(verify(place.store(), "shop")) == facts(whole) and whole.ok
 
 
@@ -69,7 +69,7 @@ def test_a_proof_of_another_state_is_not_believed(place: Place) -> None:
     for wrong in (dataclasses.replace(proven, digest="x"), dataclasses.replace(proven, seq=10**9), dataclasses.replace(proven, keyspace=7)):
         report = verify(place.store(), "shop", wrong)
         assert report.ok and report.since == 0 and any("another state" in note for note in report.notes)
-    place.store().amend("shop", amendments.reset, by="test", reason="start over")
+    place.store().amend("shop", changes.reset, by="test", reason="start over")
     assert verify(place.store(), "shop", proven).since == 0
 
 
@@ -130,7 +130,7 @@ def test_each_contradiction_names_its_range_and_what_to_do(postgres: str, damage
     assert not report.ok and report.proof is None
     told = "\n".join(report.contradictions)
     assert [words for words in BROKEN[damage] if words not in told] == [], told
-    monkeypatch.setattr(verifying, "PAGE", 1)
+    monkeypatch.setattr(proof, "PAGE", 1)
     assert verify(place.store(), "shop").contradictions == report.contradictions
 
 
@@ -157,7 +157,7 @@ def test_a_window_of_positions_reads_its_own_records(place: Place, monkeypatch: 
     store, got = place.store(), []
     inner = store.batches
 
-    def batches(name: str, wanted: Wanted) -> pa.Table:
+    def batches(name: str, wanted: RecordFilter) -> pa.Table:
         got.append(inner(name, wanted))
         return got[-1]
 
@@ -179,6 +179,6 @@ def test_books_of_letters_in_a_failing_batch(place: Place) -> None:
     """Letters of every kind are counted where the records say."""
     failing(place.store())
     report = verify(place.store(), "shop")
-    assert report.ok and report.counts["dead_lettered"] == 3 and books.COUNTS[0] == "delivered"
+    assert report.ok and report.counts["dead_lettered"] == 3 and proof.COUNTS[0] == "delivered"
     consumer(place.store())(batch(*orders([9])), 1)
     assert verify(place.store(), "shop", report.proof).ok

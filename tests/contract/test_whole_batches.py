@@ -10,8 +10,8 @@ import pytest
 from checkpoint.errors import BatchTooLarge
 from checkpoint.position import Partition
 from dedup import Consumer
+from dedup.core.store import Store
 from dedup.pipeline.member import Member
-from dedup.store import Store
 from kit.foreach_kit import bare
 from kit.local_tasks import TaskEach, run_in
 from kit.orders import assert_proven, batch, consumer, ids, orders

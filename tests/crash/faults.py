@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from checkpoint import changes
 from crash.lane import Lane
 from crash.places import Disk, Postgres
-from dedup import amendments
 from kit.children import Child
 from kit.pg_help import Copy, every_table
 from kit.pg_proxy import COMMIT_MESSAGE, proxied
@@ -215,7 +215,7 @@ def _copied_back(lane: Lane, tables: Callable[[str], list[str]], *, harmless: bo
     assert ("StoreRestored" in lane.ended[-1]) != harmless, lane.ended
     if not harmless:
         newer.load()
-        for decision in (amendments.accept_restore, amendments.accept_gap):  # nothing is missing
+        for decision in (changes.accept_restore, changes.accept_gap):  # nothing is missing
             store.amend("shop", decision, by="crash", reason="put back")
     store.close()  # type: ignore[attr-defined]
     return f"after {lane.batches - 1} batches"

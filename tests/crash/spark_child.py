@@ -18,7 +18,7 @@ import pyarrow as pa
 from crash import log
 from crash.child import SINKS, handle_one, place_of
 from crash.drivers import ANSWER, DONE
-from dedup.demo.delivery import ENVELOPE_DDL
+from dedup.demo.input import ENVELOPE_DDL
 from kit.orders import consumer
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from dedup.store import Selection
+from deadletter.selection import Selection
 from kit import delta_child
 from kit import delta_kit as kit
 

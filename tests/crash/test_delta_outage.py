@@ -9,7 +9,7 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 
 from checkpoint.errors import StoreUnavailable
-from dedup.delta import files, tables
+from dedup.delta import storage, tables
 from dedup.delta.storage import is_away
 from kit.orders import assert_proven, batch, consumer, ids, letters, orders
 from kit.places import DeltaPlace
@@ -35,7 +35,7 @@ class Outage:
 
 def outages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Outage]:
     """Of writing files, and of commits to sinks."""
-    put = Outage(files.put, OSError(AWAY), lambda *_: True)
+    put = Outage(storage.put, OSError(AWAY), lambda *_: True)
     inside = Outage(tables.commit, CommitFailedError(AWAY), lambda table, *_: "sinks" in table.table_uri)
     monkeypatch.setattr("dedup.delta.storage.filesystem", _failing_open(put))
     monkeypatch.setattr(tables, "commit", inside)

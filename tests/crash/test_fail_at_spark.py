@@ -23,7 +23,7 @@ import pytest
 
 from crash import child, lane, log
 from dedup import Consumer
-from dedup.demo.delivery import ENVELOPE_DDL
+from dedup.demo.input import ENVELOPE_DDL
 from fixtures import fix_postgres
 from kit.orders import consumer
 from kit.places import DeltaPlace, Place, PostgresPlace, SparkPlace

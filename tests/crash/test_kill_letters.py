@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from dedup.trial import MAX_DEATHS
+from deadletter.crashes import MAX_DEATHS
 from fixtures.fix_places import of_stores
 from kit.child_letters import SEQUENCES, do, is_flaky, made, orders_of, prepare_place
 from kit.children import Nursery

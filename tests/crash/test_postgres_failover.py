@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import PartitionLost, StoreRestored
 from checkpoint.position import Partition
-from dedup import amendments
 from dedup.pipeline.member import Member
 from kit import pg_server
 from kit.orders import assert_proven, batch, consumer, ids, letters, orders
@@ -69,7 +69,7 @@ def test_a_failover_to_an_older_copy_stops_the_query_until_a_person_accepts_it(s
     with pytest.raises(StoreRestored, match="accept-restore"):
         consumer(place.store())(numbered(6), 6)  # nor a new process
     check(place, 3)
-    place.store().amend("shop", amendments.accept_restore, by="ann", reason="failed over")
+    place.store().amend("shop", changes.accept_restore, by="ann", reason="failed over")
     again = consumer(place.store(), query="after")
     for n in range(3, 8):  # a new query begins at the checkpoint
         again(numbered(n), n - 3)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dedup.publish import Published
-from dedup.publish.publisher import STEPS
+from dedup.publishing import Published
+from dedup.publishing.publisher import STEPS
 from fixtures.fix_postgres import run
 from kit.children import Child, Nursery
 from kit.hub_orders import until

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dedup.demo.expected import difference
+from dedup.demo.input import difference
 from dedup.verify import verify
 from kit import retail
 from kit.children import Child, Nursery
@@ -235,6 +235,6 @@ def _heights(place: Place) -> set[int]:
 
 
 def _all() -> Any:
-    from dedup.store import Selection
+    from deadletter.selection import Selection
 
     return Selection(limit=None)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from dedup.epoch import take_epoch
+from checkpoint.head import Head
+from checkpoint.holders import take_epoch
+from dedup.core.planning import NEW
 from dedup.outbox import Call, Dispatcher, Message
-from dedup.planning import NEW
 from dedup.postgres import PostgresStore
-from dedup.store import Head
 from kit import slice_child
 from kit.children import Child, Nursery
 from kit.orders import assert_proven, ids, letters

@@ -117,13 +117,14 @@ def test_the_guide_is_short_and_its_program_differs_in_two_lines() -> None:
 
 def test_a_consumer_is_mirrored_beside_its_stream(setting: Any, postgres: str, azurite: str, blobs: ContainerClient) -> None:
     """The snippet for a Consumer: what it has decided shows in the container, and nothing waits for it."""
-    from dedup import Consumer, PostgresStore, moving
-    from dedup.store import Checkpoint, Head
+    from checkpoint import changes
+    from checkpoint.head import Checkpoint, Head
+    from dedup import Consumer, PostgresStore
 
     _, real, _ = setting
     group, store = Group("Name", "Orders"), PostgresStore(postgres)
     there = {Partition("name", "orders", 0): Checkpoint(7, "700"), Partition("name", "other", 0): Checkpoint(8, "800")}
-    moving.move(store, "shop", moving.plan(store, Head("shop"), there), by="ann", reason="")
+    changes.move(store, "shop", changes.plan(store, Head("shop"), there), by="ann", reason="")
     names: dict[str, Any] = {"container": blobs, "group": group, "BlobMirror": BlobMirror, "consumer": Consumer("shop", store)}
     exec(real(CONSUMER), names)
     theirs = BlobCheckpointStore.from_connection_string(azurite, blobs.container_name)

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from dedup.eventhub.options import NAMES
 from dedup.eventhub.rows import SCHEMA
+from dedup.eventhub.source import NAMES
 from kit.eventhubs.control import Double
 from kit.paths import ROOT
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dedup.envelope import ENVELOPE
+from dedup.core.envelope import ENVELOPE
 from fixtures.fix_postgres import run
 from kit.paths import ROOT
 

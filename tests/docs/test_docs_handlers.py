@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dedup import Consumer, PostgresStore, decode
-from dedup.outbox.store import Chosen
+from dedup.core.messages import Chosen
 from dedup.pipeline.tx import Tx
 from fixtures.fix_postgres import run
 from kit.paths import ROOT
@@ -59,7 +59,7 @@ def _events(spark: SparkSession, orders: list[dict[str, Any]]) -> Any:
 
 
 def _letters(store: PostgresStore) -> list[dict[str, Any]]:
-    from dedup.store import Selection
+    from deadletter.selection import Selection
 
     found: list[dict[str, Any]] = store.letters(Selection()).to_pylist()
     return found

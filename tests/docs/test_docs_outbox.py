@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from dedup import PostgresStore
-from dedup.envelope import ENVELOPE
-from dedup.outbox.store import Chosen
+from dedup.core.envelope import ENVELOPE
+from dedup.core.messages import Chosen
 from fixtures.fix_postgres import run
 from kit.kafka_kit import Topic, received
 from kit.paths import ROOT

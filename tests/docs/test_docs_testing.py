@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dedup.testing import verdict
+from dedup.testing import kit
 from kit.paths import ROOT
 
 PAGE = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ def test_the_first_snippet_prints_what_the_page_says(capsys: pytest.CaptureFixtu
 def test_the_test_of_a_consumer_passes(tmp_path: Path) -> None:
     """The page's test of a Consumer is a test that passes, run by pytest with nothing but the plugin."""
     (tmp_path / "test_orders.py").write_text(SNIPPETS[1])
-    command = [sys.executable, "-m", "pytest", "-p", "dedup.pytest_plugin", "-q", "test_orders.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "dedup.testing.plugin", "-q", "test_orders.py"]
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -40,5 +40,5 @@ def test_the_delivery_of_the_page_runs() -> None:
 
 def test_the_page_names_every_promise() -> None:
     """What the kit can say stands in the table of the page."""
-    said = [value for name, value in vars(verdict).items() if name.isupper() and isinstance(value, str) and name != "CLEAN"]
+    said = [value for name, value in vars(kit).items() if name.isupper() and isinstance(value, str) and name != "CLEAN"]
     assert len(said) == 13 and [value for value in said if f"*{value}*" not in PAGE] == []

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from deadletter.selection import Selection
 from dedup.delta import DeltaStore
 from dedup.postgres import PostgresStore
-from dedup.store import Selection
 from dedup.verify import verify
 from kit.paths import ROOT
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pytest
 
+from deadletter.selection import Selection
 from dedup.demo import supervise
-from dedup.demo.expected import difference
-from dedup.store import Selection
+from dedup.demo.input import difference
 from dedup.verify import verify
 from kit import kafka_retail, kafka_server
 from kit.kafka_kit import Topic

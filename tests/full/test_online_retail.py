@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pytest
 
+from deadletter.selection import Selection
+from dedup.core.store import Store
 from dedup.demo import supervise
-from dedup.demo.expected import difference
-from dedup.store import Selection, Store
+from dedup.demo.input import difference
 from dedup.verify import verify
 from kit import retail
 

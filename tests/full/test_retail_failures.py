@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from deadletter.selection import Selection
 from dedup import Consumer, decode
-from dedup.replaying import replay
-from dedup.reprocessing import reprocess
-from dedup.store import Selection, Store
+from dedup.core.store import Store
+from dedup.reprocessing.letters import reprocess
+from dedup.reprocessing.replay import replay
 from dedup.verify import verify
 from kit import retail
 from kit.orders import assert_proven, letters

@@ -10,11 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from checkpoint.head import Checkpoint, Run
+from checkpoint.records import BATCHES as RECORD
+from checkpoint.records import RecordFilter
+from deadletter.store import Commit
+from dedup.core.steps import Advance, Record
 from dedup.delta import DeltaStore
-from dedup.steps import Advance, Commit, Record
-from dedup.store import BATCHES as RECORD
-from dedup.store import Checkpoint, Run
-from dedup.wanted import Wanted
 from fixtures.fix_postgres import run
 from kit import delta_kit as kit
 from kit.orders import batch, consumer, orders
@@ -96,7 +97,7 @@ def test_ten_thousand_ranges_are_proven(postgres: str) -> None:
     told = measured(postgres)
     assert told["ok"] and told["seen"] == 100 * PARTITIONS * (WIDTH - WIDTH // GAP), told
     assert told["ranges"] == 100 * PARTITIONS * WIDTH // GAP
-    assert place.store().batches("shop", Wanted(after=50, until=52)).num_rows == 2 * PARTITIONS
+    assert place.store().batches("shop", RecordFilter(after=50, until=52)).num_rows == 2 * PARTITIONS
 
 
 def test_a_hundred_million_positions_are_proven_in_bounded_memory(postgres: str) -> None:

@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import ReprocessStopped
 from dedup import DeadLetters, Selection
-from dedup.absent import fill
-from dedup.pages import ReprocessOptions
-from dedup.replaying import replay
-from dedup.reprocessing import reprocess
+from dedup.reprocessing.from_log import fill
+from dedup.reprocessing.letters import reprocess
+from dedup.reprocessing.options import ReprocessOptions
+from dedup.reprocessing.replay import replay
 from kit.orders import batch, consumer, event, flatten
 from kit.places import PostgresPlace, place_of
 

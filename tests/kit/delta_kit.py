@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from checkpoint.head import Checkpoint, Head, Holder, Run
+from checkpoint.holders import this_process
 from checkpoint.position import Partition, Ranges
+from checkpoint.records import BATCHES
 from deadletter.letter import LETTERS, letter_id
+from deadletter.store import KEYS, Commit, Note, Park
+from dedup.core.rows import ArrowRows
+from dedup.core.steps import Advance, Record
 from dedup.delta import DeltaStore
-from dedup.process import this_process
-from dedup.rows import ArrowRows
-from dedup.steps import Advance, Commit, Note, Park, Record
-from dedup.store import BATCHES, KEYS, Checkpoint, Head, Holder, Run
 
 SINK = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
 NAME = "shop"

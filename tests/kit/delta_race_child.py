@@ -10,7 +10,7 @@ from pathlib import Path
 
 from checkpoint.errors import CommitConflict
 from dedup.delta import DeltaStore
-from dedup.delta.decide import Decision, decide
+from dedup.delta.commit import Decision, decide
 
 NAME = "shop"
 

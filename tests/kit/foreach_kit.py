@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dedup import Consumer
-from dedup.store import Store
+from dedup.core.store import Store
 from kit.orders import batch, consumer, orders
 from kit.places import Place
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from azure.eventhub import EventData, EventHubProducerClient
 
 from dedup import Consumer, DeltaStore, PostgresStore, decode
-from dedup.cli.stores import is_postgres
-from dedup.store import Store
+from dedup.core.store import Store
+from dedup.urls import is_postgres
 from kit import retail
 from kit.retail import CHECKS, COLUMNS, CONSUMER, SINK
 

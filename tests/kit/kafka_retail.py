@@ -15,11 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from dedup import Consumer, DeltaStore, PostgresStore, decode
-from dedup import kafka as dk
-from dedup.cli.stores import is_postgres
-from dedup.demo import flights
-from dedup.store import Store
+from dedup import Consumer, DeltaStore, PostgresStore, decode, kafka
+from dedup.core.store import Store
+from dedup.demo import input
+from dedup.urls import is_postgres
 from kit import maven, retail
 from kit.kafka_kit import Topic, flush
 from kit.kafka_proxy import Proxy
@@ -45,11 +44,11 @@ class Input:
         """Of this name: retail or flights."""
         if name == "retail":
             return cls(retail.ROW, retail.CHECKS)
-        return cls(pa.schema([pa.field(f.name, pa.string()) for f in flights.FLIGHT]), {})
+        return cls(pa.schema([pa.field(f.name, pa.string()) for f in input.FLIGHT]), {})
 
     def rows(self, data: Path, events: int) -> pa.Table:
         """The first so many."""
-        table = pa.concat_tables(retail.read(data)) if self.checks else flights.read(events)
+        table = pa.concat_tables(retail.read(data)) if self.checks else input.read(events)
         return table.slice(0, events).cast(self.schema)
 
     def expected(self, rows: pa.Table) -> pa.Table:
@@ -81,7 +80,7 @@ def opened(url: str) -> Store:
 
 def stream(spark: Any, source: Input, servers: str, topic: str, folder: Path, store: Store, per_batch: int) -> None:
     """Stream the topic to its end; continue where the Spark checkpoint stands."""
-    broker = dk.Broker(servers)
+    broker = kafka.Broker(servers)
     key = [f"data.{name}" for name in source.schema.names]
     who = {"source": broker.cluster_id(), "incarnation": broker.topic_ids}
     consumer = Consumer(CONSUMER, store, idempotence_key=key, decode=decode.json(source.schema), **who)

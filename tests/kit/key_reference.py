@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dedup.keys import KeySettings
+from dedup.core.keys import KeySettings
 
 _EPOCH = dt.datetime(1970, 1, 1)
 

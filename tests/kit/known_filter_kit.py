@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dedup.postgres import PostgresStore, arrays, known_filter
-from dedup.postgres.known_filter import KnownFilter
-from dedup.steps import Commit
+from deadletter.store import Commit
+from dedup.postgres import PostgresStore, key_filter, wire
+from dedup.postgres.key_filter import KnownFilter
 from kit.pg_help import keys
 
 
 def filtering(postgres: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresStore]:
     """One that uses its filter for every transaction, and reads it whenever it has none."""
-    monkeypatch.setattr(known_filter, "FEW", 0)
-    monkeypatch.setattr(known_filter, "_CHEAPER", 10**9)
+    monkeypatch.setattr(key_filter, "FEW", 0)
+    monkeypatch.setattr(key_filter, "_CHEAPER", 10**9)
     made = PostgresStore(postgres)
     yield made
     made.close()
@@ -44,6 +44,6 @@ def has_read(store: PostgresStore) -> bool:
     return read(store)._whole is not None
 
 
-def digests(count: int, name: str = "") -> arrays.Keys:
+def digests(count: int, name: str = "") -> wire.Keys:
     """Keys as they are."""
     return np.frombuffer(b"".join(hashlib.sha256(f"{name}{i}".encode()).digest()[:16] for i in range(count)), dtype="V16")

@@ -13,9 +13,9 @@ import pytest
 
 from checkpoint.position import Partition
 from dedup import Consumer, consumer
+from dedup.core.envelope import POSITION
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
-from dedup.envelope import POSITION
 from dedup.pipeline.batch import ArrowBatch, RunTask
 from dedup.pipeline.commit import Report
 from dedup.spark import committing

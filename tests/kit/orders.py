@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from deadletter.selection import Selection
 from dedup import Consumer, decode
-from dedup.envelope import ENVELOPE
-from dedup.store import Selection, Store
+from dedup.core.envelope import ENVELOPE
+from dedup.core.store import Store
 from dedup.verify import verify
 
 ORDER = pa.schema([("id", pa.string()), ("amount", pa.int64())])

@@ -18,7 +18,7 @@ import pyarrow as pa
 from checkpoint.errors import IncarnationChanged, SourceUnavailable
 from checkpoint.position import Partition
 from dedup import Consumer, PostgresStore
-from dedup.envelope import POSITION
+from dedup.core.envelope import POSITION
 from dedup.outbox import Dispatcher, ExactlyOnce, Patience
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -121,9 +121,9 @@ def spark_query(task: dict[str, Any]) -> None:
 def main(task: dict[str, Any]) -> None:
     """What the task says; `look`: seconds for which the number of a hub's partitions is believed."""
     if "look" in task:
-        from dedup.eventhub import outbox, runner_loop
+        from dedup.eventhub import outbox, runner
 
-        outbox.LOOK_SECONDS = runner_loop.LOOK_SECONDS = task["look"]
+        outbox.LOOK_SECONDS = runner.LOOK_SECONDS = task["look"]
     {"consume": consume, "run": run_on_hub, "dispatch": dispatch}[task["do"]](task)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from dedup.outbox.message import State
-from dedup.postgres.outbox_pages import NUMBERS
+from dedup.core.messages import State
+from dedup.postgres.outbox import NUMBERS
 
 PER_PAGE = 3
 

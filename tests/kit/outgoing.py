@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dedup import Consumer
+from dedup.core.messages import MESSAGES, Chosen, Messages, lanes, random_ids
+from dedup.core.store import Store
 from dedup.outbox import Call, Dispatcher, Message
-from dedup.outbox.message import MESSAGES, Messages, lanes, random_ids
-from dedup.outbox.store import Chosen
-from dedup.store import Store
 from kit.orders import consumer, flatten
 from kit.places import Place
 

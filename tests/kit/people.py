@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dedup import DeadLetters, Selection
-from dedup.store import Store
+from dedup.core.store import Store
 from kit.orders import batch, consumer, event, flatten, letters
 
 ALL = Selection(consumer="shop", limit=None)

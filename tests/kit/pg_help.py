@@ -13,13 +13,15 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
+from checkpoint.head import Checkpoint, Holder, Run
+from checkpoint.holders import this_process
 from checkpoint.position import Partition
+from checkpoint.records import BATCHES
 from deadletter.letter import HISTORY, LETTERS, letter_id
+from deadletter.store import KEYS, Change, Commit, Park
+from dedup.core.rows import ArrowRows
+from dedup.core.steps import Advance, Record
 from dedup.postgres import PostgresStore
-from dedup.process import this_process
-from dedup.rows import ArrowRows
-from dedup.steps import Advance, Change, Commit, Park, Record
-from dedup.store import BATCHES, KEYS, Checkpoint, Holder, Run
 from kit import pg_server
 
 WAITING = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from dedup.envelope import ENVELOPE, POSITION
-from dedup.store import Store
+from dedup.core.envelope import ENVELOPE, POSITION
+from dedup.core.store import Store
 
 SINK = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("amount", pa.int64())])
 """The sink of most tests: what the handler makes of one order."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dedup import Consumer, PostgresStore
 from dedup.eventhub import Sender
-from dedup.publish import Event, Publisher
+from dedup.publishing import Event, Publisher
 
 KEYS = 20
 

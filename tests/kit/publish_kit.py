@@ -10,12 +10,12 @@ import psycopg
 import pyarrow as pa
 
 from checkpoint.errors import SourceUnavailable
+from deadletter.selection import Selection
 from dedup import Consumer, PostgresStore
 from dedup.eventhub import Sender, log_reader
 from dedup.eventhub.rows import SCHEMA
-from dedup.publish import Event, Publisher
-from dedup.publish.events import GATEWAY, Stored
-from dedup.store import Selection
+from dedup.publishing import Event, Publisher
+from dedup.publishing.events import GATEWAY, Stored
 from fixtures.fix_postgres import run
 
 TABLES = ("publish_destination", "publisher", "publisher_lane", "publisher_event", "published_id")

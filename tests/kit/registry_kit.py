@@ -8,7 +8,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from dedup.envelope import ENVELOPE
+from dedup.core.envelope import ENVELOPE
 
 
 def record(*fields: Any, name: str = "Order", **more: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from dedup import Consumer, decode
-from dedup.store import Store
+from dedup.core.store import Store
 
 CONSUMER = SINK = "order_lines"
 COLUMNS = ("InvoiceNo", "StockCode", "Description", "Quantity", "InvoiceDate", "UnitPrice", "CustomerID", "Country")

@@ -15,11 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from checkpoint.head import Head, Run
 from dedup import Consumer
+from dedup.core.store import Store
 from dedup.decode import prepare as arrow
 from dedup.pipeline.handlers import Event
 from dedup.spark import committing, tasks
-from dedup.store import Head, Run, Store
 from kit.orders import batch, consumer, event
 
 EVENTS = 30
@@ -62,12 +63,11 @@ def plan(made: Consumer, head: Head, batch_id: int, path: Path, events: list[dic
 
 def main(task: dict[str, Any]) -> None:
     """Run the slices, or die, or wait, at the n-th time that a step is reached."""
-    from dedup.postgres import PostgresStore
-    from dedup.postgres import slices as turns
+    from dedup.postgres import PostgresStore, epoch
 
     work, rows = pickle.loads(Path(task["work"]).read_bytes())
     left = task.get("nth", 1)
-    turns.TELL_SECONDS, turns.MARGIN_SECONDS = 0.1, task.get("margin", 0.1)
+    epoch.TELL_SECONDS, epoch.MARGIN_SECONDS = 0.1, task.get("margin", 0.1)
 
     def on_step(name: str) -> None:
         nonlocal left

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.advice import command
+from checkpoint.errors import command
 from kit.paths import ROOT, TESTS
 
 SOURCES = [file for package in ("checkpoint", "deadletter", "dedup") for file in (ROOT / package).rglob("*.py")]
@@ -24,8 +24,8 @@ def test_each_test_says_what_it_guards(file: Path) -> None:
 
 
 def test_advised_commands_quote_the_names_in_them() -> None:
-    """A name with a space or a semicolon would make another command of what a message advises: `checkpoint.advice.command` quotes it."""
-    assert not [where for file in SOURCES if file.name != "advice.py" or file.parent.name != "checkpoint" for where in _unquoted(file)]
+    """A name with a space or a semicolon would make another command of what a message advises: `checkpoint.errors.command` quotes it."""
+    assert not [where for file in SOURCES if file.name != "errors.py" or file.parent.name != "checkpoint" for where in _unquoted(file)]
 
 
 def _unquoted(file: Path) -> list[str]:

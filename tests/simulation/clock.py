@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import tenacity
 
-import dedup.deadletters
-import dedup.epoch
-import dedup.outage
-import dedup.pages
+import checkpoint.holders
+import deadletter.outage
 import dedup.pipeline.attempts
 import dedup.pipeline.commit
 import dedup.pipeline.member
-import dedup.reprocessing
-from dedup.index import Index
-from dedup.process import Process
+import dedup.reprocessing.dead_letters
+import dedup.reprocessing.letters
+from checkpoint.holders import Process
+from dedup.core.index import Index
 from simulation.log import LetterBatch, batch_of
 
 if TYPE_CHECKING:
@@ -48,9 +47,9 @@ class _Dt:
 _THERE = (
     (dedup.pipeline.commit, "dt"),
     (dedup.pipeline.attempts, "dt"),
-    (dedup.deadletters, "dt"),
-    (dedup.pages, "dt"),
-    (dedup.reprocessing, "dt"),
+    (dedup.reprocessing.dead_letters, "dt"),
+    (dedup.reprocessing.letters, "dt"),
+    (dedup.reprocessing.letters, "dt"),
 )
 
 
@@ -87,13 +86,16 @@ def simulated(world: World) -> Iterator[None]:
     """Within, time is simulated, nobody sleeps, and letters are events of this world's log. Cheaper than mock.patch."""
     here = Process("here", 1, "")
     changes: list[tuple[Any, str, Any]] = [(module, name, _Dt) for module, name in _THERE]
-    changes += [(dedup.reprocessing, "open_batch", lambda table, _: LetterBatch(table, world.log)), (dedup.outage, "PAUSE_SECONDS", 0)]
+    changes += [
+        (dedup.reprocessing.letters, "open_batch", lambda table, _: LetterBatch(table, world.log)),
+        (deadletter.outage, "PAUSE_SECONDS", 0),
+    ]
     changes += [
         (tenacity, "time", _Time),
         (dedup.pipeline.member, "ArrowBatch", batch_of),
         (dedup.pipeline.commit, "index_of", _once_each(dedup.pipeline.commit.index_of)),
     ]
-    changes += [(module, "this_process", lambda: here) for module in (dedup.epoch, dedup.pipeline.member)]
+    changes += [(module, "this_process", lambda: here) for module in (checkpoint.holders, dedup.pipeline.member)]
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     _now[0], _running[0] = BEGIN, 0.0
     for change in changes:

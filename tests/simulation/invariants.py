@@ -10,7 +10,7 @@ from checkpoint.position import Partition, Ranges
 from dedup.verify import verify
 
 if TYPE_CHECKING:
-    from dedup.store import Run
+    from checkpoint.head import Run
     from simulation.shared import Shared
     from simulation.world import World
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from deadletter.letter import LETTERS
-from dedup.keys import LETTER
+from deadletter.letter import LETTERS, table_of
+from dedup.core.keys import LETTER
+from dedup.core.rows import picked
 from dedup.pipeline.batch import EvaluatedArrow
-from dedup.rows import picked, table_of
 
 TOPIC = ("broker", "topic")
 KEYS = 6

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from checkpoint.errors import Fenced, PartitionLost, StillHeld
+from checkpoint.head import Claim, Head, Holder
 from checkpoint.position import Partition
 from dedup.pipeline.member import Assignment, Member
-from dedup.store import Claim, Head, Holder
 from simulation.copies import Copy
 from simulation.log import TOPIC, Event, Picked
 from simulation.schedule import Schedule

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dedup.store import Head
+from checkpoint.head import Head
 from simulation.invariants import WAITING, place
 from simulation.log import Log
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from checkpoint.errors import Fenced, PublicationStuck, StoreRestored
-from deadletter.letter import HISTORY, LETTERS
-from dedup.rows import table_of
-from dedup.store import BATCHES, Head, Holder, Selection
-from dedup.wanted import ALL, Wanted
+from checkpoint.head import Head, Holder
+from checkpoint.records import ALL, BATCHES, RecordFilter
+from deadletter.letter import HISTORY, LETTERS, table_of
+from deadletter.selection import Selection
 from simulation.invariants import place
 from simulation.shared import NAME, Shared
 from simulation.transaction import SimTransaction
@@ -132,7 +132,7 @@ class SimStore:
         """The one."""
         return [NAME]
 
-    def batches(self, consumer: str, wanted: Wanted = ALL) -> pa.Table:
+    def batches(self, consumer: str, wanted: RecordFilter = ALL) -> pa.Table:
         """Batch records."""
         found = table_of(self.shared.batches, pa.struct(list(_RECORDS)))
         return found.filter(wanted.decided(found["seq"]))

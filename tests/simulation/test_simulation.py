@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import tenacity
 
-from dedup import amendments, decision, order, planning
-from dedup.steps import Advance
+from checkpoint import changes, guards
+from dedup.core import decision, planning
+from dedup.core.steps import Advance
 from kit.paths import ROOT
 from simulation import clock, invariants, run, runners
 from simulation.log import Log
@@ -136,8 +137,8 @@ def reserves_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def remembers_the_query(patch: pytest.MonkeyPatch) -> None:
     """After an accepted restore the old query may leave positions out."""
-    accept = amendments.accept_restore
-    patch.setattr(amendments, "accept_restore", lambda head: replace(accept(head), checkpoints=head.checkpoints))
+    accept = changes.accept_restore
+    patch.setattr(changes, "accept_restore", lambda head: replace(accept(head), checkpoints=head.checkpoints))
 
 
 def compares_no_claim(patch: pytest.MonkeyPatch) -> None:
@@ -147,14 +148,14 @@ def compares_no_claim(patch: pytest.MonkeyPatch) -> None:
 
 def blocks_nothing(patch: pytest.MonkeyPatch) -> None:
     """What comes behind a letter goes first."""
-    patch.setattr(order.Order, "block_behind", lambda self, rows: None)
-    patch.setattr(order.Order, "block_behind_letters", lambda self, tails: None)
+    patch.setattr(planning.Order, "block_behind", lambda self, rows: None)
+    patch.setattr(planning.Order, "block_behind_letters", lambda self, tails: None)
 
 
 def takes_half_a_batch_for_one(patch: pytest.MonkeyPatch) -> None:
     """A state between two chunks of a batch passes for one that has the batch."""
-    guard = planning.guard
-    patch.setattr(planning, "guard", lambda head, *rest: guard(replace(head, batch_ended=True), *rest))
+    guard = guards.guard
+    patch.setattr(guards, "guard", lambda head, *rest: guard(replace(head, batch_ended=True), *rest))
 
 
 def moves_no_checkpoint(patch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from checkpoint.errors import CommitConflict, Fenced, StoreUnavailable
+from checkpoint.head import Head
 from checkpoint.position import Partition, Ranges
-from dedup.rows import table_of
-from dedup.steps import Advance, Change, Commit, Free, Note, Park, Record
-from dedup.store import KEYS, SEQUENCES, Head, Rows, Selection
+from deadletter.letter import SEQUENCES, table_of
+from deadletter.selection import Selection
+from deadletter.store import KEYS, Change, Commit, Free, Note, Park
+from dedup.core.rows import Rows
+from dedup.core.steps import Advance, Record
 from simulation import invariants
 from simulation.shared import NAME
 

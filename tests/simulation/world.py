@@ -11,13 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from checkpoint import changes
 from checkpoint.errors import PositionGap, StoreRestored
+from checkpoint.head import Checkpoint
 from checkpoint.position import Partition
-from dedup import DeadLetters, amendments
+from deadletter.selection import Selection
+from dedup import DeadLetters
 from dedup.consumer import Consumer
-from dedup.pages import ReprocessOptions
-from dedup.reprocessing import reprocess
-from dedup.store import Checkpoint, Selection
+from dedup.reprocessing.letters import reprocess
+from dedup.reprocessing.options import ReprocessOptions
 from simulation import clock, deeds
 from simulation.copies import DONE, Boom, Copy
 from simulation.log import TOPIC, Log, SimBatch
@@ -122,7 +124,7 @@ class World:
         """As documented: it lets any query through, so whoever has restored tables stops the others first."""
         if self.taken_back:
             self.stop([other for other in self.checkpoints if other is not checkpoint])
-        self.store(lambda _: None).amend(NAME, amendments.accept_gap)
+        self.store(lambda _: None).amend(NAME, changes.accept_gap)
 
     def stop(self, queries: Sequence[SparkCheckpoint]) -> None:
         """Every copy of them."""
@@ -156,7 +158,7 @@ class World:
     def accept_restore(self) -> None:
         """As documented: restore the sink to the same time, accept, and start a query at the checkpoint."""
         self.shared.put_right()
-        self.store(lambda _: None).amend(NAME, amendments.accept_restore)
+        self.store(lambda _: None).amend(NAME, changes.accept_restore)
         self.shared.lost, self.shared.restored = {}, False
         self.new_checkpoint(at_ours=True)
 

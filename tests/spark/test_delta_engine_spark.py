@@ -13,9 +13,9 @@ import pytest
 from deltalake import DeltaTable
 
 from checkpoint.errors import ConfigError, Fenced, SinkMismatch, StoreRestored, StoreUnavailable
+from deadletter.store import Commit
+from dedup.core.rows import ArrowRows
 from dedup.delta import DeltaStore
-from dedup.rows import ArrowRows
-from dedup.steps import Commit
 from kit import delta_kit as kit
 from kit import delta_race_child as other
 
@@ -77,7 +77,7 @@ def test_a_decision_that_comes_too_late_is_skipped_and_told(lake: Path) -> None:
 @pytest.mark.parametrize("landed", [True, False])
 def test_an_answer_that_was_lost_is_read_back(lake: Path, monkeypatch: pytest.MonkeyPatch, landed: bool) -> None:
     """The ledger tells: a commit that landed is ours, one that did not is undone and runs again."""
-    from dedup.spark.delta_tables import SparkTables
+    from dedup.spark.delta import SparkTables
 
     store, real = open_store(lake), SparkTables.append_rows
     number = kit.epoch(store)
@@ -101,7 +101,7 @@ def test_an_answer_that_was_lost_is_read_back(lake: Path, monkeypatch: pytest.Mo
 
 def test_a_publication_that_died_is_gone_on_with_in_order(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decided and not visible: another process publishes the first before the second, from the ledger, each once, also when told twice."""
-    from dedup.spark.delta_tables import SparkTables
+    from dedup.spark.delta import SparkTables
 
     class Died(BaseException):
         pass
@@ -180,7 +180,7 @@ def test_one_ledger_has_one_engine(lake: Path) -> None:
 @pytest.mark.full
 def test_a_sink_is_named_as_the_catalog_names_it(lake: Path, spark: SparkSession) -> None:
     """No path of it is used: a catalog may let nobody in by the path. Appends and merges."""
-    from dedup.steps import Merge
+    from dedup.core.steps import Merge
 
     spark.sql("CREATE TABLE IF NOT EXISTS catalog_orders (id BIGINT NOT NULL, text STRING) USING delta")
     try:
@@ -219,8 +219,8 @@ def test_the_ledger_lets_readers_skip_files(lake: Path) -> None:
 
 def test_a_dispatcher_whose_turn_was_taken_notes_nothing(lake: Path) -> None:
     """Spark skips its commit in silence: that another one came first is read from the table of marks."""
+    from dedup.core.messages import State
     from dedup.delta.outbox import _row
-    from dedup.outbox.message import State
     from kit.outgoing import made
 
     store = open_store(lake)

@@ -11,7 +11,7 @@ import pytest
 
 from checkpoint.errors import ConfigError
 from dedup.delta import DeltaStore
-from dedup.spark.delta_tables import SparkTables
+from dedup.spark.delta import SparkTables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

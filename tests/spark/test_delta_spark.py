@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError, PublicationStuck, RowsMisfit, RowsRefused, SinkMismatch, StoreUnavailable
+from deadletter.store import Commit
+from dedup.core.rows import ArrowRows
+from dedup.core.steps import Merge
 from dedup.delta import DeltaStore
 from dedup.delta.engine import DeltaRs
-from dedup.delta.sink import Sinks
-from dedup.rows import ArrowRows
-from dedup.spark.delta_rows import quoted, tick
-from dedup.steps import Commit, Merge
+from dedup.delta.sinks import Sinks
+from dedup.spark.delta import quoted, tick
 from kit import delta_kit as kit
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def test_a_publication_that_spark_did_and_nobody_heard_of_is_not_done_again(
     spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer of Spark's append is lost: the transaction id in the sink says that it landed."""
-    from dedup.spark.delta_rows import SparkSide
+    from dedup.spark.delta import SparkSide
 
     real = SparkSide.append
 
@@ -175,7 +176,7 @@ def test_two_publishers_of_staged_rows_publish_them_once(
     spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch, how: Merge | None
 ) -> None:
     """The other one was quicker, and removed the staged files. That is no error: the transaction id in the sink says that it is done."""
-    from dedup.spark.delta_rows import SparkSide
+    from dedup.spark.delta import SparkSide
 
     first, name = DeltaStore(str(tmp_path / "state")), "append" if how is None else "merge"
     real = getattr(SparkSide, name)
@@ -304,7 +305,7 @@ def test_a_staged_file_that_cannot_be_read_is_not_left_out(
     spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that skips broken files would publish fewer rows than were decided."""
-    from dedup.spark.delta_rows import SparkSide
+    from dedup.spark.delta import SparkSide
 
     store, real = DeltaStore(str(tmp_path / "state")), SparkSide.append
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pytest
 
-from dedup.demo import delivery, driver
+from dedup.demo import driver, input
 from dedup.demo.main import Demo
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def test_forty_thousand_flights_add_up(demo: Demo, spark: SparkSession) -> None:
     found = demo.examine(planned, table)
     assert found.problems == ()
     assert found.delivered == found.redelivered + found.duplicates + found.written + sum(found.dead_letters.values())
-    damaged = pc.not_equal(planned.topic.filter(pc.invert(planned.topic["copy"])).sort_by("row")["damage"], delivery.INTACT)
+    damaged = pc.not_equal(planned.topic.filter(pc.invert(planned.topic["copy"])).sort_by("row")["damage"], input.INTACT)
     flown = table.filter(pc.and_(pc.is_valid(table["dep_time"]), pc.invert(damaged)))
     assert pc.sum(demo.place.rows()["distance"]) == pc.sum(flown["distance"])
 

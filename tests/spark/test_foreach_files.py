@@ -18,11 +18,11 @@ import pytest
 from deltalake import DeltaTable
 
 from checkpoint.errors import BudgetExceeded, ConfigError, SinkMismatch
+from deadletter.selection import Selection
 from dedup import Retry
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.pipeline.handlers import Event
-from dedup.reprocessing import reprocess
-from dedup.store import Selection
+from dedup.reprocessing.letters import reprocess
 from kit import foreach_driver
 from kit.foreach_kit import bare, frame, killed_driver, spread
 from kit.orders import assert_proven, event, ids, letters, orders

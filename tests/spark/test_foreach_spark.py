@@ -16,8 +16,8 @@ import pytest
 
 from checkpoint.errors import BudgetExceeded, ConfigError, PositionGap
 from dedup import Consumer
+from dedup.core.store import Store
 from dedup.pipeline.handlers import Event
-from dedup.store import Store
 from kit import foreach_driver
 from kit.foreach_kit import bare, frame, killed_driver, spread
 from kit.orders import assert_proven, ids, letters, orders

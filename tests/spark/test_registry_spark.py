@@ -12,10 +12,10 @@ import pytest
 
 from checkpoint.errors import RegistryUnavailable
 from dedup import Columns, decode
+from dedup.core.keys import KeySettings
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
 from dedup.decode.registry import Azure, Confluent
-from dedup.keys import KeySettings
 from kit.registry_kit import avro, confluent, content_type, events, record
 from kit.registry_server import RegistryServer
 

@@ -276,8 +276,8 @@ def test_what_raises_in_a_dataframe_handler_is_isolated_and_reprocessed(spark: S
     """Errors of Spark's own evaluation and of Python: the guilty rows are parked, the rest is written; fixed, they come as a DataFrame."""
     from pyspark.sql import functions as F
 
-    from dedup.reprocessing import reprocess
-    from dedup.store import Selection
+    from deadletter.selection import Selection
+    from dedup.reprocessing.letters import reprocess
 
     topic = Topic(spark, tmp_path)
     topic.append(*[(n, f"k{n}", n) for n in range(12)])

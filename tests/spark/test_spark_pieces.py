@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dedup.rows import for_spark
+from dedup.core.rows import for_spark
 from kit.paths import ROOT
 
 if TYPE_CHECKING:

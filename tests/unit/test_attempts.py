@@ -16,17 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, SinkMismatch, StoreUnavailable
-from deadletter.budget import Budget, Spent
+from checkpoint.head import Head, Spent
+from deadletter.crashes import MAX_DEATHS, Trials, untried
 from deadletter.letter import Kind
-from deadletter.policy import FailurePolicy, Retry
-from dedup.envelope import ENVELOPE, POSITION
-from dedup.index import Index
-from dedup.order import Order
-from dedup.pipeline.attempts import Attempts, EventsFailed, Outcome
+from deadletter.policy import Budget, FailurePolicy, Retry
+from dedup.core.envelope import ENVELOPE, POSITION
+from dedup.core.index import Index
+from dedup.core.planning import Order, Settled
+from dedup.pipeline.attempts import Attempts, Outcome
 from dedup.pipeline.batch import EvaluatedArrow
-from dedup.planning import Settled
-from dedup.store import Head
-from dedup.trial import MAX_DEATHS, Trials, untried
+from dedup.pipeline.tx import EventsFailed
 
 NO_BUDGET = FailurePolicy(budget=None)
 
@@ -351,7 +350,7 @@ def test_what_spark_cannot_plan_is_not_waited_for() -> None:
     """A wrong column of the handler ends the batch with Spark's sentence; an outage is waited for."""
     from pyspark.errors import AnalysisException
 
-    from dedup.outage import may_pass
+    from deadletter.outage import may_pass
 
     assert not may_pass(AnalysisException("no such column"), NO_BUDGET)
     assert may_pass(ConnectionRefusedError("no answer"), NO_BUDGET)

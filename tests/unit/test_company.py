@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deadletter.crashes import MAX_DEATHS, Trials
 from dedup.pipeline import company
-from dedup.trial import MAX_DEATHS, Trials
 
 SUSPECT = json.dumps({"chunk": "c", "deaths": 1, "dead": [], "running": None})
 
@@ -122,7 +122,7 @@ import signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 from dedup.pipeline import company
-from dedup.trial import Trials
+from deadletter.crashes import Trials
 
 marker = Path(sys.argv[1])
 trials = Trials(lambda: marker.read_text() if marker.exists() else None, lambda text: marker.write_text(text or ""))

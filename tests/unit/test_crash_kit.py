@@ -19,9 +19,9 @@ import pytest
 from deltalake import DeltaTable
 
 from dedup import Consumer, DeltaStore, decode
-from dedup.testing import Faults, Job, check, deliver, plan, verdict
+from dedup.testing import Faults, Job, check, deliver, kit, plan
 from dedup.testing.dying import Death, Died
-from dedup.testing.job import Life
+from dedup.testing.kit import Life
 from kit.paths import ROOT
 
 if TYPE_CHECKING:
@@ -114,15 +114,15 @@ def fails(batch: pa.Table, number: int, memory: dict[str, Any]) -> None:
     ("function", "broken"),
     [
         (upserts, set()),
-        (appends, {verdict.DOUBLED, verdict.STAYS}),
-        (inserts, {verdict.TWICE, verdict.DEATH, verdict.STAYS}),
-        (remembers_batches, {verdict.DEATH, verdict.STAYS, verdict.PART}),
-        (tells_the_day, {verdict.CLOCK}),
-        (draws, {verdict.CHANCE}),
-        (sums, {verdict.PART}),
-        (takes_the_last, {verdict.ORDER}),
-        (needs_an_id, {verdict.POISON}),
-        (fails, {verdict.CLEAN}),
+        (appends, {kit.DOUBLED, kit.STAYS}),
+        (inserts, {kit.TWICE, kit.DEATH, kit.STAYS}),
+        (remembers_batches, {kit.DEATH, kit.STAYS, kit.PART}),
+        (tells_the_day, {kit.CLOCK}),
+        (draws, {kit.CHANCE}),
+        (sums, {kit.PART}),
+        (takes_the_last, {kit.ORDER}),
+        (needs_an_id, {kit.POISON}),
+        (fails, {kit.CLEAN_INPUT}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -130,9 +130,7 @@ def test_the_kit_names_what_a_plain_function_breaks(function: Function, broken: 
     """Without any store: a function that foreachBatch would call is told its broken promises, and only those."""
     found = check(job(function), ROWS)
     assert broken <= found.broken, str(found)
-    assert found.broken <= broken | ({verdict.DOUBLED, verdict.TWICE, verdict.ORDER} if function in (sums, takes_the_last) else set()), str(
-        found
-    )
+    assert found.broken <= broken | ({kit.DOUBLED, kit.TWICE, kit.ORDER} if function in (sums, takes_the_last) else set()), str(found)
 
 
 def changes_its_frame(batch: Any, number: int, memory: dict[str, Any]) -> None:
@@ -169,7 +167,7 @@ def test_a_handler_of_events_is_watched_on_spark_too(spark: SparkSession, tmp_pa
 def test_a_frame_that_is_changed_is_told() -> None:
     """What a function does to the frame it was given is seen: the same frame may be given again."""
     found = check(job(changes_its_frame), ROWS, frame=pa.Table.to_pandas)
-    assert found.broken == {verdict.INPUT}, str(found)
+    assert found.broken == {kit.INPUT}, str(found)
 
 
 Handler = Callable[[pa.Table, Any], None]
@@ -226,8 +224,8 @@ def consumer_job(handler: Handler, *, single: bool = False) -> Callable[[Path], 
     ("handler", "broken"),
     [
         (writes, set()),
-        (writes_elsewhere, {verdict.OUTSIDE, verdict.DOUBLED}),
-        (needs_it_new, {verdict.OUTSIDE, verdict.DEATH}),
+        (writes_elsewhere, {kit.OUTSIDE, kit.DOUBLED}),
+        (needs_it_new, {kit.OUTSIDE, kit.DEATH}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -242,7 +240,7 @@ def test_the_kit_names_what_a_handler_breaks(handler: Handler, broken: set[str])
 def test_an_event_that_a_handler_changes_is_told() -> None:
     """A handler of single events gets the same event again after a retry, and is told when it has changed it."""
     found = check(consumer_job(changes_its_event, single=True), ROWS.slice(0, 8), batches=1)
-    assert verdict.INPUT in found.broken, str(found)
+    assert kit.INPUT in found.broken, str(found)
 
 
 def test_the_same_seed_tries_the_same() -> None:
@@ -291,9 +289,9 @@ def test_idle():
 def test_the_fixture_fails_a_test_in_plain_words(tmp_path: Path) -> None:
     """`crash_kit` in a user's test tells the broken promise; a run that does not ask for it imports nothing of the kit."""
     (tmp_path / "test_user.py").write_text(PLUGIN)
-    command = [sys.executable, "-m", "pytest", "-p", "dedup.pytest_plugin", "-q", "test_user.py", "-k"]
+    command = [sys.executable, "-m", "pytest", "-p", "dedup.testing.plugin", "-q", "test_user.py", "-k"]
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, "job"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and verdict.DOUBLED in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and kit.DOUBLED in done.stdout, done.stdout + done.stderr
     done = subprocess.run([*command, "idle"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,10 +11,10 @@ import pytest
 
 from checkpoint.errors import ConfigError
 from dedup import decode
+from dedup.core.envelope import ENVELOPE, POSITION, Columns, check_positions
+from dedup.core.keys import INTERNAL, LOG_TIME, KeySettings
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
-from dedup.envelope import ENVELOPE, POSITION, Columns, check_positions
-from dedup.keys import INTERNAL, LOG_TIME, KeySettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from checkpoint.head import Checkpoint, Head
 from checkpoint.position import Partition
+from dedup.core.envelope import ENVELOPE, KAFKA, Columns
+from dedup.core.keys import KeySettings
 from dedup.decode.prepare import Prepare
-from dedup.envelope import ENVELOPE, KAFKA, Columns
-from dedup.keys import KeySettings
 from dedup.settings import hints
-from dedup.store import Checkpoint, Head
 
 NEW = Head("shop")
 BEGUN = replace(NEW, checkpoints={Partition("kafka", "orders", 0): Checkpoint(5, None, None, "q")})

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
+from dedup.core.envelope import ENVELOPE
+from dedup.core.keys import INTERNAL, KeySettings, encode_parts
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
-from dedup.envelope import ENVELOPE
-from dedup.keys import INTERNAL, KeySettings, encode_parts
 from kit import key_reference as reference
 from kit.paths import ROOT, TESTS
 

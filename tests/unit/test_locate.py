@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedup.locate import Columns, Ranks, match
+from dedup.core.index import Columns, Ranks, match
 
 BIG = 2**63 - 1
 numbers = st.one_of(st.integers(-3, 6), st.integers(2**40, 2**40 + 3), st.sampled_from([-BIG - 1, -BIG, BIG - 1, BIG]))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dedup import eventhub, kafka
-from dedup.log_reader import LogReader
+from dedup.core.log import LogReader
 
 ROWS = pa.table({"n": [1, 2]})
 

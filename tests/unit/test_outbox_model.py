@@ -18,15 +18,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from checkpoint.errors import DestinationUnavailable, Fenced, StoreError
-from dedup.epoch import take_epoch
+from checkpoint.holders import take_epoch
+from deadletter.store import Commit
+from dedup.core.messages import MESSAGES, Marks, Messages, lanes
 from dedup.outbox import Dispatcher, ExactlyOnce, Failure, Message, Outcome, State
 from dedup.outbox.exactly_once import Flight
-from dedup.outbox.message import MESSAGES, Messages, lanes
-from dedup.outbox.store import Marks
 from dedup.postgres import PostgresStore
-from dedup.postgres.outbox import PgOutbox
-from dedup.postgres.outbox_turn import PgTurn
-from dedup.steps import Commit
+from dedup.postgres.outbox import PgOutbox, PgTurn
 from kit.outbox_tables import Held, Session, Sql, Tables
 
 KEYS, LANES, SCHEDULES, REAL_SCHEDULES = 5, 3, 1_000, 8
@@ -232,7 +230,7 @@ def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer lanes than keys, of which a turn has at most two."""
     for name, value in (("outbox.LANES", LANES), ("outbox.LANES_PER_TURN", 2), ("outbox_pages.PER_PAGE", 3)):
         monkeypatch.setattr(f"dedup.postgres.{name}", value)
-    monkeypatch.setattr("dedup.outbox.message.LANES", LANES)
+    monkeypatch.setattr("dedup.core.messages.LANES", LANES)
 
 
 BOTH = pytest.mark.parametrize(("actor", "once"), [(plain, False), (exact, True)], ids=["plain", "exactly-once"])

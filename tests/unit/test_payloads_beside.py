@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from dedup import decode
+from dedup.core.keys import KeySettings
 from dedup.decode import prepare as arrow
 from dedup.decode.prepare import Prepare
-from dedup.keys import KeySettings
 
 ORDER = decode.json(pa.schema([("id", pa.string()), ("amount", pa.int64())]))
 

@@ -12,18 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint import guards
 from checkpoint.errors import BatchTooLarge, IncarnationChanged, KeyConflict, PositionGap, SettingsChanged, StoreRestored
+from checkpoint.head import Checkpoint, Head, Run
 from checkpoint.position import Partition, Ranges
 from deadletter.letter import LETTERS
-from dedup import planning, redeliveries
+from deadletter.store import KEYS
+from dedup.core import planning
+from dedup.core.index import Index
+from dedup.core.keys import LOG_TIME, key_bytes, key_words
 from dedup.decode.prepare import Prepare
-from dedup.index import Index
-from dedup.keys import LOG_TIME
 from dedup.pipeline import commit
 from dedup.pipeline.batch import EvaluatedArrow
 from dedup.pipeline.tx import Handler
-from dedup.sorting import key_bytes, key_words
-from dedup.store import KEYS, Checkpoint, Head, Run
 from dedup.verify import verify
 from simulation.log import TOPIC, Event, Log, prepared
 from simulation.shared import NAME, Shared
@@ -57,7 +58,7 @@ def deliver(store: SimStore, events: list[Event], batch_id: int, max_events: int
     evaluated, head = EvaluatedArrow(prepared(events)), store.head(NAME)
     index = commit.index_of(evaluated)
     run = Run("q", batch_id)
-    planning.guard(head, run, {}, {p: first for p, (first, _) in index.spans.items()})
+    guards.guard(head, run, {}, {p: first for p, (first, _) in index.spans.items()})
     for number, rows in enumerate(planning.chunks(index, max_events)):
         chunk = commit.Chunk(evaluated, index[rows], Run("q", batch_id, number), head)
         commit.commit_chunk(chunk, job(store, handler))
@@ -143,10 +144,10 @@ OTHER = Partition("another source", "topic", 0)
 def test_the_guard_refuses_exactly_what_contradicts_the_state(head: Head, run: Run, first: int, error: type[Exception] | None) -> None:
     """Each guard at its boundary: one batch ahead is fine, two are a restored store; checkpoint + 1 is fine, + 2 a gap."""
     if error is None:
-        planning.guard(head, run, head.settings or {}, {PARTITION: first})
+        guards.guard(head, run, head.settings or {}, {PARTITION: first})
     else:
         with pytest.raises(error):
-            planning.guard(head, run, {"key": "b"}, {PARTITION: first}) if error is SettingsChanged else planning.guard(
+            guards.guard(head, run, {"key": "b"}, {PARTITION: first}) if error is SettingsChanged else guards.guard(
                 head, run, {}, {PARTITION: first}
             )
 
@@ -174,11 +175,11 @@ def test_a_purged_position_is_not_suspected() -> None:
     seen = {PARTITION: Ranges.of([(0, 9)])}
     head = Head(NAME, checkpoints={PARTITION: POINT}, floors={PARTITION: 1})
     sifted = planning.sift(index_of(table), head, seen, np.zeros(0, dtype=np.int64))
-    rows = redeliveries.suspects(sifted, sifted.reserve.slice(0, 0), compare_payload=True)
+    rows = planning.suspects(sifted, sifted.reserve.slice(0, 0), compare_payload=True)
     assert rows.tolist() == [1]
-    assert redeliveries.unexplained(sifted.index, rows, LETTERS.empty_table(), head).tolist() == [1]
+    assert planning.unexplained(sifted.index, rows, LETTERS.empty_table(), head).tolist() == [1]
     with pytest.raises(IncarnationChanged, match="topic/0 5"):
-        redeliveries.check_redeliveries(sifted.index, rows, KEYS.empty_table(), head)
+        planning.check_redeliveries(sifted.index, rows, KEYS.empty_table(), head)
 
 
 def test_a_key_that_was_let_go_explains_its_copies() -> None:
@@ -186,9 +187,9 @@ def test_a_key_that_was_let_go_explains_its_copies() -> None:
     index = index_of(prepared([Event(0, 5, 2, False)]))
     key = index.keys_of(np.array([0]))["key"]
     rows, head = np.array([0]), Head(NAME)
-    redeliveries.check_redeliveries(index, rows, pa.table([key, pa.array([2], pa.int64())], schema=KEYS), head)
+    planning.check_redeliveries(index, rows, pa.table([key, pa.array([2], pa.int64())], schema=KEYS), head)
     with pytest.raises(IncarnationChanged, match="topic/0 5"):
-        redeliveries.check_redeliveries(index, rows, pa.table([key, pa.array([3], pa.int64())], schema=KEYS), head)
+        planning.check_redeliveries(index, rows, pa.table([key, pa.array([3], pa.int64())], schema=KEYS), head)
 
 
 @pytest.mark.parametrize(

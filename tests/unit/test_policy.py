@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
+from checkpoint.head import Spent
 from deadletter import Budget, ErrorClass, Kind, Retry
-from deadletter.budget import LONGEST_WINDOW, WATCHED, Limits, Spent, Used, from_json, to_json
+from deadletter.policy import LONGEST_WINDOW, WATCHED, Limits, Used, from_json, to_json
 
 SMALL = Limits(((4, 0.5), (10, 0.3), (1, 1.0)))
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError
-from deadletter.budget import WATCHED
+from deadletter.policy import WATCHED
 from dedup import (
     Budget,
     Columns,
@@ -34,7 +34,7 @@ from dedup import (
 )
 from dedup.eventhub.reader import Receive
 from dedup.outbox import Call, Dispatcher, ExactlyOnce, Patience
-from dedup.publish.publisher import Publisher
+from dedup.publishing.publisher import Publisher
 
 NAN, INF, DAY = math.nan, math.inf, dt.timedelta(days=1)
 

@@ -10,14 +10,15 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deadletter.letter import HISTORY
-from dedup import arrow_frames, books, locate
-from dedup.arrow_frames import ArrowFrames
-from dedup.index import INDEX_COLUMNS, Keys
-from dedup.order import Order
-from dedup.rows import picked, table_of
-from dedup.sorting import key_words
-from dedup.store import BATCHES
+from checkpoint.records import BATCHES
+from deadletter.letter import HISTORY, table_of
+from dedup import verify
+from dedup.core import index
+from dedup.core import rows as arrow_frames
+from dedup.core.index import INDEX_COLUMNS, Keys
+from dedup.core.keys import key_words
+from dedup.core.planning import Order
+from dedup.core.rows import ArrowFrames, picked
 
 POSITIONS = pa.schema(zip(INDEX_COLUMNS[:5], (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64()), strict=True))
 
@@ -40,7 +41,7 @@ def table(rows: Sequence[tuple[tuple[str, str, int], int, int]]) -> pa.Table:
 @given(rows=ROWS)
 def test_partitions_of_few_rows_are_those_of_many(rows: list[tuple[tuple[str, str, int], int, int]]) -> None:
     """Which partition a row belongs to does not depend on how many there are."""
-    few, many = locate._places_of_few(table(rows)), locate._places_of_many(table(rows))
+    few, many = index._places_of_few(table(rows)), index._places_of_many(table(rows))
     assert few[0] == many[0] == tuple(sorted({place for place, *_ in rows}))
     assert few[1].tolist() == many[1].tolist()
 
@@ -48,7 +49,7 @@ def test_partitions_of_few_rows_are_those_of_many(rows: list[tuple[tuple[str, st
 @given(rows=ROWS, lives=st.lists(st.integers(0, 2), min_size=12, max_size=12))
 def test_lives_are_told_by_partition_and_incarnation(rows: list[tuple[tuple[str, str, int], int, int]], lives: list[int]) -> None:
     """Each row of a page of records is counted for its own life of its own partition."""
-    codes, found = books._lives(table(rows).append_column("incarnation", pa.array(lives[: len(rows)], pa.int64())))
+    codes, found = verify._lives(table(rows).append_column("incarnation", pa.array(lives[: len(rows)], pa.int64())))
     assert [found[code] for code in codes.tolist()] == [(place, life) for (place, *_), life in zip(rows, lives, strict=False)]
     assert len(set(found)) == len(found)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedup.sorting import TIES, by_key
+from dedup.core.keys import TIES, by_key
 
 WORD = st.integers(0, 2**64 - 1)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionGap
+from checkpoint.head import Checkpoint, Head
 from checkpoint.position import Partition
-from dedup.starting import New, Place, positions, spark_json
-from dedup.store import Checkpoint, Head
+from checkpoint.start import New, Place, positions, spark_json
 
 HEAD = Head("shop", checkpoints={Partition("kafka", "orders", 0): Checkpoint(9), Partition("other", "orders", 1): Checkpoint(5)})
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dedup.trial import MAX_DEATHS, Trials
+from deadletter.crashes import MAX_DEATHS, Trials
 
 LEFT = json.dumps({"chunk": "b", "deaths": 1, "dead": [], "running": [0, 3]})
 """By a process that died while it tried the chunk `b`."""

@@ -12,15 +12,13 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ValuesRefused
-from dedup.delta.targets import target_of
+from dedup.core.rows import PlainRows, given_rows
+from dedup.core.value_rules import Wrong, plainly
+from dedup.core.values import convert, shown
+from dedup.delta.sinks import target_of
 from dedup.postgres import fit
-from dedup.postgres.sink import Sink
-from dedup.postgres.targets import Columns
-from dedup.postgres.targets import target_of as postgres_target
-from dedup.rows import PlainRows
-from dedup.typed import given_rows
-from dedup.value_plain import Wrong, plainly
-from dedup.values import convert, shown
+from dedup.postgres.sinks import Columns, Sink
+from dedup.postgres.sinks import target_of as postgres_target
 
 
 class _Raises(dt.tzinfo):

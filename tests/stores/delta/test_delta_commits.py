@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from checkpoint import changes
 from checkpoint.errors import (
     CommitConflict,
     CommitUnknown,
@@ -17,9 +18,8 @@ from checkpoint.errors import (
     StoreRestored,
     StoreUnavailable,
 )
-from dedup import amendments
-from dedup.delta import DeltaStore, decide, state, tables
-from dedup.steps import Commit
+from deadletter.store import Commit
+from dedup.delta import DeltaStore, commit, state, tables
 from kit import delta_kit as kit
 
 pytestmark = pytest.mark.delta
@@ -185,7 +185,7 @@ def test_foreign_decisions_are_read_in_before_planning(place: Path) -> None:
     number = kit.epoch(one)
     kit.process(one, number, kit.events([1]))
     kit.process(two, number, kit.events([2], 1), 1)
-    two.amend(kit.NAME, amendments.accept_gap, by="me", reason="test")
+    two.amend(kit.NAME, changes.accept_gap, by="me", reason="test")
     assert kit.process(one, number, kit.events([1, 2, 3], 2), 2).written == [3]
     assert one.head(kit.NAME).gap_accepted is False and one.head(kit.NAME).seq == 5
 
@@ -193,14 +193,14 @@ def test_foreign_decisions_are_read_in_before_planning(place: Path) -> None:
 def test_a_first_decision_does_not_follow_decisions_it_has_not_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that found no ledger, and comes back when there is one, plans again - although the newest snapshot would take its commit."""
     late, quick = open_store(place), open_store(place)
-    real = decide.write_files
+    real = commit.write_files
 
     def overtaken(known: state.ConsumerState, decision: Any) -> Any:
         if known is late._states.of(kit.NAME) and quick.head(kit.NAME).seq == 0:
             kit.process(quick, kit.epoch(quick), kit.events([1]))
         return real(known, decision)
 
-    monkeypatch.setattr(decide, "write_files", overtaken)
+    monkeypatch.setattr(commit, "write_files", overtaken)
     assert kit.epoch(late) == 2
     assert late.problems(kit.NAME) == [] and late.head(kit.NAME).seq == 3
 

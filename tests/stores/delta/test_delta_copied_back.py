@@ -14,16 +14,18 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from checkpoint import changes
 from checkpoint.errors import PublicationStuck, StoreRestored
+from checkpoint.head import Holder
+from checkpoint.holders import this_process
 from checkpoint.position import Partition
-from dedup import Consumer, DeadLetters, amendments
+from deadletter.selection import Selection
+from dedup import Consumer, DeadLetters
+from dedup.core.messages import Asked
 from dedup.delta import DeltaStore, tables
-from dedup.delta.publish import Publisher
+from dedup.delta.commit import Publisher
 from dedup.outbox import Call, Dispatcher, Message
-from dedup.outbox.store import Asked
-from dedup.process import this_process
-from dedup.reprocessing import reprocess
-from dedup.store import Holder, Selection
+from dedup.reprocessing.letters import reprocess
 from dedup.verify import verify
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.places import SINK, DeltaPlace
@@ -120,7 +122,7 @@ def test_nothing_is_decided_on_a_state_that_was_copied_back(lake: Lake, what: st
     assert any("older state" in line for line in verify(lake.store(), "shop").contradictions)
     rows()
     if what != "state":
-        lake.open().amend("shop", amendments.accept_restore, by="me", reason="copied back")
+        lake.open().amend("shop", changes.accept_restore, by="me", reason="copied back")
         lake.open().accept_sink("shop", "orders", by="me", reason="copied back")
     run(lake, "anew" if what != "state" else "q")(batch(*LATE), 1 if what == "state" else 0)
     assert sorted(ids(lake.read())) == sorted(["a", *(f"late-{n}" for n in range(2, 20))])
@@ -164,7 +166,7 @@ DOORS: dict[str, Callable[[DeltaStore], Any]] = {
     "dispatch": lambda s: s.outbox("shop").turn(Asked()).__enter__(),
     "reprocess": lambda s: reprocess(Selection(limit=None), consumer(s)),
     "letters": lambda s: s.begin_letters("shop").__enter__(),
-    "gap": lambda s: s.amend("shop", amendments.accept_gap, by="me", reason=""),
+    "gap": lambda s: s.amend("shop", changes.accept_gap, by="me", reason=""),
     "claim": lambda s: s.claim("shop", s.head("shop").epoch, "r", Partition("broker", "orders", 0), takeover_after=0.1),
 }
 
@@ -262,7 +264,7 @@ def test_after_an_accepted_restore_no_message_is_taken_for_a_sent_one(lake: Lake
     dispatch()
     assert sorted(m.body or b"" for m in sent) == [b"a", b"c", b"e"]
     back()
-    lake.open().amend("shop", amendments.accept_restore, by="me", reason="copied back")
+    lake.open().amend("shop", changes.accept_restore, by="me", reason="copied back")
     one = run(lake, "anew")
     for number, key in enumerate("xyz"):  # one of them is decided under the number of a lost message
         one(batch(event(2 + number, key)), number)
@@ -283,12 +285,12 @@ def test_messages_are_sent_again_where_it_was_forgotten_that_they_were(lake: Lak
 def test_a_generation_that_was_copied_away_is_not_used_twice(lake: Lake) -> None:
     """Copied back to before an accepted restore: the sink shows a later generation; the next one is above all that it has met."""
     back = lake.copy("state")
-    lake.open().amend("shop", amendments.accept_restore, by="me", reason="first")
+    lake.open().amend("shop", changes.accept_restore, by="me", reason="first")
     two_more(lake, "second", 0)
     back()
     with pytest.raises(StoreRestored, match="later one"):
         run(lake)(batch(*LATE), 1)
-    assert lake.open().amend("shop", amendments.accept_restore, by="me", reason="again").generation == 2
+    assert lake.open().amend("shop", changes.accept_restore, by="me", reason="again").generation == 2
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from checkpoint import changes
 from checkpoint.errors import (
     ConfigError,
     SchemaOutdated,
     StateTooNew,
     StoreRestored,
 )
-from dedup import amendments
+from deadletter.selection import Selection
 from dedup.delta import DeltaStore
-from dedup.store import Selection
 from kit import delta_kit as kit
 
 pytestmark = pytest.mark.delta
@@ -55,8 +55,8 @@ def test_a_restored_ledger_is_refused_until_a_person_accepts(place: Path) -> Non
             kit.epoch(store)
     assert "restored" in open_store(place).problems(kit.NAME)[0]
     with pytest.raises(StoreRestored):
-        open_store(place).amend(kit.NAME, amendments.accept_gap, by="me", reason="this does not accept it")
-    head = open_store(place).amend(kit.NAME, amendments.accept_restore, by="me", reason="backup")
+        open_store(place).amend(kit.NAME, changes.accept_gap, by="me", reason="this does not accept it")
+    head = open_store(place).amend(kit.NAME, changes.accept_restore, by="me", reason="backup")
     assert (head.generation, head.seq) == (1, 4)
     fresh = open_store(place)
     number = kit.epoch(fresh)
@@ -72,7 +72,7 @@ def test_a_restore_to_an_older_generation_is_noticed(place: Path) -> None:
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
     before = ledger(place).version()
-    store.amend(kit.NAME, amendments.reset, by="me", reason="again")
+    store.amend(kit.NAME, changes.reset, by="me", reason="again")
     ledger(place).restore(before)
     with pytest.raises(StoreRestored):
         kit.epoch(open_store(place))
@@ -130,7 +130,7 @@ def test_a_property_that_forgets_transactions_is_refused(place: Path) -> None:
 
 def test_a_newer_state_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older library does not touch what a newer one wrote."""
-    from dedup.delta import header
+    from dedup.delta import ledger as header
 
     with monkeypatch.context() as patch:
         patch.setattr(header, "STATE_VERSION", header.STATE_VERSION + 1)
@@ -142,7 +142,7 @@ def test_a_newer_state_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_older_state_is_refused_before_anything_is_compared_or_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """State that cannot be converted is no restored store: every way in says so, advises no repair, and changes nothing."""
-    from dedup.delta import header
+    from dedup.delta import ledger as header
 
     with monkeypatch.context() as patch:
         patch.setattr(header, "STATE_VERSION", 3)
@@ -155,7 +155,7 @@ def test_an_older_state_is_refused_before_anything_is_compared_or_written(place:
         lambda store: store.publish(kit.NAME),
         lambda store: store.problems(kit.NAME),
         lambda store: store.letters(Selection(consumer=kit.NAME)),
-        lambda store: store.amend(kit.NAME, amendments.accept_restore, by="me", reason=""),
+        lambda store: store.amend(kit.NAME, changes.accept_restore, by="me", reason=""),
         lambda store: store.accept_sink(kit.NAME, "orders", by="me", reason=""),
         lambda store: store.outbox(kit.NAME).lag(),
         DeltaStore.migrate,

@@ -14,9 +14,10 @@ from checkpoint.errors import (
     ConfigError,
     StillHeld,
 )
+from checkpoint.head import Holder
+from deadletter.selection import Selection
+from deadletter.store import Commit
 from dedup.delta import DeltaStore, state
-from dedup.steps import Commit
-from dedup.store import Holder, Selection
 from kit import delta_kit as kit
 
 pytestmark = pytest.mark.delta
@@ -99,7 +100,7 @@ def test_letters_hold_their_keys_and_count_copies(place: Path) -> None:
 
 def test_a_letter_that_is_parked_again_is_one_letter(place: Path) -> None:
     """The same id twice, even if a caller parks it twice, is shown once, as it was first."""
-    from dedup.steps import Park
+    from deadletter.store import Park
 
     store = open_store(place)
     number = kit.epoch(store)
@@ -232,10 +233,10 @@ def test_maintenance_changes_no_answer(place: Path) -> None:
 
 def test_a_running_consumer_keeps_its_files_few(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every so many decisions ledger and letters are compacted and cleaned, with nothing lost."""
-    from dedup.delta import maintain
+    from dedup.delta import upkeep
 
-    monkeypatch.setattr(maintain, "COMPACT_EVERY", 4)
-    monkeypatch.setattr(maintain, "VACUUM_EVERY", 8)
+    monkeypatch.setattr(upkeep, "COMPACT_EVERY", 4)
+    monkeypatch.setattr(upkeep, "VACUUM_EVERY", 8)
     store = open_store(place)
     number = kit.epoch(store)
     for i in range(16):
@@ -246,7 +247,7 @@ def test_a_running_consumer_keeps_its_files_few(place: Path, monkeypatch: pytest
 
 def test_a_header_survives_its_own_text(place: Path) -> None:
     """Every field of the last header comes back from JSON; a foreign transaction in the ledger's log changes nothing."""
-    from dedup.delta.header import Header
+    from dedup.delta.ledger import Header
 
     store = open_store(place)
     number = kit.epoch(store)

@@ -16,11 +16,13 @@ import pytest
 from deltalake import DeltaTable
 
 from checkpoint.errors import CommitConflict, ConfigError
-from deadletter.budget import Spent, Used
+from checkpoint.head import Run, Spent
 from deadletter.letter import HISTORY, LETTERS, Kind
+from deadletter.policy import Used
+from deadletter.selection import Selection
+from deadletter.store import KEYS, Change, Commit, Free, Park
+from dedup.core.steps import Record
 from dedup.delta import DeltaStore
-from dedup.steps import Change, Commit, Free, Park, Record
-from dedup.store import KEYS, Run, Selection
 from kit import delta_kit as kit
 
 pytestmark = pytest.mark.delta

@@ -15,10 +15,11 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from checkpoint.errors import RowsMisfit, RowsRefused, SinkMismatch
+from checkpoint.head import Run
+from deadletter.store import Commit
+from dedup.core.rows import ArrowRows
+from dedup.core.steps import Merge, Record
 from dedup.delta import DeltaStore, tables
-from dedup.rows import ArrowRows
-from dedup.steps import Commit, Merge, Record
-from dedup.store import Run
 from kit import delta_kit as kit
 
 pytestmark = pytest.mark.delta
@@ -263,7 +264,7 @@ def test_a_task_tells_whose_fault_it_is(place: Path) -> None:
 
 def test_a_publisher_that_was_overtaken_takes_no_files_for_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has seen that nothing is published, the other one publishes and removes the staged files: then there is nothing left to do."""
-    from dedup.delta.publish import Publisher
+    from dedup.delta.commit import Publisher
 
     sink, made = str(tmp_path / "sink"), DeltaStore(str(tmp_path / "state"))
     kit.create(sink)

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from deadletter.selection import Selection
 from dedup import Consumer, decode
+from dedup.core.envelope import ENVELOPE
 from dedup.delta import DeltaStore
-from dedup.envelope import ENVELOPE
-from dedup.store import Selection
 
 pytestmark = pytest.mark.delta
 

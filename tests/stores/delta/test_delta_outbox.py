@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from dedup.core.messages import Asked, Chosen, Failed, Marks
 from dedup.delta.engine import DeltaRs
-from dedup.outbox.store import Asked, Chosen, Failed, Marks
 from kit.orders import batch, consumer, event
 from kit.places import DeltaPlace
 

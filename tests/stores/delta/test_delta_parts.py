@@ -23,17 +23,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.errors import SinkMismatch
+from checkpoint.holders import is_alive, this_process
 from checkpoint.position import GrowingRanges, Ranges
-from dedup.delta.files import FileWriter, partition_text
-from dedup.delta.fit import check_schema, conform
-from dedup.delta.keyindex import KeyIndex
-from dedup.delta.lineage import part_reached, part_version, reached, seq_of, seq_of_part, version_of
-from dedup.delta.stats import statistics
+from dedup.core.keys import key_words
+from dedup.delta.files import FileWriter, partition_text, statistics
+from dedup.delta.fit import arrow_schema, check_schema, conform, fits
+from dedup.delta.keys import KeyIndex
 from dedup.delta.storage import consumer_name, safe_name
-from dedup.delta.tables import commit
-from dedup.delta.types import arrow_schema, fits
-from dedup.process import is_alive, this_process
-from dedup.sorting import key_words
+from dedup.delta.tables import commit, part_reached, part_version, reached, seq_of, seq_of_part, version_of
 
 pytestmark = pytest.mark.delta
 
@@ -285,7 +282,7 @@ def test_what_is_called_a_fit_keeps_every_number(source: pa.DataType, target: pa
 
 def test_delta_types_are_read_and_unknown_ones_are_told() -> None:
     """Nested types, decimals, both timestamps; a variant is refused."""
-    from dedup.delta.types import UnknownType
+    from dedup.delta.fit import UnknownType
 
     text = json.dumps(
         {
@@ -324,7 +321,7 @@ def test_a_process_is_known_by_its_start() -> None:
     assert is_alive(*me) is True
     assert is_alive("elsewhere", me.pid, me.started) is None and is_alive(me.host, me.pid, "") is None
     assert is_alive(me.host, me.pid, "another-boot/" + me.started.split("/", 1)[1]) is None
-    code = "from dedup.process import this_process; print(*this_process(), sep='|')"
+    code = "from checkpoint.holders import this_process; print(*this_process(), sep='|')"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     host, pid, started = child.stdout.read().strip().split("|")

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from checkpoint import changes
 from checkpoint.errors import CommitConflict, PublicationStuck, SinkMismatch
-from dedup import amendments
+from deadletter.selection import Selection
+from deadletter.store import Commit
+from dedup.core.rows import ArrowRows
 from dedup.delta import DeltaStore
-from dedup.delta.publish import Publisher
-from dedup.rows import ArrowRows
-from dedup.steps import Commit
-from dedup.store import Selection
+from dedup.delta.commit import Publisher
 from kit import delta_kit as kit
 
 pytestmark = pytest.mark.delta
@@ -239,7 +239,7 @@ def test_after_a_reset_nothing_old_comes_up_in_new_sinks(place: Path) -> None:
     number = kit.epoch(store)
     die_before_publishing(store, number, kit.events([1, 2]))
     shutil.rmtree(place / "orders")
-    open_store(place).amend(kit.NAME, amendments.reset, by="me", reason="again")
+    open_store(place).amend(kit.NAME, changes.reset, by="me", reason="again")
     kit.create(str(place / "orders"))
     fresh = open_store(place)
     assert kit.process(fresh, number, kit.events([1, 2])).written == [1, 2]
@@ -332,7 +332,7 @@ def test_transaction_ids_say_when_they_were_written(place: Path) -> None:
 
 def test_a_header_without_the_version_of_its_sinks_is_read(place: Path) -> None:
     """Ledgers of the time before headers told the sink's version go on: nothing is checked that was not written down."""
-    from dedup.delta.header import Header
+    from dedup.delta.ledger import Header
 
     store = open_store(place)
     kit.process(store, kit.epoch(store), kit.events([1]))

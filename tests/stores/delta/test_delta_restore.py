@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
+from checkpoint import changes
 from checkpoint.errors import StoreRestored
-from dedup import Consumer, amendments, decode
+from deadletter.selection import Selection
+from dedup import Consumer, decode
+from dedup.core.envelope import ENVELOPE
 from dedup.delta import DeltaStore
-from dedup.envelope import ENVELOPE
-from dedup.store import Selection
 from dedup.verify import verify
 from kit import delta_kit as kit
 
@@ -83,7 +84,7 @@ def test_letters_of_lost_decisions_do_not_count(place: Path) -> None:
     consumer(open_store(place))(batch([2, 3]), 1)
     consumer(open_store(place))(batch([3, 4, 5]), 2)  # a copy of a held key is noted, and a redelivery
     ledger(place).restore(before)
-    open_store(place).amend(kit.NAME, amendments.accept_restore, by="me", reason="backup")
+    open_store(place).amend(kit.NAME, changes.accept_restore, by="me", reason="backup")
     assert open_store(place).letters(Selection())["sequence_number"].to_pylist() == [1]
     consumer(open_store(place), "at the checkpoint")(batch([2, 3]), 0)
     letters = open_store(place).letters(Selection()).select(["sequence_number", "generation", "duplicates"]).to_pylist()
@@ -103,7 +104,7 @@ def test_sinks_restored_with_the_ledger_hold_each_row_once(place: Path) -> None:
     for path, version in zip(paths, before, strict=True):
         DeltaTable(str(path)).restore(version)
     store = open_store(place)
-    store.amend(kit.NAME, amendments.accept_restore, by="me", reason="backup")
+    store.amend(kit.NAME, changes.accept_restore, by="me", reason="backup")
     for sink in ("orders", "dedup.dead_letters"):
         store.accept_sink(kit.NAME, sink, by="me", reason="backup")
     consumer(open_store(place), "at the checkpoint")(batch([2, 3]), 0)
@@ -112,16 +113,16 @@ def test_sinks_restored_with_the_ledger_hold_each_row_once(place: Path) -> None:
     assert verify(open_store(place), kit.NAME).contradictions == []
 
 
-@pytest.mark.parametrize("change", [amendments.accept_restore, amendments.reset])
+@pytest.mark.parametrize("change", [changes.accept_restore, changes.reset])
 def test_a_generation_is_never_used_twice(place: Path, change: Any) -> None:
     """A ledger restored to before a change of generation gets one that no sink has met: the old transaction ids hide no new rows."""
     consumer(open_store(place))(batch([0]), 0)
     before = ledger(place).version()
-    open_store(place).amend(kit.NAME, amendments.reset, by="me", reason="again")
+    open_store(place).amend(kit.NAME, changes.reset, by="me", reason="again")
     for i in range(4):
         consumer(open_store(place))(batch([2 * i + 2]), i)
     ledger(place).restore(before)
     head = open_store(place).amend(kit.NAME, change, by="me", reason="backup")
-    assert head.generation == 2 and head.keyspace == (2 if change is amendments.reset else 0)
+    assert head.generation == 2 and head.keyspace == (2 if change is changes.reset else 0)
     consumer(open_store(place), "at the checkpoint")(batch([1, 100]), 0)
     assert 100 in kit.ids(str(place / "orders"))

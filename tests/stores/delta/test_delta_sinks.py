@@ -10,12 +10,12 @@ import pytest
 from deltalake import DeltaTable
 
 from checkpoint.errors import ConfigError, SinkMismatch
-from dedup.delta import DeltaStore, sink
+from deadletter.selection import Selection
+from deadletter.store import Commit
+from dedup.core.rows import ArrowRows
+from dedup.delta import DeltaStore, sinks
 from dedup.delta.engine import DeltaRs
 from dedup.delta.storage import require_put_if_absent
-from dedup.rows import ArrowRows
-from dedup.steps import Commit
-from dedup.store import Selection
 from kit import delta_kit as kit
 
 pytestmark = pytest.mark.delta
@@ -74,7 +74,7 @@ def die_before_publishing(store: DeltaStore, number: int, batch: list[kit.Event]
 )
 def test_only_what_delta_can_widen_is_advised(old: pa.DataType, new: pa.DataType, possible: bool) -> None:
     """The protocol's table of type changes: an ALTER TABLE that Delta refuses is no advice."""
-    from dedup.delta.targets import widens
+    from dedup.delta.sinks import widens
 
     assert widens(old, new) is possible
 
@@ -181,7 +181,7 @@ def test_only_tables_known_to_be_safe_get_files(
 
     schema = Schema([Field("id", PrimitiveType("long"), metadata=schema_metadata)])
     DeltaTable.create(str(place / "late"), schema, configuration=settings)
-    found = sink.Sinks(DeltaRs(None)).open("late", str(place / "late"))
+    found = sinks.Sinks(DeltaRs(None)).open("late", str(place / "late"))
     assert (found.mode == "files") == (reason is None)
     assert reason is None or any(reason in told for told in found.special)
 
@@ -197,7 +197,7 @@ def test_a_check_constraint_or_an_unknown_feature_sends_rows_through_spark(place
     for name in ("orders", "audit"):
         with store.begin(kit.NAME, number) as tx, pytest.raises(ConfigError, match="only be written by Spark"):
             tx.write(name, ArrowRows(pa.table({"id": [-1], "text": ["x"]})))
-    assert sink.Sinks(DeltaRs(None)).open("audit", str(place / "audit")).special == ("table feature domainMetadata",)
+    assert sinks.Sinks(DeltaRs(None)).open("audit", str(place / "audit")).special == ("table feature domainMetadata",)
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,9 @@ def test_a_sink_written_twice_in_one_transaction_shows_both(place: Path) -> None
 
 def test_files_go_through_the_object_store_where_there_is_no_local_path(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage that only delta-rs can reach: its file system writes, reads, lists and deletes, with the same result."""
-    from dedup.delta import storage, takeover, turns
+    from dedup.delta import epoch, storage
 
-    for module in (storage, takeover, turns):
+    for module in (storage, epoch, epoch):
         monkeypatch.setattr(module, "is_local", lambda uri: False)
     for folder in (f"ledger/{kit.NAME}", f"dead_letters/{kit.NAME}", "heartbeat"):
         (place / "state" / folder).mkdir(parents=True)  # object storage has no folders to make

@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 from pyspark.sql import Row
 
 from dedup import Consumer
+from dedup.core.envelope import ENVELOPE
+from dedup.core.messages import Chosen
+from dedup.core.rows import own_rows
 from dedup.delta import DeltaStore
-from dedup.envelope import ENVELOPE
-from dedup.outbox.store import Chosen
-from dedup.rows import own
 
 pytestmark = pytest.mark.delta
 
@@ -27,8 +27,8 @@ GIVEN = Row(named={"a": BERN}, places=[BERN, None], id=1, place=BERN)
 def test_fields_are_taken_by_their_names() -> None:
     """At every depth: a Row is a tuple, and is not taken for a list of values."""
     bern = {"zip": 3000, "city": "Bern"}
-    assert own([{"r": GIVEN}]) == [{"r": {"named": {"a": bern}, "places": [bern, None], "id": 1, "place": bern}}]
-    assert own([{"r": Row("a", "b")}]) == [{"r": ("a", "b")}]  # one without names
+    assert own_rows([{"r": GIVEN}]) == [{"r": {"named": {"a": bern}, "places": [bern, None], "id": 1, "place": bern}}]
+    assert own_rows([{"r": Row("a", "b")}]) == [{"r": ("a", "b")}]  # one without names
 
 
 @pytest.mark.parametrize("how", ["one", "list", "written", "nested in a dict"])

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from checkpoint.errors import BudgetExceeded
 from deadletter.letter import Kind
+from deadletter.policy import lift_budget
 from dedup import Retry
-from dedup.amendments import lift_budget
 from dedup.pipeline.attempts import IN_A_ROW, Brownout, failed_last
 from kit.orders import assert_proven, batch, consumer, flatten, ids, letters, orders
 from kit.places import PostgresPlace

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 
-from dedup import amendments
-from dedup.deadletters import DeadLetters
-from dedup.outbox.store import Chosen
+from checkpoint import changes
+from deadletter.selection import Selection
+from dedup.core.messages import Chosen
 from dedup.postgres.charset import charset, unescape
-from dedup.reprocessing import reprocess
-from dedup.store import Selection
+from dedup.reprocessing.dead_letters import DeadLetters
+from dedup.reprocessing.letters import reprocess
 from fixtures.fix_postgres import run
 from kit.orders import assert_proven, batch, consumer, event, flatten, letters
 from kit.places import PostgresPlace
@@ -128,7 +128,7 @@ def test_people_find_and_change_letters_in_a_database_of_another_encoding(place:
     assert (past["reason"], past["by"]) == (f"why {TEXT}", f"ann {TEXT}")
     assert reprocess(Selection(ids=(zero,)), shop).reprocessed == 1
     assert run(make_conninfo(place.url, client_encoding="UTF8"), "select id from orders order by 1") == [("fine",), ("ok",)]
-    store.amend(name, amendments.accept_gap, by=TEXT, reason=TEXT)
+    store.amend(name, changes.accept_gap, by=TEXT, reason=TEXT)
     assert_proven(store, name)
 
 

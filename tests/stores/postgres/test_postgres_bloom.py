@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedup.postgres import arrays
-from dedup.postgres.bloom import Bloom
+from dedup.postgres import wire
+from dedup.postgres.key_filter import Bloom
 from kit.known_filter_kit import digests
 
 
@@ -35,7 +35,7 @@ def test_among_is_what_a_set_says(some: list[tuple[int, int]], others: list[tupl
         np.frombuffer(b"".join((top + a).to_bytes(8, "big") + (top + b).to_bytes(8, "big") for a, b in pairs), dtype="V16")
         for pairs in (some, others)
     )
-    ordered = mine[arrays.order_of(mine)]
+    ordered = mine[wire.order_of(mine)]
     assert [k.tobytes() for k in ordered] == sorted(k.tobytes() for k in mine)
     there = {k.tobytes() for k in theirs}
-    assert arrays.among(ordered, theirs).tolist() == [k.tobytes() in there for k in ordered]
+    assert wire.among(ordered, theirs).tolist() == [k.tobytes() in there for k in ordered]

@@ -10,9 +10,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from checkpoint.errors import CommitConflict, CommitUnknown, Fenced, StoreUnavailable
-from dedup.postgres import PostgresStore, outcome
-from dedup.steps import Advance, Commit
-from dedup.store import Checkpoint
+from checkpoint.head import Checkpoint
+from deadletter.store import Commit
+from dedup.core.steps import Advance
+from dedup.postgres import PostgresStore, commit
 from fixtures.fix_postgres import run
 from kit.pg_help import ORDERS, WAITING, chunk, epoch, finish, keys, record, rows
 from kit.pg_proxy import Proxy, proxied, until
@@ -116,7 +117,7 @@ def test_a_first_commit_in_doubt_makes_the_next_chunk_plan_again(postgres: str) 
 
 def test_a_commit_that_cannot_be_read_back_is_unknown(store: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says that either outcome is safe; afterwards the tables know which it was."""
-    monkeypatch.setattr(outcome, "READ_BACK_SECONDS", 0.5)
+    monkeypatch.setattr(commit, "READ_BACK_SECONDS", 0.5)
     number = epoch(store)
     with pytest.raises(CommitUnknown, match="run the batch again"), store.begin("shop", number) as tx:
         proxy.armed = proxy.refuse = True

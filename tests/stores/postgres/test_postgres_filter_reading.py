@@ -17,11 +17,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from checkpoint.postgres.sqlfiles import quoted
-from dedup.postgres import PostgresStore, arrays, known_filter
-from dedup.postgres.bloom import Bloom
-from dedup.postgres.known_filter import KnownFilter
-from dedup.steps import Commit
+from checkpoint.postgres.sql import quoted
+from deadletter.store import Commit
+from dedup.postgres import PostgresStore, key_filter, wire
+from dedup.postgres.key_filter import Bloom, KnownFilter
 from fixtures.fix_postgres import run
 from kit.known_filter_kit import chunk, filtering, has_read, read
 from kit.pg_help import WAITING, epoch, keys
@@ -40,7 +39,7 @@ def test_a_rotation_while_the_filter_is_read_makes_it_useless(store: PostgresSto
     read(store).surprised()
     of_table = KnownFilter._of_table
 
-    def and_then(*given: object) -> Iterator[arrays.Keys]:
+    def and_then(*given: object) -> Iterator[wire.Keys]:
         yield from of_table(*given)  # type: ignore[arg-type]
         monkeypatch.setattr(KnownFilter, "_of_table", of_table)
         other = PostgresStore(postgres, filter_memory=0)
@@ -62,7 +61,7 @@ def test_a_batch_never_waits_for_the_reader(store: PostgresStore, postgres: str,
     of_table = KnownFilter._of_table
     reached, go_on = threading.Event(), threading.Event()
 
-    def and_then(*given: Any) -> Iterator[arrays.Keys]:
+    def and_then(*given: Any) -> Iterator[wire.Keys]:
         yield from of_table(*given)
         reached.set()
         go_on.wait(20)
@@ -110,7 +109,7 @@ def test_a_reading_that_fails_is_not_tried_again_with_each_batch(store: Postgres
     epoch(store)
     tries: list[int] = []
 
-    def failing(*given: object) -> Iterator[arrays.Keys]:
+    def failing(*given: object) -> Iterator[wire.Keys]:
         tries.append(1)
         raise psycopg.errors.QueryCanceled
 
@@ -123,8 +122,8 @@ def test_a_reading_that_fails_is_not_tried_again_with_each_batch(store: Postgres
 
 def test_a_runtime_role_reads_the_filter_in_a_schema_of_any_name(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """To read and write rows is right enough for it, and no character of a name means anything in a statement."""
-    monkeypatch.setattr(known_filter, "FEW", 0)
-    monkeypatch.setattr(known_filter, "_CHEAPER", 10**9)
+    monkeypatch.setattr(key_filter, "FEW", 0)
+    monkeypatch.setattr(key_filter, "_CHEAPER", 10**9)
     schema, role = "{child} D\"é%s %(first)s '$1", f"r_{uuid.uuid4().hex[:8]}"
     PostgresStore(postgres, schema=schema).migrate()
     rights = "grant usage on schema {0} to {1}; grant select, insert, update, delete on all tables in schema {0} to {1}"
@@ -148,20 +147,20 @@ def test_a_table_that_was_rewritten_while_it_was_read_was_not_read(
 ) -> None:
     """VACUUM FULL moves rows to pages that were read before: such a reading counts for nothing."""
     epoch(store)
-    monkeypatch.setattr(known_filter, "_PAGES", 1)
+    monkeypatch.setattr(key_filter, "_PAGES", 1)
     chunk(store, 0, 999)
     read(store).surprised()
-    binary = known_filter._binary
+    binary = key_filter._binary
 
-    def and_then(*given: object) -> arrays.Keys:
+    def and_then(*given: object) -> wire.Keys:
         found = binary(*given)  # type: ignore[arg-type]
         if b"reservation_000001" not in given[1]:  # type: ignore[operator]
             return found
-        monkeypatch.setattr(known_filter, "_binary", binary)
+        monkeypatch.setattr(key_filter, "_binary", binary)
         run(postgres, "vacuum full dedup.reservation_000001")
         return found
 
-    monkeypatch.setattr(known_filter, "_binary", and_then)
+    monkeypatch.setattr(key_filter, "_binary", and_then)
     chunk(store, 2000, 2009)
     assert not has_read(store)
     chunk(store, 2010, 2019)
@@ -186,18 +185,18 @@ def test_a_table_that_is_dropped_while_it_is_asked_about_ends_the_reading(store:
 def test_a_table_of_many_pages_is_read_to_its_end(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are read some at a time, and none is left out at the seams."""
     epoch(store)
-    monkeypatch.setattr(known_filter, "_PAGES", 2)
+    monkeypatch.setattr(key_filter, "_PAGES", 2)
     chunk(store, 0, 3009)
     read(store).surprised()
     chunk(store, 4000, 4000)  # reads: what is committed by now, for certain
     assert has_read(store)
     _, bloom = store.known_filter._whole or (None, Bloom(1))
-    assert bloom.may_have(arrays.keys_of(keys(range(3010))["key"])).all()
+    assert bloom.may_have(wire.keys_of(keys(range(3010))["key"])).all()
 
 
 def test_a_filter_that_would_be_too_large_is_not_made(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded by filter_memory=; without a filter every key is looked up."""
-    monkeypatch.setattr(known_filter, "FEW", 0)
+    monkeypatch.setattr(key_filter, "FEW", 0)
     store = PostgresStore(postgres, filter_memory=1024)
     epoch(store)
     chunk(store, 0, 9)
@@ -209,13 +208,13 @@ def test_small_batches_read_no_filter(postgres: str) -> None:
     """What few keys cost is less than a filter does."""
     store = PostgresStore(postgres)
     epoch(store)
-    chunk(store, 0, known_filter.FEW - 1)
+    chunk(store, 0, key_filter.FEW - 1)
     assert store.known_filter._reader is None
 
 
 def test_a_filter_waits_until_it_is_worth_reading(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large table is not read for a few batches, and less and less often where other copies write, too."""
-    monkeypatch.setattr(known_filter, "_CHEAPER", 1)
+    monkeypatch.setattr(key_filter, "_CHEAPER", 1)
     epoch(store)
     chunk(store, 0, 999)
     read(store).surprised()

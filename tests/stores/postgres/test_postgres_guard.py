@@ -12,9 +12,10 @@ import psycopg
 import pytest
 
 from checkpoint.errors import HandlerError, SinkMismatch
+from deadletter.selection import Selection
+from deadletter.store import Park
+from dedup.core.steps import Merge
 from dedup.postgres import PostgresStore
-from dedup.steps import Merge, Park
-from dedup.store import Selection
 from fixtures.fix_postgres import run
 from kit.pg_help import FAILED_AT, epoch, finish, history_of, keys, letter, letters_of, rows
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from deadletter.selection import Selection
-from dedup.deadletters import DeadLetters
-from dedup.postgres import PostgresStore, arrays, known_filter, reserve
-from dedup.steps import Commit, Free
-from dedup.store import KEYS
+from deadletter.store import KEYS, Commit, Free
+from dedup.postgres import PostgresStore, key_filter, wire
+from dedup.postgres import keys as reserve
+from dedup.reprocessing.dead_letters import DeadLetters
 from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.known_filter_kit import chunk, filtering, has_read, read
@@ -35,13 +35,13 @@ def store(postgres: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresSt
 def looked_up(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many keys each later transaction asks the database for."""
     counts: list[int] = []
-    found = arrays.uuid_array
+    found = wire.uuid_array
 
-    def counted(asked: arrays.Keys) -> arrays.UuidArray:
+    def counted(asked: wire.Keys) -> wire.UuidArray:
         counts.append(len(asked))
         return found(asked)
 
-    monkeypatch.setattr(arrays, "uuid_array", counted)
+    monkeypatch.setattr(wire, "uuid_array", counted)
     return counts
 
 
@@ -127,8 +127,8 @@ def test_a_restored_database_is_another_one(store: PostgresStore, postgres: str)
 
 def test_an_older_copy_of_the_database_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put in the place of this one it has the same table, but also keys that were freed since: the filter of this one is not believed."""
-    monkeypatch.setattr(known_filter, "FEW", 0)
-    monkeypatch.setattr(known_filter, "_CHEAPER", 10**9)
+    monkeypatch.setattr(key_filter, "FEW", 0)
+    monkeypatch.setattr(key_filter, "_CHEAPER", 10**9)
     with pg_server.running_server() as server:
         store = PostgresStore(server.dsn)
         epoch(store)
@@ -188,7 +188,7 @@ def test_a_key_that_was_freed_while_it_was_asked_for_is_reserved(store: Postgres
     chunk(other, 20, 29, "other")
     take_free = reserve._take_free
 
-    def and_then(*given: Any) -> arrays.Keys:
+    def and_then(*given: Any) -> wire.Keys:
         monkeypatch.setattr(reserve, "_take_free", take_free)
         raced = take_free(*given)
         with other.begin_letters("other") as tx:
@@ -228,7 +228,7 @@ import sys
 from kit.pg_help import *
 from kit.known_filter_kit import chunk
 from dedup.postgres import known_filter
-known_filter.FEW, known_filter._CHEAPER = 0, 10**9
+key_filter.FEW, key_filter._CHEAPER = 0, 10**9
 store, mine, seed = PostgresStore(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 import random
 draw, new = random.Random(seed), 0

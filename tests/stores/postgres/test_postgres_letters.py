@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError, StoreError, StoreUnavailable
-from deadletter.budget import Spent, Used
+from checkpoint.head import Spent
 from deadletter.letter import Kind
-from dedup.postgres import PostgresStore, encode
-from dedup.steps import Commit, Free, Note
-from dedup.store import Selection
+from deadletter.policy import Used
+from deadletter.selection import Selection
+from deadletter.store import Commit, Free, Note
+from dedup.postgres import PostgresStore, wire
 from fixtures.fix_postgres import run
 from kit.pg_help import FAILED_AT, WAITING, change, changing, chunk, epoch, finish, keys, letter, letters_of, park, record
 from kit.pg_proxy import until
@@ -215,7 +216,7 @@ class TestChanging:
 class TestFloods:
     def test_many_letters_are_kept_as_they_were_given(self, store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
         """More than are written at a time, and few of them with values that most have not: each is read back exactly."""
-        monkeypatch.setattr(encode, "ROWS_PER_WRITE", 16)
+        monkeypatch.setattr(wire, "ROWS_PER_WRITE", 16)
         rich = {"properties": [{"key": "a", "value": b"\0"}, {"key": "a", "value": None}], "offset": "7", "stack": "line 5"}
         given = [letter(n, **(rich if n % 40 == 7 else {}), extras=b"x" if n == 90 else None) for n in range(100)]
         park(store, given)

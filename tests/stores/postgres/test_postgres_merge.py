@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from checkpoint.errors import RowsRefused, SinkMismatch
+from deadletter.store import Commit
+from dedup.core.steps import Merge
 from dedup.postgres import PostgresStore
-from dedup.steps import Commit, Merge
 from fixtures.fix_postgres import run
 from kit.pg_help import WAITING, epoch, rows
 from kit.pg_proxy import until

@@ -12,10 +12,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from checkpoint.errors import ConfigError, SchemaOutdated, StateTooNew, StoreError
-from checkpoint.postgres.sqlfiles import latest_version, migrations, queries
+from checkpoint.postgres.sql import latest_version, migrations, queries
+from deadletter.selection import Selection
+from deadletter.store import Commit, Free
 from dedup.postgres import PostgresStore
-from dedup.steps import Commit, Free
-from dedup.store import Selection
 from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.paths import ROOT
@@ -148,13 +148,13 @@ def _work_with_letters(store: PostgresStore) -> None:
 
 def test_a_later_migration_is_applied_to_tables_with_rows(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade applies what is missing and nothing else, and what was there stays."""
-    from checkpoint.postgres import migrate, sqlfiles
+    from checkpoint.postgres import sql
 
     store = PostgresStore(postgres)
     assert chunk(store, epoch(store), 0, 9) == 0
-    later = sqlfiles.Migration(latest_version() + 1, "later", "alter table {schema}.batch add column note text not null default 'none'")
-    monkeypatch.setattr(migrate, "migrations", lambda: (*migrations(), later))
-    monkeypatch.setattr(migrate, "latest_version", lambda: later.version)
+    later = sql.Migration(latest_version() + 1, "later", "alter table {schema}.batch add column note text not null default 'none'")
+    monkeypatch.setattr(sql, "migrations", lambda: (*migrations(), later))
+    monkeypatch.setattr(sql, "latest_version", lambda: later.version)
     assert PostgresStore(postgres).migrate() == [f"{later.version:04d}_later"]
     assert run(postgres, "select processed, note from dedup.batch") == [(10, "none")]
 
@@ -171,7 +171,7 @@ def test_the_questions_of_the_manual_are_answered(postgres: str) -> None:
 
 def _grant(postgres: str, role: str) -> None:
     """What `dedup migrate --roles` prints, for this role."""
-    from checkpoint.postgres.migrate import roles_sql
+    from checkpoint.postgres.sql import roles_sql
 
     run(postgres, roles_sql("dedup").replace("dedup_run", role))
 
@@ -202,10 +202,10 @@ def test_a_migration_that_was_another_text_is_refused(postgres: str) -> None:
 
 def test_a_migration_that_fails_leaves_nothing(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables and the note that they exist are one transaction."""
-    from checkpoint.postgres import migrate, sqlfiles
+    from checkpoint.postgres import sql
 
-    broken = sqlfiles.Migration(1, "broken", "create table {schema}.half (); select 1 / 0")
-    monkeypatch.setattr(migrate, "migrations", lambda: (broken,))
+    broken = sql.Migration(1, "broken", "create table {schema}.half (); select 1 / 0")
+    monkeypatch.setattr(sql, "migrations", lambda: (broken,))
     with pytest.raises(StoreError, match="division by zero"):
         PostgresStore(postgres).migrate()
     assert run(postgres, "select to_regclass('dedup.half')") == [(None,)]

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from deadletter.letter import LETTERS
+from deadletter.selection import Selection
+from deadletter.store import Commit, Park
 from dedup.postgres import PostgresStore
-from dedup.steps import Commit, Park
-from dedup.store import Selection
 from fixtures.fix_postgres import run
 from kit.pg_help import WAITING, chain, change, changing, epoch, finish, letter, park, sequence_of
 from kit.pg_proxy import until

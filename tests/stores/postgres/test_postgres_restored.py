@@ -18,11 +18,13 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from checkpoint import changes
 from checkpoint.errors import PublicationStuck, SinkMismatch, StoreRestored
+from deadletter import policy
 from deadletter.letter import Kind
-from dedup import DeadLetters, amendments
-from dedup.steps import Commit, Free
-from dedup.store import KEYS, Selection
+from deadletter.selection import Selection
+from deadletter.store import KEYS, Commit, Free
+from dedup import DeadLetters
 from dedup.verify import verify
 from fixtures.fix_postgres import run
 from kit import pg_server
@@ -57,10 +59,10 @@ def refused(place: PostgresPlace, told: str = "") -> None:
         DeadLetters(place.store()).export(Selection(), io.BytesIO(), "jsonl")
     DeadLetters(place.store()).groups(Selection())  # what is there can be read
     with pytest.raises(StoreRestored):
-        place.store().amend("shop", amendments.accept_gap, by="test", reason="a gap is not what is wrong")
+        place.store().amend("shop", changes.accept_gap, by="test", reason="a gap is not what is wrong")
     assert any("restored" in said for said in verify(place.store(), "shop").contradictions)
     assert place.read() == before
-    place.store().amend("shop", amendments.accept_restore, by="test", reason="known")
+    place.store().amend("shop", changes.accept_restore, by="test", reason="known")
     (point,) = place.store().head("shop").checkpoints.values()
     for number in range((point.sequence_number + 1) // 3, 5):
         day(place, number)
@@ -178,7 +180,7 @@ def test_a_list_of_topics_from_before_a_new_incarnation_is_refused(place: Postgr
     """Positions of the new life would be compared with those of the old one, and pass for decided."""
     day(place, 0)
     copy = Copy(place.url, ["dedup.topic"])
-    place.store().amend("shop", lambda h: amendments.accept_incarnation(h, "broker", "orders"), by="test", reason="created again")
+    place.store().amend("shop", lambda h: changes.accept_incarnation(h, "broker", "orders"), by="test", reason="created again")
     day(place, 0)
     copy.load()
     with pytest.raises(StoreRestored, match="`topic` has incarnation 0 of orders, a batch record is of incarnation 1"):
@@ -263,7 +265,7 @@ def test_a_database_that_was_moved_by_a_dump_goes_on_once_that_is_accepted(
         load(moved.url, dumped(place, tmp_path))
         with pytest.raises(StoreRestored, match="accept-restore shop"):
             day(moved, 2, query="q")
-        for decision in (amendments.accept_restore, amendments.accept_gap):
+        for decision in (changes.accept_restore, changes.accept_gap):
             moved.store().amend("shop", decision, by="test", reason="moved")
         for number in (2, 3):
             day(moved, number, query="q")
@@ -308,13 +310,13 @@ def test_what_people_and_the_clock_do_is_no_restore(place: PostgresPlace) -> Non
     (now,) = run(place.url, "select clock_timestamp()")[0]
     assert store.purge_reservations(now) == 2  # type: ignore[attr-defined]
     day(place, 1)
-    for decision in (amendments.accept_gap, amendments.close_gap, lambda head: amendments.lift_budget(head, 10, Kind.HANDLER_ERROR)):
+    for decision in (changes.accept_gap, changes.close_gap, lambda head: policy.lift_budget(head, 10, Kind.HANDLER_ERROR)):
         store.amend("shop", decision, by="test", reason="upkeep")
     day(place, 2)
     parked = letters(store)[-1]
     DeadLetters(store).discard([parked["id"]], by="test", reason="no", release_key=True)
     day(place, 3)
-    store.amend("shop", amendments.reset, by="test", reason="start over")
+    store.amend("shop", changes.reset, by="test", reason="start over")
     day(place, 4)
     assert verify(store, "shop").contradictions == []
 

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import StoreUnavailable
 from checkpoint.position import Range, Ranges
 from deadletter.letter import LETTERS
-from dedup import amendments
+from deadletter.selection import Selection
+from deadletter.store import Note, Park
 from dedup.postgres import PostgresStore
-from dedup.reprocessing import reprocess
-from dedup.steps import Note, Park
-from dedup.store import Selection
+from dedup.reprocessing.letters import reprocess
 from dedup.verify import verify
 from fixtures.fix_postgres import run
 from kit.orders import batch, consumer, event
@@ -109,12 +109,12 @@ def test_a_purge_after_an_accepted_restore_says_so_in_the_floors_too(store: Post
     """Records since the last reset count, of whatever generation: else a replay takes the purged keys for another topic's events."""
     number = epoch(store)
     chunk(store, number, 0, 9)
-    store.amend("shop", amendments.accept_restore, by="ann", reason="restored")
+    store.amend("shop", changes.accept_restore, by="ann", reason="restored")
     store.rotate_reservations()
     store.purge_reservations(LATER)
     assert store.head("shop").floors == {ORDERS: 9}
     assert verify(store, "shop").contradictions == []
-    store.amend("shop", amendments.reset, by="ann", reason="start over")
+    store.amend("shop", changes.reset, by="ann", reason="start over")
     chunk(store, number, 0, 3, batch_id=1)
     store.rotate_reservations()
     store.purge_reservations(LATER)
@@ -269,7 +269,7 @@ def test_a_decision_without_its_record_is_found(store: PostgresStore, postgres: 
     number = epoch(store)
     for n in range(3):
         chunk(store, number, n, n, batch_id=n)
-    store.amend("shop", amendments.accept_gap, by="ann", reason="gap")
+    store.amend("shop", changes.accept_gap, by="ann", reason="gap")
     assert store.problems("shop") == []
     run(postgres, "update dedup.progress set seq = 5")
     assert "5 decisions were made, 4 are on record" in store.problems("shop")

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from checkpoint import PostgresCheckpointStore
 from checkpoint.errors import StoreError
-from checkpoint.postgres.migrate import roles_sql
+from checkpoint.postgres.sql import roles_sql
 from dedup import PostgresStore
 from fixtures.fix_postgres import run
 from kit import pg_server

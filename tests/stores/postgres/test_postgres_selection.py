@@ -12,9 +12,8 @@ import psycopg
 import pytest
 
 from checkpoint.errors import ConfigError
-from dedup.postgres import PostgresStore
-from dedup.postgres import select as selecting
-from dedup.store import Selection
+from deadletter.selection import Selection
+from dedup.postgres import PostgresStore, letters
 from fixtures.fix_postgres import run
 from kit.pg_help import FAILED_AT, change, epoch, letter, park, sequence_of
 
@@ -92,7 +91,7 @@ def test_only_the_columns_asked_for_are_read(store: PostgresStore) -> None:
     assert some.column_names == ["status", "properties", "last_failed_at", "key", "duplicates"]
     assert some["last_failed_at"].to_pylist() == [FAILED_AT]
     assert store.letters(Selection()).select(some.column_names) == some
-    assert store.letters(Selection(id="none")).schema == store.letters(Selection()).schema == selecting.LETTERS_KEPT
+    assert store.letters(Selection(id="none")).schema == store.letters(Selection()).schema == letters.LETTERS_KEPT
 
 
 def test_pages_follow_each_other_without_gap_or_overlap(store: PostgresStore) -> None:
@@ -240,7 +239,7 @@ def test_a_page_is_read_by_an_index(plans: str, selection: dict[str, Any]) -> No
         return []
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selecting, "_run", explained)
+        patch.setattr(letters, "_run", explained)
         store.letters(Selection(**selection))
     text = "\n".join(read)
     assert "Seq Scan" not in text and "Index" in text, text

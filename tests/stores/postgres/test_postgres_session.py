@@ -9,8 +9,8 @@ from psycopg import Rollback
 from psycopg.types.string import TextLoader
 
 from checkpoint.errors import HandlerError
+from deadletter.selection import Selection
 from dedup.postgres import PostgresStore
-from dedup.store import Selection
 from fixtures.fix_postgres import run
 from kit.pg_help import epoch, finish, rows
 

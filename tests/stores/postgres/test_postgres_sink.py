@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.errors import RowsRefused, SinkMismatch, StoreError
-from checkpoint.postgres.dsn import Connection
-from checkpoint.postgres.sqlfiles import Statements
-from dedup.postgres import PostgresStore, fit, merge, sink
-from dedup.postgres.connect import connect
-from dedup.rows import ArrowRows
+from checkpoint.postgres.connection import Connection
+from checkpoint.postgres.sql import Statements
+from dedup.core.rows import ArrowRows
+from dedup.postgres import PostgresStore, fit, merges, sinks
+from dedup.postgres.connection import connect
 from fixtures.fix_postgres import run
 from kit.pg_help import epoch, rows
 
@@ -37,7 +37,7 @@ def connection(postgres: str) -> Iterator[Connection]:
 def write(connection: Connection, table: str, what: pa.Table) -> int:
     """As the transaction does."""
     with connection.transaction():
-        return merge.append(connection, Statements("dedup"), table, ArrowRows(what))
+        return merges.append(connection, Statements("dedup"), table, ArrowRows(what))
 
 
 GOOD: list[tuple[str, pa.Array, list[Any]]] = [
@@ -125,13 +125,13 @@ def test_both_encoders_write_the_same_rows(connection: Connection, kind: str, va
     seen = []
     for fast in (True, False):
         connection.execute(f"drop table if exists t; create table t (n int, v {kind})".encode())
-        table = sink.describe(connection, Statements("dedup"), "t")
+        table = sinks.describe(connection, Statements("dedup"), "t")
         given = pa.table({"v": values, "n": range(len(values))})
-        plans = sink.plans_for(table, given.schema)
-        fitted = sink.fitted(table, plans, given)
+        plans = sinks.plans_for(table, given.schema)
+        fitted = sinks.fitted(table, plans, given)
         if not fast:
-            plans = {name: fit.Plan(plan.cast, False) for name, plan in plans.items()}
-        sink.send(connection, table, plans, fitted)
+            plans = {name: fit.CastPlan(plan.cast, False) for name, plan in plans.items()}
+        sinks.send(connection, table, plans, fitted)
         seen.append(connection.execute("select n, v::text from t order by n").fetchall())
     assert seen[0] == seen[1]
 
@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_refused_before_any_row_is_sent(connection: Connect
         fits = False
     with connection.transaction():
         with pytest.raises(SinkMismatch, match=told) as raised:
-            merge.append(connection, Statements("dedup"), "t", ArrowRows(pa.table({"v": values})))
+            merges.append(connection, Statements("dedup"), "t", ArrowRows(pa.table({"v": values})))
         assert isinstance(raised.value, RowsRefused) == fits
         assert "column 'v'" in str(raised.value) and "nothing was sent" in str(raised.value)
         assert connection.execute("select count(*) from t").fetchone() == (0,), "the transaction is not aborted"
@@ -247,7 +247,7 @@ def test_rows_that_a_trigger_drops_are_noticed(connection: Connection, kind: str
     values = pa.array([1, 2, 3]) if kind == "bigint" else pa.array(["(1,2)"] * 3)
     with connection.transaction():
         with pytest.raises(RowsRefused, match=r"2 of 3 rows.*BEFORE INSERT trigger"):
-            merge.append(connection, Statements("dedup"), "t", ArrowRows(pa.table({"a": [1, 2, 3], "v": values})))
+            merges.append(connection, Statements("dedup"), "t", ArrowRows(pa.table({"a": [1, 2, 3], "v": values})))
         assert connection.execute("select count(*) from t").fetchone() == (0,), "nothing of them is kept"
     assert write(connection, "t", pa.table({"a": [1, 3], "v": values[:2]})) == 2
 
@@ -319,9 +319,9 @@ def test_any_rows_come_back(connection: Connection, given_rows: list[dict[str, A
     connection.execute("drop table if exists t; create table t (i bigint, f float8, t text, b bytea, a text[])")
     table = pa.Table.from_pylist(given_rows, schema=schema)
     write(connection, "t", table)
-    described = sink.describe(connection, Statements("dedup"), "t")
-    plans = {name: fit.Plan(plan.cast, False) for name, plan in sink.plans_for(described, schema).items()}
+    described = sinks.describe(connection, Statements("dedup"), "t")
+    plans = {name: fit.CastPlan(plan.cast, False) for name, plan in sinks.plans_for(described, schema).items()}
     if table.num_rows:
-        sink.send(connection, described, plans, table)
+        sinks.send(connection, described, plans, table)
     back = [dict(zip(schema.names, row, strict=True)) for row in connection.execute("select * from t")]
     assert back == given_rows * 2

@@ -11,10 +11,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from checkpoint.errors import CommitConflict, ConfigError, Fenced, HandlerError, SinkMismatch, StoreError, StoreRestored
+from checkpoint.head import Checkpoint
 from checkpoint.position import Partition, Range, Ranges
+from deadletter.store import Commit
+from dedup.core.steps import Advance
 from dedup.postgres import PostgresStore
-from dedup.steps import Advance, Commit
-from dedup.store import Checkpoint
 from fixtures.fix_postgres import run
 from kit.pg_help import ORDERS, chunk, epoch, finish, keys, record, rows
 
@@ -239,18 +240,18 @@ def test_a_person_decides_between_two_batches_and_is_recorded(store: PostgresSto
     """amend replaces the head; who, why, before and after are kept."""
     number = epoch(store)
     chunk(store, number, 0, 9)
-    from dedup import amendments
+    from checkpoint import changes
 
-    head = store.amend("shop", lambda h: amendments.accept_incarnation(h, "broker", "orders"), by="ann", reason="hub re-created")
+    head = store.amend("shop", lambda h: changes.accept_incarnation(h, "broker", "orders"), by="ann", reason="hub re-created")
     assert head.incarnations == {("broker", "orders"): 1} and head.checkpoints == {} and head.seq == 2
     with store.begin("shop", number) as tx:
         assert tx.seen({ORDERS: (0, 9)}) == {ORDERS: Ranges()}, "records of the old life do not apply"
-    head = store.amend("shop", amendments.reset, by="bob", reason="start over")
+    head = store.amend("shop", changes.reset, by="bob", reason="start over")
     assert (head.generation, head.keyspace, head.query_id) == (1, 1, None)
     told = run(postgres, "select by, reason, before -> 'checkpoints' from dedup.consumer_action order by id")
     assert told == [("ann", "hub re-created", {"broker/orders/0": 9}), ("bob", "start over", {})]
     with pytest.raises(ConfigError, match="no consumer 'nobody'"):
-        store.amend("nobody", amendments.reset, by="x", reason="y")
+        store.amend("nobody", changes.reset, by="x", reason="y")
 
 
 def test_consumers_are_sorted_and_apart(store: PostgresStore) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from checkpoint.errors import Fenced, StillHeld
+from checkpoint.head import Holder
 from dedup.postgres import PostgresStore
-from dedup.store import Holder
 from fixtures.fix_postgres import run
 from kit.pg_help import WAITING, chunk, epoch, finish, holder, keys
 from kit.pg_proxy import until

@@ -14,13 +14,14 @@ import pyarrow.compute as pc
 import pytest
 
 from checkpoint.errors import BudgetExceeded, ConfigError, Fenced, HandlerError
+from checkpoint.head import Run
+from checkpoint.holders import take_epoch
 from deadletter.known import SYSTEMIC, TRANSIENT
+from deadletter.selection import Selection
 from dedup import Retry, replay
 from dedup.consumer import Consumer
-from dedup.epoch import take_epoch
 from dedup.pipeline.handlers import Event
 from dedup.spark import tasks
-from dedup.store import Run, Selection
 from kit.foreach_kit import bare
 from kit.local_tasks import TaskEach, Tasks, run_in, run_in_tasks
 from kit.orders import assert_proven, batch, event, flatten, ids, letters, orders

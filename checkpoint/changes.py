@@ -1,0 +1,179 @@
+"""What a person decides about a consumer's state: pure functions from head to head, for `store.amend`.
+
+A person moves a consumer's checkpoints: to where another system has left off, or over positions that shall not be waited for.
+
+Forward only: what batch records hold as seen is a redelivery wherever the checkpoint stands, so moving below it would repeat nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from checkpoint.errors import ConfigError, command
+from checkpoint.head import Checkpoint, Head, Holder, StateStore
+from checkpoint.holders import this_process
+from checkpoint.position import Partition, Range, Ranges
+from checkpoint.processors import Group, Position
+
+Amendment = Callable[[Head], Head]
+
+
+def accept_gap(head: Head) -> Head:
+    """The next query may begin after positions that nobody has seen, in every partition."""
+    return replace(head, gap_accepted=True)
+
+
+def close_gap(head: Head) -> Head:
+    """From now on a gap is an error again."""
+    return replace(head, gap_accepted=False)
+
+
+def accept_incarnation(head: Head, source: str, topic: str) -> Head:
+    """The topic begins a new life: its checkpoints are dropped, old batch records no longer apply; keys still count."""
+    lives = {**head.incarnations, (source, topic): head.incarnations.get((source, topic), 0) + 1}
+    return replace(
+        head,
+        incarnations=lives,
+        incarnation_ids={t: told for t, told in head.incarnation_ids.items() if t != (source, topic)},
+        checkpoints={p: c for p, c in head.checkpoints.items() if (p.source, p.topic) != (source, topic)},
+        floors={p: f for p, f in head.floors.items() if (p.source, p.topic) != (source, topic)},
+        passed={p: n for p, n in head.passed.items() if (p.source, p.topic) != (source, topic)},
+    )
+
+
+def accept_restore(head: Head) -> Head:
+    """Go on from the restored state: a new generation that remembers no Spark query.
+
+    Nor do its checkpoints: the query from before, restarted by itself, would go on behind what was lost, and is one that nobody knows now.
+    """
+    points = {p: replace(point, query_id="") for p, point in head.checkpoints.items()}
+    return replace(head, generation=head.generation + 1, query_id=None, batch_id=None, checkpoints=points)
+
+
+def reset(head: Head) -> Head:
+    """Begin again as if nothing had been processed: checkpoints, records and reservations of the old life no longer count."""
+    return replace(
+        head,
+        generation=head.generation + 1,
+        keyspace=head.generation + 1,
+        settings=None,
+        query_id=None,
+        batch_id=None,
+        gap_accepted=False,
+        spent={},
+        checkpoints={},
+        floors={},
+        passed={},
+        incarnation_ids={},
+    )
+
+
+@dataclass(frozen=True)
+class Move:
+    """One checkpoint, from where it stands to where it shall stand."""
+
+    partition: Partition
+    now: int | None  # None: this consumer has none there
+    then: Checkpoint
+    absent: Ranges  # between the two: they count as never delivered, and are handled as late if they come all the same
+
+    @property
+    def told(self) -> str:
+        """What it means."""
+        if self.now is not None and self.now >= self.then.sequence_number:
+            return f"{Range(self.then.sequence_number + 1, self.now)} are waited for again"
+        if self.now is None:
+            return f"begins behind {self.then.sequence_number}; what lies before counts as another system's"
+        return f"{self.absent} are passed over: not handled, unless they are delivered all the same"
+
+
+def plan(store: StateStore, head: Head, wanted: Mapping[Partition, Checkpoint]) -> list[Move]:
+    """What moving these checkpoints means; those that stand there already are left out.
+
+    Raises:
+        ConfigError: below a position that a batch has seen; it names the commands that repeat.
+    """
+    seen = last_seen(store, head)
+    moves = [_move(head, seen.get(partition), partition, point) for partition, point in sorted(wanted.items())]
+    return [move for move in moves if move.now != move.then.sequence_number]
+
+
+def _move(head: Head, last: int | None, partition: Partition, then: Checkpoint) -> Move:
+    if last is not None and then.sequence_number < last:
+        where = ("--topic", partition.topic, "--partition", partition.partition, "--from", then.sequence_number + 1, "--to", last)
+        raise ConfigError(
+            f"{partition}: positions up to {last} are on record as decided: a checkpoint at {then.sequence_number} would repeat nothing, "
+            f"they would be dropped as redeliveries. To repeat them with their effect replaced: "
+            f"{command('replay', 'MODULE:CONSUMER', *where)}. "
+            f"Positions that were never delivered: `dedup dead-letters reprocess MODULE:CONSUMER --from-log`."
+        )
+    point = head.checkpoints.get(partition)
+    now = point.sequence_number if point else None
+    absent = Ranges.of([(now + 1, then.sequence_number)]) if now is not None and now < then.sequence_number else Ranges()
+    return Move(partition, now, then, absent)
+
+
+def last_seen(store: StateStore, head: Head) -> dict[Partition, int]:
+    """The highest position that batch records hold as seen, of each partition in its present life."""
+    found: dict[Partition, int] = {}
+    for batch in store.batches(head.consumer).to_pylist():
+        partition = Partition(batch["source"], batch["topic"], batch["partition"])
+        life = head.incarnations.get((partition.source, partition.topic), 0)
+        if batch["seen"] and batch["generation"] >= head.keyspace and batch["incarnation"] == life:
+            found[partition] = max(found.get(partition, -1), *(r["last"] for r in batch["seen"]))
+    return found
+
+
+def moved(head: Head, moves: Iterable[Move]) -> Head:
+    """The head with its checkpoints moved.
+
+    Raises:
+        ConfigError: one of them stands elsewhere than it did when the move was planned.
+    """
+    checkpoints, passed = dict(head.checkpoints), dict(head.passed)
+    for move in moves:
+        point = head.checkpoints.get(move.partition)
+        if (point.sequence_number if point else None) != move.now:
+            raise ConfigError(f"{move.partition}: the checkpoint has moved meanwhile. Stop the consumer, and repeat the command.")
+        checkpoints[move.partition] = replace(move.then, query_id="")
+        passed[move.partition] = move.then.sequence_number
+    return replace(head, checkpoints=checkpoints, passed=passed)
+
+
+def move(store: StateStore, consumer: str, moves: list[Move], *, by: str, reason: str) -> Head:
+    """Move checkpoints of a consumer, made known if it is new.
+
+    Raises:
+        ConfigError: a checkpoint has moved since.
+
+    Crash: all of them are moved or none; a consumer that was made known without any is as good as none.
+    """
+    if consumer not in store.consumers():
+        here = this_process()
+        store.take_epoch(consumer, Holder(here.host, here.pid, here.started, "dedup checkpoints"), takeover_after=0)
+    return store.amend(consumer, lambda head: moved(head, moves), by=by, reason=reason)
+
+
+def wanted_of(positions: Iterable[Position], source: str, topic: str) -> dict[Partition, Checkpoint]:
+    """azure's checkpoints as those of a consumer. Raises ConfigError for a partition whose id is not a number."""
+    try:
+        return {
+            Partition(source, topic, int(p["partition_id"])): Checkpoint(int(p["sequence_number"]), p["offset"] or None) for p in positions
+        }
+    except ValueError as error:
+        raise ConfigError(f"A partition of an event hub has a number for a name: {error}.") from None
+
+
+def positions_of(head: Head, group: Group, source: str | None = None) -> list[Position]:
+    """A consumer's checkpoints in one hub as azure's, for a mirror. Offsets that are not known are None.
+
+    Args:
+        source: what the consumer calls the namespace, if otherwise than `group`.
+    """
+    where = ((source or group.namespace).lower(), group.hub.lower())
+    return [
+        {**group.keys, "partition_id": str(p.partition), "sequence_number": point.sequence_number, "offset": point.offset}
+        for p, point in sorted(head.checkpoints.items())
+        if (p.source.lower(), p.topic.lower()) == where
+    ]

@@ -1,0 +1,160 @@
+"""How PostgreSQL is reached: the DSN, checked and without its password, and the settings of each connection.
+
+The driver's exceptions in our words: translated here, once.
+
+Promises that every psycopg error which leaves this package, other than one raised by a handler's own SQL, is a StoreError or Fenced.
+
+Connections that wait for the server until a point in time, and no longer.
+
+PostgreSQL's own time-outs cannot promise that: a backend that is stopped keeps its connection open and answers nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import Row
+
+from checkpoint.errors import CommitConflict, ConfigError, SchemaOutdated, StoreError, StoreUnavailable
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "application_name": "dedup",
+    # A network that drops idle connections must not look like a batch that runs for ever.
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+}
+SECRETS = ("password", "sslpassword")
+
+_LOST = ("08", "57P", "25P03", "53")
+"""Class 08 connection, 57P shutdown, 25P03 idle session ended, 53 out of memory, disk or connections."""
+
+_PLAN_AGAIN = ("40",)
+"""Serialization failure and deadlock. Source: PostgreSQL 16 manual, appendix A, read 2025-06."""
+
+_WAIT = ("25P04", "55006", "55P03", "57014", "72")
+"""Time-outs, cancelled statements, locks that were not given, snapshots that were too old: the next try may pass. Source: the same."""
+
+T = TypeVar("T")
+
+
+def redacted(dsn: str) -> str:
+    """The DSN as it may be shown."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return "..."
+    return make_conninfo("", **{k: "***" if k in SECRETS else v for k, v in parts.items()})
+
+
+def checked(dsn: str) -> str:
+    """The DSN, if it is one. Raises ConfigError, without showing it: it may hold a password."""
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        raise ConfigError("The PostgreSQL DSN cannot be read. Write postgresql://user@host:port/database or host=... dbname=...") from None
+    return dsn
+
+
+def checked_schema(name: str) -> str:
+    """The name, if a schema can have it. Raises ConfigError."""
+    if not name or "\0" in name or len(name.encode()) > 63 or name.startswith("pg_"):
+        raise ConfigError("A schema needs a name of 1 to 63 bytes without NUL that does not begin with pg_.")
+    return name
+
+
+def settings(dsn: str) -> dict[str, Any]:
+    """The keyword arguments for psycopg's connect: what the DSN says, else our defaults; autocommit, nothing prepared.
+
+    Transactions are begun and ended by statements of our own; statements are few and large, so that preparing them gains nothing,
+    and poolers that switch sessions cannot have it.
+    """
+    given = {k: v for k, v in conninfo_to_dict(dsn).items() if v is not None}
+    return {**_DEFAULTS, **given, "client_encoding": "UTF8", "autocommit": True, "prepare_threshold": None}
+
+
+def is_lost(error: psycopg.Error) -> bool:
+    """Whether the connection, and with it the transaction, is gone or cannot go on."""
+    state = error.sqlstate
+    return state.startswith(_LOST) if state else isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+
+
+def ends_transaction(error: psycopg.Error) -> bool:
+    """Whether a retry must start the transaction anew: after these, going on from a savepoint fails for ever."""
+    return is_lost(error) or bool(error.sqlstate and error.sqlstate.startswith(_PLAN_AGAIN))
+
+
+def text_of(error: psycopg.Error) -> str:
+    """The server's words on one line."""
+    parts = [error.diag.message_primary or str(error).strip() or type(error).__name__, error.diag.message_detail or ""]
+    return " ".join(" ".join(part.split()) for part in parts if part).rstrip(".")
+
+
+def translate(error: psycopg.Error, doing: str) -> StoreError:
+    """The error to raise in place of the driver's, for our own statements."""
+    text = f"{doing}: {text_of(error)}"
+    if is_lost(error) or (error.sqlstate or "").startswith(_WAIT):
+        return StoreUnavailable(f"{text.rstrip('?')}. Nothing of it was committed; try again.")
+    if ends_transaction(error):
+        return CommitConflict(f"{text}. Nothing of this attempt was committed; plan it again.")
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return StoreError(f"{text}. Grant this role what it needs: docs/postgres.md lists the rights.")
+    if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction):
+        return SchemaOutdated(f"{text}. Run `dedup migrate`.")
+    return StoreError(f"{text}. Nothing of it was committed.")
+
+
+@contextmanager
+def translating(doing: str) -> Iterator[None]:
+    """Raise our errors in place of the driver's."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error, doing) from error
+
+
+class NoAnswer(psycopg.OperationalError):
+    """The server did not answer in time. Whether it did what was asked is not known."""
+
+
+def _limited(steps: Generator[Any, Any, T], until: float) -> Generator[Any, Any, T]:
+    """psycopg's steps of an exchange; psycopg takes one at least ten times a second, also while nothing comes. Raises NoAnswer."""
+    try:
+        wanted = next(steps)
+        while True:
+            if time.monotonic() >= until:
+                raise NoAnswer("the server did not answer in time")
+            wanted = steps.send((yield wanted))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+class Limited(psycopg.Connection[Row]):
+    """For threads. A connection that raised NoAnswer is to be closed."""
+
+    until: float = math.inf
+    """Of time.monotonic(): when to give up."""
+
+    def wait(self, gen: Any, *options: Any, **named: Any) -> Any:
+        """What psycopg calls for every exchange with the server. Raises NoAnswer."""
+        return super().wait(_limited(gen, self.until), *options, **named)
+
+
+class AsyncLimited(psycopg.AsyncConnection[Row]):
+    """For asyncio. A connection that raised NoAnswer is to be closed."""
+
+    until: float = math.inf
+    """Of time.monotonic(): when to give up."""
+
+    async def wait(self, gen: Any, *options: Any, **named: Any) -> Any:
+        """What psycopg calls for every exchange with the server. Raises NoAnswer."""
+        return await super().wait(_limited(gen, self.until), *options, **named)

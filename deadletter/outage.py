@@ -1,0 +1,180 @@
+"""What is everybody's fault parks nothing: the batch is tried again, with backoff, until it passes or the patience is over.
+
+Whether a limit of memory is what an error is about, and which setting to change: of Spark's JVM, or of a job's result.
+
+Spark has no class for these: they are known by their words. Called for what has ended a batch, and by the search for guilty events,
+because no event is to blame.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn, TypeVar
+
+import tenacity
+
+from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict, CommitUnknown, DedupError, SourceUnavailable, StoreUnavailable
+from deadletter.classify import classify
+from deadletter.failure import chain, describe
+from deadletter.known import ErrorClass
+from deadletter.policy import FailurePolicy
+
+log = logging.getLogger("dedup")
+
+_OF_THE_PLAN = ("AnalysisException", "ParseException")
+"""Spark could not even plan what the handler asked for: that does not pass by waiting."""
+
+FIRST_SECONDS, LONGEST_SECONDS = 0.5, 30.0
+
+CONFLICTS, PAUSE_SECONDS = 50, 0.05
+"""How often a transaction is planned again after another decision came first, and the time between."""
+
+Done = TypeVar("Done")
+
+MOST = "spark.driver.maxResultSize"
+"""Word in an error of Spark: what a job returns is more than this setting allows."""
+
+RESULTS = (MOST, "TaskResultLost")
+"""The same, or more than its processes could keep."""
+
+HEAP = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exceeded")
+"""The same: a JVM ran out of memory."""
+
+GONE = "Py4JNetworkError"
+"""Spark's JVM does not answer: where its tasks run inside it, running out of memory ends it."""
+
+_SMALLER = (
+    "let the source bring smaller batches (maxOffsetsPerTrigger of Kafka, maxEventsPerTrigger of Event Hubs, maxBytesPerTrigger of files), "
+    "lower max_events_per_transaction"
+)
+_NOTHING = "nothing of the running transaction is committed"
+
+
+def retrying(what: str, patience: float, failures: FailurePolicy) -> tenacity.Retrying:
+    """Calls what it is given until it passes, `patience` seconds are over, or it raises what no waiting can mend; raises that error.
+
+    Args:
+        what: names it in the log.
+    """
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(lambda error: may_pass(error, failures)),
+        wait=tenacity.wait_random_exponential(multiplier=FIRST_SECONDS, max=LONGEST_SECONDS),
+        stop=tenacity.stop_after_delay(patience),
+        before_sleep=lambda state: _tell(what, patience, state),
+        sleep=failures.sleep,
+        reraise=True,
+    )
+
+
+@contextmanager
+def naming_limits(what: str) -> Iterator[None]:
+    """Tell whoever runs out of memory inside which setting to change. Raises BatchTooLarge in place of that error."""
+    try:
+        yield
+    except BatchTooLarge:
+        raise
+    except MemoryError as error:
+        raise BatchTooLarge(
+            f"{what}: memory was not enough ({describe(error, dt.datetime.now(dt.UTC)).message}); nothing of the running transaction is "
+            f"committed. Let the source bring smaller batches (maxOffsetsPerTrigger of Kafka, maxEventsPerTrigger of Event Hubs), "
+            f"lower max_events_per_transaction, or give the driver more memory. On Spark, batches above spark.driver.maxResultSize go "
+            f"through files in scratch=: lower that."
+        ) from error
+    except Exception as error:
+        if (said := advice(error)) is None:
+            raise
+        log.error("%s: %s", what, said)  # where the JVM has ended, a query has no other way to tell
+        raise BatchTooLarge(f"{what}: {said}.") from error
+
+
+def may_pass(error: BaseException, failures: FailurePolicy) -> bool:
+    """Whether waiting may help: the store or the broker is away, too many events fail, or the error is transient or systemic."""
+    if isinstance(error, DedupError):
+        return isinstance(error, BudgetExceeded | StoreUnavailable | SourceUnavailable | CommitUnknown | CommitConflict)
+    if any(cls.__name__ in _OF_THE_PLAN for cls in type(error).__mro__) or is_final(error):
+        return False
+    return isinstance(error, Exception) and classify(error, failures.rules) != ErrorClass.PERMANENT
+
+
+def _tell(what: str, patience: float, state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    if error is not None and log.isEnabledFor(logging.WARNING):
+        found = describe(error, dt.datetime.now(dt.UTC))
+        said = f"{found.error_type}: {found.message}"
+        log.warning("%s: nothing of it is committed; again in %.1f s, for %.0f s at most: %s", what, state.upcoming_sleep, patience, said)
+
+
+def with_replanning(transact: Callable[[], Done], attempts: int = CONFLICTS, what: str | None = None) -> Done:
+    """Call it until no other decision comes first. Raises CommitConflict after so many attempts.
+
+    Args:
+        what: names it in the log, where that is to be told; it is planned again at once then.
+    """
+    for _ in range(attempts - 1):
+        try:
+            return transact()
+        except CommitConflict:
+            if what is None:
+                time.sleep(PAUSE_SECONDS)
+            else:
+                log.warning("%s: another commit came first; planning again", what)
+    return transact()
+
+
+def words(error: BaseException) -> str:
+    """What an error of Spark is and says; GONE where only its JVM could tell, which does not answer."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - py4j asks the JVM for the text
+        return GONE
+
+
+def may_pass_in_parts(error: BaseException, rows: int) -> bool:
+    """Whether a job returned more than Spark keeps of results, for so many rows together."""
+    if rows == 1 or not _says(error, *RESULTS):
+        return False
+    log.warning("what the handler made of %d events is more than spark.driver.maxResultSize allows: it is run on two halves", rows)
+    return True
+
+
+def refuse_parts(consumer: str, events: int, most: int, what: str = "batch") -> NoReturn:
+    """Raise BatchTooLarge for a batch that would be cut, where the handler has to have it whole.
+
+    Args:
+        events: of the batch. most: that one transaction takes. what: that is cut, where it is not the whole batch.
+    """
+    raise BatchTooLarge(
+        f"Consumer {consumer!r}: with bisect=False the handler gets a whole {what} in one transaction. This one has {events:,} events, and "
+        f"max_events_per_transaction is {most:,}. Nothing of it was written. Raise max_events_per_transaction to {events:,} or more (Spark "
+        f"brings a batch that it has planned again as it is), and let the source bring smaller ones (maxOffsetsPerTrigger of Kafka, "
+        f"maxEventsPerTrigger of Event Hubs). A handler that means the same on a part of a batch takes bisect=True."
+    )
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether no waiting helps in this process: a result stays as large as it is, and a JVM that has ended does not come back."""
+    return _says(error, MOST, GONE)
+
+
+def advice(error: BaseException) -> str | None:
+    """What memory was not enough for and what to do about it, where that is what the error is about."""
+    if _says(error, *RESULTS):
+        return (
+            f"a job of Spark returned more than Spark keeps of results; {_NOTHING}. Raise spark.driver.maxResultSize (and "
+            f"spark.driver.memory, which has to hold that twice), {_SMALLER}, or let the handler write less"
+        )
+    if _says(error, *HEAP, GONE):
+        ended = "has ended or does not answer; its log says whether it " if _says(error, GONE) else ""
+        return (
+            f"Spark's JVM {ended}ran out of memory ({HEAP[0]}); {_NOTHING}. Raise spark.driver.memory (on a cluster also "
+            f"spark.executor.memory), {_SMALLER}, or cut what the source reads into more tasks (minPartitions of Kafka)"
+        )
+    return None
+
+
+def _says(error: BaseException, *these: str) -> bool:
+    return any(word in words(link) for link in chain(error) for word in these)

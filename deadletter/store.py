@@ -1,0 +1,109 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import pyarrow as pa
+
+from checkpoint.head import Head, StateStore
+from deadletter.letter import HISTORY
+from deadletter.selection import Selection
+
+KEYS = pa.schema([pa.field("key", pa.binary(16), nullable=False), pa.field("payload_hash", pa.int64(), nullable=False)])
+"""One row per reservation: 128-bit key hash, 64-bit payload hash."""
+
+
+class LetterTransaction(Protocol):
+    """Some letters and their keys. Left without Commit executed, nothing of it is true."""
+
+    @property
+    def head(self) -> Head:
+        """As read under this transaction's fence."""
+
+    def reserve(self, keys: pa.Table) -> pa.Table:
+        """Reserve the new ones of these distinct keys (KEYS); returns the known ones with the payload hash they were reserved with."""
+
+    def known(self, keys: pa.Table) -> pa.Table:
+        """Those of these distinct keys (KEYS) that are reserved or held by a letter, with their payload hash. Reserves nothing."""
+
+    def lock(self, ids: Sequence[str]) -> pa.Table:
+        """LETTERS + duplicates of these letters, in position order; nobody else can change them now.
+
+        Those that somebody else has locked are left out.
+        """
+
+    def execute(self, step: LetterStep) -> None:
+        """Do one step of the decision."""
+
+
+class LetterStore(StateStore, Protocol):
+    """What failed, beside where consumers stand."""
+
+    on_step: Callable[[str], None]  # called with each name right before the step acts
+
+    def begin_letters(self, consumer: str, *, positions: bool = False) -> AbstractContextManager[LetterTransaction]:
+        """Open a transaction of letters under the epoch that there is: it takes none and stalls no stream."""
+
+    def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+        """Dead letters (LETTERS + duplicates int64, or only these columns) in position order."""
+
+    def groups(self, selection: Selection) -> pa.Table:
+        """GROUPS: the selected letters (its limit counts groups) by fingerprint, the largest first."""
+
+    def history(self, *letter_ids: str) -> pa.Table:
+        """HISTORY of these letters, each one's oldest first."""
+
+
+@dataclass(frozen=True)
+class Park:
+    """Keep these dead letters (LETTERS, in position order) and their history. A letter whose id exists already is left as it is.
+
+    Those with a sequence that are OPEN or BLOCKED block it: see `Transaction.blocked`.
+    """
+
+    name: ClassVar[str] = "park"
+    letters: pa.Table
+    history: pa.Table = field(default_factory=HISTORY.empty_table)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change letters that `Transaction.lock` gave, and append to their history.
+
+    Columns: `id` and those of LETTERS that change. In each sequence that one of them belongs to, of the letters that are OPEN or
+    BLOCKED afterwards the first by position is OPEN, each other one BLOCKED by the one before it; without any it is free.
+    """
+
+    name: ClassVar[str] = "change"
+    letters: pa.Table
+    history: pa.Table
+
+
+@dataclass(frozen=True)
+class Free:
+    """Forget these reservations (column key binary(16)): their messages count as new again."""
+
+    name: ClassVar[str] = "free"
+    keys: pa.Table
+
+
+@dataclass(frozen=True)
+class Note:
+    """Count copies on the letters that hold these keys: columns key binary(16), count int64. Keys without a letter are ignored."""
+
+    name: ClassVar[str] = "note"
+    copies: pa.Table
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Make everything of this transaction true at once."""
+
+    name: ClassVar[str] = "commit"
+
+
+LetterStep = Park | Change | Free | Note | Commit

@@ -1,0 +1,134 @@
+"""`dedup batches` and `verify`: what consumers decided, and whether it adds up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+from checkpoint.position import Partition, Ranges
+from deadletter.json_rows import json_rows
+from dedup import verify as proofs
+from dedup.cli.consumers import Name
+from dedup.cli.show import AsJson, cell, print_json, print_table
+from dedup.core.store import Store
+from dedup.urls import StoreUrl, check_consumer, open_store
+from dedup.verify import PartitionProof, VerifyReport
+
+TABLE_LIMIT = 50
+"""Batches a table shows where nobody asked for more: one screen."""
+
+SHOWN_RANGES = 5
+"""Ranges of one partition that a table shows."""
+
+PROOF_COLUMNS = ["source", "topic", "partition", "checkpoint", "seen", "ranges", "absent", "absent ranges"]
+
+BATCH_COLUMNS = ["seq", "committed_at", "batch_id", "chunk", "partition", "seen", "delivered", "redelivered", "processed", "duplicate"]
+BATCH_COLUMNS += ["skipped_rows", "dead_lettered", "late"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the reading commands."""
+    app.command(epilog="Example: dedup batches orders --limit 10 --store /lake/dedup")(batches)
+    app.command(epilog="Example: dedup verify orders --store postgresql://localhost/shop")(verify)
+
+
+def batches(
+    name: Name,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the newest so many.  [default: 50 in a table, all with --json]")] = None,
+    store: StoreUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """What each batch decided, partition by partition: positions seen, and what became of the rows."""
+    opened = open_store(store)
+    check_consumer(opened, name)
+    table: pa.Table = opened.batches(name)
+    wanted = limit or (table.num_rows if as_json else TABLE_LIMIT)
+    newest = table.slice(max(0, table.num_rows - wanted))
+    if as_json:
+        print_json(json_rows(newest))
+        return
+    if newest.num_rows < table.num_rows:
+        typer.echo(f"the newest {newest.num_rows} of {table.num_rows}; --limit shows more")
+    rows = [{**row, "partition": str(Partition(row["source"], row["topic"], row["partition"]))} for row in newest.to_pylist()]
+    print_table(BATCH_COLUMNS, [[row[c] for c in BATCH_COLUMNS] for row in rows], empty="no batches yet")
+
+
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(help="Consumers; all of them where none is named.", show_default=False)] = None,
+    kept: Annotated[
+        str, typer.Option("--proof", show_default=False, help="A file that keeps what is proven: only what was decided since is read.")
+    ] = "",
+    full: Annotated[bool, typer.Option("--full", help="With --proof: check everything, and keep that.")] = False,
+    store: StoreUrl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Prove from the tables that every position up to the checkpoints is accounted for once.
+
+    Exits with 1 where something contradicts, and names the ranges and what to do about each. It cannot see whether a handler forgot to
+    write a row.
+    """
+    opened = open_store(store)
+    known = proofs.load(Path(kept)) if kept else {}
+    reports = [proofs.verify(opened, name, None if full else known.get(name)) for name in _names(opened, names or [])]
+    if kept:
+        proofs.save(Path(kept), {**known, **{r.consumer: r.proof for r in reports if r.proof}})
+    if as_json:
+        print_json([_report_json(report) for report in reports])
+    else:
+        for report in reports:
+            _print_report(report)
+        if not reports:
+            typer.echo("no consumers yet")
+    if not all(report.ok for report in reports):
+        raise typer.Exit(1)
+
+
+def _names(store: Store, wanted: list[str]) -> list[str]:
+    for name in wanted:
+        check_consumer(store, name)
+    return wanted or store.consumers()
+
+
+def _report_json(report: VerifyReport) -> dict[str, Any]:
+    return {
+        "consumer": report.consumer,
+        "ok": report.ok,
+        "contradictions": report.contradictions,
+        "notes": report.notes,
+        "counts": report.counts,
+        "since": report.since,
+        "partitions": [_proof_json(proof) for proof in report.partitions],
+    }
+
+
+def _proof_json(proof: PartitionProof) -> dict[str, Any]:
+    return {
+        **proof.partition._asdict(),
+        "incarnation": proof.incarnation,
+        "checkpoint": proof.checkpoint,
+        "seen": [r._asdict() for r in proof.seen.items],
+        "seen_count": len(proof.seen),
+        "absent": [r._asdict() for r in proof.absent.items],
+        "absent_count": len(proof.absent),
+    }
+
+
+def _print_report(report: VerifyReport) -> None:
+    rows = [[*p.partition, p.checkpoint, len(p.seen), _few(p.seen), len(p.absent), _few(p.absent)] for p in report.partitions]
+    print_table(PROOF_COLUMNS, rows, title=report.consumer, empty=f"{report.consumer}: no positions")
+    typer.echo(f"rows: {cell(report.counts)}")
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    for contradiction in report.contradictions:
+        typer.echo(f"CONTRADICTION: {contradiction}")
+    typer.echo("everything is accounted for" if report.ok else f"contradictions: {len(report.contradictions)}")
+
+
+def _few(ranges: Ranges) -> str:
+    """The ranges as a table shows them; a log with transaction markers has one gap per transaction."""
+    if len(ranges.items) <= SHOWN_RANGES:
+        return str(ranges).strip("[]")
+    return f"{str(Ranges.of(ranges.items[:SHOWN_RANGES])).strip('[]')} and {len(ranges.items) - SHOWN_RANGES} more (--json)"

@@ -1,0 +1,212 @@
+"""The last row of each key: what a merge of a batch comes down to. Pure.
+
+Two source rows of one key fail a MERGE, and which of them counts must not depend on how rows happen to arrive.
+
+Merged rows with different columns as few merges, one after the other: what a row lacks stays as it is in the sink. Pure.
+
+Promises that the sink ends as if the rows of each key had been merged one by one, whichever columns the rows of other keys have. Of one
+key and one set of columns a single row is left, so that the number of merges depends on the sets of columns, not on the rows.
+Called by both stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import RowsMisfit
+from dedup.core.envelope import POSITION
+from dedup.core.rows import PlainRows, Rows, alike, each_typed
+from dedup.core.steps import Merge
+
+_ROW, _KNOWN = "__dedup_row", "__dedup_known"
+
+_PART, _IN_TURN_ROW, _NUMBER, _GONE = "__dedup_part", "__dedup_row", "__dedup_number", "__dedup_gone"
+
+Ranks = Callable[[pa.Table], Mapping[str, pa.ChunkedArray]]
+"""(rows) -> `ranks` of `last_per_key`."""
+
+
+def last_per_key(rows: pa.Table, merge: Merge, ranks: Mapping[str, pa.ChunkedArray] | None = None) -> pa.Table:
+    """The rows that count, in the order of their positions; keys have 0.0 for -0.0.
+
+    Args:
+        ranks: of columns that are not to be compared as they are: numbers that compare as the sink compares the values.
+
+    Raises:
+        RowsMisfit: a column that `merge` names is missing, or that of newer_by is of a type that has no order.
+    """
+    require(rows, merge)
+    rows = one_zero(rows, merge)
+    compared = _compared(rows, merge, ranks or {})
+    order = _order(compared, merge)
+    if order:
+        with requiring_order(rows, merge):
+            moved = pc.sort_indices(compared, sort_keys=order)
+        rows, compared = rows.take(moved), compared.take(moved)
+    numbered = compared.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    last = numbered.group_by(list(merge.keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
+    return rows.take(last.combine_chunks().sort())
+
+
+@contextmanager
+def requiring_order(rows: pa.Table, merge: Merge) -> Iterator[None]:
+    """Raise RowsMisfit where Arrow cannot order what `merge` goes by."""
+    try:
+        yield
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        kind = rows[merge.newer_by].type if merge.newer_by else "a position"
+        raise RowsMisfit(f"tx.merge cannot go by newer_by={merge.newer_by!r}: {kind} has no order.") from error
+
+
+def require(rows: pa.Table, merge: Merge) -> None:
+    """Raise RowsMisfit where a column that `merge` names is missing."""
+    missing = [c for c in (*merge.keys, merge.newer_by, merge.delete_when) if c is not None and c not in rows.column_names]
+    if missing:
+        raise RowsMisfit(f"tx.merge names {', '.join(map(repr, missing))}, which the rows do not have: {', '.join(rows.column_names)}.")
+
+
+def one_zero(rows: pa.Table, merge: Merge) -> pa.Table:
+    """The rows with 0.0 for -0.0 in their keys: engines do not agree on whether these are equal."""
+    for name in merge.keys:
+        if pa.types.is_floating(rows[name].type):
+            at = rows.column_names.index(name)
+            zeros = pc.equal(rows[name], pa.scalar(0.0, rows[name].type))
+            rows = rows.set_column(at, rows.schema.field(at), pc.if_else(zeros, pa.scalar(0.0, rows[name].type), rows[name]))
+    return rows
+
+
+def _compared(rows: pa.Table, merge: Merge, ranks: Mapping[str, pa.ChunkedArray]) -> pa.Table:
+    """With ranks for values, and with a column that puts nulls before everything: without a value a row is older than any other."""
+    needed = dict.fromkeys([*merge.keys, *([merge.newer_by] if merge.newer_by else []), *(c for c in POSITION if c in rows.column_names)])
+    found = pa.table({name: ranks.get(name, rows[name]) for name in needed})
+    return found.append_column(_KNOWN, pc.is_valid(rows[merge.newer_by])) if merge.newer_by else found
+
+
+def _order(rows: pa.Table, merge: Merge) -> list[tuple[str, str]]:
+    by = [_KNOWN, merge.newer_by] if merge.newer_by else []
+    place = list(POSITION) if set(POSITION) <= set(rows.column_names) else []
+    return [(name, "ascending") for name in (*by, *place)]
+
+
+def merges(rows: Rows, merge: Merge, given: Callable[[Rows], pa.Table], ranks: Ranks) -> list[pa.Table]:
+    """The rows as tables to merge in this order. A table has at most one row of each key; its keys have 0.0 for -0.0.
+
+    Args:
+        given: makes a table of rows that all have the same columns.
+
+    Raises:
+        ValuesRefused: values do not fit their columns.
+        RowsMisfit: a column that `merge` names is missing, or that of newer_by is of a type that has no order.
+    """
+    numbers, tables = each(rows, given)
+    for table in tables:
+        require(table, merge)
+    if len(tables) == 1:
+        return [last_per_key(tables[0], merge, ranks(tables[0]))]
+    return list(_turns([one_zero(table, merge) for table in tables], numbers, merge, ranks))
+
+
+def each(rows: Rows, given: Callable[[Rows], pa.Table]) -> tuple[Sequence[Sequence[int]], list[pa.Table]]:
+    """The numbers of rows with the same columns, and the table that `given` makes of each. Raises ValuesRefused, in all parts together."""
+    plain = rows.plain()
+    numbers = [] if plain is None else alike(plain.rows)
+    if plain is None or len(numbers) == 1:
+        return numbers, [given(rows)]
+    return numbers, each_typed(numbers, [PlainRows([plain.rows[number] for number in some]) for some in numbers], given)
+
+
+def _turns(tables: Sequence[pa.Table], numbers: Sequence[Sequence[int]], merge: Merge, ranks: Ranks) -> Iterator[pa.Table]:
+    compared = _in_turn_compared(tables, numbers, merge)
+    for name, ranked in ranks(compared).items():
+        compared = compared.set_column(compared.column_names.index(name), name, ranked)
+    parts, rows = compared[_PART].to_pylist(), compared[_IN_TURN_ROW].to_numpy()
+    chains = _chains(_key_numbers(compared, merge.keys), parts, _ages(compared, merge), compared[_GONE].to_pylist())
+    for part, chosen in _schedule(chains, parts):
+        yield tables[part].take(pa.array(np.sort(rows[chosen])))
+
+
+def _in_turn_compared(tables: Sequence[pa.Table], numbers: Sequence[Sequence[int]], merge: Merge) -> pa.Table:
+    """What all rows are compared by, in the order in which they count: that of their positions, or that in which they came."""
+    placed = all(set(POSITION) <= set(table.column_names) for table in tables)
+    names = dict.fromkeys([*merge.keys, *([merge.newer_by] if merge.newer_by else []), *(POSITION if placed else ())])
+    found = [_numbered(table, list(names), part, some, merge) for part, (table, some) in enumerate(zip(tables, numbers, strict=True))]
+    for name in names:
+        if len({table.schema.field(name).type for table in found}) > 1:  # numbers of any size: as decimals, or as texts
+            found = [table.set_column(table.column_names.index(name), name, table[name].cast(pa.string())) for table in found]
+    return pa.concat_tables(found).sort_by([(name, "ascending") for name in (*(POSITION if placed else ()), _NUMBER)])
+
+
+def _numbered(table: pa.Table, names: list[str], part: int, numbers: Sequence[int], merge: Merge) -> pa.Table:
+    size = table.num_rows
+    gone = pc.fill_null(table[merge.delete_when].cast(pa.bool_()), False) if merge.delete_when else pa.repeat(False, size)
+    own = {
+        _PART: pa.array([part] * size, pa.int64()),
+        _IN_TURN_ROW: pa.array(range(size), pa.int64()),
+        _NUMBER: pa.array(numbers, pa.int64()),
+    }
+    return pa.table({**{name: table[name] for name in names}, **own, _GONE: gone})
+
+
+def _key_numbers(compared: pa.Table, keys: Sequence[str]) -> list[int]:
+    """Of each row a number that rows of the same key share."""
+    at = compared.select(list(keys)).append_column(_IN_TURN_ROW, pa.array(range(compared.num_rows), pa.int64()))
+    rows = at.group_by(list(keys)).aggregate([(_IN_TURN_ROW, "list")])[f"{_IN_TURN_ROW}_list"].combine_chunks()
+    found = np.zeros(compared.num_rows, np.int64)
+    found[rows.flatten().to_numpy()] = np.repeat(np.arange(len(rows)), rows.value_lengths().to_numpy())
+    return list(found.tolist())
+
+
+def _ages(compared: pa.Table, merge: Merge) -> list[int]:
+    """Of each row how new it is: without a value it is older than any other; without newer_by each is newer than those before it."""
+    if merge.newer_by is None:
+        return list(range(compared.num_rows))
+    values = compared[merge.newer_by].combine_chunks()
+    with requiring_order(compared, merge):
+        ranks = pc.rank(values, tiebreaker="dense").cast(pa.int64())
+    return list(pc.if_else(values.is_valid(), ranks, -1).to_pylist())
+
+
+def _chains(keys: Sequence[int], parts: Sequence[int], ages: Sequence[int], gone: Sequence[bool]) -> list[list[int]]:
+    """Of each key the rows that leave something behind, in their order: of rows with the same columns the last one that counts."""
+    chains: dict[int, dict[tuple[int, bool], int]] = {}
+    newest: dict[int, tuple[int, int]] = {}
+    for row, (key, part, age, deletes) in enumerate(zip(keys, parts, ages, gone, strict=True)):
+        chain = chains.setdefault(key, {})
+        top, last = newest.get(key, (age, part))
+        if age < top or (age == top and part != last):
+            continue
+        newest[key] = (age, part)
+        if deletes or (chain and next(reversed(chain)) == (part, True)):
+            chain.clear()
+        chain.pop((part, deletes), None)
+        chain[part, deletes] = row
+    return [list(chain.values()) for chain in chains.values()]
+
+
+def _schedule(chains: Sequence[Sequence[int]], parts: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """(part, rows) one after the other: those of each chain in their order."""
+    turns: list[tuple[int, list[int]]] = []
+    places: dict[tuple[int, ...], list[list[int]]] = {}
+    for chain in chains:
+        pattern = tuple(parts[row] for row in chain)
+        if pattern not in places:
+            places[pattern] = list(_placed(pattern, turns))
+        for row, turn in zip(chain, places[pattern], strict=True):
+            turn.append(row)
+    return turns
+
+
+def _placed(pattern: Sequence[int], turns: list[tuple[int, list[int]]]) -> Iterator[list[int]]:
+    """The first turns of these parts that follow one another; those that are missing come behind all others."""
+    at = 0
+    for part in pattern:
+        at = next((n for n in range(at, len(turns)) if turns[n][0] == part), len(turns))
+        if at == len(turns):
+            turns.append((part, []))
+        yield turns[at][1]
+        at += 1

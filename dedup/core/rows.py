@@ -1,0 +1,404 @@
+"""Rows without Spark: an Arrow table, or dicts, behind the `Rows` interface of store.py.
+
+Arrow tables as handler frames: for the plain runner, the kill tests and everything else without Spark.
+
+Rows of Python objects as rows of a sink: column by column, by values.py. Called by both stores once they know the sink. Pure.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError, RowsRefused, ValuesRefused
+from dedup.core.envelope import POSITION
+from dedup.core.index import FEW
+from dedup.core.steps import Merge
+from dedup.core.value_rules import is_flat
+from dedup.core.values import Fault, Faults, Target, convert
+
+_LOOKED_AT = 100
+"""Values by which a message guesses the type of a column."""
+
+_DEEPEST = 200
+"""Containers inside one another."""
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, dt.datetime, dt.date})
+"""What cannot change, and is most of what rows hold."""
+
+_PLACES = {
+    name: Target("text", pa.string(), "a text")
+    if name in ("source", "topic")
+    else Target("int", pa.int32() if name == "partition" else pa.int64(), "a whole number")
+    for name in POSITION
+}
+"""The position columns, where a sink has none."""
+
+Alter = Callable[[str, pa.DataType], str]
+"""(column, Arrow type) -> the statement that makes the column take it."""
+
+
+@dataclass(frozen=True)
+class ArrowRows:
+    """Rows that are already here."""
+
+    table: pa.Table
+    in_tasks: ClassVar[bool] = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the rows."""
+        return self.table.schema
+
+    def arrow(self) -> pa.Table:
+        """The rows themselves."""
+        return self.table
+
+    def plain(self) -> None:
+        """They have types."""
+
+    def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
+        """`write` run once over all rows, in this process."""
+        return list(write(iter(self.table.select(columns).to_batches())))
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """Rows of Python objects. Their types are those of the sink, which converts them: see dedup/core/rows.py."""
+
+    rows: Sequence[Mapping[str, Any]]
+    authors: list[Any] | None = None  # of rows of single events: the values of POSITION of each one's event
+    in_tasks: ClassVar[bool] = False
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All columns, in the order in which they come first."""
+        return list(dict.fromkeys(chain.from_iterable(self.rows)))
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """What the first values of each column look like: for messages, not to write by."""
+        return pa.schema([pa.field(str(name), _looks(self.column(name))) for name in self.names])
+
+    def column(self, name: str) -> list[Any]:
+        """The values of one column; null where a row does not name it."""
+        try:
+            return [row[name] for row in self.rows]
+        except KeyError:
+            return [row.get(name) for row in self.rows]
+
+    def plain(self) -> PlainRows:
+        """Themselves."""
+        return self
+
+    def arrow(self) -> pa.Table:
+        """As Arrow takes them together: for rows that no sink gives types to. Raises pyarrow's errors where it finds none."""
+        return pa.Table.from_pydict({name: self.column(name) for name in self.names})
+
+    def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
+        """As `arrow`, written at once."""
+        return list(write(iter(self.arrow().select(columns).to_batches())))
+
+
+def alike(rows: Sequence[Mapping[str, Any]]) -> list[Sequence[int]]:
+    """The numbers of rows with the same columns, together: what one row lacks is not NULL because another one has it."""
+    first = rows[0].keys() if rows else None
+    if all(row.keys() == first for row in rows):
+        return [range(len(rows))]
+    found: dict[frozenset[str], list[int]] = {}
+    of_names: dict[tuple[str, ...], list[int]] = {}
+    for number, names in enumerate(map(tuple, rows)):
+        if names not in of_names:
+            of_names[names] = found.setdefault(frozenset(names), [])
+        of_names[names].append(number)
+    return list(found.values())
+
+
+def _looks(values: Sequence[Any]) -> pa.DataType:
+    try:
+        return pa.array(list(islice(filter(is_flat, (value for value in values if value is not None)), _LOOKED_AT)) or [""]).type
+    except Exception:  # noqa: BLE001 - Arrow asks the values, which may be of any class
+        return pa.string()
+
+
+def picked(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """These rows, in this order. Rows that stand one after another are not copied."""
+    first = int(rows[0]) if len(rows) else 0
+    if (rows == np.arange(first, first + len(rows))).all():
+        return table.slice(first, len(rows))
+    return table.take(pa.array(rows))
+
+
+def for_spark(table: pa.Table) -> pa.Table:
+    """The same rows without empty pieces: `createDataFrame` of Spark 4.2 takes one for the end and drops what comes behind it (tried)."""
+    pieces = [piece for piece in table.to_batches() if piece.num_rows]
+    return pa.Table.from_batches(pieces or [pa.RecordBatch.from_pylist([], table.schema)])
+
+
+def named(row: Any) -> Any:
+    """A Row of Spark's that has names of fields as a dict by them; anything else as it is."""
+    fields = getattr(row, "__fields__", None) if isinstance(row, tuple) else None
+    return dict(zip(fields, row, strict=True)) if fields else row
+
+
+def own_rows(rows: Sequence[Mapping[Any, Any]]) -> list[dict[str, Any]]:
+    """Rows that a handler gave, as they are now: it may use one dict, list or array for all of its events.
+
+    Raises:
+        RowsRefused: a row has no columns, the name of one is no text, or a value holds itself or is nested too deeply.
+    """
+    return list(map(_own, rows))
+
+
+def _own(row: Mapping[Any, Any]) -> dict[str, Any]:
+    if not row:
+        raise RowsRefused("A row has no columns. Give every row its columns; return None, or write nothing, where there is no row.")
+    made = {}
+    for name, value in row.items():
+        if type(name) is not str and not isinstance(name, str):
+            raise RowsRefused(f"Column {name!r:.80} of a row is a {type(name).__name__}: names of columns are texts.")
+        try:
+            made[name] = value if type(value) in _PLAIN else copied(value)
+        except _TooDeep as error:
+            raise RowsRefused(f"Column {name!r}: its value ({type(value).__name__}) holds itself, or is nested {_DEEPEST} deep.") from error
+    return made
+
+
+class _TooDeep(ValueError):
+    """A value is nested too deeply, or holds itself."""
+
+
+def copied(value: Any, depth: int = 0) -> Any:
+    """The value as it is now. Mappings and Rows of Spark become dicts. Raises ValueError for what holds itself."""
+    if type(value) in _PLAIN:
+        return value
+    if depth > _DEEPEST:
+        raise _TooDeep(f"a value holds itself, or is nested {_DEEPEST} deep")
+    if isinstance(value, Mapping):
+        return {name: copied(inner, depth + 1) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [copied(inner, depth + 1) for inner in value]
+    if isinstance(value, tuple):
+        return _copied_tuple(value, depth)
+    if isinstance(value, np.ndarray):
+        return _copied_array(value, depth)
+    return bytes(value) if isinstance(value, bytearray) else value
+
+
+def _copied_tuple(value: tuple[Any, ...], depth: int) -> Any:
+    """Of its own class, so that a namedtuple keeps the names of its fields; a Row of Spark's becomes a dict by them."""
+    items = [copied(inner, depth + 1) for inner in value]
+    if type(value) is tuple:
+        return tuple(items)
+    if fields := getattr(value, "__fields__", None):
+        return dict(zip(fields, items, strict=True))
+    made: tuple[Any, ...] = tuple.__new__(type(value), items)
+    getattr(made, "__dict__", {}).update(getattr(value, "__dict__", {}))
+    return made
+
+
+def _copied_array(value: np.ndarray[Any, Any], depth: int) -> np.ndarray[Any, Any]:
+    made = value.copy()
+    if made.dtype == object:
+        for place in np.ndindex(made.shape):
+            made[place] = copied(value[place], depth + 1)
+    return made
+
+
+class ArrowFrames:
+    """Implements `dedup.core.store.Frames` for pa.Table."""
+
+    def columns(self, rows: pa.Table) -> list[str]:
+        """Column names."""
+        return list(rows.column_names)
+
+    def positions(self, rows: pa.Table, condition: Any | None, columns: list[str]) -> pa.Table:
+        """These columns where the condition (boolean array or expression) is true."""
+        if condition is not None:
+            rows = (
+                rows.filter(condition, null_selection_behavior="drop")
+                if not isinstance(condition, pc.Expression)
+                else rows.filter(condition)
+            )
+        return rows.select(columns)
+
+    def without(self, rows: pa.Table, positions: pa.Table) -> pa.Table:
+        """Rows whose position is not among `positions`, in their order."""
+        keys = positions.column_names
+        if rows.num_rows <= FEW:  # a join starts threads
+            gone = {at for at in _tuples(positions, keys) if None not in at}
+            return picked(rows, np.array([row for row, at in enumerate(_tuples(rows, keys)) if at not in gone], dtype=np.int64))
+        numbered = rows.select(keys).append_column("", pa.array(range(rows.num_rows), pa.int64()))
+        kept = numbered.join(positions.group_by(keys).aggregate([]), keys=keys, join_type="left anti")
+        return rows.take(kept[""].sort())
+
+    def rows(self, rows: Any) -> Rows:
+        """A table, a dict or a list of dicts as rows for the store."""
+        return rows_of(rows)
+
+
+def _tuples(rows: pa.Table, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in names), strict=True)
+
+
+def rows_of(rows: Any) -> Rows:
+    """A table or a record batch as it is; a dict or a list of dicts as Python objects. Raises ConfigError for anything else."""
+    if isinstance(rows, pa.Table):
+        return ArrowRows(rows)
+    if isinstance(rows, pa.RecordBatch):
+        return ArrowRows(pa.Table.from_batches([rows]))
+    if isinstance(rows, Mapping):
+        return PlainRows([rows])
+    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+        return PlainRows(rows)
+    raise ConfigError(f"tx.write takes a DataFrame, an Arrow table, a dict or a list of dicts, not {type(rows).__name__}.")
+
+
+class SinkColumns(Protocol):
+    """The columns of a sink, as its store knows them."""
+
+    @property
+    def shown(self) -> str:
+        """The sink, for messages."""
+
+    def targets(self) -> dict[str, Target]:
+        """By column."""
+
+    def require(self, names: Sequence[str], rows: PlainRows) -> None:
+        """Raise RowsMisfit for columns of the rows that the sink lacks, and for those that it requires and that are not among them."""
+
+    def alter(self, column: str, wanted: pa.DataType) -> str:
+        """The statement that makes the column take this type; empty where there is none."""
+
+
+def given_rows(sink: SinkColumns, rows: Rows, how: Merge | None = None) -> pa.Table:
+    """The rows as a table: Python objects with the types of the sink, others as they are.
+
+    Args:
+        how: they are to be merged, and may have columns of the merge that the sink lacks.
+
+    Raises:
+        RowsMisfit: they have other columns than the sink.
+        ValuesRefused: values do not fit their columns.
+    """
+    plain = rows.plain()
+    if plain is None:
+        return rows.arrow()
+    own, targets = {*POSITION, how.delete_when} if how is not None else set(), sink.targets()
+    sink.require([name for name in plain.names if name in targets or name not in own], plain)
+    return typed(plain, targets if how is None else with_merge(targets, how), sink.shown, sink.alter)
+
+
+def typed(rows: PlainRows, targets: Mapping[str, Target], table: str, alter: Alter) -> pa.Table:
+    """The rows with the types of the sink.
+
+    Args:
+        targets: by column; the rows have no others.
+        table: for messages.
+
+    Raises:
+        ValuesRefused: some values do not fit, or are null where the sink forbids it.
+    """
+    arrays, wrong = {}, {}
+    for name in rows.names:
+        arrays[name], wrong[name] = convert(rows.column(name), targets[name], name)
+    if any(wrong.values()):
+        raise refusal(rows, wrong, lambda fault: told(fault, table, alter))
+    return pa.table(arrays)
+
+
+def refusal(rows: PlainRows, wrong: Mapping[str, Faults], tell: Callable[[Fault], str]) -> ValuesRefused:
+    """The error about these faults, by column and row: of each row the first of its columns that is wrong."""
+    by_row: dict[int, Fault] = {}
+    for name in reversed(rows.names):
+        by_row |= wrong[name]
+    made = ValuesRefused(tell(by_row[min(by_row)]))
+    made.by_row = {row: tell(fault) for row, fault in sorted(by_row.items())}
+    made.fitting = frozenset(name for name in rows.names if _some_fits(rows.column(name), wrong[name]))
+    none = {name: faults for name, faults in wrong.items() if faults and name not in made.fitting}
+    made.misfits = {name: (tell(next(iter(faults.values()))), len(faults)) for name, faults in none.items()}
+    return made
+
+
+def each_typed(numbers: Sequence[Sequence[int]], parts: Sequence[PlainRows], given: Callable[[PlainRows], pa.Table]) -> list[pa.Table]:
+    """What `given` makes of each part of some rows.
+
+    Args:
+        numbers: of each part the numbers of its rows.
+
+    Raises:
+        ValuesRefused: some values do not fit, in all parts together.
+    """
+    tables, refused = [], {}
+    for at, part in enumerate(parts):
+        try:
+            tables.append(given(part))
+        except ValuesRefused as error:
+            refused[at] = error
+    if refused:
+        raise _joined(tables, [(numbers[at], error) for at, error in refused.items()])
+    return tables
+
+
+def _joined(fitting: Sequence[pa.Table], refused: Sequence[tuple[Sequence[int], ValuesRefused]]) -> ValuesRefused:
+    by_row = {numbers[row]: why for numbers, error in refused for row, why in error.by_row.items()}
+    made = ValuesRefused(by_row[min(by_row)])
+    made.by_row = dict(sorted(by_row.items()))
+    values = {name for table in fitting for name in table.column_names if table[name].null_count < table.num_rows}
+    made.fitting = frozenset(values.union(*(error.fitting for _, error in refused)))
+    misfits: dict[str, tuple[str, int]] = {}
+    for name, (why, count) in (misfit for _, error in refused for misfit in error.misfits.items()):
+        first, before = misfits.get(name, (why, 0))
+        misfits[name] = (first, before + count)
+    made.misfits = {name: misfit for name, misfit in misfits.items() if name not in made.fitting}
+    return made
+
+
+def _some_fits(values: Sequence[Any], faults: Faults) -> bool:
+    return any(value is not None and row not in faults for row, value in enumerate(values))
+
+
+def told(fault: Fault, table: str, alter: Alter) -> str:
+    """What is wrong, and what to do."""
+    statement = alter(fault.path, fault.wanted) if fault.wanted is not None and "." not in fault.path else ""
+    change = f", or {statement.rstrip(';')}" if statement else ""
+    return f"{table}: {fault}. Convert it in the handler{change}."
+
+
+def with_merge(targets: Mapping[str, Target], merge: Merge) -> dict[str, Target]:
+    """With the columns that a merge goes by and that the sink may lack: positions, and what says that a row is deleted."""
+    own = {name: place for name, place in _PLACES.items() if name not in targets}
+    if merge.delete_when and merge.delete_when not in targets:
+        own[merge.delete_when] = Target("bool", pa.bool_(), "a yes or no")
+    return {**targets, **own}
+
+
+class Rows(Protocol):
+    """What `tx.write` recorded: rows of one sink, evaluated exactly once by one of the three methods."""
+
+    @property
+    def in_tasks(self) -> bool:
+        """Whether they are too many for the driver: use files()."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the rows, known without evaluating them."""
+
+    def plain(self) -> PlainRows | None:
+        """The rows where they are Python objects, which have no types before the sink's are known; None for others."""
+
+    def arrow(self) -> pa.Table:
+        """The rows, on this machine."""
+
+    def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
+        """The results of `write(iterator of record batches)` -> iterator of str, run where the rows are (Spark tasks)."""

@@ -1,0 +1,103 @@
+"""The consumers of one store, as this process knows them. Called by the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from checkpoint.errors import CommitConflict, ConfigError
+from deadletter.letter import SEQUENCES
+from dedup.delta.commit import Decision, decide
+from dedup.delta.engine import Engine
+from dedup.delta.epoch import Turns, exists
+from dedup.delta.ledger import Header, Ledger
+from dedup.delta.spark_ledger import SparkLedger
+from dedup.delta.state import ConsumerState
+from dedup.delta.storage import SPARK, Options, consumer_name, filesystem, join, safe_name
+
+AMEND_ATTEMPTS = 20
+
+
+class States:
+    """States by consumer. What was read is left behind when it is pickled."""
+
+    def __init__(self, root: str, options: Options, engine: Engine) -> None:
+        self.root, self.options, self.engine = root, options, engine
+        self._states: dict[str, ConsumerState] = {}
+        self._turns: dict[str, Turns] = {}
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        return {**self.__dict__, "_states": {}, "_turns": {}}
+
+    def of(self, consumer: str) -> ConsumerState:
+        """As of the last look."""
+        if consumer not in self._states:
+            name = safe_name(consumer)
+            made = SparkLedger if self.engine.name == SPARK else Ledger
+            ledger = made(join(self.root, "ledger", name), self.options, consumer, self.engine)
+            return self._states.setdefault(consumer, ConsumerState(ledger, self.root, self.engine))
+        return self._states[consumer]
+
+    def turns(self, consumer: str) -> Turns:
+        """Whose turn it is."""
+        return self._turns.setdefault(consumer, Turns.of(self.root, self.options, safe_name(consumer)))
+
+    def names(self) -> list[str]:
+        """Of all consumers, sorted."""
+        if not exists(self.root, self.options):
+            return []
+        selector = pafs.FileSelector("ledger", allow_not_found=True)
+        found = filesystem(self.root, self.options).get_file_info(selector)
+        return sorted(consumer_name(info.base_name) for info in found if info.type == pafs.FileType.Directory)
+
+    @contextmanager
+    def caught_up(self, consumer: str) -> Iterator[ConsumerState]:
+        """The state as of now, for this thread alone."""
+        state = self.of(consumer)
+        with state.lock:
+            state.catch_up()
+            yield state
+
+    @contextmanager
+    def existing(self, consumer: str) -> Iterator[ConsumerState]:
+        """The state as of now, for this thread alone. Raises ConfigError where there is no such consumer."""
+        with self.caught_up(consumer) as state:
+            if state.table is None:
+                raise ConfigError(f"There is no consumer {consumer!r} in {self.root}. Known: {', '.join(self.names()) or 'none'}.")
+            yield state
+
+    def header(self, consumer: str) -> Header:
+        """Of the newest decision."""
+        with self.caught_up(consumer) as state:
+            return state.header
+
+    def decide(self, consumer: str, plan: Callable[[ConsumerState], Header]) -> Header:
+        """Commit what `plan` makes of the newest state; plan again where another decision comes first.
+
+        Crash: it is decided or not.
+        """
+        for _ in range(AMEND_ATTEMPTS):
+            with self.existing(consumer) as state:
+                try:
+                    decide(state, Decision(plan(state)), lambda _: None)
+                except CommitConflict:
+                    continue
+                return state.header
+        raise CommitConflict(f"Consumer {consumer!r} commits all the time; the change was not made. Try again.")
+
+    def blocked(self) -> pa.Table:
+        """The blocked sequences of all consumers: consumer, and SEQUENCES."""
+        parts = []
+        for name in self.names():
+            with self.caught_up(name) as state:
+                rows = state.sequences.all().select(SEQUENCES.names).cast(SEQUENCES)
+            parts.append(rows.add_column(0, "consumer", pa.repeat(name, rows.num_rows)))
+        return pa.concat_tables([pa.schema([pa.field("consumer", pa.string()), *SEQUENCES]).empty_table(), *parts])
+
+    def forget(self) -> None:
+        """Read everything anew."""
+        self._states.clear()

@@ -1,0 +1,330 @@
+"""Who may commit: taking an epoch, and the heartbeat that says a long batch is alive.
+
+Promises that a live instance is not taken over without force, and that one which is provably gone is taken over at once.
+Called by the store.
+
+The stream and people's decisions about letters take turns: both commit to one ledger, and whoever comes second plans again.
+
+Two small files per consumer beside the ledger, which decide nothing: without them, or with wrong ones, work is done twice or waits a
+little, and the commit is still the judge. Somebody who wants a turn leaves a *wish*; a stream that finds one leaves a *claim* and waits
+until that wish is through. So neither goes twice while the other waits. Called by the store.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from checkpoint.errors import CommitConflict, StillHeld, StoreUnavailable
+from checkpoint.head import Head, Holder
+from checkpoint.holders import is_alive, this_process
+from dedup.delta.commit import Decision, decide
+from dedup.delta.ledger import Header
+from dedup.delta.state import ConsumerState
+from dedup.delta.storage import Options, filesystem, is_local, put, remove
+from dedup.delta.tables import DELTA_ERRORS
+
+log = logging.getLogger("dedup")
+
+LETTERS_WAIT = 60.0
+"""Seconds that letters wait for a batch at most."""
+
+STREAM_WAIT = 10.0
+"""Seconds that a batch waits for letters at most."""
+
+FRESH = 60.0
+"""Seconds after which a heartbeat is old."""
+
+_POLL = 0.02
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """One small file per consumer; that its content changes is the sign of life."""
+
+    note: Note
+
+    def read(self) -> str | None:
+        """The content now; None where there is none."""
+        return self.note.read()
+
+    def write(self, epoch: int) -> None:
+        """Replace the content. Raises StoreUnavailable. Crash: the old or the new content is there."""
+        process = this_process()
+        self.note.write(json.dumps({"epoch": epoch, "host": process.host, "pid": process.pid, "beat": uuid.uuid4().hex}))
+
+    @contextmanager
+    def beating(self, epoch: int, every: float) -> Iterator[None]:
+        """While the block runs, a thread writes a new content every `every` seconds."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(epoch, every, done), name="dedup-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _beat(self, epoch: int, every: float, done: threading.Event) -> None:
+        while True:
+            try:
+                self.write(epoch)
+            except (OSError, StoreUnavailable) as error:
+                log.warning("heartbeat of %s cannot be written: %s", self.note.name, error)
+            if done.wait(every):
+                return
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """The rules for one attempt to become the instance that commits."""
+
+    holder: Holder
+    takeover_after: float
+    force: bool
+    on_wait: Callable[[float, str], None]
+    on_step: Callable[[str], None]
+    shared: bool = False  # the epoch is one that other processes may join
+
+    def joins(self, state: ConsumerState) -> bool:
+        """Whether the epoch that there is can be shared."""
+        return self.shared and state.header.members is not None
+
+
+def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> Head:
+    """Raise the epoch by a decision of the ledger; or find one that can be shared, and leave it as it is.
+
+    Raises:
+        StillHeld: another instance is alive.
+        StoreRestored: the ledger contradicts itself.
+
+    Crash: before the decision nothing has changed; after it older instances are fenced, and this one counts as provably gone.
+    """
+    while True:
+        state.catch_up()
+        state.require_sound()
+        if not (rules.force or rules.joins(state) or _free(state, rules.holder)):
+            _wait(state, heartbeat, rules)
+        if rules.joins(state):
+            return state.header.head
+        now = dt.datetime.now(dt.UTC)
+        head = replace(state.header.head, epoch=state.header.head.epoch + 1)
+        held = {"holder": rules.holder, "held_since": now, "members": () if rules.shared else None}
+        header = state.following("epoch", uuid.uuid4().hex, now, head, **held)
+        try:
+            decide(state, Decision(header), rules.on_step)
+        except CommitConflict:
+            continue  # somebody else was quicker: who holds it has to be asked again
+        return state.header.head
+
+
+def _free(state: ConsumerState, mine: Holder) -> bool:
+    """Whether nobody holds the epoch or shares it, or provably nobody any more. This very process may take over from itself."""
+    alone = () if state.header.holder is None else (state.header.holder,)
+    return all(is_gone(held, mine) for held in (alone if state.header.members is None else state.header.members))
+
+
+def is_gone(held: Holder, mine: Holder) -> bool:
+    """Whether that process is this very one, or provably no more."""
+    process = (held.host, held.pid, held.started)
+    return process == (mine.host, mine.pid, mine.started) or is_alive(*process) is False
+
+
+def _who(state: ConsumerState) -> str:
+    held = state.header.members or ([state.header.holder] if state.header.holder else [])
+    return "; ".join(f"process {one.pid} on {one.host}" for one in held) or "another instance"
+
+
+def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
+    """Return after `takeover_after` seconds without a sign of life; raise StillHeld after twice that with some."""
+    started = quiet_since = time.monotonic()
+    signs = (state.header.seq, heartbeat.read())
+    while time.monotonic() - quiet_since < rules.takeover_after:
+        who = _who(state)
+        if time.monotonic() - started > 2 * rules.takeover_after:
+            raise StillHeld(
+                f"Consumer {state.ledger.consumer!r} is held by {who}, which is alive (epoch {state.header.head.epoch}). "
+                "Stop it first, or take over by force."
+            )
+        rules.on_wait(time.monotonic() - started, who)
+        time.sleep(min(1.0, rules.takeover_after / 4))
+        state.catch_up()
+        state.require_sound()
+        if rules.joins(state) or _free(state, rules.holder):
+            return
+        if (now := (state.header.seq, heartbeat.read())) != signs:
+            signs, quiet_since = now, time.monotonic()
+
+
+def exists(root: str, options: Options) -> bool:
+    """Whether a store folder is there at all."""
+    if is_local(root):
+        return bool(pafs.LocalFileSystem().get_file_info(root).type == pafs.FileType.Directory)
+    return bool(filesystem(root, options).get_file_info(pafs.FileSelector("", allow_not_found=True)))
+
+
+@dataclass(frozen=True)
+class Note:
+    """One small file below the store's folder."""
+
+    root: str
+    options: Options
+    folder: str
+    name: str  # safe name of the consumer
+
+    def read(self) -> str | None:
+        """The content; None where there is none."""
+        try:
+            with filesystem(self.root, self.options).open_input_stream(self._path) as stream:
+                return bytes(stream.read()).decode()
+        except DELTA_ERRORS:
+            return None
+
+    def write(self, text: str) -> None:
+        """Replace the content in one piece. Raises StoreUnavailable. Crash: the old or the new content is there."""
+        content = pa.py_buffer(text.encode())
+        if not is_local(self.root):
+            put(self.root, self.options, self._path, content)
+            return
+        temporary = f"{self._path}.{uuid.uuid4().hex}.tmp"
+        put(self.root, self.options, temporary, content)
+        try:
+            filesystem(self.root, self.options).move(temporary, self._path)
+        except DELTA_ERRORS as error:
+            raise StoreUnavailable(f"The note {self._path} below {self.root} could not be kept: {error}") from error
+
+    def keep(self, text: str | None) -> None:
+        """Replace the content, or delete it. Crash: as `write` says."""
+        if text is None:
+            self.drop()
+        else:
+            self.write(text)
+
+    def drop(self, content: str | None = None) -> None:
+        """Delete it, or only this content of it. One that is not there is no error."""
+        if content is None or self.read() == content:
+            remove(self.root, self.options, [self._path])
+
+    def age(self) -> float | None:
+        """Seconds since it was written, by the clocks of the storage and of this machine; None where there is none."""
+        info = filesystem(self.root, self.options).get_file_info(self._path)
+        if info.type != pafs.FileType.File or info.mtime is None:
+            return None
+        return float((dt.datetime.now(dt.UTC) - info.mtime).total_seconds())
+
+    @property
+    def _path(self) -> str:
+        return f"{self.folder}/{self.name}"
+
+
+@dataclass
+class Turns:
+    """The turns of one consumer, as one process takes them."""
+
+    wish: Note
+    claim: Note
+    trial: Note
+    heartbeat: Note
+    _ignored: set[str] = field(default_factory=set)  # wishes that were waited for in vain
+    _thread: threading.local = field(default_factory=threading.local)
+
+    @classmethod
+    def of(cls, root: str, options: Options, name: str) -> Turns:
+        """Those of the consumer with this safe name."""
+        wish, claim, trial, heartbeat = (Note(root, options, folder, name) for folder in ("turn", "claim", "trial", "heartbeat"))
+        return cls(wish, claim, trial, heartbeat)
+
+    def trial_of(self, scope: str) -> Note:
+        """The marker of one claimed partition, or of the whole consumer."""
+        if not scope:
+            return self.trial
+        return replace(self.trial, name=f"{self.trial.name}@{hashlib.sha256(scope.encode()).hexdigest()[:32]}")
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """The block is a batch: it waits for somebody who wished for a turn, at most STREAM_WAIT seconds, and has the next one.
+
+        Crash: a claim may be left behind; letters see that its process is gone.
+        """
+        wish = None if getattr(self._thread, "wishing", False) else self.wish.read()
+        if wish is None or wish in self._ignored or _gone(wish):
+            yield
+            return
+        claim = _sign()
+        self.claim.write(claim)
+        try:
+            if not _until(lambda: self.wish.read() != wish or _gone(wish), STREAM_WAIT):
+                self._ignored.add(wish)
+            yield
+        finally:
+            self.claim.drop(claim)
+
+    @contextmanager
+    def letters(self, newest: Callable[[], Header]) -> Iterator[None]:
+        """The block is a decision about letters: it waits for the batch that runs, at most LETTERS_WAIT seconds, and has the next turn.
+
+        Args:
+            newest: gives the header of the newest decision.
+
+        Crash: a wish may be left behind; a stream waits for it once, or sees that its process is gone.
+        """
+        wish = _sign()
+        self.wish.write(wish)
+        self._thread.wishing = True
+        try:
+            first = newest()
+            if self._busy(first.holder):
+                _until(lambda: newest().seq != first.seq or not self._busy(first.holder), LETTERS_WAIT)
+            yield
+        finally:
+            self._thread.wishing = False
+            self.wish.drop(wish)
+
+    def _busy(self, holder: Holder | None) -> bool:
+        """Whether a batch runs, or is about to, in a process that lives."""
+        claim = self.claim.read()
+        if claim is not None and not _gone(claim):
+            return self._fresh(self.claim)
+        if self.trial.read() is None or holder is None:
+            return False
+        alive = is_alive(holder.host, holder.pid, holder.started)
+        return self._fresh(self.trial) if alive is None else alive
+
+    def _fresh(self, note: Note) -> bool:
+        """Whether it was written, or a heartbeat, a short while ago."""
+        return any(age is not None and age < FRESH for age in (note.age(), self.heartbeat.age()))
+
+
+def _sign() -> str:
+    return json.dumps([*this_process(), uuid.uuid4().hex])
+
+
+def _gone(sign: str) -> bool:
+    """Whether the process that signed is known to be dead."""
+    try:
+        host, pid, started, _ = json.loads(sign)
+    except ValueError:
+        return True
+    return is_alive(host, pid, started) is False
+
+
+def _until(done: Callable[[], bool], seconds: float) -> bool:
+    """Poll, a little more slowly each time; whether it came true."""
+    end, pause = time.monotonic() + seconds, _POLL
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(1.0, pause * 1.2)
+    return True

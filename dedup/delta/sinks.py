@@ -1,0 +1,442 @@
+"""A sink table as it is now: its columns, its identity, and whether delta-rs may write to it.
+
+Promises that a table with any feature not known to be safe takes the row path (Spark appends). Called by the transaction and the publisher.
+
+Rows into a sink that keeps one row per key: staged before the decision, merged after it.
+
+Promises that the sink ends as if the rows of all decisions had been merged in the order of seq, each once: the merge is made on the very
+snapshot whose transaction id was looked at, and fails if any other commit came in between. Called by the transaction and the publisher.
+
+What a sink's name means: a path, an entry of the store's `tables`, or a table of Spark's catalog.
+
+Spark is asked only where this process already has a session. Called by the transaction.
+
+A sink's columns as targets of Python values (dedup/core/values.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from checkpoint.errors import ConfigError, RowsRefused, SinkMismatch
+from dedup.core.envelope import POSITION
+from dedup.core.rows import PlainRows, Rows
+from dedup.core.steps import Merge
+from dedup.core.values import Target
+from dedup.delta import tables
+from dedup.delta.engine import Engine, Handle, spark_side
+from dedup.delta.files import INDEXED_COLUMNS, Add, FileWriter
+from dedup.delta.fit import UnknownType, arrow_schema, check_schema, required_part, sql_name, sql_type
+from dedup.delta.ledger import FORBIDDEN
+from dedup.delta.storage import SPARK, Options, absolute, require_put_if_absent
+
+SAFE_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "invariants",
+        "checkConstraints",
+        "changeDataFeed",
+        "generatedColumns",
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+    }
+)
+"""Writer features under which adding a file is all there is to an append - as long as no column or property uses them (checked).
+
+Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#valid-feature-names-in-table-features, read 2025-06; and each one tried.
+"""
+
+_SPECIAL_COLUMN = {
+    "delta.generationExpression": "a generated column",
+    "delta.identity.start": "an identity column",
+    "delta.invariants": "an invariant",
+    "CURRENT_DEFAULT": "a default value",
+    "delta.typeChanges": "a widened type",
+    "__CHAR_VARCHAR_TYPE_STRING": "a length limit",
+}
+
+_COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start", "CURRENT_DEFAULT"})
+
+_PARTITION_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date, pa.types.is_decimal)
+
+DELETE = "_dedup_delete"
+"""Column of staged rows: true deletes the sink's row."""
+
+_PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generatedColumns", "timestampNtz", "changeDataFeed"})
+"""Writer features under which delta-rs may rewrite files, as long as no column or property uses them."""
+
+_DIGITS = {8: 10, 16: 10, 32: 10, 64: 20}
+"""Bits of a whole number -> digits before the point that a DECIMAL needs to take its place."""
+
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (pa.types.is_string, "text"),
+    (pa.types.is_integer, "int"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_boolean, "bool"),
+    (pa.types.is_binary, "bytes"),
+    (pa.types.is_date, "date"),
+    (pa.types.is_timestamp, "timestamp"),
+    (pa.types.is_decimal, "decimal"),
+    (pa.types.is_struct, "struct"),
+    (pa.types.is_map, "map"),
+    (pa.types.is_list, "list"),
+)
+"""By Arrow type of the sink the kind of dedup/core/values.py."""
+
+
+@dataclass(frozen=True)
+class Sink:
+    """One snapshot of a sink."""
+
+    name: str
+    uri: str
+    table: DeltaTable
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+    fingerprint: str
+    special: tuple[str, ...]  # why delta-rs must not write; empty: it may
+    computed: frozenset[str] = frozenset()  # columns that the table fills where the rows lack them
+    generated: dict[str, str] = field(default_factory=dict)  # generated column -> SQL
+    always: frozenset[str] = frozenset()  # identity columns that rows must not bring
+    constraints: dict[str, str] = field(default_factory=dict)  # what rows must satisfy besides types and NOT NULL: name -> SQL
+    indexed: int = INDEXED_COLUMNS
+
+    def travelling(self) -> Sink:
+        """Without the handle of the table, which stays here: what tasks write rows by."""
+        return replace(self, table=None)  # type: ignore[arg-type]
+
+    @property
+    def table_id(self) -> str:
+        """Identity of the table: a re-created one has another."""
+        return str(self.table.metadata().id)
+
+    @property
+    def mode(self) -> str:
+        """`files` or `rows`."""
+        return "rows" if self.special else "files"
+
+
+class Sinks:
+    """Sinks by URI, looked at again and again. Not picklable, not for two threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._handles: dict[str, Handle] = {}
+        self.kept: set[object] = set()  # what restores.py has found to be there
+
+    def open(self, name: str, uri: str, rows: Rows | None = None) -> Sink:
+        """The sink now.
+
+        Raises:
+            SinkMismatch: there is none (with the statement that would create it for these rows), it has a column of an unknown type, or
+                a property under which it forgets what was published.
+        """
+        table = self.table(uri)
+        if table is None:
+            raise SinkMismatch(f"The sink {name!r} has no Delta table at {uri}. {_creation(uri, rows)}")
+        if FORBIDDEN in table.metadata().configuration:
+            raise SinkMismatch(
+                f"{FORBIDDEN} is set on the sink {name!r}: Delta would forget what was published there, and it would come twice. "
+                f"Run ALTER TABLE delta.`{uri}` UNSET TBLPROPERTIES ('{FORBIDDEN}')."
+            )
+        if hidden := sorted(self.engine.hidden & set(table.protocol().writer_features or ())):
+            raise SinkMismatch(
+                f"The sink {name!r} has the table features {', '.join(hidden)}, and Spark does not tell which columns use them: rows "
+                "cannot be checked before they are decided. Drop the features, or use another table, or DeltaStore(engine='delta-rs')."
+            )
+        return _describe(name, uri, table, self.engine.reasons)
+
+    def table(self, uri: str) -> DeltaTable | None:
+        """The table there now, if any."""
+        if uri not in self._handles:
+            self._handles[uri] = self.engine.handle(uri)
+        return self._handles[uri].look()
+
+    def forget(self, uri: str) -> None:
+        """Open it anew next time."""
+        self._handles.pop(uri, None)
+
+
+def _creation(uri: str, rows: Rows | None) -> str:
+    columns = ", ".join(f"`{f.name}` {sql_type(f.type)}" for f in rows.schema) if rows is not None else "..."
+    return f"Create it: CREATE TABLE delta.`{uri}` ({columns}) USING delta; or deltalake.DeltaTable.create({uri!r}, schema=...)."
+
+
+def _describe(name: str, uri: str, table: DeltaTable, reasons: tuple[str, ...]) -> Sink:
+    schema_json, metadata = table.schema().to_json(), table.metadata()
+    settings, partition_by = dict(metadata.configuration), tuple(metadata.partition_columns)
+    fields = json.loads(schema_json)["fields"]
+    special = [*reasons, *_protocol_reasons(table), *_setting_reasons(settings), *_column_reasons(fields)]
+    try:
+        schema = arrow_schema(schema_json)
+    except UnknownType as error:
+        raise SinkMismatch(f"The sink {name!r} has a column of type {error}, which dedup cannot write.") from error
+    special += [
+        f"partition column {c} is {sql_type(schema.field(c).type)}"
+        for c in partition_by
+        if not any(t(schema.field(c).type) for t in _PARTITION_TYPES)
+    ]
+    return Sink(
+        name,
+        uri,
+        table,
+        schema,
+        partition_by,
+        hashlib.sha256(json.dumps([fields, partition_by, special], sort_keys=True).encode()).hexdigest()[:16],
+        tuple(special),
+        frozenset(f["name"] for f in fields if _COMPUTED & set(f["metadata"])),
+        {f["name"]: f["metadata"]["delta.generationExpression"] for f in fields if "delta.generationExpression" in f["metadata"]},
+        frozenset(f["name"] for f in fields if f["metadata"].get("delta.identity.allowExplicitInsert") is False),
+        _constraints(settings, fields),
+        int(settings.get("delta.dataSkippingNumIndexedCols", INDEXED_COLUMNS)),
+    )
+
+
+def _protocol_reasons(table: DeltaTable) -> list[str]:
+    protocol = table.protocol()
+    if protocol.min_writer_version < 7:
+        return ["writer version 6 (identity columns)"] if protocol.min_writer_version == 6 else []
+    unknown = sorted(set(protocol.writer_features or ()) - SAFE_FEATURES)
+    return [f"table feature {name}" for name in unknown] + (
+        [] if protocol.min_writer_version == 7 else [f"writer version {protocol.min_writer_version}"]
+    )
+
+
+def _setting_reasons(settings: dict[str, str]) -> list[str]:
+    reasons = [f"CHECK constraint {k.removeprefix('delta.constraints.')}" for k in sorted(settings) if k.startswith("delta.constraints.")]
+    if settings.get("delta.columnMapping.mode", "none") != "none":
+        reasons.append("column mapping")
+    if settings.get("delta.enableRowTracking") == "true":
+        reasons.append("row tracking")
+    return reasons
+
+
+def _column_reasons(fields: list[dict[str, Any]]) -> list[str]:
+    found = []
+    for f in fields:
+        found += [f"{what} ({f['name']})" for key, what in _SPECIAL_COLUMN.items() if key in f["metadata"]]
+        if isinstance(f["type"], dict):
+            found += _column_reasons(_children(f["type"]))
+    return found
+
+
+def _children(kind: dict[str, Any]) -> list[dict[str, Any]]:
+    if kind["type"] == "struct":
+        return list(kind["fields"])
+    inner = [kind[k] for k in ("elementType", "keyType", "valueType") if isinstance(kind.get(k), dict)]
+    return [f for k in inner for f in _children(k)]
+
+
+def _constraints(settings: dict[str, str], fields: list[dict[str, Any]]) -> dict[str, str]:
+    found = {k.removeprefix("delta.constraints."): v for k, v in settings.items() if k.startswith("delta.constraints.")}
+    for f in fields:
+        name, metadata = f["name"], f["metadata"]
+        if text := metadata.get("delta.invariants"):
+            found[f"the invariant of {name}"] = json.loads(text)["expression"]["expression"]
+        if expression := metadata.get("delta.generationExpression"):
+            found[f"the generated column {name}"] = f"`{name}` <=> ({expression})"
+        if limit := re.search(r"\((\d+)\)", metadata.get("__CHAR_VARCHAR_TYPE_STRING", "")):
+            found[f"the length limit of {name}"] = f"`{name}` IS NULL OR length(rtrim(`{name}`)) <= {limit[1]}"
+    return found
+
+
+def needs_spark(sink: Sink) -> bool:
+    """Whether only Spark may merge into this sink."""
+    settings = sink.table.metadata().configuration
+    features = set(sink.table.protocol().writer_features or ())
+    in_use = "true" in (settings.get("delta.enableChangeDataFeed"), settings.get("delta.enableDeletionVectors"))
+    return bool(sink.special) or bool(features - _PLAIN_FEATURES) or in_use
+
+
+def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]:
+    """(rows to insert or update, rows to delete): of the latter only the keys and `newer_by`. Without positions that the sink lacks.
+
+    Raises:
+        SinkMismatch: the rows do not fit, or a column that the merge goes by is missing.
+        RowsRefused: a key is null.
+    """
+    lost = [n for n in rows.column_names if n in POSITION and n not in sink.schema.names]
+    flag = [merge.delete_when] if merge.delete_when and merge.delete_when not in sink.schema.names else []
+    kept = rows.drop_columns([*lost, *flag])
+    check_schema(kept.schema, sink.schema, sink.name, sink.computed)
+    _check_keys(kept, merge, sink)
+    if merge.delete_when is None:
+        return kept, kept.slice(0, 0)
+    gone = pc.fill_null(rows[merge.delete_when].cast(pa.bool_()), False)
+    named = list(dict.fromkeys([*merge.keys, *([merge.newer_by] if merge.newer_by else [])]))
+    return kept.filter(pc.invert(gone)), kept.filter(gone).select(named)
+
+
+def _check_keys(rows: pa.Table, merge: Merge, sink: Sink) -> None:
+    asked = [*merge.keys, *([merge.newer_by] if merge.newer_by else [])]
+    if lacking := [n for n in asked if n not in rows.column_names]:
+        raise SinkMismatch(f"tx.merge into {sink.name!r} goes by {', '.join(lacking)}, which the rows or the sink lack. Add the column.")
+    for name in merge.keys:
+        if nulls := rows[name].null_count:
+            raise RowsRefused(f"{nulls} of {rows.num_rows} rows for {sink.name!r} have no {name!r}, which is a key of tx.merge.")
+
+
+def stage(writer: FileWriter, rows: pa.Table, *, deletes: bool) -> list[Add]:
+    """Write rows that nothing names yet. Raises RowsRefused."""
+    return writer.write(rows.append_column(DELETE, pa.repeat(deletes, rows.num_rows)))
+
+
+def staged_schema(sink: Sink, names: Sequence[str]) -> pa.Schema:
+    """Of staged rows that have these columns of the sink."""
+    return pa.schema([*(sink.schema.field(n) for n in sink.schema.names if n in names), pa.field(DELETE, pa.bool_(), nullable=False)])
+
+
+def publish(sink: Sink, system: pafs.FileSystem, adds: Sequence[Add], merge: Merge, transactions: Mapping[str, int]) -> None:
+    """Merge staged rows into exactly this snapshot of the sink, with transaction ids.
+
+    Raises:
+        CommitFailedError, DeltaError, OSError: as delta-rs gives them; the outcome has to be read back.
+
+    Crash: the sink shows all of it, with the ids, or nothing of it.
+    """
+    parts = [pq.read_table(add.path, filesystem=system) for add in adds]
+    rows = pa.concat_tables(parts, promote_options="default")
+    before = sink.table.version()
+    tables.merge(sink.table, rows, _match(merge.keys), _clauses(rows, merge), transactions)
+    if sink.table.version() == before:  # nothing to change, and then delta-rs commits nothing, not even the ids
+        tables.commit(sink.table, [], transactions, exact=True)
+
+
+def _match(keys: Sequence[str]) -> str:
+    return " AND ".join(f"t.{_quoted(k)} = s.{_quoted(k)}" for k in keys)
+
+
+def _clauses(rows: pa.Table, merge: Merge) -> tables.MergeClauses:
+    flag = f"s.{_quoted(DELETE)}"
+    newer = "true"
+    if merge.newer_by is not None:
+        t, s = (f"{side}.{_quoted(merge.newer_by)}" for side in "ts")
+        newer = f"({t} < {s} OR ({t} IS NULL AND {s} IS NOT NULL))"
+    values = {_quoted(n): f"s.{_quoted(n)}" for n in rows.column_names if n != DELETE}
+    return tables.MergeClauses(f"{flag} AND {newer}", f"NOT {flag} AND {newer}", f"NOT {flag}", values)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True)
+class SinkNames:
+    """Names as one store knows them."""
+
+    tables: Mapping[str, str]
+    options: Options
+    engine: Engine
+
+    @classmethod
+    def of(cls, tables: Mapping[str, str], options: Options, engine: Engine) -> SinkNames:
+        """With the tables as a person gave them. Raises ConfigError where their storage cannot decide between two writers."""
+        by_name = {n: str(u) for n, u in tables.items() if engine.name == SPARK and "/" not in str(u)}
+        by_path = {n: absolute(str(u)) for n, u in tables.items() if n not in by_name}
+        for uri in by_path.values():
+            require_put_if_absent(uri, options)
+        return cls({**by_path, **by_name}, options, engine)
+
+    def uri(self, name: str) -> str:
+        """The absolute URI of a sink. Raises ConfigError where the name means nothing, or the storage cannot decide between two writers."""
+        if name in self.tables:
+            return self.tables[name]
+        if "/" in name:
+            uri = absolute(name)
+        elif self.engine.name == SPARK:
+            return name  # the catalog may not let anybody in by the path
+        elif (side := spark_side()) is not None:
+            uri = absolute(side.location(name))
+        else:
+            raise ConfigError(
+                f"The sink {name!r} is not a path, not in tables=, and there is no Spark session to ask for a table of that name. "
+                f"Name it in DeltaStore(..., tables={{{name!r}: '/path/of/the/table'}}), or write to its path."
+            )
+        require_put_if_absent(uri, self.options)
+        return uri
+
+    def spark(self) -> Any:
+        """The Spark side, for sinks that only Spark may write. Raises ConfigError where this process has no session."""
+        return self.engine.side()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a sink, for rows of Python objects."""
+
+    sink: Sink
+
+    @property
+    def shown(self) -> str:
+        """Its name in quotes."""
+        return repr(self.sink.name)
+
+    def targets(self) -> dict[str, Target]:
+        """By column."""
+        return {field.name: target_of(field) for field in self.sink.schema}
+
+    def require(self, names: Sequence[str], rows: PlainRows) -> None:
+        """Raise RowsMisfit for columns that the sink lacks, or requires and the rows lack."""
+        known = {field.name: field for field in self.sink.schema}
+        fields = [known.get(name) or rows.schema.field(str(name)) for name in names]
+        check_schema(pa.schema(fields), self.sink.schema, self.sink.name, self.sink.computed)
+
+    def alter(self, column: str, wanted: pa.DataType) -> str:
+        """The statement that widens the column; empty where Delta has none from its type to that one."""
+        schema = self.sink.schema
+        if column not in schema.names or not widens(schema.field(column).type, wanted):
+            return ""
+        return f"widen the type: ALTER TABLE {sql_name(self.sink.name)} ALTER COLUMN `{column}` TYPE {sql_type(wanted)}"
+
+
+def widens(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether Delta can change a column of one type to the other without rewriting its files.
+
+    Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#type-widening, read 2026-11.
+    """
+    if pa.types.is_integer(old) and pa.types.is_decimal(new):
+        return bool(new.precision - new.scale >= _DIGITS[old.bit_width])
+    if pa.types.is_decimal(old) and pa.types.is_decimal(new):
+        return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale and new != old)
+    if pa.types.is_integer(old) and pa.types.is_integer(new):
+        return bool(new.bit_width > old.bit_width)
+    if pa.types.is_float64(new):
+        return bool(pa.types.is_float32(old) or (pa.types.is_integer(old) and old.bit_width < 64))
+    return bool(pa.types.is_date(old) and pa.types.is_timestamp(new) and new.tz is None)
+
+
+def target_of(field: pa.Field, *, in_items: bool = False) -> Target:
+    """The target of one column, or of a part of one. Raises AssertionError for a type that no sink has.
+
+    Args:
+        in_items: it is below an array or a map, where a null struct is no null of its parts (see fit.required_part).
+    """
+    kind = next(name for is_it, name in _KINDS if is_it(field.type))
+    parts = {name: target_of(part, in_items=in_items or kind != "struct") for name, part in _parts(field.type)} or None
+    target = Target(kind, field.type, sql_type(field.type), field.nullable, parts=parts)
+    if field.nullable and not in_items and (part := required_part(field)):
+        return replace(target, nullable=False, no_null=f"{part} is NOT NULL, and Spark refuses a null struct there, too")
+    return target
+
+
+def _parts(kind: pa.DataType) -> list[tuple[str, pa.Field]]:
+    if pa.types.is_struct(kind):
+        return [(part.name, part) for part in kind]
+    if pa.types.is_map(kind):
+        return [("key", pa.field("key", kind.key_type, nullable=False)), ("value", kind.item_field)]
+    return [("element", kind.value_field)] if pa.types.is_list(kind) else []

@@ -1,0 +1,176 @@
+"""Housekeeping of our own tables: few files, short logs. Changes no row.
+
+A failure here never fails a batch: it is logged, and the next turn tries again. Called by the store.
+
+Decisions that people make about a consumer's state, as headers. Nothing is committed here; called by the store.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+
+from checkpoint.errors import ConfigError, PublicationStuck, command
+from checkpoint.head import Head
+from checkpoint.position import Partition
+from dedup.delta import tables
+from dedup.delta.commit import Publisher
+from dedup.delta.engine import Engine
+from dedup.delta.ledger import LETTERS_SINK, Header, Mark
+from dedup.delta.letters import ROW_GROUP
+from dedup.delta.outbox import last_decision
+from dedup.delta.state import ConsumerState
+from dedup.delta.storage import Options, filesystem, remove
+
+log = logging.getLogger("dedup")
+
+COMPACT_EVERY = 100
+"""Decisions between two compactions: bounds the number of files that a start has to open."""
+
+STAGED_DAYS = 7
+"""Age above which staged rows that no pending decision names are left over from a dead attempt."""
+
+VACUUM_EVERY = 1000
+"""Decisions between two clean-ups of files that a compaction has replaced."""
+
+TARGET_BYTES = 64 * 1024 * 1024
+"""Size above which a file is left alone."""
+
+
+def compact(uri: str, engine: Engine) -> None:
+    """Rewrite small files of each partition into one. Crash: the old files or the new ones are in the table."""
+    _quietly(uri, engine, lambda table: engine.compact(table, TARGET_BYTES, ROW_GROUP), "compacted")
+
+
+def vacuum(uri: str, engine: Engine, *, full: bool = True) -> None:
+    """Delete files that left the table longer ago than its retention; with `full` also those that never came into it.
+
+    Crash: some are deleted.
+    """
+    _quietly(uri, engine, lambda table: engine.vacuum(table, full=full), "vacuumed")
+
+
+def after_decision(seq: int, uris: Iterable[str], engine: Engine) -> None:
+    """What a running consumer does by itself from time to time, after everything of a decision is true and visible."""
+    for uri in uris:
+        if seq % COMPACT_EVERY == 0:
+            compact(uri, engine)
+        if seq % VACUUM_EVERY == 0:
+            vacuum(uri, engine, full=False)
+
+
+def everything(uris: Iterable[str], engine: Engine, *, full: bool) -> None:
+    """What a person asks for: few files, and none that nobody needs. Crash: no row changes; the next one goes on.
+
+    Args:
+        full: also files that never came into a table.
+    """
+    for uri in uris:
+        compact(uri, engine)
+        vacuum(uri, engine, full=full)
+
+
+def clear_staged(root: str, options: Options, folder: str, needed: Collection[str], now: dt.datetime) -> None:
+    """Delete staged rows of attempts that never committed, once they are older than STAGED_DAYS. Crash: some are deleted."""
+    selector = pafs.FileSelector(f"staged/{folder}", allow_not_found=True, recursive=True)
+    found = filesystem(root, options).get_file_info(selector)
+    old = [i.path for i in found if i.type == pafs.FileType.File and i.mtime is not None and now - i.mtime > dt.timedelta(days=STAGED_DAYS)]
+    remove(root, options, [path for path in old if path not in needed])
+
+
+def _quietly(uri: str, engine: Engine, act: Callable[[DeltaTable], object], what: str) -> None:
+    try:
+        table = engine.handle(uri).look()
+        if table is not None:
+            act(table)
+    except tables.FAILED as error:
+        log.warning("%s was not %s this time: %s", uri, what, error)
+
+
+def amendment(state: ConsumerState, publisher: Publisher, change: Callable[[Head], Head], *, by: str, reason: str) -> Header:
+    """The header after `change`; what is decided is published first, so that nothing old is left to a new life.
+
+    Raises:
+        PublicationStuck: something cannot be published, and the change does not begin all over.
+    """
+    head = _unused(state, replace(change(state.header.head), seq=state.header.seq))
+    dropped: tuple[tuple[int, str], ...] = ()
+    try:
+        if state.damage is None:
+            publisher.publish()
+    except PublicationStuck:
+        if head.keyspace == state.header.head.keyspace:
+            raise
+        # After a reset every event comes again: rows of the old life must not come up late in its sinks.
+        dropped = tuple((seq, entry.name) for seq in sorted(state.pending) for entry in state.decided[seq].sinks)
+    header = _next(state, "amend", head, by, reason)
+    if head.keyspace != state.header.head.keyspace:
+        # Whoever starts over may have emptied, dropped and re-created the sinks; the letters stay.
+        header = replace(header, marks={name: mark for name, mark in header.marks.items() if name == LETTERS_SINK})
+    return replace(_above_messages(state, header), dropped=(*header.dropped, *dropped))
+
+
+def _above_messages(state: ConsumerState, header: Header) -> Header:
+    """A new generation numbers its decisions above the messages of those that were taken back: what became of these is kept by number."""
+    if header.head.generation == state.header.head.generation:
+        return header
+    seq = max(header.seq, last_decision(state.sinks.engine, *state.outbox_uris()) + 1)
+    keyspace_since = seq if header.keyspace_since == header.seq else header.keyspace_since
+    return replace(header, head=replace(header.head, seq=seq), generation_since=seq, keyspace_since=keyspace_since)
+
+
+def _unused(state: ConsumerState, head: Head) -> Head:
+    """With a generation that neither the ledger nor its tables have met: they keep the transaction ids of a time that was taken back."""
+    if state.table is None or head.generation == state.header.head.generation:
+        return head
+    free = head.generation
+    while tables.transaction_of(state.table, state.ledger.app(state.table, free)) is not None or state.agreement.meets(free):
+        free += 1
+    return replace(head, generation=free, keyspace=free if head.keyspace == head.generation else head.keyspace)
+
+
+def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str | None, *, lost: bool, by: str, reason: str) -> Header:
+    """The header that says: the table under this name now is the right one."""
+    mark = state.marks.get(sink)
+    waiting = [(seq, entry) for seq in sorted(state.pending) for entry in state.decided[seq].sinks if entry.name == sink]
+    known = uri or (mark.uri if mark else next((e.uri for _, e in waiting), None))
+    if known is None:
+        names = sorted({*state.marks, *(e.name for seq in state.pending for e in state.decided[seq].sinks)})
+        raise ConfigError(
+            f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}, as far as its ledger knows: there is nothing to "
+            f"accept. It has written to: {', '.join(names) or 'none'}."
+        )
+    now = state.sinks.open(sink, known)
+    unpublished = [(s, e) for s, e in waiting if not publisher.shows(now.table, state.decided[s], e)]
+    gone = sorted({s for s, entry in unpublished if publisher.missing(entry, now.uri)})
+    if gone and not lost:
+        rows = sum(entry.rows for s, entry in unpublished if s in gone)
+        raise PublicationStuck(
+            f"Decisions {gone} with {rows} rows for {sink!r} are not known to be published, and their files are gone. "
+            "If those rows were in the old table, or may be lost, say so: "
+            f"{command('publish', state.ledger.consumer, '--accept-sink', sink, '--lost')}."
+        )
+    header = _next(state, "accept-sink", state.header.head, by, reason)
+    generation = state.header.head.generation
+    shown = tables.transaction_of(now.table, state.app(generation, sink))
+    accepted = Mark(mark.seq if mark else 0, now.table_id, now.table.version(), now.uri, generation, shown, header.seq)
+    return replace(header, marks={**header.marks, sink: accepted}, dropped=(*header.dropped, *((seq, sink) for seq in gone)))
+
+
+def purging(state: ConsumerState, before: dt.date, floors: Mapping[Partition, int], *, by: str, reason: str) -> Header:
+    """The header that says: reservations of days before this one may be gone."""
+    state.require_sound()
+    head = state.header.head
+    raised = {p: max(floor, head.floors.get(p, floor)) for p, floor in {**head.floors, **floors}.items()}
+    header = _next(state, "purge", replace(head, floors=raised), by, reason)
+    return replace(header, purged_before=max(before.isoformat(), header.purged_before or ""))
+
+
+def _next(state: ConsumerState, kind: str, head: Head, by: str, reason: str) -> Header:
+    return state.following(kind, uuid.uuid4().hex, dt.datetime.now(dt.UTC), head, by=by, reason=reason)

@@ -1,0 +1,345 @@
+"""Contradictions between what the ledger says in one place and in another, and between it and the sinks.
+
+Reads everything, so it is for people and `verify`, not for the running consumer. Called by the store.
+
+The ledger as a whole: batch records; and dead letters as of its head.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+
+from checkpoint.errors import DedupError, command
+from checkpoint.position import Partition
+from checkpoint.records import ALL, RecordFilter
+from deadletter.selection import Selection
+from dedup.delta.commit import Publisher
+from dedup.delta.files import Add
+from dedup.delta.keys import KeyIndex
+from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LETTERS_SINK, LOG, Header, Ledger, LedgerFile, Mark, SinkFiles, batch_table
+from dedup.delta.letters import EVENTS, Letters, Rows, Several
+from dedup.delta.restores import require_same, require_unrestored
+from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
+from dedup.delta.state import ConsumerState, freed, reservations
+from dedup.delta.storage import absolute, filesystem, missing
+from dedup.delta.tables import seq_of, seq_of_part
+
+_CHAIN = [*PLACE, "consumer", "source", "topic", "partition", "sequence", "status", "blocked_by", "kind"]
+
+
+def problems(state: ConsumerState, publisher: Publisher) -> list[str]:
+    """Sentences, one per contradiction, each naming decisions, letters or sinks."""
+    if state.table is None:
+        return []
+    found = [state.damage] if state.damage else []
+    log, kept = read_log(state.ledger), letters(state, publisher)
+    headers = log.headers()
+    found += _numbering(headers)
+    found += _reservations(state, log, headers)
+    found += _accounts(state, log, headers, kept)
+    found += _order(state, kept)
+    found += _holders(state, kept)
+    found += _publications(state, publisher)
+    found += _sinks(state, publisher, headers)
+    return list(dict.fromkeys(found))
+
+
+def _numbering(headers: list[Header]) -> Iterator[str]:
+    counts = Counter(h.seq for h in headers)
+    if missing := sorted({h.after for h in headers} - {*counts, 0}):
+        yield f"decisions {missing[:10]} have no header"
+    if repeated := [s for s, n in counts.items() if n > 1]:
+        yield f"decisions {repeated[:10]} have more than one header"
+    attempts = {h.seq: h.attempt for h in headers}
+    if strange := [h.seq for h in headers if h.follows != attempts.get(h.after, h.follows)]:
+        yield f"decisions {strange[:10]} were made after another decision than the one before them in the ledger"
+    for before, after in itertools.pairwise(headers):
+        if after.head.epoch < before.head.epoch:
+            yield f"decision {after.seq} has epoch {after.head.epoch}, an older one than decision {before.seq} ({before.head.epoch})"
+
+
+def _reservations(state: ConsumerState, log: Log, headers: list[Header]) -> Iterator[str]:
+    """Reservation rows against what headers say; days that were purged cannot be counted."""
+    rows: Counter[int] = Counter()
+    for file in (f for f in log.files if f.section in (KEYS, HELD)):
+        counts = pc.value_counts(state.ledger.read([file], [], 0)["seq"]).flatten()
+        rows.update(dict(zip(*(c.to_pylist() for c in counts), strict=True)))
+    for header in headers:
+        told = header.reserved + header.freed
+        if _counted(state, header) and rows[header.seq] != told:
+            did = f"reserved {header.reserved} keys" + (f" and freed {header.freed}" if header.freed else "")
+            yield f"decision {header.seq} {did} and the ledger has {rows[header.seq]} rows of it"
+    index, kept, since = KeyIndex(), 0, state.header.keyspace_since
+    for table, held in reservations(state.ledger, log.files, since, freed(state.ledger, log.files, since)):
+        kept += table.num_rows
+        index.add(table["key"], table["payload_hash"].to_numpy(), held=held)
+    if kept != len(index):
+        yield f"{kept - len(index)} keys are reserved more than once"
+
+
+def _counted(state: ConsumerState, header: Header) -> bool:
+    purged = state.header.purged_before
+    return purged is None or header.committed_at.date().isoformat() >= purged
+
+
+def _accounts(state: ConsumerState, log: Log, headers: list[Header], kept: Letters) -> Iterator[str]:
+    """What a decision did to keys against what batch records and the history of letters say it did."""
+    told = _recorded(log)
+    told.update(kept.reserved())
+    lost = {seq for header in headers for seq, name in header.dropped if name == LETTERS_SINK}
+    for header in headers:
+        did = header.reserved - header.freed
+        if header.kind in ("batch", "letters") and header.seq not in lost and told[header.seq] != did:
+            yield f"decision {header.seq} reserved {did} keys more than it freed, and batch records and letters say {told[header.seq]}"
+
+
+def _order(state: ConsumerState, kept: Letters) -> Iterator[str]:
+    """Each sequence's letters against each other, and against what the ledger says is blocked."""
+    rows = kept.select(Selection(statuses=WAITING, limit=None), _CHAIN)
+    rows = rows.filter(rows["sequence"].is_valid()).sort_by([("id", "ascending")])
+    chain = chained(rows)
+    same = chain.sort_by([("id", "ascending")])
+    for name in ("status", "blocked_by"):
+        wrong = rows.filter(pc.not_equal(pc.fill_null(rows[name], ""), pc.fill_null(same[name], "")))["id"].to_pylist()
+        if wrong:
+            yield f"{len(wrong)} letters have another {name} than their place in their sequence asks for: {', '.join(wrong[:3])}"
+    blocked = state.sequences.all()
+    names = pa.chunked_array(
+        [*rows["sequence"].cast(pa.binary()).chunks, *blocked["sequence"].cast(pa.binary()).chunks], pa.binary()
+    ).unique()
+    want = {row["sequence"]: row["letter"] for row in lasts_of(chain, names.cast(pa.binary(16))).to_pylist()}
+    have = {row["sequence"]: row["letter"] for row in blocked.to_pylist()}
+    if wrong := [s.hex() for s, letter in want.items() if have.get(s) != letter]:
+        yield f"{len(wrong)} sequences are blocked by another letter than the ledger says, or by none: {', '.join(wrong[:3])}"
+
+
+def _holders(state: ConsumerState, kept: Letters) -> Iterator[str]:
+    """Every held key is reserved."""
+    if state.header.purged_before is not None:
+        return
+    rows = kept.select(Selection(limit=None), ["id", "generation", "key", "holds_key"])
+    holds = pc.and_(rows["holds_key"], pc.and_(rows["key"].is_valid(), pc.greater_equal(rows["generation"], state.header.head.keyspace)))
+    held = rows.filter(holds)
+    known = pa.array(state.index.probe(held["key"])[0])
+    if free := held.filter(pc.invert(known))["id"].to_pylist():
+        yield f"{len(free)} letters hold a key that is not reserved: {', '.join(free[:3])}"
+
+
+def _recorded(log: Log) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
+        found[row["seq"]] += json.loads(row["doc"])["reserved"]
+    return found
+
+
+def require_letters(state: ConsumerState, publisher: Publisher) -> None:
+    """Raise StoreRestored or PublicationStuck where letters that were decided may be missing."""
+    state.require_sound()
+    for name, mark in state.marks.items():
+        if name == LETTERS_SINK:
+            _require_published(state, name, mark)
+    for seq in sorted(state.pending):
+        header = state.decided[seq]
+        for entry in (entry for entry in header.sinks if entry.name == LETTERS_SINK):
+            if publisher.is_done(header, entry):
+                _require_known(state, publisher, header, entry)
+            else:
+                publisher.require_files(header, entry, entry.uri)
+
+
+def _require_published(state: ConsumerState, name: str, mark: Mark) -> None:
+    sink = state.sinks.open(name, mark.uri)
+    require_same(state, sink, mark.table_id, mark)
+    state.require_in_step(name, sink.table)
+
+
+def _require_known(state: ConsumerState, publisher: Publisher, header: Header, entry: SinkFiles) -> None:
+    """What no header tells of yet."""
+    sink = state.sinks.open(entry.name, entry.uri)
+    if entry.name not in state.marks:
+        require_same(state, sink, entry.table_id, None)
+    if publisher.is_done(header, entry):
+        require_unrestored(state, sink, header.seq, entry, publisher.publication(header, entry))
+
+
+def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
+    for name, mark in sorted(state.marks.items()):
+        try:
+            _require_published(state, name, mark)
+        except DedupError as error:
+            yield str(error)
+    for seq in sorted(state.pending):
+        header = state.decided[seq]
+        given_up = {name for dropped, name in state.header.dropped if dropped == seq}
+        for entry in (entry for entry in header.sinks if entry.name not in given_up):
+            table, done = state.sinks.table(entry.uri), publisher.is_done(header, entry)
+            if not done:
+                yield (
+                    f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run "
+                    f"{command('publish', state.ledger.consumer)}"
+                )
+            try:
+                if table is not None:
+                    _require_known(state, publisher, header, entry)
+            except DedupError as error:
+                yield str(error)
+
+
+def _sinks(state: ConsumerState, publisher: Publisher, headers: list[Header]) -> Iterator[str]:
+    """What sinks say themselves: commits with the ids of all decisions, and the files that those brought."""
+    published: dict[tuple[str, str], list[tuple[Header, SinkFiles]]] = {}
+    dropped = {one for header in headers for one in header.dropped}
+    for header in headers:
+        for entry in header.sinks:
+            if _is_published(state, publisher, header, entry) and (header.seq, entry.name) not in dropped:
+                published.setdefault((entry.name, entry.table_id), []).append((header, entry))
+    for (name, table_id), entries in published.items():
+        mark = state.marks.get(name)
+        table = state.sinks.table(mark.uri if mark else entries[0][1].uri)
+        if table is not None and str(table.metadata().id) == table_id:
+            listed = state.sinks.engine.listed(table)
+            others = [(h, e) for h, e in entries if e.staged or not all(add.path in listed for add in e.adds)]
+            yield from _never_received(state, publisher, table, others)
+            yield from _files_gone(publisher, table, [(e, a) for _, e in entries for a in e.adds if not e.staged and a.path in listed])
+
+
+def _is_published(state: ConsumerState, publisher: Publisher, header: Header, entry: SinkFiles) -> bool:
+    """Whether the sink should have it: it may have been emptied for a reset, accepted without it, or wait, which is told elsewhere."""
+    mark = state.marks.get(entry.name)
+    accepted = mark.accepted if mark is not None else 0
+    waits = header.seq in state.pending and not publisher.is_done(header, entry)
+    return header.seq > max(accepted, state.header.keyspace_since) and not waits
+
+
+def _never_received(
+    state: ConsumerState, publisher: Publisher, table: DeltaTable, entries: list[tuple[Header, SinkFiles]]
+) -> Iterator[str]:
+    """Decisions that no commit of the sink names, as far back as its log is kept."""
+    shown, whole = state.sinks.engine.transactions(table) if entries else ({}, False)
+    for header, entry in entries:
+        app, version = publisher.mark_of(header, entry)
+        versions, number = shown.get(app, frozenset()), seq_of if entry.is_last else seq_of_part
+        kept = whole or (bool(versions) and min(map(number, versions)) < header.seq)
+        if kept and version not in versions:
+            yield (
+                f"decision {header.seq} ({entry.rows} rows) was never published to {entry.name!r} at {table.table_uri}: no commit of that "
+                "table has its transaction id"
+            )
+
+
+def _files_gone(publisher: Publisher, table: DeltaTable, listed: list[tuple[SinkFiles, Add]]) -> Iterator[str]:
+    """Files of decisions that the sink lists, and that are not there any more."""
+    gone = set(missing(absolute(table.table_uri), publisher.options, [add.path for _, add in listed]))
+    if lost := [(entry, add) for entry, add in listed if add.path in gone]:
+        yield (
+            f"{len(lost)} files with {sum(add.rows for _, add in lost)} rows that {lost[0][0].name!r} at {table.table_uri} lists are not "
+            f"there, so it cannot be read (VACUUM while a batch was being published?): {', '.join(add.path for _, add in lost[:3])}"
+        )
+
+
+@dataclass(frozen=True)
+class Log:
+    """The section `log` of a ledger."""
+
+    files: list[LedgerFile]
+    rows: pa.Table
+
+    def headers(self) -> list[Header]:
+        """All headers in seq order, repeats included."""
+        docs = self.rows.filter(pc.equal(self.rows["kind"], HEADER))["doc"].to_pylist()
+        return sorted(map(Header.from_json, docs), key=lambda h: h.seq)
+
+    def batches(self, wanted: RecordFilter = ALL) -> pa.Table:
+        """ALL_BATCHES."""
+        decided = self.rows.filter(wanted.decided(self.rows["seq"]))
+        records = wanted.placed(decided.filter(pc.equal(decided["kind"], BATCH)))
+        chosen = decided.filter(pc.is_in(decided["seq"], value_set=records["seq"].combine_chunks()))
+        headers = {h.seq: h for h in Log(self.files, chosen).headers()}
+        return batch_table((r for r in records.to_pylist() if r["seq"] in headers), headers)
+
+
+def read_log(ledger: Ledger, after: int = 0) -> Log:
+    """The log of the decisions after this one; empty where there is no ledger."""
+    table = ledger.open()
+    files = ledger.files(table) if table is not None else []
+    return Log(
+        files,
+        ledger.read([f for f in files if f.section == LOG and f.last > after], ["kind", "source", "topic", "partition", "doc"], after),
+    )
+
+
+def letters(state: ConsumerState, publisher: Publisher) -> Letters:
+    """The letters of a consumer as of its head: with those that are decided and not published, without those that a RESTORE took back.
+
+    Raises PublicationStuck where files with letters that are decided and not published are gone.
+    """
+    return Letters(_events(state, publisher), functools.partial(_decided, state.ledger, state.header, not state.damage))
+
+
+def _events(state: ConsumerState, publisher: Publisher) -> Rows:
+    uri = state.letters_uri
+    table, system = state.sinks.table(uri), filesystem(uri, publisher.options)
+    parts: list[Rows] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
+    for seq in sorted(state.pending):
+        header = state.decided[seq]
+        waiting = [e for e in header.sinks if e.name == LETTERS_SINK and (table is None or not publisher.shows(table, header, e))]
+        parts += [_unpublished(header, entry, publisher, system) for entry in waiting]
+    if all(isinstance(part, ds.Dataset) for part in parts):
+        whole: Rows = ds.dataset(parts) if parts else ds.dataset(EVENTS.empty_table())
+        return whole
+    return Several(EVENTS, tuple(parts))
+
+
+def _unpublished(header: Header, entry: SinkFiles, publisher: Publisher, system: pafs.FileSystem) -> ds.Dataset:
+    publisher.require_files(header, entry, entry.uri)
+    place = filesystem(publisher.root, publisher.options) if entry.staged else system
+    return ds.dataset([add.path for add in entry.adds], EVENTS, format="parquet", filesystem=place)
+
+
+def _decided(ledger: Ledger, header: Header, sound: bool, events: pa.Table) -> pa.Table:
+    """Those events whose decision is in the ledger; reads the log only where that cannot be told without."""
+    if not events.num_rows:
+        return events
+    generations = pc.coalesce(events["decided_in"], events["generation"])
+    first, last = header.generation_since, header.seq
+    bounds, seqs = pc.min_max(generations).as_py(), pc.min_max(events["seq"]).as_py()
+    now = header.head.generation
+    if sound and bounds == {"min": now, "max": now} and first <= seqs["min"] and seqs["max"] <= last:
+        return events
+    told = [
+        pc.and_(pc.equal(generations, generation), pc.is_in(events["seq"], pa.array(known, pa.int64())))
+        for generation, known in _decisions(ledger).items()
+    ]
+    return events.filter(functools.reduce(pc.or_, told)) if told else events.slice(0, 0)
+
+
+def _decisions(ledger: Ledger) -> dict[int, list[int]]:
+    """All decisions in the ledger: generation -> seqs."""
+    found: dict[int, list[int]] = {}
+    for header in read_log(ledger).headers():
+        found.setdefault(header.head.generation, []).append(header.seq)
+    return found
+
+
+def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:
+    """The highest position of each partition that was decided before that UTC day, in its present life."""
+    log, lives = read_log(state.ledger), state.header.head.incarnations
+    old = {h.seq for h in log.headers() if h.committed_at.date() < before and h.seq > state.header.keyspace_since}
+    found: dict[Partition, int] = {}
+    for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
+        doc, partition = json.loads(row["doc"]), Partition(row["source"], row["topic"], row["partition"])
+        if row["seq"] in old and doc["seen"] and doc["incarnation"] == lives.get((partition.source, partition.topic), 0):
+            found[partition] = max(found.get(partition, -1), doc["seen"][-1][1])
+    return found

@@ -1,0 +1,108 @@
+"""Reading a range of an event hub again, by position: what `consumer.log` needs for replay, `--from-log` and large bodies.
+
+Where a stream goes on when Spark's own checkpoint is lost: behind the consumer's checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+
+from checkpoint import given, start
+from checkpoint.errors import ConfigError
+from dedup.consumer import Consumer
+from dedup.core.log import LogReader as AnyLogReader
+from dedup.core.settings import HUB_LOG
+from dedup.eventhub import rows
+from dedup.eventhub.connection import Connection
+from dedup.eventhub.namespace import Namespace
+from dedup.eventhub.reader import PartitionReader, Receive
+
+
+class LogReader(AnyLogReader):
+    """What `log_reader` returns: call it with source, topic, partition, first and last sequence number. Picklable."""
+
+    def __init__(self, connection: Connection, receive: Receive, arrow: bool = False) -> None:
+        self.connection, self._receive, self.arrow = connection, receive, arrow
+
+    def __repr__(self) -> str:
+        return f"log_reader({self.connection!r})"
+
+    def read(self, topic: str, partition: int, first: int, last: int) -> pa.Table:
+        """As a call gives it, and always an Arrow table."""
+        begin = max(first, self.first_kept("", topic, partition))
+        if begin > last:
+            return rows.SCHEMA.empty_table()
+        reader = PartitionReader(self._of(topic), partition, self._receive)
+        try:
+            batches = list(reader.read(begin, last))
+        finally:
+            reader.close()
+        return pa.Table.from_batches(batches, rows.SCHEMA)
+
+    def first_kept(self, source: str, topic: str, partition: int) -> int:
+        """The first position that can still be had."""
+        return Namespace(self._of(topic)).span(partition).first
+
+    def _of(self, topic: str) -> Connection:
+        return replace(self.connection, hub=topic)
+
+
+def log_reader(
+    connection: Connection | str, hub: str | None = None, *, group: str = "$Default", timeout: float = 60.0, arrow: bool = False
+) -> LogReader:
+    """What to register as `consumer.log`: `consumer.log(log_reader(connection_string, "orders"))`.
+
+    Args:
+        connection: a connection string, or a `Connection`.
+        hub: name of the event hub, where the connection string has none.
+        group: a consumer group in which no stream reads: streams are exclusive by default.
+        timeout: seconds without an event, after which reading is given up.
+        arrow: give Arrow tables also where a Spark session is active: for handlers that take them.
+
+    Raises:
+        ConfigError: the connection string cannot be read.
+    """
+    given.check(HUB_LOG, locals())
+    made = Connection.of(connection, hub, group) if isinstance(connection, str) else connection
+    return LogReader(made, Receive(timeout=timeout, fail_on_data_loss=False), arrow)
+
+
+def starting_positions(consumer: Consumer, connection: Connection | str | None = None, *, source: str | None = None) -> str:
+    """The option `startingPositions` that begins behind the consumer's checkpoints: JSON, hub -> partition -> next sequence number.
+
+    Partitions without a checkpoint begin at their earliest event.
+
+    Args:
+        consumer: whose checkpoints.
+        connection: of the hub, or its connection string: then the hub is asked, too, what it still has.
+        source: without a connection, the host name of the namespace, where the consumer has read from several.
+
+    Raises:
+        ConfigError: the consumer has no checkpoint, or has read from several namespaces and `source` names none of them.
+        PositionGap: retention has passed a checkpoint, and nobody has accepted the gap (asked with a connection only).
+        IncarnationChanged: the hub ends below a checkpoint (asked with a connection only).
+    """
+    head = consumer.known_head()
+    if connection is not None:
+        hub = Connection.of(connection) if isinstance(connection, str) else connection
+        where = consumer.source or hub.source
+        return start.spark_json(start.positions(head, where, Namespace(hub), [hub.hub]))
+    where = _only(consumer, sorted({place.source for place in head.checkpoints}), source)
+    found: dict[str, dict[str, int]] = {}
+    for place, checkpoint in sorted(head.checkpoints.items()):
+        if place.source == where:
+            found.setdefault(place.topic, {})[str(place.partition)] = checkpoint.sequence_number + 1
+    return json.dumps(found)
+
+
+def _only(consumer: Consumer, sources: list[str], asked: str | None) -> str:
+    chosen = [source for source in sources if asked in (None, source)]
+    if len(chosen) == 1:
+        return chosen[0]
+    raise ConfigError(
+        f"Consumer {consumer.name!r} has checkpoints of these namespaces: {', '.join(sources) or 'none'}. Name one with source=; where "
+        "there is no checkpoint, choose startingPositions yourself."
+    )

@@ -1,0 +1,145 @@
+"""Sending to an event hub for a publisher, by azure-eventhub's own producer client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from azure.eventhub import EventData, EventDataBatch, EventHubProducerClient, TransportType
+from azure.eventhub.exceptions import AuthenticationError, EventHubError
+
+from checkpoint import given
+from checkpoint.errors import ConfigError, SourceUnavailable
+from deadletter.redact import redact
+from dedup.core.settings import HUB_SENDER
+from dedup.eventhub.connection import Connection, hidden, made
+from dedup.eventhub.namespace import condition
+from dedup.publishing.events import GATEWAY, Stored
+
+TOO_LARGE = "amqp:link:message-size-exceeded"
+
+
+class Sender:
+    """One event hub, for `Publisher(to=...)`. Connects when it is first used; for one user at a time.
+
+    Args:
+        connection: `Connection.of(...)`, `Connection.entra(...)`, or a connection string.
+        hub: name of the event hub, where a connection string names none.
+        timeout: seconds within which the service has to answer to a batch.
+        client: further arguments of EventHubProducerClient: proxies, retries.
+
+    Raises:
+        ConfigError: the settings name no hub.
+    """
+
+    def __init__(self, connection: Connection | str, hub: str | None = None, *, timeout: float = 60.0, **client: Any) -> None:
+        given.check(HUB_SENDER, locals())
+        self.timeout, self.connection = float(timeout), Connection.of(connection, hub) if isinstance(connection, str) else connection
+        self._options, self._client, self._largest = client, list[EventHubProducerClient](), 0
+
+    def __repr__(self) -> str:
+        return f"Sender({self.connection!r})"
+
+    @property
+    def source(self) -> str:
+        """Host name of the namespace."""
+        return self.connection.source
+
+    @property
+    def topic(self) -> str:
+        """Name of the event hub."""
+        return self.connection.hub
+
+    def partitions(self) -> int:
+        """How many the hub has. Raises SourceUnavailable, ConfigError."""
+        return len(self._asked(lambda client: client.get_partition_ids()))
+
+    def largest(self) -> int:
+        """Bytes of the largest event that the link takes. Raises SourceUnavailable, ConfigError."""
+        self._largest = self._largest or self._asked(lambda client: client.create_batch().max_size_in_bytes)
+        return self._largest
+
+    def send(self, partition: int, events: Sequence[Stored]) -> int:
+        """One batch: as many of the events as it holds, by one key where the service chooses the partition; returns how many.
+
+        Raises:
+            SourceUnavailable: whether the service has them is not known. ConfigError: it has not, and never will.
+
+        Crash: the service has the batch, once or several times, or has it not.
+        """
+        key = events[0].key
+        some = events if partition != GATEWAY else list(takewhile(lambda event: event.key == key, events))
+        return int(self._asked(lambda client: _sent(client, partition, key, some, self.timeout)))
+
+    def close(self) -> None:
+        """Let go of the connection; the next call opens another."""
+        while self._client:
+            self._client.pop().close()
+
+    def _asked(self, question: Any) -> Any:
+        try:
+            if not self._client:
+                self._client.append(_producer(self.connection, self._options))
+            return question(self._client[0])
+        except (EventHubError, OSError) as error:
+            self.close()
+            raise _explained(error, self.connection) from None
+
+
+def _sent(client: EventHubProducerClient, partition: int, key: str | None, events: Sequence[Stored], timeout: float) -> int:
+    place: dict[str, Any] = {"partition_key": key} if partition == GATEWAY else {"partition_id": str(partition)}
+    batch = client.create_batch(**place)
+    count = sum(1 for _ in takewhile(lambda event: _added(batch, event), events))
+    if not count:
+        first = events[0]
+        raise ConfigError(
+            f"Event {first.sequence} of partition {first.partition} ({first.message_id}) is larger than the hub takes now. "
+            "`dedup publishers discard` gives it up."
+        )
+    client.send_batch(batch, timeout=timeout)
+    return count
+
+
+def _added(batch: EventDataBatch, event: Stored) -> bool:
+    try:
+        batch.add(_as_sent(event))
+    except ValueError:
+        return False
+    return True
+
+
+def _as_sent(event: Stored) -> Any:
+    data: Any = EventData(event.body)
+    data.message_id = event.message_id
+    data.properties = dict(event.named)
+    if event.content_type is not None:
+        data.content_type = event.content_type
+    return data
+
+
+def _producer(there: Connection, options: dict[str, Any]) -> EventHubProducerClient:
+    options = {**options, **({"transport_type": TransportType.AmqpOverWebsocket} if there.websocket else {})}
+    client: Any = EventHubProducerClient
+    try:
+        if there.secret is not None:
+            found: EventHubProducerClient = client.from_connection_string(there.secret, eventhub_name=there.hub, **options)
+        else:
+            extra = {} if there.tls else {"use_tls": False}
+            found = client(there.namespace, there.hub, made(there.credential), **options, **extra)
+        return found
+    except ValueError as error:
+        raise ConfigError(f"The settings of {there.hub!r} at {there.namespace} make no client: {hidden(str(error), there)}") from None
+
+
+def _explained(error: Exception, there: Connection) -> SourceUnavailable | ConfigError:
+    """The client's error as ours, without anything secret."""
+    said = hidden(redact(str(error)), there).split("\n")[0]
+    where = f"{there.hub!r} at {there.namespace}"
+    if isinstance(error, AuthenticationError):
+        return ConfigError(f"Event Hubs does not let us send to {where}: {said}. Check the key or the role (Azure Event Hubs Data Sender).")
+    if condition(error) == "not-found" or "could not be found" in said:
+        return ConfigError(f"There is no event hub or partition {where}: {said}")
+    if TOO_LARGE.endswith(condition(error) or "?"):
+        return ConfigError(f"{where} refuses an event for its size: {said} `dedup publishers discard` gives it up.")
+    return SourceUnavailable(f"Event Hubs could not be sent to, {where}: {said}")

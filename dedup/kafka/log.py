@@ -1,0 +1,167 @@
+"""Reading a range of a Kafka topic again, by position: what `consumer.log` needs for replay, `--from-log` and large bodies.
+
+Promises every event of the range that the log still has and that a stream would have been given, once, and nothing else. Positions
+that were never an event (transaction markers, aborted messages, what compaction removed) are simply not there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from checkpoint import given
+from checkpoint.errors import IncarnationChanged
+from dedup.core.log import LogReader as AnyLogReader
+from dedup.core.settings import KAFKA_LOG
+from dedup.kafka.broker import Broker
+
+MANY = 5_000
+"""Messages taken from the client at once."""
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+        pa.field("headers", HEADERS),
+    ]
+)
+"""The columns of Spark's Kafka source."""
+
+_TYPES = {1: 0, 2: 1}
+"""librdkafka's kinds of timestamp -> those of Spark: when it was made, when it was appended."""
+
+
+class LogReader(AnyLogReader):
+    """What `log_reader` returns: call it with source, topic, partition, first and last position.
+
+    Its rows have the columns of Spark's Kafka source.
+    """
+
+    def __init__(self, broker: Broker, isolation: str, headers: bool, arrow: bool = False) -> None:
+        self.broker, self.arrow = broker, arrow
+        self._isolation, self._headers = isolation, headers
+
+    def __repr__(self) -> str:
+        return f"log_reader({self.broker!r})"
+
+    def read(self, topic: str, partition: int, first: int, last: int) -> pa.Table:
+        """As a call gives it, and always an Arrow table. Raises IncarnationChanged, SourceUnavailable."""
+        with self._consumer() as consumer:
+            kept, end = self._ends(consumer, topic, partition)
+            if last >= end:
+                raise IncarnationChanged(
+                    f"{topic}/{partition} at {self.broker.servers} ends before position {end}; {first}-{last} was asked for. "
+                    "It was deleted and created again, or lost its end, or a transaction is open there, or this is another broker."
+                )
+            consumer.assign([TopicPartition(topic, partition, max(first, kept))])
+            found = list(self._messages(consumer, last))
+        return _table(found, self._headers)
+
+    def first_kept(self, source: str, topic: str, partition: int) -> int:
+        """The first position that can still be had; what lies below is lost, what is missing above was never an event or was compacted."""
+        with self._consumer() as consumer:
+            return self._ends(consumer, topic, partition)[0]
+
+    def absent(self, source: str, topic: str, partition: int, first: int, last: int) -> bool:
+        """Whether none of these positions is an event that can be had, and none was lost to retention."""
+        with self._consumer() as consumer:
+            kept, end = self._ends(consumer, topic, partition)
+            if kept > first or last >= end:
+                return False
+            consumer.assign([TopicPartition(topic, partition, first)])
+            return next(self._messages(consumer, last), None) is None
+
+    def _ends(self, consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+        try:
+            kept, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), self.broker.timeout)
+        except KafkaException as error:
+            raise self.broker.unavailable(error.args[0].str()) from error
+        return int(kept), int(end)
+
+    @contextmanager
+    def _consumer(self) -> Iterator[Consumer]:
+        consumer = Consumer(
+            self.broker.settings(
+                group_id=f"dedup-{uuid.uuid4().hex}",  # a name is asked for; nothing is ever committed under it
+                enable_auto_commit=False,
+                enable_auto_offset_store=False,
+                enable_partition_eof=True,
+                auto_offset_reset="error",
+                isolation_level=self._isolation,
+                queued_max_messages_kbytes=16_384,
+            )
+        )
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+    def _messages(self, consumer: Consumer, last: int) -> Iterator[Message]:
+        """The messages up to `last`; the end of the log, or of what is committed, ends them as well."""
+        while True:
+            waited = consumer.poll(self.broker.timeout)
+            if waited is None:
+                raise self.broker.unavailable(f"no message within {self.broker.timeout:g} s")
+            for message in (waited, *consumer.consume(MANY, 0)):
+                error = message.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise self.broker.unavailable(error.str())
+                offset = message.offset() or 0
+                if error is None and offset <= last:
+                    yield message
+                if error is not None or offset >= last:
+                    return
+
+
+def log_reader(
+    broker: Broker | str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
+    headers: bool = True,
+    arrow: bool = False,
+) -> LogReader:
+    """What reads a range of a topic again: `consumer.log(kafka.log_reader("host:9092"))`.
+
+    Args:
+        broker: its address, or a `Broker`.
+        settings: of librdkafka, where an address is given.
+        isolation: that of the stream (`kafka.isolation.level`): otherwise aborted messages are read as if they were events.
+        headers: whether the stream has them (`includeHeaders`).
+        arrow: give Arrow tables also where a Spark session is active: for handlers that take them.
+    """
+    given.check(KAFKA_LOG, locals())
+    return LogReader(broker if isinstance(broker, Broker) else Broker(broker, settings), isolation, headers, arrow)
+
+
+def _table(messages: list[Message], headers: bool) -> pa.Table:
+    stamps = [m.timestamp() for m in messages]
+    columns = {
+        "key": [m.key() for m in messages],
+        "value": [m.value() for m in messages],
+        "topic": [m.topic() for m in messages],
+        "partition": [m.partition() for m in messages],
+        "offset": [m.offset() for m in messages],
+        "timestamp": pa.array([at * 1000 if kind else None for kind, at in stamps], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        "timestampType": [_TYPES.get(kind, -1) for kind, _ in stamps],
+        "headers": [_pairs(m) for m in messages],
+    }
+    table = pa.table([pa.array(columns[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
+    return table if headers else table.drop_columns(["headers"])
+
+
+def _pairs(message: Message) -> list[dict[str, Any]] | None:
+    headers: Any = message.headers()
+    return [{"key": key, "value": value} for key, value in headers] if headers else None

@@ -1,0 +1,259 @@
+"""A filter of known keys beside the consumer, so that the database is asked only about those that may be known.
+
+What it must hold, and why a key that it does not know need not be looked up:
+* every key of the closed tables of reservations, which take no new ones, and every key that a letter holds. It is read from them while one
+  and the same table is current, and counts only under that table, and in that database: an older copy of it, which is put in its place,
+  may know what was purged or freed since.
+* A key reserved since then is in the current table, where the unique index judges the COPY. Most of those are in the filter, too, since
+  this process put them in; of one that is not, the COPY fails, keys are then reserved one by one, and the filter is read anew.
+A filter that holds too much only asks too much. Nothing of it is stored.
+
+It is read by a thread of its own, when the keys that were looked up without it have cost about as much as reading it will.
+
+A Bloom filter of keys, by numpy: says of a key that it is surely not in, or that it may be.
+
+Source: Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007): bits of a key together in a word. Here they
+are in two words, the second of which is looked at where the first one has them: where there is room, that rules out nearly all. Called
+by key_filter.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+
+from checkpoint.errors import StoreError
+from checkpoint.postgres.connection import Connection
+from checkpoint.postgres.sql import Statements, quoted
+from dedup.postgres.wire import HALVES, Keys
+
+log = logging.getLogger("dedup")
+
+FEW = 4_096
+"""Keys of a transaction up to which the database is asked for all of them: a filter would gain nothing."""
+
+_PAGES = 8_192
+"""Of a table that are read at once: about a million keys, 16 MB."""
+
+_ROOM = 1 << 20
+"""Keys that come after those that were read."""
+
+_CHEAPER = 4
+"""So much less a key costs to read than to look up, or more."""
+
+BITS = 16
+"""Of memory for each key: with so many about one key in seven hundred that is not in seems to be, with half as many one in 16,000."""
+
+_SET = 3
+"""Bits that a key sets in each of its two words."""
+
+_MIXED = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, from the golden ratio (Knuth): spreads keys over the words that have bits in common, as random UUIDs have."""
+
+Places = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+"""Of each key the word, and its bits there."""
+
+
+class Current(NamedTuple):
+    """The table that takes new reservations."""
+
+    id: int
+    made: str  # when, by which transaction, and when the server was started: an older copy of the database has another
+
+
+class KnownFilter:
+    """What one store knows of reserved keys. Used by several threads.
+
+    Args:
+        fresh: gives a connection of its own.
+        memory: bytes at most; 0: no filter.
+    """
+
+    def __init__(self, fresh: Callable[[], AbstractContextManager[Connection]], sql: Statements, memory: int) -> None:
+        self._fresh, self._sql, self._memory = fresh, sql, memory
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._whole: tuple[Current, Bloom] | None = None
+        self._growing: tuple[Current, Bloom] | None = None  # being read
+        self._reader: threading.Thread | None = None
+        self._asked = 0  # keys that were looked up without a filter
+        self._due = 0  # as many as have to be for the next look at whether to read
+        self._patience = 1
+        self._closed = threading.Event()
+
+    def may_know(self, current: Current, keys: Keys) -> npt.NDArray[np.bool_] | None:
+        """For each key whether it may be known; None where there is no filter for this table. To be asked under `share_reservations`."""
+        if len(keys) <= FEW or not self._memory:
+            return None
+        with self._mine():
+            if self._whole is not None and self._whole[0] == current and not self._whole[1].crowded:
+                return self._whole[1].may_have(keys)
+            self._asked += len(keys)
+            if self._asked >= self._due:
+                self._read_beside()
+        return None
+
+    def add(self, current: Current, keys: Keys) -> None:
+        """These are being reserved in the current table."""
+        with self._mine():
+            for found in (self._whole, self._growing):
+                if found is not None and found[0] == current:
+                    found[1].add(keys)
+
+    def surprised(self) -> None:
+        """A key was reserved that the filter did not know: others write, too. Look keys up again for a while, each time longer."""
+        with self._mine():
+            self._whole, self._asked, self._due = None, 0, 0
+            self._patience *= 2
+
+    def close(self) -> None:
+        """Stop reading, soon."""
+        self._closed.set()
+
+    def _mine(self) -> threading.Lock:
+        """The lock. A forked child begins anew: in its parent somebody may have held it, and who reads is there."""
+        if self._pid != os.getpid():
+            self._begin_anew()
+        return self._lock
+
+    def _read_beside(self) -> None:
+        if self._reader is None or not self._reader.is_alive():
+            self._closed.clear()
+            self._reader = threading.Thread(target=self._read_if_due, name="dedup known keys", daemon=True)
+            self._reader.start()
+
+    def _read_if_due(self) -> None:
+        self._due = 2 * self._asked  # a reading that fails, or is too large, is not tried again with each batch
+        try:
+            with self._fresh() as connection:
+                self._read(connection)
+        except (psycopg.Error, StoreError) as error:
+            log.debug("known keys were not read: %s", type(error).__name__)
+        finally:
+            self._growing = None
+
+    def _read(self, connection: Connection) -> None:
+        current = current_table(connection, self._sql)
+        keys = self._about(connection)
+        capacity = 2 * keys + _ROOM
+        worth = keys * self._patience // _CHEAPER
+        if self._asked < worth or memory(capacity) > self._memory:
+            self._due = max(self._due, worth)
+            return
+        bloom = Bloom(capacity)
+        with self._lock:
+            self._growing = (current, bloom)
+        for some in self._keys(connection):
+            with self._lock:
+                bloom.add(some)
+        # Asked without the lock: a statement may have to wait for a batch, and the batch would wait for the lock.
+        if not self._closed.is_set() and current_table(connection, self._sql) == current:
+            with self._lock:
+                self._whole, self._asked, self._due = (current, bloom), 0, 0
+
+    def _about(self, connection: Connection) -> int:
+        table = f"{quoted(self._sql.schema)}.reservation"
+        row = connection.execute(self._sql["reservations_about"], {"table": table}).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def _keys(self, connection: Connection) -> Iterator[Keys]:
+        """All reserved keys, then all that letters hold: what a purge drops in between is free, or a letter holds it."""
+        for row in connection.execute(self._sql["reservation_tables"], {}).fetchall():
+            yield from self._of_table(connection, f"{quoted(self._sql.schema)}.{quoted(row[0])}")
+        yield _binary(connection, self._sql["held_keys"], {})
+
+    def _of_table(self, connection: Connection, table: str) -> Iterator[Keys]:
+        """The keys of one table, which must not be rewritten meanwhile (VACUUM FULL would move rows to pages that were read)."""
+        node, pages = self._now(connection, table)
+        statement = self._sql.of("keys_of_pages", table)
+        for first in range(0, pages + 1, _PAGES):
+            last = first + _PAGES if first + _PAGES <= pages else 2**32 - 2
+            if self._closed.is_set():
+                return
+            yield _binary(connection, statement, {"first": f"({first},0)", "last": f"({last},0)"})
+        if self._now(connection, table)[0] != node:
+            raise psycopg.OperationalError(f"{table} was rewritten while it was read")
+
+    def _now(self, connection: Connection, table: str) -> tuple[int, int]:
+        """File and pages. Raises psycopg.Error where the table is gone, also while this is asked."""
+        node, pages = connection.execute(self._sql["table_now"], {"table": table}).fetchone() or (None, None)
+        if node is None or pages is None:
+            raise psycopg.OperationalError(f"{table} was dropped")
+        return node, pages
+
+
+def current_table(connection: Connection, sql: Statements) -> Current:
+    """The table that takes new reservations now."""
+    row = connection.execute(sql["current_reservations"], {}).fetchone()
+    assert row is not None
+    return Current(row[0], row[1])
+
+
+def _binary(connection: Connection, statement: bytes, values: dict[str, str]) -> Keys:
+    with connection.cursor(binary=True) as cursor:
+        row = cursor.execute(statement, values).fetchone()
+    assert row is not None
+    return np.frombuffer(bytes(row[0]), dtype="V16")
+
+
+def memory(capacity: int) -> int:
+    """Bytes of a filter for so many keys: a power of two, from two to four for each key."""
+    return 16 << _width(capacity)
+
+
+def _width(capacity: int) -> int:
+    return max((capacity * BITS // 128 - 1).bit_length(), 1)
+
+
+class Bloom:
+    """Room for `capacity` keys; with more in it, more keys seem to be in that are not.
+
+    Args:
+        capacity: keys.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._shift = np.uint64(64 - _width(capacity))
+        self._words = tuple(np.zeros(1 << _width(capacity), dtype=np.uint64) for _ in range(2))
+        self.capacity, self.size = capacity, 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a larger one is due."""
+        return self.size > 2 * self.capacity
+
+    def add(self, keys: Keys) -> None:
+        """Put these in."""
+        for which, words in enumerate(self._words):
+            np.bitwise_or.at(words, *self._places(keys, which))
+        self.size += len(keys)
+
+    def may_have(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """For each key whether it may be in."""
+        found = self._has(keys, 0)
+        found[found] = self._has(keys[found], 1)
+        return found
+
+    def _has(self, keys: Keys, which: int) -> npt.NDArray[np.bool_]:
+        word, bits = self._places(keys, which)
+        found: npt.NDArray[np.bool_] = (self._words[which][word] & bits) == bits
+        return found
+
+    def _places(self, keys: Keys, which: int) -> Places:
+        """Of one half of each key: its high bits, once mixed, say the word, and the bits below them which bits there."""
+        mixed = keys.view(HALVES)["low" if which else "high"].astype(np.uint64) * _MIXED
+        bits, rest = np.zeros(len(keys), dtype=np.uint64), mixed >> np.uint64(10)
+        for _ in range(_SET):
+            bits |= np.uint64(1) << (rest & np.uint64(63))
+            rest >>= np.uint64(6)
+        return mixed >> self._shift, bits

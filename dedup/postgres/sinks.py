@@ -1,0 +1,463 @@
+"""Rows into a table of the user's: columns matched by name, everything that can be judged is judged before a row is sent.
+
+What only the server can judge (CHECK, UNIQUE, foreign keys, triggers) it judges during the COPY; the refusal is translated here.
+
+A table's columns as targets of Python values (dedup/core/values.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg.rows import class_row, dict_row
+
+from checkpoint.errors import ConfigError, PublicationStuck, RowsMisfit, RowsRefused, SinkMismatch, StoreError, command
+from checkpoint.postgres.connection import Connection, ends_transaction, text_of, translate
+from checkpoint.postgres.sql import Statements, quoted
+from deadletter.redact import redact
+from dedup.core.rows import PlainRows, refusal, told
+from dedup.core.value_rules import Limits
+from dedup.core.values import Fault, Faults, Target, shown
+from dedup.postgres import fit, wire
+from dedup.postgres.fit import type_for
+
+_ROWS_FAULT = ("21", "22", "23", "44", "54", "P0")
+"""Data exception, integrity constraint, check option of a view, limits (an index entry too long), RAISE in a trigger: the rows' doing.
+Source: PostgreSQL 16 manual, appendix A."""
+
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index", "c": "a type"}
+
+_MOST = 1_000
+"""Rows with values that the server cannot read, found at once; the next try finds more."""
+
+_NO_VALUES_FAULT = ("08", "25", "40", "53", "55", "57", "58", "72", "F0", "XX001", "XX002")
+"""SQLSTATEs of what no value of a row is the cause of, whatever was being read. Source: PostgreSQL 16 manual, appendix A.
+XX000, an internal error, is what hstore says to a bad text before PostgreSQL 16."""
+
+Unread = dict[int, tuple[str, psycopg.Error]]
+"""Row -> column whose value the server cannot read, and what it says."""
+
+_FORBIDDEN = "42501"
+"""Insufficient privilege: a value's fault only where the value names something of the database."""
+
+_SIMPLE: Mapping[str, tuple[str, pa.DataType]] = {
+    "bool": ("bool", pa.bool_()),
+    "int2": ("int", pa.int16()),
+    "int4": ("int", pa.int32()),
+    "int8": ("int", pa.int64()),
+    "float4": ("float", pa.float32()),
+    "float8": ("double", pa.float64()),
+    "json": ("json", pa.string()),
+    "jsonb": ("json", pa.string()),
+    "bytea": ("bytes", pa.binary()),
+    "uuid": ("uuid", pa.binary(16)),
+    "date": ("date", pa.date32()),
+    "timestamp": ("timestamp", pa.timestamp("us")),
+    "timestamptz": ("timestamp", pa.timestamp("us", tz="UTC")),
+    "time": ("time", pa.time64("us")),
+    "interval": ("interval", pa.duration("us")),
+}
+"""Base type -> kind of dedup/core/values.py, and what fit.py takes for it."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who writes: a sink is remembered for a consumer and a generation. The consumer 0 is nobody."""
+
+    id: int
+    generation: int = 0
+    name: str = ""
+    handled: bool = False  # a handler may have changed the session: its path and roles hold for the sink, not for our tables
+
+
+NOBODY = Writer(0)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A table that rows go to."""
+
+    name: str  # quoted, with its schema
+    columns: tuple[fit.Column, ...]
+    oid: int = 0
+
+
+def describe(connection: Connection, sql: Statements, table: str, writer: Writer = NOBODY) -> Sink:
+    """The table as the catalog has it, noted for its writer.
+
+    Raises:
+        SinkMismatch: the name is of no table, or of one whose rows do not commit or last with the decision.
+        PublicationStuck: it is of another table than before.
+
+    Crash: the note is undone with the transaction.
+    """
+    try:
+        with _handler_aside(connection, sql, table) if writer.handled else nullcontext(table) as found:
+            return _described(connection, sql, found, writer)
+    except (psycopg.errors.SyntaxError, psycopg.errors.InvalidName, psycopg.errors.FeatureNotSupported) as error:
+        raise SinkMismatch(
+            f'{table!r} is not a table name. Write table or schema.table; names with capitals or spaces in double quotes: "My Table".'
+        ) from error
+
+
+@contextmanager
+def _handler_aside(connection: Connection, sql: Statements, table: str) -> Iterator[str]:
+    """Put our settings in the place of a handler's for a while; afterwards its path, its roles and what we do not depend on hold again.
+
+    Yields the full name of the table as the handler finds it. What fails inside leaves the session as it is: the attempt is undone.
+    """
+    with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
+        session = cursor.execute(sql["handler_session"], {"table": table}).fetchone()
+    if session is None or session["sink"] is None:
+        raise _no_table(table)
+    connection.execute(sql["handler_aside"] + b";" + sql["own_settings"])
+    yield session["sink"]
+    connection.execute(sql["handler_again"], {name: session[name] for name in ("login", "role", "search_path")})
+
+
+def _no_table(table: str) -> SinkMismatch:
+    return SinkMismatch(f"There is no table {table!r} on this connection's search_path. Create it, or write schema.table.")
+
+
+def _described(connection: Connection, sql: Statements, table: str, writer: Writer) -> Sink:
+    """As `describe`, under our own settings. Raises psycopg.Error for what is no name, too."""
+    asked = {"table": table, "consumer": writer.id, "generation": writer.generation}
+    with connection.transaction():
+        row = connection.execute(sql["sink"], asked).fetchone()
+    if row is None:
+        raise _no_table(table)
+    oid, schema, name, kind, persistence, fleeting, before = row
+    full = f"{quoted(schema)}.{quoted(name)}"
+    if kind not in ("r", "p"):
+        raise SinkMismatch(f"{full} is {_KINDS.get(kind, 'not a table')}, and COPY writes to tables only. Write to the table behind it.")
+    _refuse_fleeting(full, fleeting)
+    if writer.id and persistence == "p":
+        _note(connection, sql, full, oid, before, writer)
+    with connection.cursor(row_factory=class_row(fit.Column)) as cursor:
+        return Sink(full, tuple(cursor.execute(sql["sink_columns"], {"oid": oid}).fetchall()), oid)
+
+
+def _refuse_fleeting(full: str, fleeting: str | None) -> None:
+    if fleeting is None:
+        return
+    if fleeting.endswith("UNLOGGED"):
+        raise SinkMismatch(
+            f"{full} cannot be a sink: {fleeting}. PostgreSQL empties such a table after a crash and on a standby, and the state would "
+            f"go on as if its rows were there. Run ALTER TABLE ... SET LOGGED."
+        )
+    raise SinkMismatch(
+        f"{full} cannot be a sink: its partition {fleeting}. Another server commits its rows by itself, so they and the decision are "
+        f"not one transaction. Write to a table of this database, and send them on with tx.publish."
+    )
+
+
+def _note(connection: Connection, sql: Statements, full: str, oid: int, before: int | None, writer: Writer) -> None:
+    """Remember the table, or compare it with the one that is remembered."""
+    if before is None:
+        connection.execute(sql["note_sink"], {"consumer": writer.id, "generation": writer.generation, "oid": oid})
+    elif before != oid:
+        raise PublicationStuck(
+            f"{full} is another table than the one that {writer.name!r} has written to before: it was dropped and created again, loaded "
+            f"from a dump, or another one was renamed. Rows that were written before may be missing. Put them back if they are wanted, "
+            f"then run {command('publish', writer.name, '--accept-sink', full)}."
+        )
+
+
+def accept(connection: Connection, sql: Statements, table: str, writer: Writer) -> None:
+    """Remember the table that is under this name now. Raises SinkMismatch, or ConfigError where the writer has never written to it.
+
+    Crash: undone with the transaction.
+    """
+    sink = describe(connection, sql, table)
+    noted = {"consumer": writer.id, "generation": writer.generation, "oid": sink.oid}
+    if connection.execute(sql["accept_sink"], noted).fetchone() is None:
+        raise ConfigError(f"Consumer {writer.name!r} has never written to {sink.name}: there is nothing to accept.")
+
+
+def plans_for(sink: Sink, schema: pa.Schema, *, converted: bool = False) -> dict[str, fit.CastPlan]:
+    """How each column of the rows goes into the sink, judged by types alone. Raises SinkMismatch naming everything that does not fit.
+
+    Args:
+        converted: the rows were Python objects, and have the types of sinks.py.
+    """
+    wrong = _wrong_columns(sink, schema.names, lambda name: schema.field(name).type)
+    by_name = {column.name: column for column in sink.columns}
+    plans = {}
+    for field in schema:
+        column = by_name.get(field.name)
+        if column is not None and not column.generated and schema.names.count(field.name) == 1:
+            try:
+                plans[field.name] = fit.as_text() if converted and fit.is_numeric_text(field.type, column) else fit.plan(field.type, column)
+            except fit.Misfit as misfit:
+                wrong.append(_misfit(sink, column, misfit))
+    _refuse(sink, wrong, _misfit_of(sink, schema.names))
+    return plans
+
+
+def require_columns(sink: Sink, names: Sequence[str], type_of: Callable[[str], pa.DataType]) -> None:
+    """Raise RowsMisfit unless rows with these columns can go into the sink, whatever their values are.
+
+    Args:
+        type_of: the type of a column that the sink lacks, for the message.
+    """
+    _refuse(sink, _wrong_columns(sink, names, type_of), _misfit_of(sink, names))
+
+
+def _wrong_columns(sink: Sink, names: Sequence[str], type_of: Callable[[str], pa.DataType]) -> list[str]:
+    wrong = [f"column {name!r} occurs twice in the rows" for name in sorted({n for n in names if names.count(n) > 1})]
+    by_name = {column.name: column for column in sink.columns}
+    for name in names:
+        if name not in by_name:
+            added = _alter(sink, f"ADD COLUMN {quoted(name)} {type_for(type_of(name))}")
+            wrong.append(f"it has no column {name!r}: {added}{_hint(sink, name)}")
+        elif by_name[name].generated:
+            wrong.append(f"column {name!r} is generated by the table: leave it out of the rows")
+    for column in sink.columns:
+        if column.name not in names and column.not_null and not (column.has_default or column.generated):
+            dropped = _alter(sink, f"ALTER COLUMN {quoted(column.name)} DROP NOT NULL")
+            wrong.append(f"the rows lack {column.name!r}, which is NOT NULL: {dropped}")
+    return wrong if names else [*wrong, "the rows have no columns"]
+
+
+def _misfit_of(sink: Sink, names: Sequence[str]) -> type[SinkMismatch]:
+    """What rows with these columns are refused by: columns that the table lacks are the handler's, whoever wrote them, and no event's."""
+    return RowsMisfit if {*names} <= {column.name for column in sink.columns} else SinkMismatch
+
+
+def fitted(sink: Sink, plans: dict[str, fit.CastPlan], rows: pa.Table) -> pa.Table:
+    """The rows with the types of the sink, judged by their values. Raises RowsRefused."""
+    wrong, columns = [], {}
+    for column in sink.columns:
+        if column.name not in plans:
+            continue
+        values = rows[column.name]
+        if column.not_null and values.null_count:
+            first = pc.index(pc.is_null(values), True).as_py()
+            alter = _alter(sink, f"ALTER COLUMN {quoted(column.name)} DROP NOT NULL")
+            wrong.append(f"{values.null_count} rows have no {column.name!r} (the first is row {first}), which is NOT NULL: {alter}")
+        try:
+            columns[column.name] = plans[column.name].cast(values)
+        except fit.Misfit as misfit:
+            wrong.append(_misfit(sink, column, misfit))
+    _refuse(sink, wrong, RowsRefused)
+    return pa.table(columns)
+
+
+def send(connection: Connection, sink: Sink, plans: dict[str, fit.CastPlan], rows: pa.Table, plain: PlainRows | None = None) -> int:
+    """COPY rows that `fitted` returned; returns their number. Nothing of them is kept where it raises.
+
+    Args:
+        plain: the same rows as Python objects, where they were that.
+
+    Raises:
+        ValuesRefused: the server cannot read some values of Python.
+        RowsRefused: it refuses or drops some rows.
+
+    Crash: undone with the transaction.
+    """
+    try:
+        with connection.transaction():
+            kept = copy(connection, sink, plans, rows)
+            if kept != rows.num_rows:
+                raise RowsRefused(
+                    f"{sink.name} kept {kept} of {rows.num_rows} rows; nothing of them was written. A BEFORE INSERT trigger returns NULL "
+                    f"for the others, or puts them into another table. Leave them out in the handler, or write to that table; psql's \\d "
+                    f"{sink.name} lists the triggers."
+                )
+    except psycopg.Error as error:
+        raise refused_rows(sink, error, unread(connection, sink, plans, rows, error, plain), plain) from error
+    return kept
+
+
+def copy(connection: Connection, sink: Sink, plans: dict[str, fit.CastPlan], rows: pa.Table) -> int:
+    """COPY rows that `fitted` returned; returns how many the table kept. Raises psycopg.Error.
+
+    Crash: undone with the transaction.
+    """
+    kinds = {column.name: f"_{column.element}" if column.element else column.base for column in sink.columns}
+    if all(plans[name].fast for name in rows.column_names):
+        jsonb = frozenset(name for name in rows.column_names if kinds[name] == "jsonb")
+        return wire.copy_in(connection, sink.name, rows, jsonb)
+    return wire.copy_text(connection, sink.name, rows, kinds)
+
+
+def unread(
+    connection: Connection, sink: Sink, plans: dict[str, fit.CastPlan], rows: pa.Table, error: psycopg.Error, plain: PlainRows | None
+) -> Unread:
+    """The rows with a value that the server cannot read, where a COPY of all of them has failed: the server says which one it was.
+
+    Each is believed when it fails alone, too: a text in an error may say anything. What fails in another way is not looked into.
+
+    Args:
+        plain: the rows as Python objects. Without them one row is looked for: nobody knows of which event a row is.
+
+    Crash: nothing of these tries is kept.
+    """
+    found, first, size, tried = Unread(), 0, rows.num_rows, rows.num_rows
+    at: tuple[int, str] | None = value_at(sink, error)
+    while first < rows.num_rows and not ends_transaction(error):
+        if at is not None and at[0] < tried:
+            row = first + at[0]
+            alone = _tried(connection, sink, plans, rows.slice(row, 1))
+            if alone is None or value_at(sink, alone) != (0, at[1]):
+                return found
+            found[row] = at[1], alone
+            first, size = row + 1, max(8, 2 * at[0])
+        else:
+            first, size = first + tried, 2 * size
+        if not found or plain is None or len(found) >= _MOST:
+            return found
+        tried = min(size, rows.num_rows - first)
+        said = _tried(connection, sink, plans, rows.slice(first, tried)) if tried else None
+        at = None if said is None else value_at(sink, said)
+    return found
+
+
+def _tried(connection: Connection, sink: Sink, plans: dict[str, fit.CastPlan], rows: pa.Table) -> psycopg.Error | None:
+    """What the server says to these rows, of which nothing is kept."""
+    try:
+        with connection.transaction(force_rollback=True):
+            copy(connection, sink, plans, rows)
+    except psycopg.Error as error:
+        return error
+    return None
+
+
+def value_at(sink: Sink, error: psycopg.Error) -> tuple[int, str] | None:
+    """(row, from 0 on, column) of the value that the server could not read in a COPY; None where the error is about something else.
+
+    The context of an input function's error begins with the COPY, or with a line about the JSON. That of a trigger or a CHECK does not.
+    """
+    state, context = error.sqlstate or "", error.diag.context or ""
+    columns = {column.name: column for column in sink.columns}
+    names = "|".join(map(re.escape, sorted(columns, key=len, reverse=True)))
+    place = re.compile(rf"^COPY {re.escape(_relation(sink.name))}, \w+ (\d+), \w+ ({names})(?:: |$)", re.MULTILINE)
+    found = place.search(context)
+    if found is None or not state or state.startswith(_NO_VALUES_FAULT):
+        return None
+    column = columns[found[2]]
+    kind = column.element or column.base
+    lines = context[: found.start()].count("\n")
+    if lines > (kind in ("json", "jsonb")) or (state == _FORBIDDEN and not kind.startswith("reg")):
+        return None
+    return int(found[1]) - 1, found[2]
+
+
+def _relation(name: str) -> str:
+    """The last part of a quoted name, as it is."""
+    quotes = re.findall(r'"((?:[^"]|"")*)"', name)
+    return quotes[-1].replace('""', '"') if quotes else name.rpartition(".")[2]
+
+
+def refused_rows(sink: Sink, error: psycopg.Error, unread: Unread, plain: PlainRows | None) -> StoreError:
+    """What to raise where the server refused these rows: about values that it cannot read, where it names them."""
+    if not unread or plain is None:
+        return refused(sink.name, error, of_a_value=bool(unread))
+    columns, wrong = {column.name: column for column in sink.columns}, {name: Faults() for name in plain.names}
+    for row, (name, said) in unread.items():
+        value = plain.rows[row].get(name)
+        wrong[name][row] = Fault(name, shown(value), type(value).__name__, columns[name].type, redact(text_of(said)), None)
+    return refusal(plain, wrong, lambda fault: told(fault, sink.name, lambda name, wanted: ""))
+
+
+def refused(sink: str, error: psycopg.Error, *, of_a_value: bool = False) -> StoreError:
+    """What to raise where the server refused rows for `sink`.
+
+    Args:
+        of_a_value: the cause is a value that the server cannot read, whatever SQLSTATE its type has for that.
+    """
+    state = error.sqlstate or ""
+    ours = RowsRefused if of_a_value or state.startswith(_ROWS_FAULT) else SinkMismatch
+    known = of_a_value or (state.startswith((*_ROWS_FAULT, "42")) and state != _FORBIDDEN)
+    if ends_transaction(error) or not known:
+        return translate(error, f"Writing to {sink}")
+    told = error.diag
+    table = f"{quoted(told.schema_name)}.{quoted(told.table_name)}" if told.schema_name and told.table_name else sink
+    remedy = (
+        f" To take them as they are: ALTER TABLE {table} DROP CONSTRAINT {quoted(told.constraint_name)};" if told.constraint_name else ""
+    )
+    where = f" ({redact(told.context).splitlines()[0][:200]})" if told.context else ""
+    return ours(f"{sink} refused the rows: {redact(text_of(error))}{where}. Nothing of them was written.{remedy}")
+
+
+def _alter(sink: Sink, what: str) -> str:
+    return f"ALTER TABLE {sink.name} {what};"
+
+
+def _misfit(sink: Sink, column: fit.Column, misfit: fit.Misfit) -> str:
+    change = _alter(sink, f"ALTER COLUMN {quoted(column.name)} TYPE {misfit.wanted}") if misfit.wanted else ""
+    return f"column {column.name!r}: {misfit}: {change}"
+
+
+def _hint(sink: Sink, name: str) -> str:
+    near = [column.name for column in sink.columns if column.name.lower() == name.lower()]
+    return f" (or rename it in the rows: the table has {near[0]!r})" if near else ""
+
+
+def _refuse(sink: Sink, wrong: list[str], error: type[SinkMismatch] = RowsMisfit) -> None:
+    if wrong:
+        raise error(f"The rows do not fit {sink.name}; nothing was sent.\n- " + "\n- ".join(wrong))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table, for rows of Python objects."""
+
+    sink: Sink
+
+    @property
+    def shown(self) -> str:
+        """Its name, quoted for SQL."""
+        return self.sink.name
+
+    def targets(self) -> dict[str, Target]:
+        """By column."""
+        return {column.name: target_of(column) for column in self.sink.columns}
+
+    def require(self, names: Sequence[str], rows: PlainRows) -> None:
+        """Raise RowsMisfit for columns that the table lacks, or requires and the rows lack."""
+        require_columns(self.sink, list(map(str, names)), lambda name: rows.schema.field(name).type)
+
+    def alter(self, column: str, wanted: pa.DataType) -> str:
+        """The statement that changes the column's type; empty where it has that type already."""
+        own = next((own for own in self.sink.columns if own.name == column), None)
+        if own is not None and (type_for(wanted) == own.type or (type_for(wanted) == own.base and own.modifier < 0)):
+            return ""
+        return f"ALTER TABLE {self.sink.name} ALTER COLUMN {quoted(column)} TYPE {type_for(wanted)}"
+
+
+def target_of(column: fit.Column) -> Target:
+    """The target of one column."""
+    if column.element is not None and column.base not in _SIMPLE:
+        element = fit.element_of(column)
+        part = target_of(element)
+        if part.kind == "numeric":
+            part = replace(part, kind="numeric in a list")
+        arrow = pa.list_(pa.field("element", part.arrow))
+        return Target("list", arrow, column.type, not column.not_null, parts={"element": part})
+    kind, arrow, limits = _kind(column)
+    return Target(kind, arrow, column.type, not column.not_null, limits)
+
+
+def _kind(column: fit.Column) -> tuple[str, pa.DataType, Limits]:
+    if column.base in _SIMPLE:
+        return (*_SIMPLE[column.base], Limits(nul=False, step=fit.step_of(column)))
+    if column.base == "numeric":
+        return _number(*fit.size_of(column))
+    if column.base in fit.TEXTS:
+        return "text", pa.string(), Limits(fit.length_of(column), nul=False)
+    if column.base == "timetz":
+        return "timetz", pa.string(), Limits(step=fit.step_of(column))
+    return "other", pa.string(), Limits(nul=False, size=fit.BYTES.get(column.base), whole=fit.WHOLE.get(column.base))
+
+
+def _number(precision: int | None, scale: int | None) -> tuple[str, pa.DataType, Limits]:
+    if precision is not None and scale is not None and 0 <= scale <= precision <= 38:
+        return "decimal", pa.decimal128(precision, scale), Limits()
+    return "numeric", pa.string(), Limits(precision=precision, scale=scale)

@@ -1,0 +1,9 @@
+"""Publishing so that each event is one event at a consumer of ours, however often it had to be sent.
+
+Importing this needs no driver; a publisher needs PostgreSQL for its state, and the driver of what it sends to.
+"""
+
+from dedup.publishing.events import Event
+from dedup.publishing.publisher import Published, Publisher
+
+__all__ = ["Event", "Published", "Publisher"]

@@ -1,0 +1,257 @@
+"""The publisher: events are stored with their number and id, sent, confirmed - and sent again, unchanged, until they are confirmed.
+
+One publisher of a producer group at a time; the newest wins. What is promised, and what not: docs/publishing.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from checkpoint import given
+from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, StoreRestored, StoreUnavailable
+from dedup.core.settings import PUBLISHER
+from dedup.publishing.events import GATEWAY, Event, Sender, Stored, check_text, pages, payload_hash, spread, stored
+from dedup.publishing.lanes import Lanes, Limits
+
+STEPS = ("open", "resend", "look", "store", "send", "sent", "confirm", "confirmed")
+"""What `on_step` is told, right before each acts; `sent` and `confirmed`: right after."""
+
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Published:
+    """What became of the events of one call. The broker has all of them."""
+
+    new: int = 0
+    known: int = 0  # their ids were published before, with the same body; nothing was sent for them
+
+    def __add__(self, other: Published) -> Published:
+        return Published(self.new + other.new, self.known + other.known)
+
+
+def _no_step(name: str) -> None:
+    """Tell nobody."""
+
+
+class Publisher:
+    """Publishes to one event hub or topic, as one producer group. For threads: one call at a time, others wait.
+
+    Args:
+        group: the producer group. Give a program that is started again the same name, and two that run at once two names.
+        store: the PostgresStore beside whose tables the publisher's state is kept.
+        to: what sends, as `dedup.eventhub.Sender(...)`; this publisher's own.
+        partition_by: "key": we choose the partition, and a resend goes to the same one. "broker": the broker does, by the event's key.
+        max_events, max_bytes: of one page: what is stored by one statement, and kept in memory at once.
+        max_outage: seconds of trying again while the broker or the database is away, before a call raises.
+        resend_within: never send again what was stored longer ago than this; give what consumers keep reservations for. None: for ever.
+        on_step: called with the name of each step right before it acts.
+
+    Raises:
+        ConfigError: the settings make no publisher.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        store: Any,
+        to: Sender,
+        *,
+        partition_by: Literal["key", "broker"] = "key",
+        max_events: int = 1_000,
+        max_bytes: int = 8 * 1024 * 1024,
+        max_outage: float = 60.0,
+        resend_within: dt.timedelta | None = None,
+        on_step: Callable[[str], None] = _no_step,
+    ) -> None:
+        check_text("producer group", group)
+        given.check(PUBLISHER, locals())
+        self.group, self._to, self._store, self._by_key = group, to, store, partition_by == "key"
+        self._limits = Limits(max_events, max_bytes, float(max_outage), resend_within, on_step)
+        self._lanes = Lanes(group, _state_of(store), to, self._limits)
+        self._lock, self._pid, self._turn = threading.RLock(), os.getpid(), 0
+        self._over: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"Publisher({self.group!r}, {self._to!r})"
+
+    def __enter__(self) -> Publisher:
+        self.resend()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ what users call
+    def publish(self, events: Iterable[Event | bytes]) -> Published:
+        """Publish events in their order; returns when the broker has all. The next page is asked for when the one before is confirmed.
+
+        An event without an id is another event each time; one with an id is the same event wherever it is published again.
+
+        Raises:
+            KeyConflict: an id is known with another body; nothing of its page was stored.
+            NotConfirmed: the broker does not confirm; what is stored goes out before anything else does. Repeat the call only with ids.
+            Fenced: a newer publisher has the group. StoreRestored: the state is older than what was published. ResendTooLate.
+            ConfigError: an event cannot be sent. StoreUnavailable, CommitUnknown: the database is away; as NotConfirmed.
+
+        Crash: pages before are confirmed. Of this one all events are stored or none; what is stored is sent by the next to open the group.
+        """
+        done = Published()
+        with self._alone():
+            found = (event if isinstance(event, Event) else Event(event) for event in events)
+            for page in pages(found, self._limits.max_events, self._limits.max_bytes):
+                done += self._publish(page)
+        return done
+
+    def publish_once(self, id: str, event: Event | bytes) -> Published:
+        """Publish one event under an id: called again, by whomever, it is one event at the consumer.
+
+        Raises and Crash: as `publish`.
+        """
+        return self.publish([replace(event if isinstance(event, Event) else Event(event), id=id)])
+
+    def resend(self) -> int:
+        """Open the group and send what an earlier publisher of it stored and did not see confirmed; returns how many events.
+
+        Raises and Crash: as `publish`.
+        """
+        with self._alone():
+            return self._lanes.catch_up()
+
+    def close(self) -> None:
+        """Give the group back. What is not confirmed stays stored."""
+        with self._lock:
+            if self._pid == os.getpid():
+                self._to.close()
+                with contextlib.suppress(StoreUnavailable):
+                    self._lanes.give_back()
+
+    async def publish_async(self, events: Iterable[Event | bytes]) -> Published:
+        """As `publish`, in a thread."""
+        return await asyncio.to_thread(self.publish, events)
+
+    async def publish_once_async(self, id: str, event: Event | bytes) -> Published:
+        """As `publish_once`, in a thread."""
+        return await asyncio.to_thread(self.publish_once, id, event)
+
+    # ------------------------------------------------------------------ one page
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._lock:
+            if self._pid != os.getpid():
+                raise ConfigError("This publisher was made in another process. Make one here, of a group of its own.")
+            if self._over is not None:
+                raise self._over
+            try:
+                yield
+            except (Fenced, StoreRestored) as error:
+                self._over = error
+                raise
+            except BaseException:
+                self._lanes.behind = True
+                raise
+
+    def _publish(self, page: Sequence[Event]) -> Published:
+        self._lanes.catch_up()
+        hashes = _hashes(page)
+        while True:
+            fresh = self._new(page, hashes)
+            if not fresh or self._store_and_send(fresh, hashes):
+                return Published(len(fresh), len(page) - len(fresh))
+
+    def _store_and_send(self, fresh: Sequence[Event], hashes: Mapping[str, int]) -> bool:
+        """False where somebody else was faster with an id."""
+        lanes = self._numbered(fresh)
+        if not self._lanes.store(lanes, {event.id: hashes[event.id] for event in fresh if event.id is not None}):
+            return False
+        self._lanes.send(lanes)
+        self._lanes.behind = False
+        return True
+
+    def _new(self, page: Sequence[Event], hashes: Mapping[str, int]) -> list[Event]:
+        """Those that nobody has published; what others have stored and not sent yet is waited for."""
+        self._limits.on_step("look")
+        known = self._known(list(hashes))
+        for id, found in known.items():
+            if found.payload_hash != hashes[id]:
+                raise KeyConflict(f"Id {id!r} was published to {self._to.topic!r} with another body. Nothing of this page was stored.")
+        for id, found in known.items():
+            if not found.confirmed:
+                self._wait_for(id, found.publisher)
+        firsts: dict[object, Event] = {}
+        for number, event in enumerate(page):
+            firsts.setdefault(number if event.id is None else event.id, event)
+        return [event for name, event in firsts.items() if name not in known]
+
+    def _known(self, ids: Sequence[str]) -> Mapping[str, Any]:
+        owner = self._lanes.owner()
+        found: Mapping[str, Any] = self._lanes.patiently(lambda: self._lanes.state.known(owner, ids))
+        return found
+
+    def _wait_for(self, id: str, publisher: int) -> None:
+        """Until the group that stored this id has sent it; if its process is gone, send what it left."""
+        end, state = time.monotonic() + self._limits.max_outage, self._lanes.state
+        while not self._known([id])[id].confirmed:
+            name = state.name_of(publisher)
+            if state.is_gone(publisher):
+                other = Lanes(name, _state_of(self._store), self._to, self._limits)
+                other.catch_up()
+                other.give_back()
+            elif time.monotonic() > end:
+                raise NotConfirmed(
+                    f"Id {id!r} was stored by producer group {name!r}, which has not sent it yet and may be alive. Try again."
+                )
+            else:
+                time.sleep(POLL_SECONDS)
+
+    def _numbered(self, events: Sequence[Event]) -> dict[int, list[Stored]]:
+        """partition -> its events, with their numbers. Raises ConfigError for one that cannot be sent."""
+        owner, lanes = self._lanes.owner(), dict[int, list[Stored]]()
+        largest = self._lanes.patiently(self._to.largest)
+        self._turn += 1
+        for event in events:
+            partition = self._partition(event, owner.partitions)
+            lane = lanes.setdefault(partition, [])
+            row = stored(owner, event, partition, self._lanes.next.get(partition, 1) + len(lane))
+            if row.size > largest:
+                raise ConfigError(
+                    f"An event of {len(event.body)} bytes, with its properties, is above the {largest} of {self._to.topic!r}."
+                )
+            lane.append(row)
+        return lanes
+
+    def _partition(self, event: Event, spread_over: int) -> int:
+        if event.partition is not None:
+            if event.partition >= self._lanes.broker_has:
+                raise ConfigError(f"There is no partition {event.partition}: {self._to.topic!r} has {self._lanes.broker_has}.")
+            return event.partition
+        if not self._by_key:
+            return GATEWAY
+        name = event.key if event.key is not None else event.id
+        return spread(name, spread_over) if name is not None else self._turn % spread_over
+
+
+def _hashes(page: Sequence[Event]) -> dict[str, int]:
+    """id -> payload hash. Raises KeyConflict where two events of the page have one id and two bodies."""
+    found: dict[str, int] = {}
+    for event in page:
+        if event.id is not None and found.setdefault(event.id, hashed := payload_hash(event.body)) != hashed:
+            raise KeyConflict(f"Id {event.id!r} is given to two events with different bodies. Nothing of this page was stored.")
+    return found
+
+
+def _state_of(store: Any) -> Any:
+    """Where the publisher's state is kept. Raises ConfigError for a store that has no such place."""
+    if not any(kind.__module__.startswith("dedup.postgres") for kind in type(store).__mro__):
+        raise ConfigError("A publisher keeps its state in PostgreSQL. Give it a PostgresStore.")
+    from dedup.publishing.postgres import PublisherState
+
+    return PublisherState(store.dsn, store.schema, store.auto_migrate)

@@ -1,0 +1,348 @@
+"""What a person does with dead letters, but for running handlers: look, group, show, discard, restore, edit, export, import.
+
+The command `dedup dead-letters` is a shell around this. Works while the stream runs, and does not stall it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError
+from checkpoint.head import Head
+from deadletter import plans
+from deadletter.letter import HISTORY, Action, Kind, Status
+from deadletter.plans import BUSY, NOT_THERE, WAITING_STATUSES, Plan, Who, history
+from deadletter.selection import Selection
+from deadletter.store import KEYS, Change
+from deadletter.work import Access, Changed, Progress, Which, change, no_progress
+from dedup.core import keys
+from dedup.core.store import Store
+from dedup.reprocessing import files, unsent
+from dedup.reprocessing.files import Format, Imported
+from dedup.reprocessing.letters import first_failure
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One dead letter, whole."""
+
+    table: pa.Table  # LETTERS + duplicates, one row
+    history: pa.Table  # HISTORY, oldest first, its first failure included
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its columns."""
+        return dict(self.table.to_pylist()[0])
+
+    @property
+    def text(self) -> str | None:
+        """The body as text; None where it is null or no UTF-8."""
+        try:
+            return None if self.row["body"] is None else self.row["body"].decode()
+        except UnicodeDecodeError:
+            return None
+
+    @property
+    def json(self) -> Any:
+        """The body as a JSON value; None where it is none."""
+        try:
+            return None if self.text is None else json.loads(self.text)
+        except (ValueError, RecursionError):
+            return None
+
+
+class DeadLetters:
+    """The dead letters of a store.
+
+    What changes letters is done in portions, each one transaction, and takes either a selection (whose `limit` counts: the default is the
+    first 100) or whole ids. Letters whose status does not allow it are skipped, and the result says why. Of a person and a reprocess that
+    are at one letter at once, one wins; the other one skips it.
+
+    Args:
+        store: PostgresStore or DeltaStore.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def select(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
+        """Letters in position order, those of messages (UNSENT) last: LETTERS and how many later `duplicates` of its key each has stopped.
+
+        Args:
+            columns: only these.
+        """
+        if unsent.is_meant(selection) or (selection.after and unsent.ids_among(self.store, [selection.after])):
+            return unsent.letters(self.store, selection, columns)
+        events = self.store.letters(selection, columns)
+        left = None if selection.limit is None else selection.limit - events.num_rows
+        if left == 0:
+            return events
+        return unsent.joined(events, unsent.letters(self.store, replace(selection, limit=left, after=None), columns))
+
+    def groups(self, selection: Selection | None = None) -> pa.Table:
+        """Letters by fingerprint and kind, the largest group first, with first and last failure and an example (GROUPS)."""
+        asked = selection or Selection()
+        return unsent.largest(self.store.groups(asked), unsent.groups(self.store, asked), asked.limit)
+
+    def show(self, id: str) -> Letter:
+        """One letter with its history.
+
+        Args:
+            id: whole, or the first digits of it.
+
+        Raises:
+            ConfigError: no letter begins like that, or more than one.
+        """
+        letter = self.select(Selection(ids=(self.find(id),)))
+        (row,) = letter.drop_columns(["body", "extras"]).to_pylist()
+        past = self.store.history(row["id"])
+        if row["attempts"] == 1 and not pc.any(pc.equal(past["action"], Action.FAILED.value)).as_py():
+            past = pa.concat_tables([history([first_failure(row)]), past])
+        return Letter(letter, past.sort_by("at"))
+
+    def find(self, id: str) -> str:
+        """The whole id of the one letter whose id begins like that. Raises ConfigError where there is none, or more than one."""
+        found = self.select(Selection(id=id, limit=2), ["id"])["id"].to_pylist() if id else []
+        if len(found) != 1:
+            many = "more than one dead letter begins" if found else "no dead letter begins"
+            raise ConfigError(f"{many} with {id!r}. `dedup dead-letters list` shows ids.")
+        return str(found[0])
+
+    def discard(
+        self, which: Which, *, reason: str, by: str, release_key: bool = False, dry_run: bool = False, on_progress: Progress = no_progress
+    ) -> Changed:
+        """Give letters up: they are never run again, and those that wait behind them in their sequence can be.
+
+        Args:
+            which: letters of messages (kind UNSENT) are meant by that kind, or by their ids, alone.
+            release_key: forget the key as well, so that a later copy of the message counts as new. Without it the letter goes on to hold
+                its key, and later copies are duplicates.
+            dry_run: say what would be done.
+            on_progress: called with letters done and letters meant.
+
+        Raises:
+            ConfigError: the reason is blank; letters of messages are mixed with others.
+
+        Crash: each portion is done or not; a second call goes on with the others.
+        """
+        if not reason.strip():
+            raise ConfigError("Letters are given up for a reason. Say it: it is kept with them.")
+        if isinstance(which, Selection) and unsent.is_meant(which):
+            return unsent.discard(self.store, which, dry_run=dry_run)
+        if not isinstance(which, Selection) and (messages := unsent.ids_among(self.store, which)):
+            if set(which) - set(messages):
+                raise ConfigError("Some of these letters are of messages (UNSENT) and some of events: discard them separately.")
+            return unsent.discard(self.store, Selection(kind=Kind.UNSENT, ids=tuple(messages), limit=None), dry_run=dry_run)
+        who = _who(by, reason)
+
+        def plan(access: Access) -> Plan:
+            if not release_key:
+                return plans.discard(access.letters, HISTORY.empty_table(), (), who, release_key)
+            past = access.history(access.letters.filter(access.letters["holds_key"]))
+            keys = plans.held(access.letters, past).values()
+            return plans.discard(access.letters, past, access.known(k for own in keys for k in own), who, release_key)
+
+        return change(self.store, which, plan, dry_run=dry_run, on_progress=on_progress)
+
+    def restore(self, which: Which, *, reason: str, by: str, dry_run: bool = False, on_progress: Progress = no_progress) -> Changed:
+        """Take discards back: the letters are open again, or blocked where an earlier one of their sequence is.
+
+        A letter that released its key reserves it again; where another event has been decided under it since, it is skipped.
+
+        Crash: each portion is done or not; a second call goes on with the others.
+        """
+        who = _who(by, reason)
+
+        def plan(access: Access) -> Plan:
+            free = access.letters.filter(pc.invert(access.letters["holds_key"]))
+            past = access.history(free.filter(free["key"].is_valid()))
+            keys = plans.released(access.letters, past).values()
+            return plans.restore(access.letters, past, access.known(k for own in keys for k in own), who)
+
+        return change(self.store, which, plan, dry_run=dry_run, on_progress=on_progress)
+
+    def edit(
+        self,
+        id: str,
+        *,
+        body: bytes | None = None,
+        key: str | Sequence[str] | None = None,
+        reason: str,
+        by: str,
+        dry_run: bool = False,
+    ) -> Changed:
+        """Change the body of an open or blocked letter, or its idempotence key; reprocess then takes it as it is now.
+
+        What was there is kept in the history. After an edit of the body the key is computed from it when the letter is reprocessed; a key
+        that is given here counts whatever the body says. The old key stays reserved: a copy of the original is a duplicate.
+
+        Args:
+            id: whole.
+            key: one text for each column of the consumer's `idempotence_key=`.
+
+        Raises:
+            ConfigError: there is nothing to change, no such letter, one that is settled, or the new key is decided already.
+
+        Crash: the edit is made with its history, or not.
+        """
+        wanted = Edit(body, (key,) if isinstance(key, str) else None if key is None else tuple(key))
+        if wanted == Edit():
+            raise ConfigError("Give a new body, a new key, or both.")
+        done = change(self.store, [id], lambda access: _edit(access, wanted, _who(by, reason)), dry_run=dry_run)
+        for why in (NOT_THERE, BUSY):
+            if why in done.skipped:
+                raise ConfigError(f"Letter {id!r} was not edited: {why}.")
+        return done
+
+    def export(
+        self, selection: Selection, to: str | Path | BinaryIO, format: Format | None = None, on_progress: Progress = no_progress
+    ) -> int:
+        """Write letters with their history to a new file; returns how many. Exact bytes, in bounded memory.
+
+        Args:
+            to: the file's path, or where to write to.
+            format: "jsonl" or "parquet"; by default what the path ends with, else JSON lines.
+
+        Raises:
+            ConfigError: the file is there already.
+            StoreRestored, PublicationStuck: letters may be missing, because tables were restored or copied back. What is there can be read
+                all the same: by `select`, `groups` and `show`.
+
+        Crash: the file is there, whole, or not there.
+        """
+        return files.export(self.store, selection, to, format, on_progress)
+
+    def import_(
+        self,
+        path: str | Path,
+        *,
+        by: str,
+        reason: str = "",
+        accept_keys: bool = False,
+        dry_run: bool = False,
+        on_progress: Progress = no_progress,
+    ) -> Imported:
+        """Put letters back that `export` wrote, under their ids and with their history. Those that are there already are left alone.
+
+        They hold their keys again. A letter whose key is decided here comes in as a DUPLICATE. The whole file is checked before the first
+        letter comes in: ids have to be those of their positions, keys and sequences those of their readable columns, and other columns of
+        an event (`extras`) cannot have the names of its own.
+
+        Args:
+            accept_keys: reserve keys as the file has them. Needed for those of which the readable text is cut, or does not show them whole.
+
+        Raises:
+            ConfigError: the file is not one that `export` wrote, or was changed since (the error names line or letter, and column); its
+                consumer is not in this store. Nothing was imported.
+            Whatever the store raises; where letters came in before that, a note on the error says how many.
+
+        Crash: each portion is done or not; a second call goes on with the others.
+        """
+        who = _who(by, reason or f"imported from {Path(path).name}")
+        return files.import_(self.store, Path(path), who, accept_keys, dry_run, on_progress)
+
+
+def _edit(access: Access, wanted: Edit, who: Who) -> Plan:
+    if not access.letters.num_rows:
+        return Plan()
+    past, head = access.history(), access.head
+    (letter,) = access.letters.to_pylist()
+    own = plans.held(access.letters, past).get(letter["id"], [])
+    key = [] if wanted.key is None else [given_key(head, letter, wanted.key)]
+    return edit(letter, wanted, head, own, access.known(key), who)
+
+
+def _who(by: str, reason: str) -> Who:
+    return Who(by, reason, dt.datetime.now(dt.UTC))
+
+
+def given_key(head: Head, letter: Mapping[str, Any], parts: Sequence[str]) -> bytes:
+    """The key that an event with these key columns has, at this letter's topic.
+
+    Args:
+        parts: one text for each column of `idempotence_key=`; one for a message id.
+
+    Raises:
+        ConfigError: the number of parts is not that of the key columns.
+    """
+    settings = head.settings or {}
+    columns = json.loads(settings.get("key_columns", "[]")) or [keys.MESSAGE_ID]
+    if len(parts) != len(columns):
+        raise ConfigError(f"A key of {head.consumer!r} has {len(columns)} part(s): {', '.join(columns)}. Give each of them, in this order.")
+    scope = [] if settings.get("key_scope") == "consumer" else [letter["source"].encode(), letter["topic"].encode()]
+    encoded = keys.prefix(head.consumer, head.keyspace) + keys.encode_parts(scope)
+    encoded += keys.USER_KEY + keys.encode_parts(part.encode() for part in parts)
+    return hashlib.sha256(encoded).digest()[: keys.KEY_SIZE]
+
+
+def shown(parts: Sequence[str]) -> str:
+    """A key as people read it."""
+    return "|".join(parts).replace("\x00", "")[: keys.TEXT_SIZE]
+
+
+def payload_hash(head: Head, letter: Mapping[str, Any], body: bytes | None) -> int:
+    """Of the payload that a given key stands for: the new body where the whole body counts, else what the letter has."""
+    if body is None or json.loads((head.settings or {}).get("key_payload", "[]")):
+        return int(letter["payload_hash"] or 0)
+    return int.from_bytes(hashlib.sha256(keys.encode(body)).digest()[:8], "big", signed=True)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What a person changes of one letter: the body, the key (one text for each key column), or both."""
+
+    body: bytes | None = None
+    key: tuple[str, ...] | None = None
+
+
+def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes], known: Sequence[bytes], who: Who) -> Plan:
+    """Change the body or the key; what was there before is kept in the history, and the old key stays reserved.
+
+    Args:
+        own: keys that the letter holds.
+        known: the new key, where it is reserved or held.
+
+    Raises:
+        ConfigError: the letter is neither open nor blocked, or the new key is decided.
+    """
+    _refuse_edit(letter)
+    changes: dict[str, Any] = {"id": [letter["id"]]}
+    entry = {**who.did(Action.EDITED), "letter_id": letter["id"], "key": letter["key"], "reserved": 0}
+    if edit.body is not None:
+        changes |= {"body": pa.array([edit.body], pa.binary()), "body_size": pa.array([len(edit.body)], pa.int64())}
+        changes["body_sha256"] = pa.nulls(1, pa.binary())
+        entry["body"] = letter["body"]
+    reserve = KEYS.empty_table()
+    if edit.key is not None:
+        entry["idempotence_key"] = letter["idempotence_key"] or ""
+        key = given_key(head, letter, edit.key)
+        if key not in own:
+            _refuse_decided(edit.key, known)
+        if key not in known:  # also an own one of earlier, whose reservation a purge has dropped: nothing but a letter's key is kept
+            reserve = plans.reservations([key], [payload_hash(head, letter, edit.body)])
+        changes |= {"key": pa.array([key], pa.binary(16)), "holds_key": [True], "idempotence_key": [shown(edit.key)]}
+        entry["reserved"] = reserve.num_rows
+    return Plan((Change(pa.table(changes), history([entry])),), reserve, {letter["kind"]: 1})
+
+
+def _refuse_edit(letter: Mapping[str, Any]) -> None:
+    advice = {Status.DISCARDED: "Restore it first.", Status.REPROCESSED: "It had its effect, and cannot have another one."}
+    if letter["status"] not in WAITING_STATUSES:
+        raise ConfigError(f"Letter {letter['id'][:12]} is {letter['status']}. {advice.get(letter['status'], 'It is settled.')}")
+
+
+def _refuse_decided(parts: Sequence[str], known: Iterable[bytes]) -> None:
+    if any(known):
+        raise ConfigError(
+            f"The key {shown(parts)!r} is decided already: an event with it was processed, or a letter holds it. "
+            "If this letter is a copy of that event, discard it; else give it another key."
+        )

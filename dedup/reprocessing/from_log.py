@@ -1,0 +1,303 @@
+"""Positions that were never delivered, as those of an accepted gap, run from a batch read of the log. Called by reprocess with from_log.
+
+Reading the log again by position, through what the user registered as `consumer.log`. Called by letters.py and replay.py.
+
+What the tables say about a range of positions: processed, parked, duplicate, skipped, or never delivered.
+
+Called by reprocess, its from_log, and replay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from checkpoint import guards
+from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, command
+from checkpoint.head import Head, Run
+from checkpoint.position import LAST, Partition, Range, Ranges
+from checkpoint.records import RecordFilter
+from deadletter.outage import with_replanning
+from deadletter.selection import Selection
+from dedup.consumer import Consumer, open_batch
+from dedup.core.envelope import check_positions
+from dedup.core.index import Index
+from dedup.core.store import Store, Transaction
+from dedup.pipeline import commit, company
+from dedup.pipeline.batch import EvaluatedBatch
+from dedup.pipeline.commit import Job, Report
+from dedup.reprocessing.options import ReprocessOptions
+
+WINDOW = 10_000
+"""Positions that are read, and decided, at once."""
+
+log = logging.getLogger("dedup")
+
+MERGED = -1
+"""The batch id of a record that a purge has made of several (sql/postgres, merge_batches)."""
+
+
+@dataclass
+class Filled:
+    """What became of absent positions."""
+
+    absent: int = 0  # positions in the range that nothing is known of
+    ran: Report = field(default_factory=Report)
+    lost: Ranges = field(default_factory=Ranges)  # not in the log any more, recorded as LOST
+    dry_run: bool = False
+
+
+def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, options: ReprocessOptions | None = None) -> Filled:
+    """Run the absent positions of the selected range, up to the checkpoint, through the consumer's handler, as late events.
+
+    Raises:
+        ConfigError: no topic is selected, or what is no position; a limit or rate; nothing is registered with `consumer.log`.
+        IncarnationChanged: the log holds another event than was decided right beside absent positions: the topic was created again.
+        PositionsMissing: the log does not have some of them any more; without `options.skip_missing`. What came before them is done.
+
+    Crash: each window of positions is decided or not; a second call goes on with what is absent then.
+    """
+    how, store = options or ReprocessOptions(), consumer.store
+    if how.limit is not None or how.rate is not None:
+        raise ConfigError("--limit and --rate are for letters. Of the log, give a shorter range: a second call goes on behind it.")
+    head = consumer.known_head()
+    covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
+    filled = Filled(sum(len(c.absent) for c in covers), dry_run=dry_run)
+    if not dry_run:
+        job, run = consumer.job(), f"from-log:{uuid.uuid4().hex}"
+        for cover in covers:
+            _fill_partition(job, cover, how, run, filled)
+    return filled
+
+
+def _fill_partition(job: Job, cover: Coverage, options: ReprocessOptions, run: str, filled: Filled) -> None:
+    for number, span in enumerate(windows(cover.absent)):
+        missing = with_replanning(partial(_fill_window, job, cover.partition, span, Run(run, 0, number), options, filled))
+        if missing:
+            reason = f"LOST {cover.partition} {missing}: not in the log any more" + (f"; {options.reason}" if options.reason else "")
+            job.store.amend(job.name, lambda head: head, by=options.by, reason=reason)
+            filled.lost |= missing
+        options.on_progress(filled.ran.delivered, filled.absent)
+
+
+def _fill_window(job: Job, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
+    """Decide these positions in one transaction; returns those that the log has lost.
+
+    The positions right beside them are read with them where they were decided: they tell a topic that was created again.
+    """
+    with (
+        company.taken(job.name),
+        job.store.begin_letters(job.name, positions=True) as transaction,
+        read_again(job, partition, _with_neighbours(span, partition, transaction), transaction.head) as (rows, index),
+    ):
+        missing = lost(job, partition, Ranges.of([span]) - Ranges.of_numbers(index.numbers))
+        if missing and not options.skip_missing:
+            raise PositionsMissing(
+                f"{partition} {missing} cannot be had: the log does not have them (any more). Run what is there with "
+                "--skip-missing, which records the others as LOST."
+            )
+        if len(index):
+            chunk = commit.Chunk(rows, index, run, transaction.head, stream=False)
+            state = commit.decide_chunk(chunk, job.store, transaction, job.policy.unwatched())
+            filled.ran.add(state[(index.numbers >= span.first) & (index.numbers <= span.last)])
+    return missing
+
+
+def _with_neighbours(span: Range, partition: Partition, transaction: Transaction) -> Range:
+    """With the positions before and behind it that were decided: as redeliveries they are compared with what was decided, and dropped."""
+    seen = transaction.seen({partition: (span.first - 1, span.last + 1)}).get(partition, Ranges())
+    before, behind = seen.contains(np.array([span.first - 1, span.last + 1])).tolist()
+    return Range(span.first - before, span.last + behind)
+
+
+def read(job: Job, partition: Partition, span: Range) -> Any:
+    """Whatever `consumer.log` gives for these positions. Raises ConfigError where nothing is registered."""
+    if job.read_log is None:
+        raise ConfigError(
+            f"Consumer {job.name!r} cannot read the log again. Register a function (source, topic, partition, first, last) -> "
+            "DataFrame with @consumer.log."
+        )
+    return job.read_log(*partition, span.first, span.last)
+
+
+@contextmanager
+def read_again(job: Job, partition: Partition, span: Range, head: Head) -> Iterator[tuple[EvaluatedBatch, Index]]:
+    """The events of these positions that the log still has, prepared like a batch of the stream, and their index."""
+    with open_batch(read(job, partition, span), job.scratch).evaluate(job.prepare(head)) as rows:
+        guards.refuse_others(head, job.topic_ids([partition]))
+        check_positions(rows.index)
+        index = Index.of(rows.index, rows.payload_hashes)
+        place = index.partitions.index(partition) if partition in index.partitions else -1
+        inside = (index.place == place) & (index.numbers >= span.first) & (index.numbers <= span.last)
+        yield rows, index.only(np.flatnonzero(inside))
+
+
+def lost(job: Job, partition: Partition, missing: Ranges) -> Ranges:
+    """Those of these positions, which the log did not give, that are lost.
+
+    A reader that says where its log begins (`first_kept`) tells them from what never was an event: markers, aborted messages, what was
+    compacted. Of any other reader all count as lost.
+    """
+    first_kept = getattr(job.read_log, "first_kept", None)
+    if first_kept is None or not missing:
+        return missing
+    border = first_kept(*partition)
+    return missing & Ranges.of([(missing.items[0].first, border - 1)]) if border > missing.items[0].first else Ranges()
+
+
+def windows(ranges: Ranges) -> Iterator[Range]:
+    """The ranges in pieces that fit into memory."""
+    for span in ranges.items:
+        for first in range(span.first, span.last + 1, WINDOW):
+            yield Range(first, min(first + WINDOW - 1, span.last))
+
+
+def read_bodies(job: Job, letters: pa.Table) -> dict[str, bytes]:
+    """Letter id -> whole body, of those letters whose event the log still has; compared by length and SHA-256.
+
+    Args:
+        letters: LETTERS that keep only the beginning of their bodies.
+
+    Raises:
+        IncarnationChanged: the log has another event at a letter's position, although the topic counts as the one it was parked from.
+    """
+    found: dict[str, bytes] = {}
+    head = job.store.head(job.name)
+    for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist():
+        partition, number = Partition(letter["source"], letter["topic"], letter["partition"]), letter["sequence_number"]
+        with read_again(job, partition, Range(number, number), head) as (rows, index):
+            mine = index.order[index.parts == letter["part"]]
+            bodies = rows.content(mine)["body"].to_pylist() if len(mine) else []
+        if bodies and _is_of(letter, bodies[0]):
+            found[letter["id"]] = bodies[0]
+        elif bodies and letter["incarnation"] == head.incarnations.get((letter["source"], letter["topic"]), 0):
+            raise IncarnationChanged(_other_body(job.name, letter, bodies[0]))
+    return found
+
+
+def _is_of(letter: Mapping[str, Any], body: bytes | None) -> bool:
+    return body is not None and len(body) == letter["body_size"] and hashlib.sha256(body).digest() == letter["body_sha256"]
+
+
+def _other_body(consumer: str, letter: Mapping[str, Any], body: bytes | None) -> str:
+    source, topic = letter["source"], letter["topic"]
+    there = "no body" if body is None else f"a body of {len(body)} bytes"
+    return (
+        f"Consumer {consumer!r}: the log holds another event at {source}/{topic}/{letter['partition']} {letter['sequence_number']} than "
+        f"dead letter {letter['id'][:12]}, whose body has {letter['body_size']} bytes: there is {there}, with another SHA-256. Nothing was "
+        f"changed. Correct what `consumer.log` reads; or, if topic {topic!r} was deleted and created again: "
+        f"{command('consumer', 'accept-incarnation', consumer, '--source', source, '--topic', topic)}."
+    )
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The positions of one partition within a range, up to its checkpoint."""
+
+    partition: Partition
+    asked: Ranges  # the range, cut at the checkpoint
+    processed: Ranges
+    lettered: Ranges
+    duplicates: Ranges
+    skipped: Ranges
+    absent: Ranges  # below the checkpoint, never delivered
+    forgotten: Ranges = field(default_factory=Ranges)  # a purge has merged their records: duplicates and skipped ones count as processed
+
+
+def partitions_of(head: Head, selection: Selection) -> list[Partition]:
+    """The partitions that a selection of positions means.
+
+    Raises:
+        ConfigError: the selection names no topic, or asks for something that only letters have; no partition of the consumer matches; the
+            range is empty, or lies above every checkpoint.
+    """
+    _refuse_what_letters_have(selection)
+    if selection.topic is None:
+        raise ConfigError("Positions are selected by topic, and partition and range if need be: give --topic.")
+    found = matching(head, selection)
+    if not found:
+        known = ", ".join(map(str, sorted(head.checkpoints))) or "none"
+        raise ConfigError(f"Consumer {head.consumer!r} has no checkpoint in such a partition. It has: {known}.")
+    _refuse_nothing(head, selection, found)
+    _tell_of_undecided(head, selection.last, found)
+    return found
+
+
+def _refuse_what_letters_have(selection: Selection) -> None:
+    plain = Selection(selection.consumer, selection.source, selection.topic, selection.partition, selection.first, selection.last)
+    asked = [f.name for f in fields(plain) if f.name != "limit" and getattr(selection, f.name) != getattr(plain, f.name)]
+    if asked:
+        raise ConfigError(f"Positions of the log have no {', '.join(asked)}. Select them by source, topic, partition and range.")
+
+
+def _refuse_nothing(head: Head, selection: Selection, found: Sequence[Partition]) -> None:
+    first, last = selection.first, selection.last
+    if first is not None and last is not None and first > last:
+        raise ConfigError(f"There is no position from {first} to {last}.")
+    if first is not None and all(first > head.checkpoints[p].sequence_number for p in found):
+        ends = ", ".join(f"{p} at {head.checkpoints[p].sequence_number}" for p in found)
+        raise ConfigError(f"Positions from {first} on were not decided yet: the stream brings them. The checkpoint stands: {ends}.")
+
+
+def _tell_of_undecided(head: Head, last: int | None, found: Sequence[Partition]) -> None:
+    for partition in found:
+        point = head.checkpoints[partition].sequence_number
+        if last is not None and last > point:
+            log.warning("%s: positions %d to %d were not decided yet and are left out: the stream brings them", partition, point + 1, last)
+
+
+def matching(head: Head, selection: Selection) -> list[Partition]:
+    """The partitions with a checkpoint that fit."""
+    wanted = {"source": selection.source, "topic": selection.topic, "partition": selection.partition}
+    return [p for p in sorted(head.checkpoints) if all(v is None or getattr(p, n) == v for n, v in wanted.items())]
+
+
+def coverage(store: Store, head: Head, partition: Partition, selection: Selection) -> Coverage:
+    """What was decided about the positions of a partition that the selection's range names.
+
+    Positions above the checkpoint are the stream's, and not part of it.
+    """
+    life = head.incarnations.get((partition.source, partition.topic), 0)
+    mine = [b for b in store.batches(head.consumer, _window(partition, selection)).to_pylist() if _is_letter_of(b, partition, life, head)]
+    seen = _union(mine, "seen")
+    lowest = seen.items[0].first if seen.items else head.passed.get(partition, -1) + 1
+    first = lowest if selection.first is None else selection.first
+    last = min(LAST if selection.last is None else selection.last, head.checkpoints[partition].sequence_number)
+    asked = Ranges.of([Range(first, last)]) if first <= last else Ranges()
+    duplicates, skipped = _union(mine, "duplicates") & asked, _union(mine, "skipped") & asked
+    lettered = _lettered(store, head, partition, life, first, last) & asked
+    processed = (seen & asked) - duplicates - skipped - lettered
+    forgotten = _union([b for b in mine if b["batch_id"] == MERGED], "seen") & asked
+    return Coverage(partition, asked, processed, lettered, duplicates, skipped, asked - seen, forgotten)
+
+
+def _window(partition: Partition, selection: Selection) -> RecordFilter:
+    """The records that the answer depends on: where no first position is named, the lowest one that was seen counts."""
+    if selection.first is None:
+        return RecordFilter(partition=partition)
+    return RecordFilter(partition=partition, first=selection.first, last=LAST if selection.last is None else selection.last)
+
+
+def _is_letter_of(batch: dict[str, Any], partition: Partition, life: int, head: Head) -> bool:
+    where = Partition(batch["source"], batch["topic"], batch["partition"])
+    return where == partition and batch["incarnation"] == life and batch["generation"] >= head.keyspace
+
+
+def _union(batches: Iterable[dict[str, Any]], name: str) -> Ranges:
+    return Ranges.of((r["first"], r["last"]) for batch in batches for r in batch[name])
+
+
+def _lettered(store: Store, head: Head, partition: Partition, life: int, first: int, last: int) -> Ranges:
+    asked = Selection(head.consumer, *partition, first=first, last=last, limit=None)
+    letters = store.letters(asked, ["sequence_number", "incarnation", "generation", "status"]).to_pylist()
+    numbers = [x["sequence_number"] for x in letters if x["incarnation"] == life and x["generation"] >= head.keyspace]
+    return Ranges.of((n, n) for n in numbers)

@@ -1,0 +1,547 @@
+"""A person sends dead letters through the same door again: the same preparation, the same handler, the same kind of transaction.
+
+Letters go in pages, in position order, each page one transaction in which their status changes. A page takes no epoch and no checkpoint: it
+works while the stream runs. What a page has committed is done; a second call goes on with the letters that are left.
+
+The letters of a reprocess: which can be run, in which portions, and what counts of them.
+
+Called by letters.py.
+
+Dead letters as events again: the table that goes through the same preparation as a batch, and the judgement of its keys. Pure.
+
+Called by letters.py.
+
+What becomes of dead letters that were tried again: their new state and what is appended to their history. Pure.
+
+Called by letters.py.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError, PositionsMissing, ReprocessStopped
+from checkpoint.head import Run
+from checkpoint.position import Bools, Ints
+from deadletter import plans
+from deadletter.failure import Failure
+from deadletter.letter import LETTERS, Action, Kind, Status, fingerprint, table_of
+from deadletter.outage import with_replanning
+from deadletter.plans import REASONS, SHOWN, failure_entry, history, was_given
+from deadletter.selection import Selection
+from deadletter.store import KEYS, Change, Commit, Free
+from deadletter.work import known
+from dedup.consumer import Consumer, open_batch
+from dedup.core import planning
+from dedup.core.envelope import ENVELOPE, POSITION
+from dedup.core.index import Index, first_of_each_key
+from dedup.core.keys import LETTER, SEQUENCE, key_bytes, key_words
+from dedup.core.letters import Why, letter_rows
+from dedup.core.planning import DUPLICATE, LETTER_KINDS, NEW, NO_KEY, SKIPPED, UNDECODABLE, WAITING, OnKeyConflict, Order, Settled, Sifted
+from dedup.core.rows import for_spark, picked
+from dedup.core.steps import Step
+from dedup.core.store import Store, Transaction
+from dedup.decode.prepare import Prepare
+from dedup.pipeline import commit, company, guards
+from dedup.pipeline.batch import EvaluatedBatch
+from dedup.pipeline.commit import Job
+from dedup.reprocessing import unsent
+from dedup.reprocessing.files import Unproven, refuse_own
+from dedup.reprocessing.from_log import coverage, fill, matching, read_bodies
+from dedup.reprocessing.options import FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES, Reprocessed, ReprocessOptions
+
+RUNNABLE = (Status.OPEN.value, Status.BLOCKED.value)
+
+LISTED = ["id", "generation", "source", "topic", "incarnation", "kind", "status", "sequence", "body_size", "body_sha256", "first_failed_at"]
+
+_NAMES = {"key": "event_key"}
+
+CHANGED = (
+    "id", "key", "holds_key", "idempotence_key", "payload_hash", "kind", "reason", "error_type", "error_message", "stack", "fingerprint",
+    "attempts", "last_failed_at", "status",
+)  # fmt: skip
+"""Columns of LETTERS that an attempt changes, and the id."""
+
+_CHANGED = pa.struct([LETTERS.field(name) for name in CHANGED])
+
+
+def reprocess(
+    selection: Selection,
+    consumer: Consumer,
+    *,
+    spark: Any | None = None,
+    from_log: bool = False,
+    dry_run: bool = False,
+    options: ReprocessOptions | None = None,
+) -> Reprocessed:
+    """Run the selected letters that are open or blocked through the consumer's handler.
+
+    Letters of messages (kind UNSENT) are selected by that kind alone; no handler runs, and the messages wait to be sent again.
+
+    A letter that passes is REPROCESSED, and the letters that waited behind it are run, too, oldest first. One that fails again stays as it
+    is, with one more attempt. How many are run at most is `options.limit`; that of the selection is not looked at.
+
+    Args:
+        spark: the session, for handlers that take DataFrames; without it they get pyarrow tables.
+        from_log: run no letters but the positions of the selected range that were never delivered, as those of an accepted gap.
+        dry_run: count what is selected, by kind; nothing runs and nothing changes.
+
+    Raises:
+        ReprocessStopped: `options.stop_after` letters in a row failed.
+        PositionsMissing: bodies that are not kept whole, or absent positions, are not in the log; without `options.skip_missing`.
+        IncarnationChanged: the log has another event where the body of a letter has to be read.
+        HandlerError: this is called inside the consumer's own handler.
+        ConfigError: from_log without a topic, or nothing is registered with `consumer.log`.
+
+    Crash: each page is done or not; a second call goes on.
+    """
+    guards.refuse(consumer.identity, "A reprocess")
+    if unsent.is_meant(selection):
+        return unsent.reprocess(consumer.store, replace(selection, consumer=consumer.name), dry_run=dry_run)
+    head = consumer.known_head()
+    chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or ReprocessOptions()
+    report = Reprocessed(dry_run=dry_run)
+    if from_log:
+        filled = fill(chosen, consumer, dry_run=dry_run, options=how)
+        report.absent, report.filled, report.lost = filled.absent, filled.ran, len(filled.lost)
+        return report
+    report.by_kind = count(store, chosen, how)
+    report.selected = sum(report.by_kind.values())
+    if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
+        covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]
+        report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
+    if not dry_run and report.selected:
+        _Reprocess(consumer.job(), spark, how, report).run(chosen)
+    return report
+
+
+class _Reprocess:
+    """One call."""
+
+    def __init__(self, job: Job, spark: Any | None, options: ReprocessOptions, report: Reprocessed) -> None:
+        self.job, self.spark, self.options, self.report = job, spark, options, report
+        self.size, self.in_a_row = FIRST_PAGE, 0
+        self.done: set[str] = set()
+        self.started = time.monotonic()
+
+    def run(self, selection: Selection) -> None:
+        """Page by page."""
+        for page in pages(self.job.store, selection, self.options.limit, lambda: min(self.size, self.options.at_once)):
+            self._run_with_followers(page)
+
+    def _run_with_followers(self, page: pa.Table) -> None:
+        while (page := page.slice(0, self._room())).num_rows:
+            before = self.report.reprocessed + self.report.duplicates
+            for start in range(0, page.num_rows, self.options.at_once):
+                for part in alike(page.slice(start, self.options.at_once)):
+                    self._run(part)
+                self.options.on_progress(self.report.tried, max(self.report.selected, self.report.tried))
+                self._pause()
+            sequences = tuple({s for s in page["sequence"].to_pylist() if s is not None})
+            released = self.report.reprocessed + self.report.duplicates > before
+            page = self._followers(sequences) if sequences and released else page.slice(0, 0)
+
+    def _room(self) -> int:
+        """Letters that may still be run."""
+        return LARGEST_PAGE if self.options.limit is None else max(0, self.options.limit - self.report.tried)
+
+    def _pause(self) -> None:
+        """So long that no more letters than the rate says were run since the beginning."""
+        if self.options.rate is not None:
+            self.options.sleep(max(0.0, self.report.tried / self.options.rate - (time.monotonic() - self.started)))
+
+    def _followers(self, sequences: tuple[bytes, ...]) -> pa.Table:
+        """Letters of these sequences that nothing blocks any more and that were not tried yet."""
+        asked = Selection(self.job.name, sequences=sequences, statuses=RUNNABLE, limit=LARGEST_PAGE)
+        found = self.job.store.letters(asked, LISTED)
+        return self._not_done(found)
+
+    def _run(self, page: pa.Table) -> None:
+        if self.job.reprocess_within is not None:
+            young = pc.greater_equal(page["first_failed_at"], dt.datetime.now(dt.UTC) - self.job.reprocess_within)
+            self.report.expired += page.num_rows - page.filter(young).num_rows
+            page = page.filter(young)
+        if not page.num_rows:
+            return
+        bodies, lost = self._whole_bodies(page)
+        page = self._not_done(page)
+        ids = page["id"].to_pylist()
+        states = with_replanning(lambda: self._transact([i for i in ids if i not in lost], lost, bodies))
+        self.done.update(ids)
+        self._count(page, states, lost)
+
+    def _not_done(self, letters: pa.Table) -> pa.Table:
+        return picked(letters, np.flatnonzero([letter not in self.done for letter in letters["id"].to_pylist()]))
+
+    def _whole_bodies(self, page: pa.Table) -> tuple[Mapping[str, bytes], set[str]]:
+        large = page.filter(pc.is_valid(page["body_sha256"]))
+        if not large.num_rows:
+            return {}, set()
+        letters = self.job.store.letters(Selection(ids=tuple(large["id"].to_pylist()), limit=None))
+        bodies = read_bodies(self.job, letters)
+        lost = {i for i in letters["id"].to_pylist() if i not in bodies}
+        if lost and not self.options.skip_missing:
+            where = ", ".join(f"{x['topic']}/{x['partition']} {x['sequence_number']}" for x in letters.to_pylist() if x["id"] in lost)
+            raise PositionsMissing(
+                f"The bodies at {where} are larger than max_body and cannot be had from the log any more. "
+                "Leave them out, or record them as LOST with --skip-missing."
+            )
+        return bodies, lost
+
+    def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, bytes]) -> dict[str, int]:
+        """One transaction; letter -> what became of it."""
+        job, store = self.job, self.job.store
+        with company.taken(job.name), store.begin_letters(job.name) as transaction:
+            letters = eligible(transaction.lock(sorted({*ids, *lost})))
+            is_lost = np.array([letter in lost for letter in letters["id"].to_pylist()], dtype=bool)
+            gone, letters = picked(letters, np.flatnonzero(is_lost)), picked(letters, np.flatnonzero(~is_lost))
+            steps: list[Step] = [*losing(gone, self._held(gone, transaction), self.options)] if gone.num_rows else []
+            states: dict[str, int] = {}
+            if letters.num_rows:
+                change, states = self._try(letters, bodies, transaction)
+                steps.append(change)
+            if not steps:
+                return states
+            for step in (*steps, Commit()):
+                store.on_step(step.name)
+                transaction.execute(step)
+        return states
+
+    def _try(self, letters: pa.Table, bodies: Mapping[str, bytes], transaction: Transaction) -> tuple[Change, dict[str, int]]:
+        job, head = self.job, transaction.head
+        first = letters.select(["source", "topic", "incarnation"]).slice(0, 1).to_pylist()[0]
+        events = events_of(letters, bodies, positions=job.preparation.positions)
+        given = events if self.spark is None else self.spark.createDataFrame(for_spark(events))
+        spec = as_they_came(job.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
+        with open_batch(given, job.scratch).evaluate(spec) as rows:
+            index, content = Index.of(rows.index, rows.payload_hashes), rows.content(np.arange(letters.num_rows))
+            ids = [content[LETTER][int(row)].as_py() for row in index.order]
+            held = held_keys(index, ids, letters, self._given_keys(index, ids, letters))
+            sifted = sift_asked(held)
+            settled, won = settle_held(held, sifted, transaction.reserve(sifted.reserve), job.policy.on_key_conflict)
+            settled, why = self._handle(rows, settled, transaction)
+            texts = [content["_key_text"][int(row)].as_py() for row in index.order]
+        by_id = {letter["id"]: letter for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist()}
+        tried = Tried(settled, why, [by_id[i] for i in ids], texts, frozenset(won.tolist()))
+        change = change_of(tried, self.options.by, self.options.reason, dt.datetime.now(dt.UTC))
+        return change, {letter: tried.state(row) for row, letter in enumerate(ids)}
+
+    def _handle(self, rows: EvaluatedBatch, settled: Settled, transaction: Transaction) -> tuple[Settled, Any]:
+        job, columns = self.job, rows.index.column_names
+        sequences = rows.index[SEQUENCE[0]].take(pa.array(settled.index.order)) if SEQUENCE[0] in columns else None
+        order = Order(sequences, len(settled.index))
+        order.block_behind(letter_rows(settled))
+        chunk = commit.Chunk(rows, settled.index, Run("reprocess", 0), transaction.head)
+        policy = job.policy.unwatched()
+        settled, why, _ = commit.handle(chunk, settled, order, transaction, policy, job.store.on_step)
+        return settled, why
+
+    def _held(self, letters: pa.Table, transaction: Transaction) -> dict[str, list[bytes]]:
+        """Letter -> the keys that are reserved for it, those that edits replaced included."""
+        own = plans.held(letters, self.job.store.history(*letters["id"].to_pylist()))
+        there = set(known(self.job.store, self.job.name, (key for keys in own.values() for key in keys), transaction))
+        return {letter: [key for key in keys if key in there] for letter, keys in own.items()}
+
+    def _given_keys(self, index: Index, ids: Sequence[str], letters: pa.Table) -> Any:
+        """Rows whose letter holds another key than its body says, because a person gave it."""
+        plain = held_keys(index, ids, letters, np.zeros(len(index), dtype=bool))
+        holds = dict(zip(letters["id"].to_pylist(), letters["holds_key"].to_pylist(), strict=True))
+        doubtful = [row for row in np.flatnonzero(plain.asked).tolist() if holds[ids[row]]]
+        given = np.zeros(len(index), dtype=bool)
+        for row in doubtful:
+            given[row] = was_given(self.job.store.history(ids[row]))
+        return given
+
+    def _count(self, page: pa.Table, states: Mapping[str, int], lost: set[str]) -> None:
+        report, longest = self.report, 0
+        for letter, status in zip(page["id"].to_pylist(), page["status"].to_pylist(), strict=True):
+            counted = "lost" if letter in lost else outcome(states.get(letter), status)
+            setattr(report, counted, getattr(report, counted) + 1)
+            if counted in ("reprocessed", "duplicates", "failed"):
+                self.in_a_row = self.in_a_row + 1 if counted == "failed" else 0
+            longest = max(longest, self.in_a_row)
+        failed = any(not succeeded(state) and state != WAITING for state in states.values())
+        self.size = FIRST_PAGE if failed else min(2 * self.size, LARGEST_PAGE)
+        if longest >= self.options.stop_after:
+            raise ReprocessStopped(
+                f"{longest} letters in a row failed again; {report.reprocessed} were reprocessed before. "
+                f"`dedup dead-letters groups` shows why. A second call goes on with what is left."
+            )
+
+
+def pages(store: Store, selection: Selection, limit: int | None, size: Callable[[], int]) -> Iterator[pa.Table]:
+    """The letters that can be run, in position order, a page at a time."""
+    after, left = selection.after, limit
+    while left is None or left > 0:
+        many = size() if left is None else min(size(), left)
+        page = store.letters(replace(selection, statuses=RUNNABLE, limit=many, after=after), LISTED)
+        if not page.num_rows:
+            return
+        yield page
+        after = page["id"][-1].as_py()
+        left = None if left is None else left - page.num_rows
+
+
+def count(store: Store, chosen: Selection, options: ReprocessOptions) -> dict[str, int]:
+    """How many letters can be run, by kind."""
+    kinds: Counter[str] = Counter()
+    for page in pages(store, chosen, options.limit, lambda: LARGEST_PAGE):
+        kinds.update(page["kind"].to_pylist())
+    return dict(sorted(kinds.items()))
+
+
+def outcome(state: int | None, status: str) -> str:
+    """The field of the report that counts a letter."""
+    if state is None:  # not tried: it waits behind a letter that was not selected, or somebody else has it
+        return "waiting" if status == Status.BLOCKED else "left"
+    if state == WAITING:
+        return "waiting"
+    if state == DUPLICATE:
+        return "duplicates"
+    return "reprocessed" if succeeded(state) else "failed"
+
+
+def alike(page: pa.Table) -> Iterator[pa.Table]:
+    """Parts of a page whose letters are of one life of one topic, and together not too large."""
+    same = [page[name].to_pylist() for name in ("generation", "source", "topic", "incarnation")]
+    sizes, start, held = [size or 0 for size in page["body_size"].to_pylist()], 0, 0
+    for row, life in enumerate(zip(*same, strict=True)):
+        if row > start and (life != tuple(values[start] for values in same) or held + sizes[row] > PAGE_BYTES):
+            yield page.slice(start, row - start)
+            start, held = row, 0
+        held += sizes[row]
+    yield page.slice(start)
+
+
+def eligible(letters: pa.Table) -> pa.Table:
+    """Those that are open, and those that are blocked by nothing but others of these."""
+    allowed: set[str] = set()
+    chosen = []
+    for letter, status, before in zip(*(letters[name].to_pylist() for name in ("id", "status", "blocked_by")), strict=True):
+        good = status == Status.OPEN or (status == Status.BLOCKED and before in allowed)
+        chosen.append(good)
+        if good:
+            allowed.add(letter)
+    return picked(letters, np.flatnonzero(chosen))
+
+
+def losing(letters: pa.Table, keys: Mapping[str, Sequence[bytes]], options: ReprocessOptions) -> list[Change | Free]:
+    """The events are lost: a later copy of one counts as new.
+
+    Args:
+        keys: letter -> the keys that it holds.
+    """
+    now, rows = dt.datetime.now(dt.UTC), letters.drop_columns(["body", "properties", "extras"]).to_pylist()
+    held = sorted({key for own in keys.values() for key in own})
+    changed = pa.table({"id": letters["id"], "status": [Status.LOST.value] * len(rows), "holds_key": [False] * len(rows)})
+    done = {"at": now, "action": Action.LOST.value, "by": options.by, "reason": options.reason}
+    firsts = [first_failure(row) for row in rows if row["attempts"] == 1]
+    entries = [{**done, "letter_id": row["id"], "reserved": -len(keys.get(row["id"], ()))} for row in rows]
+    return [Change(changed, history([*firsts, *entries])), Free(pa.table({"key": pa.array(held, pa.binary(16))}))]
+
+
+def events_of(letters: pa.Table, bodies: Mapping[str, bytes], *, positions: bool) -> pa.Table:
+    """ENVELOPE columns of these letters, the columns that their input had beside them, and `_letter`, the letter's id.
+
+    Args:
+        bodies: letter id -> whole body, of letters that keep only the beginning of theirs.
+        positions: False leaves the position columns out: the key-only mode.
+
+    Raises:
+        ConfigError: the other columns of a letter have names of the event's own: they would stand in for them.
+    """
+    names = [name for name in ENVELOPE.names if positions or name not in POSITION]
+    columns = {name: letters[_NAMES.get(name, name)].cast(ENVELOPE.field(name).type) for name in names}
+    if bodies:
+        kept = zip(letters["id"].to_pylist(), letters["body"].to_pylist(), strict=True)
+        columns["body"] = pa.array([bodies.get(letter, body) for letter, body in kept], pa.binary())
+    events = pa.table({**columns, LETTER: letters["id"]})
+    others = _extras(letters["id"].to_pylist(), letters["extras"].to_pylist())
+    return events if others is None else pa.table({**dict(zip(events.column_names, events.columns, strict=True)), **others})
+
+
+def _extras(ids: Sequence[str], kept: Sequence[bytes | None]) -> dict[str, Any] | None:
+    if not any(kept):
+        return None
+    for letter, one in zip(ids, kept, strict=True):
+        if one:
+            _refuse_own(letter, pa.ipc.open_stream(one).schema.names)
+    tables = [pa.ipc.open_stream(one).read_all() if one else None for one in kept]
+    empty = pa.unify_schemas([t.schema for t in tables if t is not None], promote_options="permissive").empty_table()
+    nothing = pa.table([pa.nulls(1, f.type) for f in empty.schema], schema=empty.schema) if len(empty.schema) else empty
+    whole = pa.concat_tables([nothing if t is None else t for t in tables], promote_options="permissive")
+    return dict(zip(whole.column_names, whole.columns, strict=True))
+
+
+def _refuse_own(letter: str, names: Sequence[str]) -> None:
+    try:
+        refuse_own(names)
+    except Unproven as error:
+        raise ConfigError(f"Letter {letter}, {error}: somebody has changed it. Leave it out, or discard it.") from error
+
+
+def as_they_came(prepare: Prepare, incarnations: Mapping[tuple[str, str], int]) -> Prepare:
+    """The preparation for events that have the envelope's own names already, in the incarnation they were parked in."""
+    return replace(prepare, columns="auto", source=None, part=None, incarnations=dict(incarnations))
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The letters of an index's rows, and the keys they hold."""
+
+    index: Index  # with the keys that count: held ones where a letter holds one
+    letters: Sequence[str]  # id of each row
+    asked: Bools  # rows whose key is not held by their letter: it has to be reserved
+
+
+def held_keys(index: Index, ids: Sequence[str], letters: pa.Table, explicit: Bools) -> Held:
+    """Which key counts for each row: the one its letter holds, unless an edit of the body made another one of it.
+
+    Args:
+        index: as computed from the events.
+        ids: letter of each row.
+        letters: LETTERS, any order.
+        explicit: rows whose letter holds a key that a person gave.
+    """
+    place = {letter: i for i, letter in enumerate(letters["id"].to_pylist())}
+    mine = picked(letters.select(["holds_key", "key"]), np.array([place[letter] for letter in ids], dtype=np.int64))
+    holds = mine["holds_key"].to_numpy(zero_copy_only=False).astype(bool)
+    high, low = key_words(mine["key"])
+    same = (high == index.high) & (low == index.low) & ~index.no_key
+    stays = holds & (same | explicit | index.no_key | index.undecodable)
+    found = replace(index, high=np.where(stays, high, index.high), low=np.where(stays, low, index.low), no_key=index.no_key & ~stays)
+    return Held(found, list(ids), ~stays)
+
+
+def sift_asked(held: Held) -> Sifted:
+    """The rows whose keys have to be reserved, as a chunk of their own."""
+    index = held.index.only(np.flatnonzero(held.asked))
+    state = np.zeros(len(index), dtype=np.int8)
+    state[index.undecodable] = UNDECODABLE
+    state[~index.undecodable & index.no_key] = NO_KEY
+    nothing = np.zeros(len(index), dtype=bool)
+    return Sifted(index, state, nothing, first_of_each_key(index, state == NEW), nothing, KEYS.empty_table())
+
+
+def settle_held(held: Held, sifted: Sifted, known: pa.Table, on_conflict: OnKeyConflict) -> tuple[Settled, Ints]:
+    """The whole chunk after its keys were judged, and the rows that won a key that was not reserved before.
+
+    Args:
+        known: what `reserve` returned for `sifted.reserve`.
+    """
+    asked = planning.settle(sifted, known, "dead_letter" if on_conflict == "error" else on_conflict)
+    state = np.zeros(len(held.index), dtype=np.int8)
+    state[held.index.undecodable] = UNDECODABLE
+    rows = np.flatnonzero(held.asked)
+    state[rows] = asked.state
+    return Settled(held.index, state, np.zeros(len(held.index), dtype=bool), asked.reserved), rows[asked.state == NEW]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Letters after an attempt; all sequences are by row of the chunk."""
+
+    settled: Settled
+    why: Why
+    letters: Sequence[Mapping[str, Any]]  # as they were
+    texts: Sequence[str | None]  # the readable keys as computed
+    won: frozenset[int]  # rows that reserved a key
+
+    def state(self, row: int) -> int:
+        """What became of a row."""
+        return int(self.settled.state[row])
+
+
+def change_of(tried: Tried, by: str, reason: str | None, at: dt.datetime) -> Change:
+    """The step that writes it. Rows that only waited are left as they are, but for a key that they took before that was known."""
+    rows = [row for row in range(len(tried.letters)) if tried.state(row) != WAITING or row in tried.won]
+    letters = [_after(tried, row, at) for row in rows]
+    entries = [entry for row in rows for entry in _entries(tried, row, by, reason, at)]
+    return Change(table_of(letters, _CHANGED), history(entries))
+
+
+def succeeded(state: int) -> bool:
+    """Whether a state settles the letter."""
+    return state in (NEW, SKIPPED, DUPLICATE)
+
+
+def _after(tried: Tried, row: int, at: dt.datetime) -> dict[str, Any]:
+    old, state = {name: tried.letters[row][name] for name in CHANGED}, tried.state(row)
+    if succeeded(state):
+        status = Status.DUPLICATE if state == DUPLICATE else Status.REPROCESSED
+        return {**old, "status": status.value, "holds_key": False}
+    if state == WAITING:
+        return {**old, **_key(tried, row)}
+    return {**old, **_key(tried, row), **_error(tried, row, at), "attempts": old["attempts"] + 1}
+
+
+def _key(tried: Tried, row: int) -> dict[str, Any]:
+    """A key that this attempt reserved is held from now on: else it would be neither an effect's nor a letter's."""
+    if row not in tried.won:
+        return {}
+    index = tried.settled.index
+    key = key_bytes(index.high[row : row + 1], index.low[row : row + 1])[0].as_py()
+    return {"key": key, "holds_key": True, "idempotence_key": tried.texts[row], "payload_hash": int(index.payload[row])}
+
+
+def _error(tried: Tried, row: int, at: dt.datetime) -> dict[str, Any]:
+    failure, kind = _failure(tried, row), LETTER_KINDS[tried.state(row)]
+    reason = f"{failure.error_type}: {' '.join(failure.message.split())[:SHOWN]}" if failure else _said(tried, row, kind)
+    shown = Kind.TOO_LARGE if tried.letters[row]["kind"] == Kind.TOO_LARGE else kind
+    return {
+        "kind": shown.value,
+        "reason": reason,
+        "error_type": failure and failure.error_type,
+        "error_message": failure and failure.message,
+        "stack": failure and failure.stack,
+        "fingerprint": failure.fingerprint if failure else fingerprint(kind, reason),
+        "last_failed_at": failure.at if failure else at,
+    }
+
+
+def _failure(tried: Tried, row: int) -> Failure | None:
+    failures = tried.why.failed.get(row)
+    return failures[-1] if failures else None
+
+
+def _said(tried: Tried, row: int, kind: Kind) -> str:
+    return tried.why.rejected.get(row) or REASONS.get(kind, "rejected by the handler")
+
+
+def _entries(tried: Tried, row: int, by: str, reason: str | None, at: dt.datetime) -> list[dict[str, Any]]:
+    old, state = tried.letters[row], tried.state(row)
+    reserved = int(row in tried.won)
+    if state == WAITING:
+        return [{"letter_id": old["id"], "at": at, "action": Action.RESERVED.value, "by": by, "reason": reason, "reserved": reserved}]
+    first = [first_failure(old)] if old["attempts"] == 1 else []
+    if succeeded(state):
+        action = Action.DUPLICATE if state == DUPLICATE else Action.REPROCESSED
+        return [*first, {"letter_id": old["id"], "at": at, "action": action.value, "by": by, "reason": reason, "reserved": reserved}]
+    failures = tried.why.failed.get(row)
+    if failures:
+        again = [failure_entry(old["id"], failure, by) for failure in failures]
+    else:
+        said = _said(tried, row, LETTER_KINDS[state])
+        again = [{"letter_id": old["id"], "at": at, "action": Action.FAILED.value, "by": by, "error_message": said}]
+    return [*first, *again[:-1], {**again[-1], "reserved": reserved}]
+
+
+def first_failure(letter: Mapping[str, Any]) -> dict[str, Any]:
+    """The history's row for what a letter was parked with, which nothing else keeps once the letter changes."""
+    return {
+        "letter_id": letter["id"],
+        "at": letter["first_failed_at"],
+        "action": Action.FAILED.value,
+        "error_type": letter["error_type"],
+        "error_message": letter["error_message"] or letter["reason"],
+        "stack": letter["stack"],
+    }

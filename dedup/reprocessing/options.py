@@ -1,0 +1,65 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from checkpoint import given
+from dedup.core.settings import REPROCESS
+from dedup.pipeline.commit import Report
+
+FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES = 10, 1_000, 64 * 1024 * 1024
+"""Letters of the first page, which shows whether anything passes at all; letters and bytes of later ones."""
+
+
+@dataclass
+class Reprocessed:
+    """What became of the selected letters."""
+
+    selected: int = 0
+    by_kind: dict[str, int] = field(default_factory=dict)
+    reprocessed: int = 0
+    duplicates: int = 0  # their message turned out to be decided elsewhere
+    failed: int = 0  # again; the same letters with one more attempt
+    waiting: int = 0  # behind another letter of their sequence
+    left: int = 0  # somebody else has them, or they changed meanwhile
+    expired: int = 0  # older than the consumer's reprocess_within
+    lost: int = 0  # neither kept whole nor in the log any more
+    processed: int = 0  # positions of the selected range that need `replay`
+    absent: int = 0  # positions of it that were never delivered: they need `from_log`
+    filled: Report | None = None  # with from_log: what became of the absent positions' rows
+    dry_run: bool = False
+
+    @property
+    def tried(self) -> int:
+        """Letters that were dealt with."""
+        return self.reprocessed + self.duplicates + self.failed + self.waiting + self.left + self.expired + self.lost
+
+
+@dataclass(frozen=True)
+class ReprocessOptions:
+    """How letters are run.
+
+    Raises:
+        ConfigError: an option has another type or range than it takes.
+    """
+
+    by: str = field(default_factory=getpass.getuser)
+    reason: str | None = None
+    limit: int | None = None  # letters that are run at most, those that waited behind others included
+    rate: float | None = None  # letters a second at most
+    stop_after: int = 20  # failures in a row
+    skip_missing: bool = False  # letters whose body is in the log no longer become LOST
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        given.settle(REPROCESS, self, "ReprocessOptions")
+
+    @property
+    def at_once(self) -> int:
+        """Letters that may be run before the first pause: those of one second."""
+        return LARGEST_PAGE if self.rate is None else max(1, min(LARGEST_PAGE, int(self.rate)))

@@ -1,0 +1,79 @@
+"""From a URL to a store, and never a password on the screen."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import dedup
+from dedup.core.store import Store
+
+SPARK = "spark:"
+"""Before the folder or URL of a Delta store whose commits Spark makes."""
+
+StoreUrl = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        envvar="DEDUP_STORE",
+        show_envvar=True,
+        show_default=False,
+        help="postgresql://..., or the folder or URL of a Delta store; spark:FOLDER where Spark makes the commits.",
+    ),
+]
+"""The option every command has that needs a store."""
+
+
+def is_postgres(url: str) -> bool:
+    """Whether the URL names a PostgreSQL database: a URL of its own scheme or a libpq string such as `host=db dbname=shop`."""
+    return url.startswith(("postgresql://", "postgres://")) or bool(re.match(r"\w+\s*=", url))
+
+
+def postgres_schema() -> str:
+    """The PostgreSQL schema that the state is in: the variable DEDUP_SCHEMA, by default `dedup`."""
+    return os.environ.get("DEDUP_SCHEMA") or "dedup"
+
+
+def open_store(url: str, *, new: bool = False) -> Store:
+    """The store at this URL. `new`: it may not be there yet.
+
+    Raises:
+        ConfigError: no URL was given, or there is no such folder.
+        ImportError: the driver is missing; the message names the extra to install.
+    """
+    if not url:
+        raise dedup.ConfigError("No store given. Use --store postgresql://... or --store /path/to/delta, or set DEDUP_STORE.")
+    if is_postgres(url):
+        # who only looks creates no tables in a database that was mistyped
+        return dedup.PostgresStore(url, schema=postgres_schema(), auto_migrate=False)
+    path = url.removeprefix(SPARK)
+    if not new and "://" not in path and not Path(path).exists():
+        raise dedup.ConfigError(f"There is no folder {path}. Check --store, or let `dedup migrate` begin a new store there.")
+    return dedup.DeltaStore(path, engine="spark" if url.startswith(SPARK) else "delta-rs")
+
+
+def check_consumer(store: Store, name: str) -> None:
+    """Raise ConfigError, with the names there are, where the store does not know this consumer."""
+    names = store.consumers()
+    if name not in names:
+        raise dedup.ConfigError(f"There is no consumer {name!r} in this store. It has: {', '.join(names) or 'none'}.")
+
+
+_SECRETS = (
+    (re.compile(r"(://[^/\s:@]*:)[^\s]*(?=@)"), r"\1***"),  # user:password@, the password may hold an @ of its own
+    (
+        re.compile(r"\b(password|sslpassword|sig|secret|token|AccountKey|SharedAccessKey)(\s*=\s*)('[^']*'|[^\s&;]+)", re.IGNORECASE),
+        r"\1\2***",
+    ),
+)
+
+
+def mask_secrets(text: str) -> str:
+    """The text with passwords, keys and signatures of URLs and connection strings replaced by ***."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
