@@ -316,7 +316,7 @@ def test_a_consumer_inside_its_own_handler_is_a_clear_error_at_once(place: Place
 def test_a_redelivery_from_a_new_thread_waits_for_the_handler_that_still_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark, or whoever gave up waiting, gives the batch again while the first call is in the handler: it is no call of the handler's."""
     run, inside, again, go_on = consumer(place.store()), threading.Event(), threading.Event(), threading.Event()
-    good, opened = run._handler, consumer_module.open_feed
+    good, opened = run._handler, consumer_module.open_batch
 
     def slow(rows: pa.Table, tx: Any) -> None:
         inside.set()
@@ -329,7 +329,7 @@ def test_a_redelivery_from_a_new_thread_waits_for_the_handler_that_still_runs(pl
         return opened(*given, **named)
 
     run._handler = slow
-    monkeypatch.setattr(consumer_module, "open_feed", noted)
+    monkeypatch.setattr(consumer_module, "open_batch", noted)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(run, batch(*orders(range(3))), 0)
         inside.wait(60)

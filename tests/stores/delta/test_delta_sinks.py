@@ -245,7 +245,7 @@ def test_files_go_through_the_object_store_where_there_is_no_local_path(place: P
     """Storage that only delta-rs can reach: its file system writes, reads, lists and deletes, with the same result."""
     from dedup.delta import epoch, storage
 
-    for module in (storage, epoch, epoch):
+    for module in (storage, epoch):
         monkeypatch.setattr(module, "is_local", lambda uri: False)
     for folder in (f"ledger/{kit.NAME}", f"dead_letters/{kit.NAME}", "heartbeat"):
         (place / "state" / folder).mkdir(parents=True)  # object storage has no folders to make
