@@ -67,11 +67,15 @@ def avro(schema: Schema) -> Decoder:
             record with the same fields in this order and nullable ones as the union of null and the type.
 
     Raises:
-        ConfigError: the schema has something that columns cannot hold; names its path.
+        ConfigError: the schema has something that columns cannot hold; names its path. Or an array of what takes no bytes.
     """
     found = _arrow(schema)
     given = None if isinstance(schema, pa.Schema) else schemas.loaded(schema)
     writer = given if given is not None and schemas.is_avro(given) else schemas.to_avro(found)
+    try:
+        avro_bodies.refuse_endless(writer)
+    except ValueError as error:
+        raise ConfigError(f"The schema has {error}.") from error
     return Decoder("avro", found, _json.dumps(writer))
 
 

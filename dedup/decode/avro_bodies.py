@@ -69,6 +69,47 @@ def library() -> Any:
     return fastavro
 
 
+def refuse_endless(schema: Any) -> None:
+    """Raise ValueError where a schema (parsed JSON) has an array of what takes no bytes, naming its items.
+
+    A body of twelve bytes may say that 2^60 nulls follow, and reading it would never end; any other array ends with its bytes.
+    """
+    nodes = list(_nodes(schema))
+    named = {name: node for node in nodes for name in _names(node)}
+    for node in nodes:
+        if node.get("type") == "array" and _takes_nothing(items := node["items"], named, frozenset()):
+            shown = items if isinstance(items, str) else items.get("name", items["type"])
+            raise ValueError(f"an array of {shown}, which takes no bytes: a short body could claim any number of them")
+
+
+def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Every definition in a schema."""
+    if isinstance(node, list):
+        for one in node:
+            yield from _nodes(one)
+    elif isinstance(node, dict):
+        yield node
+        inside = [node[key] for key in ("type", "items", "values") if key in node]
+        yield from _nodes(inside + [field["type"] for field in node.get("fields", ())])
+
+
+def _names(node: Mapping[str, Any]) -> tuple[str, ...]:
+    return (str(node["name"]), f"{node.get('namespace')}.{node['name']}") if "name" in node else ()
+
+
+def _takes_nothing(node: Any, named: Mapping[str, Any], inside: frozenset[str]) -> bool:
+    """Whether a value takes no bytes; a union has at least its number, a record that holds itself never ends anyway."""
+    if isinstance(node, str):
+        return node == "null" or (node in named and node not in inside and _takes_nothing(named[node], named, inside | {node}))
+    if not isinstance(node, dict):
+        return False
+    if node["type"] in ("record", "error"):
+        return all(_takes_nothing(field["type"], named, inside | set(_names(node))) for field in node["fields"])
+    if node["type"] == "fixed":
+        return bool(node["size"] == 0)
+    return node["type"] not in ("array", "map", "enum") and _takes_nothing(node["type"], named, inside)
+
+
 def _plain(node: Any) -> Any:
     """The schema without logical types of times and dates: their numbers fit Arrow as they are, and Python's types are narrower."""
     if isinstance(node, list):
@@ -95,6 +136,7 @@ def reader(ident: str, written: str, wanted: str) -> Read:
         if theirs is None:
             raise ValueError("it is not Avro's")
         parsed = fastavro.parse_schema(_plain(theirs))
+        refuse_endless(parsed)
         found = _read_by(parsed, resolved_to)
         _refuse_other_units(theirs, ours)
     except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:

@@ -232,6 +232,40 @@ def test_a_writer_may_have_what_columns_cannot(registry: RegistryServer) -> None
     assert read(events([body]), decoder) == ([{"id": "a", "f": "A"}], [False])
 
 
+@pytest.mark.parametrize(
+    "items",
+    [
+        "null",
+        {"type": "record", "name": "Nothing", "fields": []},
+        {"type": "record", "name": "Nothings", "fields": [{"name": "n", "type": {"type": "null"}}]},
+        {"type": "fixed", "name": "Empty", "size": 0},
+    ],
+    ids=["null", "record", "record of null", "fixed"],
+)
+def test_a_short_body_cannot_claim_endless_items(registry: RegistryServer, items: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """2^60 items of no bytes would be read for ever: the body is undecodable at once, the log says why, and our own schema is refused."""
+    writer = record(("id", "string"), ("many", {"type": "array", "items": items}))
+    ident = registry.register("s", writer)
+    body = b"\0" + ident.to_bytes(4, "big") + b"\x02a" + b"\x80" * 8 + b"\x20" + b"\0"
+    avro_bodies.reader.cache_clear()
+    decoder = decode.confluent_avro(registry.url, schema=record(("id", "string")))
+    assert read(events([body]), decoder) == ([None], [True])
+    assert f"schema {ident} do not decode" in caplog.text and "takes no bytes" in caplog.text
+    with pytest.raises(ConfigError):
+        decode.avro(writer)
+
+
+def test_items_that_have_bytes_are_read(registry: RegistryServer) -> None:
+    """A union has its number and a record its fields, also by their names; a record that holds a list of itself is no endless one."""
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "n", "type": ["null", "int"]}]}
+    writer = record(
+        ("id", "string"), ("a", {"type": "array", "items": inner}), ("b", {"type": "array", "items": "Inner"}),
+        ("c", {"type": "array", "items": ["null", "int"]}), ("d", {"type": "array", "items": "Order"}),
+    )  # fmt: skip
+    body = confluent(registry.register("s", writer), writer, {"id": "a", "a": [{"n": 1}], "b": [], "c": [None], "d": []})
+    assert read(events([body]), decode.confluent_avro(registry.url, schema=record(("id", "string")))) == ([{"id": "a"}], [False])
+
+
 def test_defaults_are_values(registry: RegistryServer) -> None:
     """Defaults of bytes, decimals and records, which stand in a schema as text, come as what they mean."""
     money = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
