@@ -248,7 +248,7 @@ def test_an_accepted_gap_ends_where_the_log_begins(place: Place, sent: Orders, m
     place.store().take_epoch("shop", Holder("host", 1, "", "run"), takeover_after=1.0)
     place.store().amend("shop", accept_gap, by="test", reason="lost")
     connection = Connection.of(sent.double.connection_string, sent.hub)
-    runner = Runner(consumer, connection, owners_beside(consumer.store, "shop"), Bounds(10, 10, 1.0), "earliest", 10, {})
+    runner = Runner(consumer.job(), connection, owners_beside(consumer.store, "shop"), Bounds(10, 10, 1.0), "earliest", 10, {})
     monkeypatch.setattr(runner._namespace, "span", lambda _: Span(10, 30, None))
     part = Gathered(Assignment(Claim(Partition("s", sent.hub, 0), 1, "run"), untried()), Bounds(10, 10, 1.0), 5)
     asyncio.run(runner._judge("0", part, 5, 19))

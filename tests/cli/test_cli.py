@@ -256,9 +256,9 @@ def test_a_postgres_sink_that_was_replaced_is_accepted_with_yes_only(postgres: s
 
 
 @pytest.mark.postgres
-def test_the_schema_can_come_from_the_environment(postgres: str, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schema_can_come_from_the_environment(empty_postgres: str, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """DEDUP_SCHEMA names the schema of the state, also in the SQL that is printed."""
-    place = PostgresPlace(postgres)
+    place = PostgresPlace(empty_postgres)
     monkeypatch.setenv("DEDUP_SCHEMA", "other")
     assert 'create table "other".consumer' in dedup("migrate --sql")[1]
     assert dedup("migrate", place)[0] == 0

@@ -6,6 +6,7 @@ import base64
 import getpass
 import json
 import textwrap
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ def program(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
     import sys
 
     made = f"DeltaPlace(Path({str(place.folder)!r}))" if isinstance(place, DeltaPlace) else f"PostgresPlace({place.url!r})"
-    name = f"shop_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
+    name = f"shop_{uuid.uuid4().hex}"  # folders of tests have the names of earlier ones
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(PROGRAM).format(place=f"place = {made}"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

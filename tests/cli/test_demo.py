@@ -17,8 +17,7 @@ from dedup.demo import input
 from dedup.demo.main import Demo, batches, conclude
 from dedup.testing import delivery
 
-EVENTS, SEED = 5_000, 3
-"""The fewest that the demo takes: nearly all of its time is four starts of Spark."""
+EVENTS, SEED = 15_000, 3
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 
