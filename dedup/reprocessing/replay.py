@@ -7,7 +7,7 @@ one transaction; who did it and when is in the letter history. Where an event fa
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -213,7 +213,7 @@ def _handle(page: _Page, rows: EvaluatedBatch, index: Index, transaction: Transa
         )
 
 
-PASSED_ON = frozenset({"head", "connection", "attempt", "write", "merge"})
+PASSED_ON = frozenset({"head", "connection", "attempt", "apart", "write", "merge"})
 """What a handler that is run again may use of a transaction, beside `publish`. Whatever a transaction can do beyond that is refused."""
 
 
@@ -257,10 +257,6 @@ class _NoAppends(_Anew):
             f"The handler appends to {table!r}: repeating it would write the rows twice. Write them with tx.merge, register what takes the "
             "old rows back with @consumer.undo, or accept doubles with --accept-double."
         )
-
-    def apart(self, tables: Collection[str]) -> bool:
-        """As it is."""
-        return self._transaction.apart(tables)
 
     def merge(self, table: str, rows: Rows, merge: Merge) -> int:
         """As it is, unless it would change nothing."""

@@ -130,7 +130,7 @@ def test_a_page_that_is_larger_than_a_turn_goes_in_parts(place: PostgresPlace) -
 
 def test_a_turn_ends_with_so_many_bytes(place: PostgresPlace, small_pages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a turn holds in memory is bounded by bytes as well as by messages."""
-    monkeypatch.setattr("dedup.core.messages.BYTES_PER_TURN", 20)
+    monkeypatch.setattr("dedup.postgres.outbox.BYTES_PER_TURN", 20)
     publisher(place.store())(batch(*[event(n, f"order-{n:04}", 5) for n in range(40)]), 0)  # 40 bytes a page
     with place.store().outbox("shop").turn(Asked()) as turn:
         assert len(turn.messages) == 4
