@@ -23,7 +23,7 @@ test: java $(VENV)/.jars ## Run every promise once a store, in JOBS=3 processes 
 test-full: java $(VENV)/.jars ## Run all tests, hours of them, or parts of them (PART="brokers docs"; PART=list names them)
 	@PYTHONPATH=.:tests $(BIN)/python -m kit.parts $(PART) --jobs $(JOBS) $(PARTS_ARGS)
 
-simulate: $(VENV)/.ready ## Play N schedules of crashes, copies and replays against the planning code (N=100000), or one of them (SEED=123)
+simulate: $(VENV)/.ready ## Play N schedules of crashes, instances and replays against the planning code (N=100000), or one of them (SEED=123)
 	@PYTHONPATH=.:tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(N)) $(SIMULATE_ARGS)
 
 mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (about 8 minutes)

@@ -20,12 +20,14 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; default: all, and latest.json is written")
     parser.add_argument("--warm", type=int, default=Sizes.warm, help="how many of them come first and do not count (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=Sizes.batches, help="batches of each contest (default: %(default)s)")
-    parser.add_argument("--copies", type=float, default=Sizes.copies, help="share of events that are copies (default: %(default)s)")
+    parser.add_argument(
+        "--duplicates", type=float, default=Sizes.duplicates, help="share of duplicates among events (default: %(default)s)"
+    )
     parser.add_argument("--keep", action="store_true", help="put what single parts measure into latest.json, beside what is there")
     asked = parser.parse_args()
     if unknown := set(asked.parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
-    measures, seconds = run(Sizes(batches=asked.batches, warm=asked.warm, copies=asked.copies), asked.parts or list(PARTS))
+    measures, seconds = run(Sizes(batches=asked.batches, warm=asked.warm, duplicates=asked.duplicates), asked.parts or list(PARTS))
     report.show(measures, seconds, Console())
     if asked.keep or not asked.parts:
         report.merge(measures, LATEST)

@@ -1,7 +1,7 @@
 """PostgreSQL's commit path alone: prepared Arrow rows in, everything committed, beside plain COPY of the same rows under a unique key.
 
 Neither side decodes or knows of Spark. Ours writes reservations, sink, batch record and checkpoint; COPY can take no row twice, so there
-are no copies among these events.
+are no duplicates among these events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.stream import Seconds, Sizes
 from checkpoint.head import Run
 from checkpoint.holders import take_epoch
 from dedup import Consumer
-from dedup.decode import prepare as arrow
+from dedup.decode.prepare import prepare_events
 from dedup.pipeline.batch import EvaluatedArrow
 from dedup.pipeline.commit import Chunk, commit_chunk, index_of, reached
 from dedup.postgres import PostgresStore
@@ -39,7 +39,7 @@ def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Meas
     postgres.create_sinks(dsn)
     with psycopg.connect(dsn, autocommit=True) as connection, closing(PostgresStore(dsn)) as store:
         connection.execute(f"CREATE TABLE {KEYED} ({postgres.COLUMNS.format(key=' PRIMARY KEY')})".encode())
-        topic, made = Topic(copies=0.0), arrow_consumer(store)
+        topic, made = Topic(duplicates=0.0), arrow_consumer(store)
         ways = {"ours": _ours(made, store), "copy": _copy(connection)}
         seconds: Seconds = {name: [] for name in ways}
         for number in range(sizes.batches):
@@ -56,7 +56,7 @@ def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Meas
 
 
 def _prepared(made: Consumer, store: PostgresStore, events: pa.Table) -> Rows:
-    batch = EvaluatedArrow(arrow.prepare(events, made.job().prepare(store.head(made.name))))
+    batch = EvaluatedArrow(prepare_events(events, made.job().prepare(store.head(made.name))))
     return batch, pa.Table.from_struct_array(batch.table["data"]).combine_chunks()
 
 

@@ -27,7 +27,7 @@ MADE = 1_000_000
 
 def compare_appends(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """Ours, append and append with transaction ids, all beginning empty. Verified; and the seconds of every batch."""
-    topic = Topic(copies=sizes.copies)
+    topic = Topic(duplicates=sizes.duplicates)
     land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
     paths = create_tables(folder, "append", "append_txn")
     ways = {"append": _append(paths["append"], txn=False), "append_txn": _append(paths["append_txn"], txn=True)}
@@ -131,10 +131,10 @@ def _contest(spark: Any, folder: Path, ways: dict[str, Way], warm: int) -> Secon
 
 
 def _fill(folder: Path, merged: Path, topic: Topic, keys: int) -> None:
-    copies, topic.copies = topic.copies, 0.0
+    duplicates, topic.duplicates = topic.duplicates, 0.0
     with closing(store(folder)) as ours:
         fill(ours, (pa.concat_tables(topic.batch(min(FILLING, keys - n))) for n in range(0, keys, FILLING)))
-    topic.copies = copies
+    topic.duplicates = duplicates
     for part in DeltaTable(str(folder / SINK)).to_pyarrow_dataset().to_batches():  # one file after another
         write_deltalake(str(merged), pa.table(part), mode="append")
 

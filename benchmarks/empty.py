@@ -14,7 +14,7 @@ from benchmarks.stream import Seconds, Sizes, Way, clocks, run_query
 
 def compare(spark: Any, name: str, store: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """Two queries over the same files take turns for some rounds; the first round and the first batch after each start do not count."""
-    topic = Topic(copies=0.0)
+    topic = Topic(duplicates=0.0)
     ways: Mapping[str, Way] = {"ours": consumer(store), "bare": lambda batch, batch_id: None}
     taken: Seconds = {way: [] for way in ways}
     with clocks(ways) as (ways, steps):

@@ -1,4 +1,4 @@
-"""The input of all measures: order events as Spark's Kafka source has them, with copies as producers make them.
+"""The input of all measures: order events as Spark's Kafka source has them, with duplicates as producers make them.
 
 Made from a seed, so that every run measures the same bytes. Called by the other modules.
 """
@@ -67,11 +67,11 @@ class Topic:
 
     Args:
         body: bytes of each body.
-        copies: share of events that are copies with a new offset: half of the same batch, half of the one before.
+        duplicates: share of events that are duplicates with a new offset: half of the same batch, half of the one before.
     """
 
     body: int = 200
-    copies: float = 0.01
+    duplicates: float = 0.01
     seed: int = 7
     facts: Facts = field(default=Facts(), init=False)
 
@@ -87,10 +87,10 @@ class Topic:
         return [self._partition(p, size) for p, size in enumerate(sizes)]
 
     def _partition(self, partition: int, size: int) -> pa.Table:
-        copied = round(size * self.copies) if size > 1 else 0
-        new = [self._order() for _ in range(size - copied)]
+        repeated = round(size * self.duplicates) if size > 1 else 0
+        new = [self._order() for _ in range(size - repeated)]
         older = self._before[partition] or new
-        again = [self._random.choice(older if i % 2 else new) for i in range(copied)]
+        again = [self._random.choice(older if i % 2 else new) for i in range(repeated)]
         self._before[partition] = new
         start = self._offsets[partition]
         self._offsets[partition] += size

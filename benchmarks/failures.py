@@ -87,7 +87,7 @@ def _compare(
 ) -> tuple[list[Measure], Seconds]:
     """One query over clean and bad batches in turn. Raises AssertionError unless each event is in the sink or a letter, once."""
     create_sinks(dsn)
-    topic, wrong = Topic(copies=0.0), Facts()
+    topic, wrong = Topic(duplicates=0.0), Facts()
     for number, rows in enumerate(bad):
         clean, spoilt = topic.batch(sizes.events), topic.batch(sizes.events)
         wrong = _added(wrong, spoilt, rows)

@@ -19,7 +19,7 @@ from benchmarks.postgres import create_sinks, verify
 from benchmarks.report import Measure, throughput
 from benchmarks.stream import Seconds, Sizes
 from dedup import Consumer, decode
-from dedup.pipeline.handlers import Event
+from dedup.pipeline.handlers import HandlerEvent
 from dedup.postgres import PostgresStore
 
 HANDLER_SECONDS = 50e-6
@@ -31,7 +31,7 @@ SINKS = {"two partitions": SINK, "one partition": "copy_floor"}
 def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """Two consumers with a sink each take turns, batch by batch; each has the same bodies."""
     create_sinks(dsn)
-    topic, loops = Topic(copies=0.0), calibrated()
+    topic, loops = Topic(duplicates=0.0), calibrated()
     taken: Seconds = {name: [] for name in SINKS}
     burnt: Seconds = {name: [] for name in SINKS}
     consumers = {name: _consumer(dsn, name, loops) for name in SINKS}
@@ -56,7 +56,7 @@ def _consumer(dsn: str, name: str, loops: int) -> Consumer:
     made = Consumer(name, PostgresStore(dsn), idempotence_key="data.order_id", decode=decode.json(ORDER), query="benchmark")
 
     @made.foreach(into=SINKS[name])
-    def book(event: Event, tx: Any) -> Any:
+    def book(event: HandlerEvent, tx: Any) -> Any:
         for _ in range(loops):
             pass
         return event.data

@@ -32,7 +32,7 @@ INSERT_STAGED = "INSERT INTO {table} SELECT * FROM staged ON CONFLICT DO NOTHING
 
 def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """The four measures of throughput, verified; and the seconds of every batch."""
-    topic = Topic(copies=sizes.copies)
+    topic = Topic(duplicates=sizes.duplicates)
     land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
     create_sinks(dsn)
     others = {

@@ -34,7 +34,7 @@ class Sizes:
     rounds: int = 4  # of almost empty batches, the first of them for nothing
     empty: int = 8  # batches a round, the first of them for nothing
     letters: int = 1_000_000  # to list and to group
-    copies: float = 0.01  # share of events that are copies
+    duplicates: float = 0.01  # share of events that are duplicates
     large: int = 500_000  # events of a large batch
     many: int = 10_000_000  # keys in the larger table that MERGE looks into
     reservations: int = 1_000_000  # whose bytes are counted

@@ -20,9 +20,9 @@
     │   ├── RegistryUnavailable  the schema registry does not
     │   └── NotConfirmed         published events are stored, and the broker has not confirmed them
     ├── DestinationUnavailable   nobody's messages can be sent now      -> they wait in the outbox; try again
-    ├── Fenced                   a newer copy of this consumer has taken over -> stop this copy
+    ├── Fenced                   a newer instance of this consumer has taken over -> stop this instance
     │   └── PartitionLost        another runner process has claimed this partition -> leave it to that one
-    ├── StillHeld                another copy is alive and holds this consumer
+    ├── StillHeld                another instance is alive and holds this consumer
     ├── CheckpointError          the log and our checkpoint disagree    -> a person decides
     │   ├── PositionGap          positions between checkpoint and batch are missing
     │   ├── StoreRestored        our state is older than what Spark remembers
@@ -142,7 +142,7 @@ class NotConfirmed(SourceUnavailable):
 
 
 class Fenced(DedupError):
-    """A newer copy of this consumer has taken over. Stop this copy."""
+    """A newer instance of this consumer has taken over. Stop this instance."""
 
 
 class PartitionLost(Fenced):
@@ -150,7 +150,7 @@ class PartitionLost(Fenced):
 
 
 class StillHeld(DedupError):
-    """Another copy of this consumer is running. Stop it, wait until its heartbeat is old, or take over by force."""
+    """Another instance of this consumer is running. Stop it, wait until its heartbeat is old, or take over by force."""
 
 
 class CheckpointError(DedupError):

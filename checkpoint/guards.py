@@ -1,6 +1,8 @@
-"""Which life of a topic its events belong to, told by the broker's own ids: a topic that was created again is another one.
+"""Refuse what the state contradicts: other settings, a restore to an older time, a gap, a topic that was created again.
 
-Pure but for `ask`, which calls what the user gave as `Consumer(incarnation=...)`. Called by the consumer before anything is decided.
+Which life of its topic a partition's events belong to is told by the broker's own ids: a topic that was created again is another one.
+Promises to raise before anything is decided. Pure but for `ask`, which calls what the user gave as `Consumer(incarnation=...)`. Called by
+the consumer and by pipeline/commit.py.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ def refuse_older(head: Head, known: Head) -> None:
     """Raise StoreRestored where this process has seen later decisions than the state has."""
     if head.seq < known.seq:
         raise StoreRestored(
-            f"Consumer {head.consumer!r}: the state is at decision {head.seq}, this copy has seen decision {known.seq}: the state was "
+            f"Consumer {head.consumer!r}: the state is at decision {head.seq}, this instance has seen decision {known.seq}: the state was "
             f"restored to an older time. Find out what is missing, run "
             f"{command('consumer', 'accept-restore', head.consumer)}, and start again."
         )

@@ -1,4 +1,8 @@
-"""TODO."""
+"""What a store knows of one consumer, as values: `Head` and its parts, and `StateStore`, which keeps them.
+
+A store that several processes share is `Sharing`: each process claims partitions (`Claim`), and a task of Spark's works on a
+`SliceClaim`. Read and written by both stores and by all that decides. Values only: nothing is computed or connected here.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,12 @@ class Claim:
 
     @property
     def scope(self) -> str:
-        """What a trial of this partition is kept under."""
+        """What the crash marker of this partition is kept under."""
         return str(self.partition)
 
 
 @dataclass(frozen=True)
-class Slice(Claim):
+class SliceClaim(Claim):
     """The events of one partition in one batch, as a task of the driver that holds the epoch works on them.
 
     What fences it is the epoch, and not its number; two tasks of one slice take turns, and the second one finds its positions seen.
@@ -60,7 +64,7 @@ class Sharing(Protocol):
         force: bool = False,
         on_wait: Callable[[float, str], None] = lambda seconds, who: None,
     ) -> Head:
-        """Become one of the processes that share an epoch; returns the head. For a single copy it waits as `take_epoch` does."""
+        """Become one of the processes that share an epoch; returns the head. For a single instance it waits as `take_epoch` does."""
 
     def leave(self, consumer: str, epoch: int, run_id: str) -> None:
         """Go, so that nobody waits for this process."""
@@ -136,13 +140,13 @@ class StateStore(Sharing, Protocol):
         force: bool = False,
         on_wait: Callable[[float, str], None] = lambda seconds, who: None,
     ) -> Head:
-        """Become the one copy that may commit; returns the new head. Waits `takeover_after` seconds for a live or unknowable holder."""
+        """Become the one instance that may commit; returns the new head. Waits `takeover_after` seconds for a live or unknowable holder."""
 
     def head(self, consumer: str) -> Head:
         """The state now, without any lock."""
 
     def heartbeat(self, consumer: str, epoch: int, every: float, run_id: str = "") -> AbstractContextManager[None]:
-        """While the block runs, tell other copies every `every` seconds that this one (this run) is alive, outside any transaction."""
+        """While the block runs, tell other instances every `every` seconds that this one (this run) is alive, outside any transaction."""
 
     def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
         """A person's decision about the state (accept-gap and so on): replace the head by `change(head)`, recorded with who and why."""
@@ -150,7 +154,7 @@ class StateStore(Sharing, Protocol):
     def consumers(self) -> list[str]:
         """Names, sorted."""
 
-    def batches(self, consumer: str, wanted: RecordFilter = ALL) -> pa.Table:
+    def batches(self, consumer: str, record_filter: RecordFilter = ALL) -> pa.Table:
         """Batch records (BATCHES + generation int32, epoch int64, seq int64, committed_at timestamp), in seq order."""
 
 

@@ -1,9 +1,8 @@
-"""Becoming the one copy of a consumer that may commit. Called by the consumer at the first batch of a query run.
-
-Which process is this, and is that one still alive: the proof that a holder of an epoch is gone.
+"""Who holds a consumer: which process this is, whether the holder of an epoch is still alive, and how an epoch is taken.
 
 Promises to say "gone" only where it is proven: same host name, same boot, same process namespace, and no live process of that start time.
-Called by whoever takes an epoch. Linux tells all of it in /proc; elsewhere the answer is "unknowable" and a takeover waits.
+Linux tells all of it in /proc; elsewhere the answer is "unknowable", and a takeover waits. Called by the consumer at the first batch of a
+query run, by members, and by both stores at a takeover.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Live:
 
 
 def take_epoch(store: StateStore, consumer: str, run_key: str, takeover_after: float, *, force: bool) -> Head:
-    """The epoch of a query run, taken once: a copy that was fenced stays fenced. Raises StillHeld.
+    """The epoch of a query run, taken once: an instance that was fenced stays fenced. Raises StillHeld.
 
     Crash: as the store's `take_epoch` says.
     """
@@ -43,7 +42,7 @@ def take_epoch(store: StateStore, consumer: str, run_key: str, takeover_after: f
 
 
 def _tell_waiting(seconds: float, who: str) -> None:
-    log.warning("waiting %.0f s for the other copy (%s) to show no life; takeover=True does not wait", seconds, who)
+    log.warning("waiting %.0f s for the other instance (%s) to show no life; takeover=True does not wait", seconds, who)
 
 
 class Process(NamedTuple):

@@ -55,7 +55,7 @@ class After(int):
 
 
 @dataclass(frozen=True)
-class Call(Generic[Answer]):
+class ProcessorCall(Generic[Answer]):
     """One statement of queries.sql."""
 
     doing: str  # for errors: "Claiming partitions of ..."
@@ -69,12 +69,14 @@ def group_of(named: Mapping[str, Any]) -> Group:
     return Group(named["fully_qualified_namespace"], named["eventhub_name"], named["consumer_group"])
 
 
-def owners(group: Group) -> Call[list[Ownership]]:
+def owners(group: Group) -> ProcessorCall[list[Ownership]]:
     """All ownerships of a consumer group, each a new dict."""
-    return Call(f"Listing owners of {group}", "partition_owners", group.parameters, lambda rows: [{**group.keys, **row} for row in rows])
+    return ProcessorCall(
+        f"Listing owners of {group}", "partition_owners", group.parameters, lambda rows: [{**group.keys, **row} for row in rows]
+    )
 
 
-def claims(wanted: Iterable[Ownership]) -> list[Call[list[Ownership]]]:
+def claims(wanted: Iterable[Ownership]) -> list[ProcessorCall[list[Ownership]]]:
     """Claim these partitions; the answers hold those that were won, each a new dict with its new etag. One call per consumer group.
 
     A partition may be named by a number as well; its answer names it as it was asked for.
@@ -105,7 +107,7 @@ def not_given_back(wanted: Iterable[Ownership], error: Exception) -> list[Owners
     return []
 
 
-def _claim(group: Group, partitions: dict[str, Ownership]) -> Call[list[Ownership]]:
+def _claim(group: Group, partitions: dict[str, Ownership]) -> ProcessorCall[list[Ownership]]:
     asked = list(partitions.values())
     parameters = {
         **group.parameters,
@@ -122,16 +124,16 @@ def _claim(group: Group, partitions: dict[str, Ownership]) -> Call[list[Ownershi
         answers = [(partitions[row["partition_id"]], row) for row in rows]
         return [{**asked, **row, "partition_id": asked["partition_id"]} for asked, row in answers]
 
-    return Call(f"Claiming partitions of {group}", "claim_partitions", parameters, won)
+    return ProcessorCall(f"Claiming partitions of {group}", "claim_partitions", parameters, won)
 
 
-def checkpoints(group: Group) -> Call[list[Position]]:
+def checkpoints(group: Group) -> ProcessorCall[list[Position]]:
     """All checkpoints of a consumer group, each a new dict. An offset that is not known is the sequence number, as a number."""
 
     def read(rows: Rows) -> list[Position]:
         return [_position(group, **row) for row in rows]
 
-    return Call(f"Listing checkpoints of {group}", "processor_checkpoints", group.parameters, read)
+    return ProcessorCall(f"Listing checkpoints of {group}", "processor_checkpoints", group.parameters, read)
 
 
 def _position(group: Group, partition_id: str, sequence_number: int, event_offset: str | None) -> Position:
@@ -139,7 +141,7 @@ def _position(group: Group, partition_id: str, sequence_number: int, event_offse
     return {**group.keys, "partition_id": partition_id, "offset": offset, "sequence_number": sequence_number}
 
 
-def advance(group: Group, positions: Iterable[Mapping[str, Any]]) -> Call[list[str]]:
+def advance(group: Group, positions: Iterable[Mapping[str, Any]]) -> ProcessorCall[list[str]]:
     """Move checkpoints forward; the answer names the partitions that moved.
 
     One that stands further on already stays, and a warning says so: a processor that has lost its partition may be late with an old event.
@@ -163,16 +165,16 @@ def advance(group: Group, positions: Iterable[Mapping[str, Any]]) -> Call[list[s
                 _log.warning(_LATE, group, row["partition_id"], row["stood"], numbers[row["partition_id"]])
         return [row["partition_id"] for row in rows if row["moved"]]
 
-    return Call(f"Moving checkpoints of {group}", "advance_processors", parameters, moved)
+    return ProcessorCall(f"Moving checkpoints of {group}", "advance_processors", parameters, moved)
 
 
-def put(group: Group, partition: str, number: int, offset: str | None, *, seen: int | None, by: str, reason: str) -> Call[bool]:
+def put(group: Group, partition: str, number: int, offset: str | None, *, seen: int | None, by: str, reason: str) -> ProcessorCall[bool]:
     """Set a checkpoint as a person decided, forward or back; the answer is whether it still stood at `seen`.
 
     Crash: it is set or not; repeat it to see which.
     """
     parameters = {**group.parameters, "partition": partition, "number": number, "offset": offset, "seen": seen, "by": by, "reason": reason}
-    return Call(f"Setting the checkpoint of {group}, partition {partition}", "set_processor", parameters, bool)
+    return ProcessorCall(f"Setting the checkpoint of {group}, partition {partition}", "set_processor", parameters, bool)
 
 
 def _offset(offset: Any) -> str | None:

@@ -1,4 +1,7 @@
-"""Which batch records somebody wants to read: not all of them, where a window of positions or the newest decisions are meant."""
+"""Which batch records somebody wants to read: not all of them, where a window of positions or the newest decisions are meant.
+
+`BATCHES` is what a batch record says. Pure values; both stores answer them, `verify` and reprocess ask.
+"""
 
 from __future__ import annotations
 

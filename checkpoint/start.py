@@ -1,10 +1,7 @@
-"""Where a stream begins that has lost its own checkpoint: right after ours, wherever there is one. Pure but for what the log is asked.
+"""Where a stream begins that has lost its own checkpoint, and how far a consumer is behind its log.
 
-Called by the consumer, by the sources of this project and by `dedup lag`.
-
-How far a consumer is behind its log: per partition where it stands, where the log ends, and what lies between. Pure.
-
-Called by `dedup lag`.
+A stream begins right after our checkpoint, wherever there is one. The lag of a partition is what lies between the checkpoint and the end
+of the log. Pure but for what the log is asked. Called by the consumer, by the sources of this project and by `dedup lag`.
 """
 
 from __future__ import annotations

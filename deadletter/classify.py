@@ -1,8 +1,8 @@
 """Whose fault is an error: will it pass, is it this event's own, or everybody's?
 
 No driver is imported: errors are known by the names of their classes, by SQLSTATE, by HTTP status and by errno. What is not known is
-PERMANENT, and the budget watches over it; so only what can hardly be the fault of one event is SYSTEMIC. Called by the flow for every error
-of a handler.
+PERMANENT, and the budget watches over it; so only what can hardly be the fault of one event is SYSTEMIC. Called by the pipeline for every
+error of a handler.
 """
 
 from __future__ import annotations

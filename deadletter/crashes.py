@@ -27,8 +27,8 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The marker."""
+class Marker:
+    """What the marker says."""
 
     chunk: str = ""  # which rows these are: equal for the same chunk delivered again
     deaths: int = 0
@@ -37,7 +37,7 @@ class Trial:
     sure: bool = True  # whether a death is the doing of what runs: else the process may have died of something else
 
     @classmethod
-    def read(cls, text: str | None) -> Trial:
+    def read(cls, text: str | None) -> Marker:
         """The marker as it was kept; none is an empty one, and so is one of a runner's (pipeline/member.py), whose batches are others."""
         known = json.loads(text) if text else {}
         if "running" not in known:
@@ -46,10 +46,10 @@ class Trial:
         dead = tuple((a, b) for a, b in known["dead"])
         return cls(known["chunk"], known["deaths"], dead, tuple(running) if running else None, known.get("sure", True))
 
-    def resumed(self, chunk: str) -> Trial:
+    def resumed(self, chunk: str) -> Marker:
         """The marker of this chunk in a new process."""
         if self.chunk != chunk:
-            return Trial(chunk)
+            return Marker(chunk)
         if self.running is None:
             return self
         deaths = self.deaths + 1 if self.sure else max(self.deaths, 1)
@@ -62,8 +62,8 @@ class Trial:
         return self.sure and (deaths > MAX_DEATHS or (deaths == MAX_DEATHS and first < last))
 
 
-class Trials:
-    """The trial of one process of a consumer. The thread that tries uses it, and whoever ends the process.
+class CrashMarker:
+    """The marker of one process of a consumer. The thread that tries uses it, and whoever ends the process.
 
     Args:
         alone: whether nothing is tried in other processes meanwhile that could end this one.
@@ -71,7 +71,7 @@ class Trials:
 
     def __init__(self, load: Callable[[], str | None], save: Callable[[str | None], None], *, alone: bool = True) -> None:
         self._load, self._save, self._alone = load, save, alone
-        self._trial: Trial | None = None
+        self._marker: Marker | None = None
         self._accompanied, self._stopped, self._lock = False, False, threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,15 +86,15 @@ class Trials:
         A process that goes on after `stop` keeps markers again.
         """
         self._stopped = False
-        if self._trial is None:
-            self._trial = Trial.read(self._load()).resumed(chunk)
-        elif self._trial.chunk != chunk:
-            self._trial = Trial(chunk)
+        if self._marker is None:
+            self._marker = Marker.read(self._load()).resumed(chunk)
+        elif self._marker.chunk != chunk:
+            self._marker = Marker(chunk)
 
     def tries(self, chunk: str) -> bool:
         """Whether the marker is of this chunk, or would be: that of a later one, in which processes die, is left to that one."""
-        trial = self._trial or Trial.read(self._load())
-        return trial.chunk == chunk
+        marker = self._marker or Marker.read(self._load())
+        return marker.chunk == chunk
 
     def forget(self, chunk: str) -> None:
         """This chunk is decided: a marker of it was left by a process that died right after its commit.
@@ -107,16 +107,16 @@ class Trials:
     @property
     def deaths(self) -> int:
         """How many processes died in this chunk."""
-        return self._trial.deaths if self._trial else 0
+        return self._marker.deaths if self._marker else 0
 
     @property
     def careful(self) -> bool:
         """Whether the chunk is tried in parts."""
-        return bool(self._trial and self._trial.dead)
+        return bool(self._marker and self._marker.dead)
 
     def kills(self, rows: Ints) -> bool:
         """Whether a process died in a part that lies within these rows."""
-        dead = self._trial.dead if self._trial else ()
+        dead = self._marker.dead if self._marker else ()
         return any(rows[0] <= first and last <= rows[-1] for first, last in dead)
 
     def suspects(self, chunk: Callable[[], str]) -> bool:
@@ -125,9 +125,9 @@ class Trials:
         Args:
             chunk: gives its ident; called only where there is a suspect.
         """
-        if self._trial is not None:
-            return self._trial.deaths > 0 and self._trial.chunk == chunk()
-        left = Trial.read(self._load())
+        if self._marker is not None:
+            return self._marker.deaths > 0 and self._marker.chunk == chunk()
+        left = Marker.read(self._load())
         return left.resumed(left.chunk).deaths > 0 and left.chunk == chunk()
 
     def seated(self, *, alone: bool) -> None:
@@ -141,16 +141,16 @@ class Trials:
         Crash: the marker is written or not; without it the death in there is not counted.
         """
         with self._lock:
-            if self._trial is not None and not self._stopped:
-                sure = self._alone and not self._accompanied and self._trial.deaths > 0
-                self._trial = replace(self._trial, running=(int(rows[0]), int(rows[-1])), sure=sure)
+            if self._marker is not None and not self._stopped:
+                sure = self._alone and not self._accompanied and self._marker.deaths > 0
+                self._marker = replace(self._marker, running=(int(rows[0]), int(rows[-1])), sure=sure)
                 self._keep()
 
     def survived(self) -> None:
         """The process lives, or ends for another reason: whoever comes next has not found a death."""
         with self._lock:
-            if self._trial is not None and self._trial.running is not None:
-                self._trial = replace(self._trial, running=None)
+            if self._marker is not None and self._marker.running is not None:
+                self._marker = replace(self._marker, running=None)
                 self._keep()
 
     def disturbed(self) -> None:
@@ -170,18 +170,18 @@ class Trials:
 
     def _judge(self, *, sure: bool) -> None:
         with self._lock:
-            if self._trial is not None and self._trial.running is not None and self._trial.sure != sure:
-                self._trial = replace(self._trial, sure=sure)
+            if self._marker is not None and self._marker.running is not None and self._marker.sure != sure:
+                self._marker = replace(self._marker, sure=sure)
                 self._keep()
 
     def _keep(self) -> None:
-        assert self._trial is not None
-        self._save(json.dumps(asdict(self._trial)))
+        assert self._marker is not None
+        self._save(json.dumps(asdict(self._marker)))
 
 
-def untried() -> Trials:
+def untried() -> CrashMarker:
     """For what no marker is kept of: letters that are reprocessed."""
-    return Trials(_nothing, _forget)
+    return CrashMarker(_nothing, _forget)
 
 
 def _nothing() -> None:

@@ -1,9 +1,7 @@
-"""What is kept of one failed attempt: type, message, stack, fingerprint, time.
+"""What is kept of one failed attempt: type, message, stack, fingerprint, time, and the errors that led to it.
 
 Promises to answer for any exception, however hostile: nothing here raises but KeyboardInterrupt, and every text is redacted, valid UTF-8,
-free of NUL and cut. Called by the flow at each failed attempt.
-
-An error and what led to it.
+free of NUL and cut. Called by the pipeline at each failed attempt.
 """
 
 from __future__ import annotations

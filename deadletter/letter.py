@@ -55,7 +55,7 @@ LETTERS = pa.schema(
         pa.field("extras", pa.binary()),  # the input's other columns as an Arrow IPC stream of one row; null where there are none
     ]
 )
-"""One row per letter, as it is parked. Stores add `duplicates`: how many later copies of a held key were dropped."""
+"""One row per letter, as it is parked. Stores add `duplicates`: how many later duplicates of a held key were dropped."""
 
 HISTORY = pa.schema(
     [

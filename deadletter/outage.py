@@ -1,9 +1,8 @@
 """What is everybody's fault parks nothing: the batch is tried again, with backoff, until it passes or the patience is over.
 
-Whether a limit of memory is what an error is about, and which setting to change: of Spark's JVM, or of a job's result.
-
-Spark has no class for these: they are known by their words. Called for what has ended a batch, and by the search for guilty events,
-because no event is to blame.
+`with_replanning` is the one loop for a decision that another one overtook. An error about a limit of memory is no event's fault either:
+the setting to change is named, of Spark's JVM or of a job's result. Spark has no class for these: they are known by their words. Called
+for what has ended a batch, and by the search for guilty events, because no event is to blame.
 """
 
 from __future__ import annotations

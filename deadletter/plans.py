@@ -1,8 +1,7 @@
 """What a person's decision about dead letters means: pure functions from letters as they are to what has to be written.
 
-A letter whose status does not allow the decision is skipped, and the plan says why. Called by dead_letters.py.
-
-The keys of a letter: which ones it holds, and the one that a person gives it. Pure.
+Discard, restore, take in; the rows of history; the keys that a letter holds, and the one that a person gives it. A letter whose status
+does not allow the decision is skipped, and the plan says why. Called by reprocessing/dead_letters.py, and for letters that a batch parks.
 """
 
 from __future__ import annotations
@@ -126,14 +125,14 @@ def take_in(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who)
         past: their HISTORY.
         known: which of the keys of `held(letters, past)` are reserved or held.
     """
-    wanted, taken, copies = held(letters, past), set(known), set()
+    wanted, taken, duplicates = held(letters, past), set(known), set()
     for letter, keys in wanted.items():
         if taken.isdisjoint(keys):
             taken.update(keys)
         else:
-            copies.add(letter)
-    takes = {i: keys for i, keys in wanted.items() if i not in copies}
-    rows = _as_duplicates(letters, copies)
+            duplicates.add(letter)
+    takes = {i: keys for i, keys in wanted.items() if i not in duplicates}
+    rows = _as_duplicates(letters, duplicates)
     entries = [{**who.did(Action.RESTORED), "letter_id": i, "reserved": len(takes.get(i, ()))} for i in rows["id"].to_pylist()]
     noted = rows.filter(pc.and_(rows["holds_key"], pc.greater(letters["duplicates"], 0)))
     steps: list[LetterStep] = [Park(rows.drop_columns(["duplicates"]), pa.concat_tables([past, history(entries)]))]
@@ -142,7 +141,7 @@ def take_in(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who)
         steps.append(Change(ordered.select(["id"]), HISTORY.empty_table()))
     if noted.num_rows:
         steps.append(Note(pa.table({"key": noted["key"], "count": noted["duplicates"]})))
-    return Plan(tuple(steps), _reserve(rows, takes), _kinds(rows), {"duplicates": sorted(copies)} if copies else {})
+    return Plan(tuple(steps), _reserve(rows, takes), _kinds(rows), {"duplicates": sorted(duplicates)} if duplicates else {})
 
 
 def held(letters: pa.Table, past: pa.Table) -> dict[str, list[bytes]]:
@@ -150,12 +149,12 @@ def held(letters: pa.Table, past: pa.Table) -> dict[str, list[bytes]]:
     return keys_of(letters.filter(letters["holds_key"]), past)
 
 
-def _as_duplicates(letters: pa.Table, copies: set[str]) -> pa.Table:
-    """These letters with some of them settled as copies. Who waits behind whom is not told: it is found out in the store."""
-    copy = _among(letters["id"], sorted(copies))
+def _as_duplicates(letters: pa.Table, duplicates: set[str]) -> pa.Table:
+    """These letters with some of them settled as duplicates. Who waits behind whom is not told: it is found out in the store."""
+    duplicate = _among(letters["id"], sorted(duplicates))
     changed = {
-        "status": pc.if_else(copy, Status.DUPLICATE.value, letters["status"]),
-        "holds_key": pc.and_(letters["holds_key"], pc.invert(copy)),
+        "status": pc.if_else(duplicate, Status.DUPLICATE.value, letters["status"]),
+        "holds_key": pc.and_(letters["holds_key"], pc.invert(duplicate)),
         "blocked_by": pa.nulls(letters.num_rows, pa.string()),
     }
     return pa.table({n: changed.get(n, letters[n]) for n in letters.column_names}, schema=letters.schema)

@@ -1,8 +1,7 @@
-"""How often to try again. Pure values without state: what they judge is given to them. Called by the flow.
+"""What a failure means: how often to try again, and how many failures to park before something else must be wrong.
 
-How many failures to park before something else must be wrong: a budget for each kind of dead letter, and what is used of it.
-
-Pure values without state: what they judge is given to them. Called by the flow, which keeps what is used in the head of the store.
+`Retry` says how often, `Budget` how many of each kind of dead letter, `FailurePolicy` is both with the time limit of a handler. Values
+without state: what is used of a budget stands in the head of the store. Pure. Called by the pipeline.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ class Budget:
     def __post_init__(self) -> None:
         given.check(BUDGET, vars(self), "Budget")
 
-    def of(self, kind: Kind) -> Limits:
+    def of(self, kind: Kind) -> BudgetLimits:
         """The limits of one kind of WATCHED."""
-        return Limits(getattr(self, kind.lower()))
+        return BudgetLimits(getattr(self, kind.lower()))
 
     def excess(self, before: Mapping[str, Spent], used: Mapping[Kind, Used]) -> Excess | None:
         """The first kind that the chunk brings over its limits; None where all stay within.
@@ -215,7 +214,7 @@ class FailurePolicy:
 
 
 @dataclass(frozen=True)
-class Limits:
+class BudgetLimits:
     """How many of the last events may fail in one way.
 
     Every event that comes to where it may fail gets the next value of a clock, from 1. Of any N of them in a row at most that share may

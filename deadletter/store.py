@@ -1,4 +1,8 @@
-"""TODO."""
+"""What is asked of a store about dead letters: `LetterStore`, `LetterTransaction`, and the steps that change letters.
+
+Steps are values without behaviour: planned by pure code, executed by both stores inside the transaction of the decision. `KEYS` is how
+idempotence keys are handed over. Part of the seam; dedup/core/store.py has the rest.
+"""
 
 from __future__ import annotations
 
@@ -93,10 +97,10 @@ class Free:
 
 @dataclass(frozen=True)
 class Note:
-    """Count copies on the letters that hold these keys: columns key binary(16), count int64. Keys without a letter are ignored."""
+    """Count duplicates on the letters that hold these keys: columns key binary(16), count int64. Keys without a letter are ignored."""
 
     name: ClassVar[str] = "note"
-    copies: pa.Table
+    duplicates: pa.Table
 
 
 @dataclass(frozen=True)

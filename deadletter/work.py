@@ -1,6 +1,6 @@
 """Letters in portions: which a person means, and one transaction for each portion, planned again where another decision came first.
 
-Called by dead_letters.py.
+Called by reprocessing/.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
-from checkpoint import given, start
-from checkpoint import guards as incarnation
+from checkpoint import given, guards, start
 from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, StoreError
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import Head, Run
@@ -31,7 +30,7 @@ from checkpoint.position import KAFKA_SOURCE
 from checkpoint.start import Log, New
 from deadletter import outage
 from deadletter.classify import Rule
-from deadletter.crashes import Trials
+from deadletter.crashes import CrashMarker
 from deadletter.policy import Budget, FailurePolicy, Retry
 from dedup.core.envelope import Columns
 from dedup.core.keys import KeySettings
@@ -41,7 +40,7 @@ from dedup.core.store import Store
 from dedup.decode.prepare import Prepare
 from dedup.outbox import Destination
 from dedup.outbox.dispatch import Inline
-from dedup.pipeline import company, guards
+from dedup.pipeline import company, reentry
 from dedup.pipeline.batch import ArrowBatch, Batch, Tasks
 from dedup.pipeline.commit import Culprits, Job, LogReader, Policy, Report, Undo, commit_batch
 from dedup.pipeline.handlers import (
@@ -103,8 +102,8 @@ class Consumer:
         retention: a timedelta: the age at which you purge reservations; None: never. `reprocess_within`, the same: how old a letter may be
             that is reprocessed.
         query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
-        takeover_after: seconds without a sign of life after which another copy is taken over.
-        takeover: take over a live copy at once.
+        takeover_after: seconds without a sign of life after which another instance is taken over.
+        takeover: take over a live instance at once.
         scratch: folder that driver and executors share, for batches too large for the driver. `collect=False`: for all.
 
     Raises:
@@ -175,10 +174,10 @@ class Consumer:
     def _begin_anew(self) -> None:
         self._live: Live | None = None
         self._hinted = False
-        self._trials = Trials(lambda: self.store.trial(self.name), lambda text: self.store.set_trial(self.name, text))
+        self._marker = CrashMarker(lambda: self.store.crash_marker(self.name), lambda text: self.store.set_crash_marker(self.name, text))
 
     def __getstate__(self) -> dict[str, Any]:
-        here = ("_live", "_trials", "_hinted")
+        here = ("_live", "_marker", "_hinted")
         own = {name: value for name, value in self.__dict__.items() if name not in here}
         return {**own, "_inline": None}
 
@@ -347,9 +346,9 @@ class Consumer:
         return take_back
 
     @property
-    def identity(self) -> guards.Identity:
+    def identity(self) -> reentry.Identity:
         """Tells it from a consumer of the same name on another store."""
-        return guards.identity(self.name, self.store)
+        return reentry.identity(self.name, self.store)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -363,7 +362,7 @@ class Consumer:
 
         Raises:
             ConfigError: the frame cannot be mapped; nothing was written.
-            Fenced: a newer copy runs; stop this one.
+            Fenced: a newer instance runs; stop this one.
             CheckpointError: a person has to decide; the message names the command.
             HandlerError: this is called inside the consumer's own handler.
             StoreError: the store failed for longer than `max_outage`, or memory, or with bisect=False one transaction, was not enough
@@ -376,7 +375,7 @@ class Consumer:
         events finds their positions recorded and drops them.
         """
         job = self.job()
-        guards.refuse(job.identity, "A call")
+        reentry.refuse(job.identity, "A call")
         started, opened = time.monotonic(), open_batch(batch, self.scratch, collect=self.collect)
         report = self._through_outages(job, opened, int(batch_id))
         with company.sending(self.name):
@@ -421,7 +420,7 @@ class Consumer:
             self._check(job, batch, tasks, head)
             self._live = Live(batch.run_key, take_epoch(self.store, self.name, batch.run_key, self.takeover_after, force=self.takeover))
             head = self.store.head(self.name)
-        incarnation.refuse_older(head, self._live.head)
+        guards.refuse_older(head, self._live.head)
         return replace(head, epoch=self._live.head.epoch)
 
     def _check(self, job: Job, batch: Batch, tasks: Tasks | None, head: Head) -> None:
@@ -429,7 +428,7 @@ class Consumer:
         batch.check(job.prepare(head))
         if not self._hinted:
             self._hinted = True
-            for sentence in hints(batch.names, job.prepare(head), head, witnessed=self.incarnation is not None):
+            for sentence in hints(batch.names, job.prepare(head), head, knows_topic_ids=self.incarnation is not None):
                 log.warning("%s: %s", self.name, sentence)
         if tasks is not None:
             _in_tasks().check(job, tasks, head)
@@ -447,7 +446,7 @@ class Consumer:
         job = self.job()
         head, batch = job.known_head(), open_batch(frame, self.scratch, collect=self.collect)
         self._check(job, batch, tasks_of(job, batch), head)
-        incarnation.refuse_others(head, job.topic_ids(head.checkpoints))
+        guards.refuse_others(head, job.topic_ids(head.checkpoints))
 
     def run(self, writer: Any) -> None:
         """Check, start `writer.foreachBatch(self)`, wait for its end, and publish what is decided.
@@ -458,7 +457,7 @@ class Consumer:
         Raises:
             What `check` raises, and what ended the query.
         """
-        guards.refuse(self.identity, "A run")
+        reentry.refuse(self.identity, "A run")
         self.check(frame_of(writer))
         with outage.naming_limits(self.name):
             query = writer.foreachBatch(self).start()
@@ -476,7 +475,7 @@ class Consumer:
         return Job(
             self.name,
             self.store,
-            Policy(self._handler, self.settings, self.on_key_conflict, self.max_body, self.on_failure, self._trials),
+            Policy(self._handler, self.settings, self.on_key_conflict, self.max_body, self.on_failure, self._marker),
             self._preparation(),
             self.max_events,
             self.max_outage,
@@ -505,7 +504,7 @@ class Consumer:
     def known_head(self) -> Head:
         """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
         head = self.store.head(self.name)
-        incarnation.guard(head, Run("", 0), self.settings, {})
+        guards.guard(head, Run("", 0), self.settings, {})
         return head
 
     def starting_offsets(self, log: Log, *topics: str, new: New = "earliest") -> str:
@@ -521,7 +520,7 @@ class Consumer:
             SourceUnavailable: the broker does not answer.
         """
         head, source = self.known_head(), self.source or KAFKA_SOURCE
-        incarnation.refuse_others(head, incarnation.ask(self.incarnation, {(source, topic) for topic in topics}))
+        guards.refuse_others(head, guards.ask(self.incarnation, {(source, topic) for topic in topics}))
         return start.spark_json(start.positions(head, source, log, topics, new))
 
 

@@ -99,7 +99,7 @@ def horizon(retention: dt.timedelta | None, within: dt.timedelta | None) -> dt.t
     """How old a dead letter may be when it is reprocessed. Raises ConfigError where reservations are kept for a shorter time."""
     if retention is not None and within is not None and within > retention:
         raise ConfigError(
-            f"Dead letters may be reprocessed for {within}, and reservations are kept for {retention}: a copy of a message that came after "
+            f"Dead letters may be reprocessed for {within}, and reservations are kept for {retention}: a duplicate that comes after "
             "its reservation was purged would have its effect twice. Keep reservations longer, or shorten reprocess_within."
         )
     return within or retention
@@ -110,12 +110,12 @@ def names_of(value: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def hints(names: Sequence[str], spec: Prepare, head: Head, *, witnessed: bool) -> list[str]:
+def hints(names: Sequence[str], spec: Prepare, head: Head, *, knows_topic_ids: bool) -> list[str]:
     """Sentences for the log, about an input with these columns.
 
     Args:
         head: the state. What cannot be changed any more is not spoken of.
-        witnessed: whether `incarnation=` was given.
+        knows_topic_ids: whether `incarnation=` was given.
 
     Raises:
         ConfigError: the input cannot be mapped.
@@ -128,7 +128,7 @@ def hints(names: Sequence[str], spec: Prepare, head: Head, *, witnessed: bool) -
     checks = {
         _NO_KEY: not spec.keys.columns and found.envelope["properties"] == Constant(None),
         _NO_SOURCE: kafka and not named and not head.checkpoints,
-        _NO_INCARNATION: kafka and not witnessed,
+        _NO_INCARNATION: kafka and not knows_topic_ids,
     }
     return [sentence for sentence, holds in checks.items() if holds]
 

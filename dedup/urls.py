@@ -1,4 +1,4 @@
-"""From a URL to a store, and never a password on the screen."""
+"""From a URL to a store, and never a password on the screen. Called by the command line and by the demo."""
 
 from __future__ import annotations
 

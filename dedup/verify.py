@@ -1,13 +1,10 @@
 """Proof from the tables: every position up to the checkpoint is accounted for exactly once, or the contradiction is named.
 
-It reads batch records, checkpoints and letters; it cannot see whether a handler forgot to write a row.
+It reads batch records, checkpoints and letters, page by page and by columns; it cannot see whether a handler forgot to write a row.
 
-Batch records and letters, page by page, added up and compared: the arithmetic of `verify`, by columns. Pure but for what it is given.
-
-What one `verify` has proven, kept so that the next one reads only what was decided since.
-
-A file of the person who asks, not of the store: it proves nothing to anybody else. It is bound to the state by its last record: where that
-is not the same any more (purged, restored, another database), everything is checked again.
+What one `verify` has proven can be kept, so that the next one reads only what was decided since: in a file of the person who asks, which
+proves nothing to anybody else. It is bound to the state by its last record: where that is not the same any more (purged, restored,
+another database), everything is checked again. Called by `dedup verify`.
 """
 
 from __future__ import annotations
@@ -110,14 +107,14 @@ def verify(store: Store, consumer: str, since: Proof | None = None) -> VerifyRep
 def _checked(store: Store, head: Head, known: Proof | None) -> VerifyReport:
     """What comes behind the proof, or everything."""
     consumer = head.consumer
-    books = Tally.going_on(known) if known else Tally(consumer)
+    tally = Tally.going_on(known) if known else Tally(consumer)
     try:
-        letters, head, still = _read(store, books, head, known.seq if known else 0)
+        letters, head, still = _read(store, tally, head, known.seq if known else 0)
     except PublicationStuck as error:  # letters that are decided and lost: what is there cannot be added up
         return VerifyReport(consumer, [str(error)])
-    report = VerifyReport(consumer, books.contradictions, counts=dict(books.counts), since=known.seq if known else 0)
+    report = VerifyReport(consumer, tally.contradictions, counts=dict(tally.counts), since=known.seq if known else 0)
     if still:
-        report.contradictions.extend(letters.contradictions(books.lettered))
+        report.contradictions.extend(letters.contradictions(tally.lettered))
     else:
         report.notes.append("the consumer goes on deciding: letters were not counted")
     if known is None:
@@ -126,21 +123,21 @@ def _checked(store: Store, head: Head, known: Proof | None) -> VerifyReport:
         report.notes.append(
             f"decisions up to {known.seq} were proven before; reservations and the order of letters were not looked at again"
         )
-    _check_coverage(report, head, books)
-    if books.key_only:
+    _check_coverage(report, head, tally)
+    if tally.key_only:
         report.notes.append("key-only batches: coverage of positions is not provable")
     if not report.ok:
         return report
-    return replace(report, proof=books.proof(head.keyspace, head.seq, digest(store, consumer, books.last)))
+    return replace(report, proof=tally.proof(head.keyspace, head.seq, digest(store, consumer, tally.last)))
 
 
-def _read(store: Store, books: Tally, head: Head, after: int) -> tuple[LetterTally, Head, bool]:
+def _read(store: Store, tally: Tally, head: Head, after: int) -> tuple[LetterTally, Head, bool]:
     """Take in all records and letters; the letters, the head that they are of, and whether they are of one moment."""
     for _ in range(LOOKS):
         for start in range(after, head.seq, PAGE):
             page = store.batches(head.consumer, RecordFilter(start, min(start + PAGE, head.seq)))
-            books.add(page.filter(pc.greater_equal(page["generation"], head.keyspace)))
-        letters = _letters(store, books, head)
+            tally.add(page.filter(pc.greater_equal(page["generation"], head.keyspace)))
+        letters = _letters(store, tally, head)
         after, now = head.seq, store.head(head.consumer)
         if now.seq == after or now.keyspace != head.keyspace:
             return letters, head, now.seq == after
@@ -148,22 +145,22 @@ def _read(store: Store, books: Tally, head: Head, after: int) -> tuple[LetterTal
     return letters, head, False
 
 
-def _letters(store: Store, books: Tally, head: Head) -> LetterTally:
+def _letters(store: Store, tally: Tally, head: Head) -> LetterTally:
     found, last = LetterTally(), None
     while True:
         page = store.letters(Selection(consumer=head.consumer, limit=LETTER_PAGE, after=last), _LETTER_COLUMNS)
-        found = found.add(page.filter(pc.greater_equal(page["generation"], head.keyspace)), books.seen)
+        found = found.add(page.filter(pc.greater_equal(page["generation"], head.keyspace)), tally.seen)
         if page.num_rows < LETTER_PAGE:
             return found
         last = page["id"][-1].as_py()
 
 
-def _check_coverage(report: VerifyReport, head: Head, books: Tally) -> None:
+def _check_coverage(report: VerifyReport, head: Head, tally: Tally) -> None:
     """The checkpoint is the highest position seen, or where a person went on; what lies between, never delivered, is absent, and said."""
-    lives = {p: life for (p, life) in books.seen if life == head.incarnations.get((p.source, p.topic), 0) and p != KEY_ONLY}
-    for partition in sorted({*(p for p, life in lives.items() if books.seen[p, life]), *head.checkpoints}):
+    lives = {p: life for (p, life) in tally.seen if life == head.incarnations.get((p.source, p.topic), 0) and p != KEY_ONLY}
+    for partition in sorted({*(p for p, life in lives.items() if tally.seen[p, life]), *head.checkpoints}):
         life = head.incarnations.get((partition.source, partition.topic), 0)
-        seen, point = books.seen.get((partition, life), Ranges()), head.checkpoints.get(partition)
+        seen, point = tally.seen.get((partition, life), Ranges()), head.checkpoints.get(partition)
         number = point.sequence_number if point else None
         behind = _passed(head.passed.get(partition), seen)
         if behind is None:

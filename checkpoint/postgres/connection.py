@@ -1,12 +1,8 @@
-"""How PostgreSQL is reached: the DSN, checked and without its password, and the settings of each connection.
+"""How PostgreSQL is reached: the DSN, settings of connections, a limit for waiting, and the driver's errors in our words.
 
-The driver's exceptions in our words: translated here, once.
-
-Promises that every psycopg error which leaves this package, other than one raised by a handler's own SQL, is a StoreError or Fenced.
-
-Connections that wait for the server until a point in time, and no longer.
-
-PostgreSQL's own time-outs cannot promise that: a backend that is stopped keeps its connection open and answers nothing.
+Promises that every psycopg error which leaves this package, other than one raised by a handler's own SQL, is a StoreError or Fenced, that
+no message shows a password, and that a connection waits for the server until a point in time and no longer. PostgreSQL's own time-outs
+cannot promise that: a backend that is stopped keeps its connection open and answers nothing. Called by all that connects.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from checkpoint.postgres.connection import (
     translate,
 )
 from checkpoint.postgres.sql import Statements
-from checkpoint.processors import Answer, Call
+from checkpoint.processors import Answer, ProcessorCall
 
 TIMEOUT = 10.0
 """Seconds for a call, if nothing else is said. With azure's defaults two rounds of renewal stay far below the interval of expiration."""
@@ -103,12 +103,12 @@ class Place:
                 return time.monotonic() + self.timeout
         return until
 
-    def message(self, call: Call[Any], until: float) -> bytes:
+    def message(self, call: ProcessorCall[Any], until: float) -> bytes:
         """What is sent for a call: the transaction's settings, and the statement."""
         left = max(1, int((until - time.monotonic()) * 1000))
         return _PREFIX.format(int(LOCK * 1000), left).encode() + b"\n" + self.sql[call.statement]
 
-    def failed(self, error: Exception, call: Call[Any]) -> StoreError:
+    def failed(self, error: Exception, call: ProcessorCall[Any]) -> StoreError:
         """Our error for the driver's, or for a turn that did not come."""
         if isinstance(error, NoAnswer):
             return StoreUnavailable(f"{call.doing}: no answer within {self.timeout:g} s. Whether it was done is not known; do it again.")
@@ -198,7 +198,7 @@ class Session:
             self._lanes[0] = _Lane(threading.Lock())
         return self._lanes[0]
 
-    def ask(self, call: Call[Answer]) -> Answer:
+    def ask(self, call: ProcessorCall[Answer]) -> Answer:
         """The answer to a call. Raises StoreError, within the place's limit.
 
         Crash: a call is one transaction; it is done or not.
@@ -227,7 +227,7 @@ class Session:
         finally:
             lane.turn.release()
 
-    def _once(self, lane: _Lane[psycopg.Connection[DictRow]], call: Call[Answer], until: float) -> Answer:
+    def _once(self, lane: _Lane[psycopg.Connection[DictRow]], call: ProcessorCall[Answer], until: float) -> Answer:
         if not self._checked:
             until = self.place.check(until)
             self._checked = True
@@ -269,7 +269,7 @@ class AsyncSession:
             self._lanes[loop] = _Lane(asyncio.Lock())
         return self._lanes[loop]
 
-    async def ask(self, call: Call[Answer]) -> Answer:
+    async def ask(self, call: ProcessorCall[Answer]) -> Answer:
         """The answer to a call. Raises StoreError, within the place's limit.
 
         Crash: a call is one transaction; it is done or not. The same when the task is cancelled.
@@ -298,7 +298,7 @@ class AsyncSession:
         finally:
             lane.turn.release()
 
-    async def _once(self, lane: _Lane[psycopg.AsyncConnection[DictRow]], call: Call[Answer], until: float) -> Answer:
+    async def _once(self, lane: _Lane[psycopg.AsyncConnection[DictRow]], call: ProcessorCall[Answer], until: float) -> Answer:
         if not self._checked:
             until = await asyncio.to_thread(self.place.check, until)
             self._checked = True

@@ -1,10 +1,8 @@
-"""The SQL of the store: migrations by number, run-time statements by name, with the schema's quoted name filled in.
+"""The SQL of this project: statements by name, with the schema's quoted name filled in, and migrations by number.
 
-Read once per process from the package data `dedup.sql`. Called by everything in this package that speaks SQL.
-
-Bring the tables to the version of this library, and refuse to work on others.
-
-Promises that each migration and the note that it was applied are one transaction, and that two migrations at once are safe.
+Statements are read once per process from the package data `dedup.sql`. Promises that each migration and the note that it was applied are
+one transaction, that two migrations at once are safe, and that nothing works on tables of another version. Called by everything that
+speaks SQL.
 """
 
 from __future__ import annotations

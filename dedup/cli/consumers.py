@@ -1,6 +1,6 @@
-"""`dedup consumer`: what state each consumer is in, and a person's decisions about it.
+"""`dedup consumer` and `dedup budget`: what state each consumer is in, and a person's decisions about it.
 
-`dedup budget`: how near a consumer is to the limits of each kind of dead letter, and admitting a known flood of one kind.
+The budget shows how near a consumer is to the limits of each kind of dead letter; a known flood of one kind can be admitted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import dedup
-from checkpoint import changes as amendments
+from checkpoint import changes
 from checkpoint.changes import Amendment
 from checkpoint.errors import ConfigError
 from checkpoint.head import Head, Spent
@@ -78,7 +78,7 @@ def show(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
 @commands.command(epilog="Example: dedup consumer accept-gap orders --reason 'retention passed over the weekend' --yes")
 def accept_gap(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
     """Go on although positions between the checkpoint and the next batch were never delivered."""
-    amend(open_store(store), name, amendments.accept_gap, yes, by, reason)
+    amend(open_store(store), name, changes.accept_gap, yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer accept-incarnation orders --source broker-1 --topic orders --yes")
@@ -99,19 +99,19 @@ def accept_incarnation(
         raise dedup.ConfigError(
             f"{name!r} has no checkpoint of topic {topic!r} of {source!r}. It has: {', '.join(map('/'.join, sorted(known)))}."
         )
-    amend(opened, name, lambda head: amendments.accept_incarnation(head, source, topic), yes, by, reason)
+    amend(opened, name, lambda head: changes.accept_incarnation(head, source, topic), yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer accept-restore orders --reason 'database restored to 09:00' --yes")
 def accept_restore(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
     """Go on from state that was restored to an older time, once what is missing is understood."""
-    amend(open_store(store), name, amendments.accept_restore, yes, by, reason)
+    amend(open_store(store), name, changes.accept_restore, yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer reset orders --reason 'new sink, read all again' --yes")
 def reset(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
     """Begin again as if nothing had been processed. Events that are read again have their effect again; sinks stay as they are."""
-    amend(open_store(store), name, amendments.reset, yes, by, reason)
+    amend(open_store(store), name, changes.reset, yes, by, reason)
 
 
 def amend(store: Store, name: str, change: Amendment, yes: bool, by: str, reason: str) -> None:
@@ -121,7 +121,7 @@ def amend(store: Store, name: str, change: Amendment, yes: bool, by: str, reason
     """
     check_consumer(store, name)
     before = store.head(name)
-    planned = changes(before, change(before))
+    planned = differences(before, change(before))
     if not planned:
         typer.echo(f"{name}: nothing to change.")
         return
@@ -141,7 +141,7 @@ def who(by: str) -> str:
         return f"uid {os.getuid()}"
 
 
-def changes(before: Head, after: Head) -> list[tuple[str, Any, Any]]:
+def differences(before: Head, after: Head) -> list[tuple[str, Any, Any]]:
     """(what, now, then) for each part of the head that differs; checkpoints and incarnations one by one."""
     old, new = _flat(before), _flat(after)
     return [(key, old.get(key, ""), new.get(key, "")) for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]

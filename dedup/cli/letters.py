@@ -1,8 +1,6 @@
-"""`dedup dead-letters list`, `groups` and `show`: what could not be processed, and why.
+"""`dedup dead-letters`: list, groups and show; discard, restore and edit; export and import.
 
-`dedup dead-letters discard`, `restore` and `edit`: what a person decides about letters.
-
-`dedup dead-letters export` and `import`: letters in files, exactly.
+A shell around `DeadLetters` (reprocessing/dead_letters.py). `reprocess` is in cli/reprocess.py.
 """
 
 from __future__ import annotations
@@ -146,7 +144,7 @@ def discard(
     selection: Selection,
     ids: Ids = None,
     release_key: Annotated[
-        bool, typer.Option("--release-key", help="Forget the key as well: a later copy of the message counts as new.")
+        bool, typer.Option("--release-key", help="Forget the key as well: the message counts as new when it comes again.")
     ] = False,
     store: StoreUrl = "",
     as_json: AsJson = False,

@@ -1,8 +1,6 @@
-"""The options that say which dead letters, the same for every command.
+"""What commands share: the options that choose dead letters, `module:attribute` as a user's own object, and a progress bar.
 
-`module:attribute` on a command line: the user's own consumer or function, out of a module that is imported here.
-
-A progress bar for long work, on standard error and only where somebody looks at it.
+The module is imported here, and nowhere else. The bar is on standard error, and only where somebody looks at it.
 """
 
 from __future__ import annotations

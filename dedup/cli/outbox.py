@@ -1,7 +1,4 @@
-"""`dedup outbox`: messages that consumers have published, sending them, and a person's decisions about those that cannot be sent.
-
-The options that say where messages go.
-"""
+"""`dedup outbox`: messages that consumers have published, where to send them, and a person's decisions about those that cannot be sent."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from dedup.cli.consumers import By, Reason, Yes, who
 from dedup.cli.options import OPTIONS, POSITIONS, find, progress, selecting
 from dedup.cli.show import AsJson, print_json, print_table
 from dedup.consumer import Consumer
-from dedup.core.log import LogReader
+from dedup.core.log import AnyLogReader
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import Reprocessed, ReprocessOptions
 from dedup.reprocessing.replay import Replayed, replay
@@ -140,7 +140,7 @@ def _session(consumer: Consumer, frames: FrameKind | None) -> Any | None:
     The one that the consumer's module has made, as it is: its time zone and settings are part of what the handler means. Else a local one.
     """
     if frames == FrameKind.ARROW or (frames is None and importlib.util.find_spec("pyspark") is None):
-        if isinstance(consumer.read_log, LogReader):
+        if isinstance(consumer.read_log, AnyLogReader):
             consumer.read_log.arrow = True
         return None
     from dedup.spark.session import active_session, local_session

@@ -10,12 +10,11 @@ import typer
 
 from checkpoint.position import Partition, Ranges
 from deadletter.json_rows import json_rows
-from dedup import verify as proofs
 from dedup.cli.consumers import Name
 from dedup.cli.show import AsJson, cell, print_json, print_table
 from dedup.core.store import Store
 from dedup.urls import StoreUrl, check_consumer, open_store
-from dedup.verify import PartitionProof, VerifyReport
+from dedup.verify import PartitionProof, VerifyReport, load, save, verify
 
 TABLE_LIMIT = 50
 """Batches a table shows where nobody asked for more: one screen."""
@@ -32,7 +31,7 @@ BATCH_COLUMNS += ["skipped_rows", "dead_lettered", "late"]
 def register(app: typer.Typer) -> None:
     """Add the reading commands."""
     app.command(epilog="Example: dedup batches orders --limit 10 --store /lake/dedup")(batches)
-    app.command(epilog="Example: dedup verify orders --store postgresql://localhost/shop")(verify)
+    app.command("verify", epilog="Example: dedup verify orders --store postgresql://localhost/shop")(verify_consumers)
 
 
 def batches(
@@ -56,7 +55,7 @@ def batches(
     print_table(BATCH_COLUMNS, [[row[c] for c in BATCH_COLUMNS] for row in rows], empty="no batches yet")
 
 
-def verify(
+def verify_consumers(
     names: Annotated[list[str] | None, typer.Argument(help="Consumers; all of them where none is named.", show_default=False)] = None,
     kept: Annotated[
         str, typer.Option("--proof", show_default=False, help="A file that keeps what is proven: only what was decided since is read.")
@@ -71,10 +70,10 @@ def verify(
     write a row.
     """
     opened = open_store(store)
-    known = proofs.load(Path(kept)) if kept else {}
-    reports = [proofs.verify(opened, name, None if full else known.get(name)) for name in _names(opened, names or [])]
+    known = load(Path(kept)) if kept else {}
+    reports = [verify(opened, name, None if full else known.get(name)) for name in _names(opened, names or [])]
     if kept:
-        proofs.save(Path(kept), {**known, **{r.consumer: r.proof for r in reports if r.proof}})
+        save(Path(kept), {**known, **{r.consumer: r.proof for r in reports if r.proof}})
     if as_json:
         print_json([_report_json(report) for report in reports])
     else:

@@ -1,8 +1,8 @@
 """From a decided chunk to the steps a store executes: letters, notes, batch record, checkpoints, commit. Pure.
 
-What a chunk uses of the budget of each kind of dead letter, and the error that says that it is too much. Pure.
-
-Called by the flow before the handler runs, by the attempts of the handler, and once more by a store whose transactions commit side by side.
+And what the chunk uses of the budget of each kind of dead letter, with the error that says that it is too much. The budget is judged
+before the handler runs, by the attempts of the handler, and once more by a store whose transactions commit side by side. Called by
+pipeline/commit.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dedup.core.planning import DUPLICATE, KEY_CONFLICT, LETTERED, NEW, NO_KEY, 
 from dedup.core.steps import Advance, Record, Step
 
 _RECORD = pa.struct(list(BATCHES))
-_NO_COPIES = pa.table({"key": pa.array([], pa.binary(16)), "count": pa.array([], pa.int64())})
+_NO_DUPLICATES = pa.table({"key": pa.array([], pa.binary(16)), "count": pa.array([], pa.int64())})
 
 _BEFORE_THE_HANDLER = ((UNDECODABLE, Kind.UNDECODABLE), (NO_KEY, Kind.NO_KEY), (KEY_CONFLICT, Kind.KEY_CONFLICT))
 """States in the order in which an event may come into them."""
@@ -64,9 +64,9 @@ def decide(
     steps: list[Step] = []
     if parked is not None:
         steps.append(parked)
-    copies = _copies(settled)
-    if copies.num_rows:
-        steps.append(Note(copies))
+    duplicates = _duplicates(settled)
+    if duplicates.num_rows:
+        steps.append(Note(duplicates))
     steps.append(record)
     moved = {p: c for p, mark in marks.items() if (c := _advanced(head.checkpoints.get(p), mark, run)) is not None}
     if head.gap_accepted and record.stream and not run.joined:  # for the whole query: also for partitions and chunks that come later
@@ -85,11 +85,11 @@ def _advanced(point: Checkpoint | None, mark: Checkpoint, run: Run) -> Checkpoin
     return None
 
 
-def _copies(settled: Settled) -> pa.Table:
+def _duplicates(settled: Settled) -> pa.Table:
     """How many duplicates each key has in this chunk: key binary(16), count int64."""
     rows = np.flatnonzero(settled.state == DUPLICATE)
     if not len(rows):
-        return _NO_COPIES
+        return _NO_DUPLICATES
     group, first = settled.index.groups(rows)
     counts = np.bincount(group, minlength=len(first)).astype(np.int64)
     return pa.table({"key": key_bytes(settled.index.high[first], settled.index.low[first]), "count": pa.array(counts)})

@@ -1,12 +1,8 @@
 """The columnar view of a batch that decisions are made on: positions, keys and payload hashes, in position order.
 
-Payload hashes are asked for when they are needed: by then the store may be looking the keys up already.
-
-One row per delivered row. Arrays are numpy, so that fifty thousand rows cost milliseconds. Pure.
-
-Which partitions a batch has, and where positions stand in it: by search in one ascending number per row, else by sorting both.
-
-Pure. Called by index.py.
+One row per delivered row. Arrays are numpy, so that fifty thousand rows cost milliseconds. Payload hashes are asked for when they are
+needed: by then the store may be looking the keys up already. Where positions stand in a batch is found by search in one ascending number
+per row, else by sorting both. Pure. Called by all that decides.
 """
 
 from __future__ import annotations
@@ -241,14 +237,14 @@ def check_repeats(index: Index, repeats: Ints, content: pa.Table) -> None:
             )
 
 
-class Range(NamedTuple):
+class ValueRange(NamedTuple):
     """The values of a column."""
 
     first: int
     last: int
 
     @classmethod
-    def of(cls, column: Ints) -> Range:
+    def of(cls, column: Ints) -> ValueRange:
         """Of a column that is not empty."""
         return cls(int(column.min()), int(column.max()))
 
@@ -265,8 +261,8 @@ class Range(NamedTuple):
 class Ranks(NamedTuple):
     """Rows in position order, the position of each as one number."""
 
-    numbers: Range
-    parts: Range
+    numbers: ValueRange
+    parts: ValueRange
     rows: Ints  # ascending
 
     @classmethod
@@ -275,7 +271,7 @@ class Ranks(NamedTuple):
         place, numbers, parts = rows
         if not len(place):
             return None
-        ranges = Range.of(numbers), Range.of(parts)
+        ranges = ValueRange.of(numbers), ValueRange.of(parts)
         if (int(place.max()) + 1) * ranges[0].size * ranges[1].size >= 1 << 62:
             return None
         ranks = _as_one(rows, *ranges)
@@ -290,7 +286,7 @@ class Ranks(NamedTuple):
         return np.where(self.rows[np.minimum(at, len(self.rows) - 1)] == asked, at, -1)
 
 
-def _as_one(rows: Columns, numbers: Range, parts: Range) -> Ints:
+def _as_one(rows: Columns, numbers: ValueRange, parts: ValueRange) -> Ints:
     place, number, part = rows
     return (place * numbers.size + (number - numbers.first)) * parts.size + (part - parts.first)
 

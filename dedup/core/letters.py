@@ -208,15 +208,15 @@ def _ids(settled: Settled, rows: Ints, kinds: Sequence[Kind], head: Head, run: R
 
 
 def _ids_without_position(settled: Settled, rows: Ints, kinds: Sequence[Kind], head: Head, run: Run) -> list[str]:
-    index, copies = settled.index, Counter[tuple[object, ...]]()
+    index, times = settled.index, Counter[tuple[object, ...]]()
     found = []
     for row, kind in zip(rows.tolist(), kinds, strict=True):
         if kind not in HOLDS_NO_KEY:
             found.append(letter_id(head.consumer, head.generation, "key", int(index.high[row]), int(index.low[row])))
         else:  # nothing but its batch and its payload tells this delivery from another
             same = ("delivery", run.query_id, run.batch_id, run.chunk, kind, int(index.payload[row]))
-            copies[same] += 1
-            found.append(letter_id(head.consumer, head.generation, *same, copies[same]))
+            times[same] += 1
+            found.append(letter_id(head.consumer, head.generation, *same, times[same]))
     return found
 
 

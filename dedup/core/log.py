@@ -11,7 +11,7 @@ import pyarrow as pa
 from dedup.core.rows import for_spark
 
 
-class LogReader(ABC):
+class AnyLogReader(ABC):
     """Call it with source, topic, partition, first and last position."""
 
     arrow = False

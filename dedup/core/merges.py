@@ -1,8 +1,7 @@
-"""The last row of each key: what a merge of a batch comes down to. Pure.
+"""What a merge of a batch comes down to: the last row of each key, in as few merges as the sets of columns allow. Pure.
 
-Two source rows of one key fail a MERGE, and which of them counts must not depend on how rows happen to arrive.
-
-Merged rows with different columns as few merges, one after the other: what a row lacks stays as it is in the sink. Pure.
+Two source rows of one key fail a MERGE, and which of them counts must not depend on how rows happen to arrive. Rows with different
+columns become merges one after the other: what a row lacks stays as it is in the sink.
 
 Promises that the sink ends as if the rows of each key had been merged one by one, whichever columns the rows of other keys have. Of one
 key and one set of columns a single row is left, so that the number of merges depends on the sets of columns, not on the rows.

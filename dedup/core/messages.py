@@ -1,6 +1,7 @@
-"""What a message is on its way into the outbox (columns) and out of it (one value each, because brokers' clients take one at a time).
+"""Messages of the outbox: their columns on the way in, one value each on the way out, and what is asked of a store's outbox.
 
-What the dispatcher and people ask of a store's outbox. Both stores pass the same contract tests.
+Out of the outbox a message is one value, because brokers' clients take one at a time. `Outbox` is what the dispatcher and people ask of a
+store. Both stores pass the same contract tests.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Lag:
+class OutboxLag:
     """What is not sent yet."""
 
     waiting: int
@@ -203,7 +204,7 @@ class Outbox(Protocol):
     def message(self, number: int) -> Message | None:
         """One message with its body."""
 
-    def lag(self, topics: Sequence[str] = ()) -> Lag:
+    def lag(self, topics: Sequence[str] = ()) -> OutboxLag:
         """What is not sent yet."""
 
     def retry(self, numbers: Sequence[int]) -> int:

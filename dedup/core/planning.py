@@ -1,16 +1,11 @@
 """What a batch means: pure functions from (head, events) to what has to be written.
 
-No driver, clock, randomness or I/O: the stores execute what is decided here, the simulation runs this very code.
-The order is: guard -> chunks -> sift (positions) -> settle (keys) -> handler -> decide.
+The order is: guard -> chunks -> sift (positions) -> redeliveries -> settle (keys) -> handler -> decide. No driver, clock, randomness or
+I/O: the stores execute what is decided here, the simulation runs this very code.
 
-Whether what passes for a redelivery is one: a position that was seen has to hold the event that was decided there. Pure.
-
-A re-created topic starts again at sequence number 0; without these checks its events would be dropped as redeliveries.
-Called by dedup/pipeline/commit.py between the redeliveries and the reservations.
-
-Which events have to wait: the order of a sequence is kept, also behind a dead letter. Pure.
-
-A sequence is the events of one partition with one sequence key. Called by pipeline/commit.py and pipeline/attempts.py.
+A position that was seen has to hold the event that was decided there: a topic that was created again starts at sequence number 0, and
+without this check its events would be dropped as redeliveries. `Order` keeps the order of a sequence, also behind a dead letter. A
+sequence is the events of one partition with one sequence key. Called by pipeline/commit.py and pipeline/attempts.py.
 """
 
 from __future__ import annotations
@@ -154,7 +149,7 @@ class Settled:
 
 
 def settle(sifted: Sifted, known: pa.Table, on_conflict: OnKeyConflict) -> Settled:
-    """Tell new keys from copies and conflicts: the first position of an unknown key wins.
+    """Tell new keys from duplicates and conflicts: the first position of an unknown key wins.
 
     Args:
         known: what `reserve` returned: keys decided before, with the payload hash they were decided with.
@@ -169,11 +164,11 @@ def settle(sifted: Sifted, known: pa.Table, on_conflict: OnKeyConflict) -> Settl
     reference = np.where(at >= 0, payload, index.payload[first])
     is_first = np.zeros(len(index), dtype=bool)
     is_first[first[at < 0]] = True
-    copies = ~is_first[rows]
-    conflict = copies & (index.payload[rows] != reference[group])
+    duplicates = ~is_first[rows]
+    conflict = duplicates & (index.payload[rows] != reference[group])
     if on_conflict == "error" and conflict.any():
         raise KeyConflict(f"Same idempotence key, another payload at {', '.join(index.describe(r) for r in rows[conflict][:5])}.")
-    state[rows[copies]] = DUPLICATE
+    state[rows[duplicates]] = DUPLICATE
     if on_conflict == "dead_letter":
         state[rows[conflict]] = KEY_CONFLICT
     return Settled(index, state, sifted.late, int((at < 0).sum()))
@@ -192,7 +187,7 @@ def suspects(sifted: Sifted, known: pa.Table, compare_payload: bool) -> Ints:
 
     Args:
         known: which of `sifted.recheck` are decided, with their payload hashes.
-        compare_payload: False where copies with another payload leave no letter (on_key_conflict="duplicate").
+        compare_payload: False where duplicates with another payload leave no letter (on_key_conflict="duplicate").
     """
     index, replayed = sifted.index, np.flatnonzero(sifted.replayed)
     at, payload = Index.of_keys(known).find_words(index.high[replayed], index.low[replayed])
@@ -217,7 +212,7 @@ def check_redeliveries(index: Index, rows: Ints, freed: pa.Table, head: Head) ->
 
     Args:
         rows: the suspects that are `unexplained`.
-        freed: KEYS that letters have and hold no more: a person let them go, and a copy decided before that is still a redelivery.
+        freed: KEYS that letters have and hold no more: a person let them go, and a duplicate decided before that is still a redelivery.
     """
     at, payload = Index.of_keys(freed).find_words(index.high[rows], index.low[rows])
     wrong = rows[(at < 0) | (payload != index.payload[rows]) | index.no_key[rows] | index.undecodable[rows]]

@@ -1,8 +1,7 @@
-"""Rows without Spark: an Arrow table, or dicts, behind the `Rows` interface of store.py.
+"""What a handler writes, as rows of a sink: an Arrow table or dicts behind the interface `Rows`, and Arrow tables as frames.
 
-Arrow tables as handler frames: for the plain runner, the kill tests and everything else without Spark.
-
-Rows of Python objects as rows of a sink: column by column, by values.py. Called by both stores once they know the sink. Pure.
+Rows of Python objects are converted column by column (values.py), once the sink is known. Frames are what a handler is given where there
+is no Spark. Pure. Called by pipeline/tx.py, by both stores and by spark/.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""TODO."""
+"""What the settings of everything but a consumer may be: one table for each constructor or function. Pure.
+
+The tables are `given.Settings`; the constructors check against them. Those of a consumer are in dedup/settings.py.
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,9 @@
-"""The one seam: what the flow asks of a store, and the values that cross it.
+"""The one seam: what the pipeline asks of a store, and the values that cross it.
 
-A store keeps five things that change together: sink rows, reservations, dead letters, batch records and
-checkpoints. It decides nothing: the flow plans with pure functions (planning.py) and the store executes.
-Not a public extension point. Both stores pass the one contract suite in tests/contract.
-
-What a store offers to processes that share one epoch. Part of the seam of store.py; passes the same contract suite.
-
-How rows of one kind (Spark DataFrame, Arrow table) are asked for what the flow needs of them.
-
-What a store offers whose one commit decides a whole batch: Spark's tasks write rows as files, which the commit names.
-
-Part of the seam of store.py, beside `Slicing`, whose tasks commit by themselves.
+A store keeps five things that change together: sink rows, reservations, dead letters, batch records and checkpoints. It decides nothing:
+the pipeline plans with pure functions (planning.py) and the store executes. `StateStore` and `LetterStore` are the parts of `Store` that
+need no sinks. Where tasks of Spark take part a store offers more: `Slicing`, whose tasks commit by themselves, or files that tasks write
+and that the one commit of the driver names. Not a public extension point. Both stores pass the one contract suite in tests/contract.
 """
 
 from __future__ import annotations
@@ -121,10 +114,10 @@ class Store(LetterStore, Protocol):
             positions: also decide positions (a batch record): then it excludes the stream for as long as it is open.
         """
 
-    def trial(self, consumer: str, scope: str = "") -> str | None:
-        """What `set_trial` kept last under this scope: that of a claim, or the whole consumer."""
+    def crash_marker(self, consumer: str, scope: str = "") -> str | None:
+        """What `set_crash_marker` kept last under this scope: that of a claim, or the whole consumer."""
 
-    def set_trial(self, consumer: str, trial: str | None, scope: str = "") -> None:
+    def set_crash_marker(self, consumer: str, marker: str | None, scope: str = "") -> None:
         """Note what is about to be tried, outside any transaction, so that the next process knows what this one died of."""
 
     def publish(self, consumer: str) -> int:
@@ -153,8 +146,8 @@ class Slicing(Protocol):
     def in_tasks(self) -> Any:
         """The same store for a process of tasks."""
 
-    def trials(self, consumer: str) -> list[str]:
-        """What slices have kept by `set_trial` and not recorded a batch since."""
+    def crash_markers(self, consumer: str) -> list[str]:
+        """What slices have kept by `set_crash_marker` and not recorded a batch since."""
 
     def room(self, consumer: str) -> int:
         """How many connections this role could have for tasks, those of this consumer's tasks included."""

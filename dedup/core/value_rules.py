@@ -1,12 +1,8 @@
 """The rules by which one Python value becomes a value of a column. Pure; called by values.py.
 
-No rule looks at another value. A value of numpy, pandas, Arrow or an Enum counts as the value of Python that it stands for.
-
-Values of numpy, pandas, Arrow and enums as the values of Python that they stand for. Pure; imports no pandas.
-
-A Python value of any shape as JSON text: for columns of type json and jsonb. Pure.
-
-Text is JSON already and stays as it is. Inside a dict or a list: dates, times, decimals and UUIDs become text (ISO 8601, all digits).
+No rule looks at another value. A value of numpy, pandas, Arrow or an Enum counts as the value of Python that it stands for; no pandas is
+imported for that. For columns of type json and jsonb a value of any shape becomes JSON text: text is JSON already and stays as it is;
+inside a dict or a list dates, times, decimals and UUIDs become text (ISO 8601, all digits).
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ _MICROSECONDS = {"W": 604_800_000_000, "D": 86_400_000_000, "h": 3_600_000_000, 
 _PER_MICROSECOND = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}
 
 
-class Limits(NamedTuple):
+class ValueLimits(NamedTuple):
     """What an Arrow type does not say."""
 
     length: int | None = None  # characters
@@ -69,13 +65,13 @@ class Limits(NamedTuple):
     whole: tuple[int, int] | None = None  # whole numbers from, to become text
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = ValueLimits()
 
-One = Callable[[Any, pa.DataType, Limits], Any]
+One = Callable[[Any, pa.DataType, ValueLimits], Any]
 """(value, type, limits) -> what `build` takes. Raises Wrong."""
 
 
-def _holds(array: pa.Array, limits: Limits) -> bool:
+def _holds(array: pa.Array, limits: ValueLimits) -> bool:
     return True
 
 
@@ -92,18 +88,18 @@ class Rule(NamedTuple):
 
     safe: frozenset[type]  # Arrow itself converts columns of these to the type without loss, or raises
     one: One
-    holds: Callable[[pa.Array, Limits], bool] = _holds  # whether what Arrow has made is right
+    holds: Callable[[pa.Array, ValueLimits], bool] = _holds  # whether what Arrow has made is right
     build: Callable[[list[Any], pa.DataType], pa.Array] = _build
     alike: Callable[[Sequence[Any]], bool] = _alike  # whether that is so of these values
 
 
-def _bool(value: Any, arrow: pa.DataType, limits: Limits) -> bool:
+def _bool(value: Any, arrow: pa.DataType, limits: ValueLimits) -> bool:
     if type(value) is bool:
         return value
     raise Wrong("True or False is needed")
 
 
-def _int(value: Any, arrow: pa.DataType, limits: Limits) -> int:
+def _int(value: Any, arrow: pa.DataType, limits: ValueLimits) -> int:
     number = _number(value)
     if isinstance(number, int):
         whole = number
@@ -128,7 +124,7 @@ def _number(value: Any) -> int | float | Decimal:
     return value
 
 
-def _double(value: Any, arrow: pa.DataType, limits: Limits) -> float:
+def _double(value: Any, arrow: pa.DataType, limits: ValueLimits) -> float:
     number = _number(value)
     if isinstance(number, float):
         return number
@@ -157,7 +153,7 @@ def _float_of(number: Decimal) -> float:
     return found
 
 
-def _single(value: Any, arrow: pa.DataType, limits: Limits) -> float:
+def _single(value: Any, arrow: pa.DataType, limits: ValueLimits) -> float:
     number = _number(value)
     if isinstance(number, int):
         return _exact_float(number, _rounded, pa.int64() if abs(number) < 2**63 else pa.decimal128(_WIDEST, 0))
@@ -175,11 +171,11 @@ def _rounded(number: float) -> float:
         return math.copysign(math.inf, number)
 
 
-def _no_overflow(array: pa.Array, limits: Limits) -> bool:
+def _no_overflow(array: pa.Array, limits: ValueLimits) -> bool:
     return not pc.any(pc.is_inf(array)).as_py()  # an infinity may be one that was given: value by value
 
 
-def _decimal(value: Any, arrow: pa.DataType, limits: Limits) -> Decimal:
+def _decimal(value: Any, arrow: pa.DataType, limits: ValueLimits) -> Decimal:
     number = _as_decimal(value)
     if not number.is_finite():
         raise Wrong("it is no finite number")
@@ -209,7 +205,7 @@ def _decimal_type(number: Decimal, precision: int = 0, scale: int = 0) -> pa.Dat
     return pa.decimal128(before + behind, behind) if before + behind <= _WIDEST else None
 
 
-def _numeric(value: Any, arrow: pa.DataType, limits: Limits) -> Decimal:
+def _numeric(value: Any, arrow: pa.DataType, limits: ValueLimits) -> Decimal:
     """A number of any size, or of a size that Arrow has no type for."""
     number = _as_decimal(value)
     if limits.precision is None or limits.scale is None:
@@ -236,14 +232,14 @@ def _numbers_as_text(made: list[Any], arrow: pa.DataType) -> pa.Array:
     return pa.array([None if number is None else str(number) for number in made], pa.string())
 
 
-def _text(value: Any, arrow: pa.DataType, limits: Limits) -> str:
+def _text(value: Any, arrow: pa.DataType, limits: ValueLimits) -> str:
     text = str(value) if isinstance(value, uuid.UUID) else value
     if not isinstance(text, str):
         raise Wrong("a text is needed")
     return _valid(str.__str__(text), limits)
 
 
-def _valid(text: str, limits: Limits) -> str:
+def _valid(text: str, limits: ValueLimits) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -257,7 +253,7 @@ def _valid(text: str, limits: Limits) -> str:
     return text
 
 
-def _text_holds(array: pa.Array, limits: Limits) -> bool:
+def _text_holds(array: pa.Array, limits: ValueLimits) -> bool:
     if limits.length is not None and (pc.max(pc.utf8_length(array)).as_py() or 0) > limits.length:
         return False
     if limits.size is not None and (pc.max(pc.binary_length(array)).as_py() or 0) > limits.size:
@@ -265,7 +261,7 @@ def _text_holds(array: pa.Array, limits: Limits) -> bool:
     return limits.nul or not pc.any(pc.match_substring(array, "\0")).as_py()
 
 
-def _other(value: Any, arrow: pa.DataType, limits: Limits) -> str:
+def _other(value: Any, arrow: pa.DataType, limits: ValueLimits) -> str:
     """The text form of a type that only the server knows."""
     if isinstance(value, int) and not isinstance(value, bool) and limits.whole is not None:
         if not limits.whole[0] <= value <= limits.whole[1]:
@@ -278,13 +274,13 @@ def _other(value: Any, arrow: pa.DataType, limits: Limits) -> str:
     return _text(value, arrow, limits)
 
 
-def _bytes(value: Any, arrow: pa.DataType, limits: Limits) -> bytes:
+def _bytes(value: Any, arrow: pa.DataType, limits: ValueLimits) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise Wrong("bytes are needed")
 
 
-def _uuid(value: Any, arrow: pa.DataType, limits: Limits) -> bytes:
+def _uuid(value: Any, arrow: pa.DataType, limits: ValueLimits) -> bytes:
     if isinstance(value, uuid.UUID):
         return value.bytes
     if isinstance(value, bytes) and len(value) == 16:
@@ -295,11 +291,11 @@ def _uuid(value: Any, arrow: pa.DataType, limits: Limits) -> bytes:
     raise Wrong("a UUID, or its text, is needed")
 
 
-def _json(value: Any, arrow: pa.DataType, limits: Limits) -> str:
+def _json(value: Any, arrow: pa.DataType, limits: ValueLimits) -> str:
     return _valid(json_text(value), limits)
 
 
-def _date(value: Any, arrow: pa.DataType, limits: Limits) -> dt.date:
+def _date(value: Any, arrow: pa.DataType, limits: ValueLimits) -> dt.date:
     if isinstance(value, dt.datetime):
         moment = _utc(value)
         if moment.time() != dt.time():
@@ -310,7 +306,7 @@ def _date(value: Any, arrow: pa.DataType, limits: Limits) -> dt.date:
     raise Wrong("a date is needed")
 
 
-def _timestamp(value: Any, arrow: pa.DataType, limits: Limits) -> dt.datetime:
+def _timestamp(value: Any, arrow: pa.DataType, limits: ValueLimits) -> dt.datetime:
     """In UTC: what has no zone is in UTC already, and a date is its midnight there."""
     if isinstance(value, dt.datetime):
         _unrounded(value.microsecond, arrow, limits)
@@ -320,7 +316,7 @@ def _timestamp(value: Any, arrow: pa.DataType, limits: Limits) -> dt.datetime:
     raise Wrong("a datetime or a date is needed")
 
 
-def _unrounded(microseconds: int, arrow: pa.DataType, limits: Limits) -> None:
+def _unrounded(microseconds: int, arrow: pa.DataType, limits: ValueLimits) -> None:
     if microseconds % limits.step if limits.step else microseconds:
         raise Wrong("the column would round or cut it", arrow)
 
@@ -344,20 +340,20 @@ def _is_known(zone: dt.tzinfo | None) -> bool:
     return type(zone) is dt.timezone and not zone.utcoffset(None).microseconds
 
 
-def _moments(array: pa.Array, limits: Limits) -> bool:
+def _moments(array: pa.Array, limits: ValueLimits) -> bool:
     """Whether all of them are of the years 1 to 9999: a zone may have moved one out. And none is finer than the column."""
     found = pc.min_max(array.cast(pa.int64())).as_py()
     return found["min"] is None or (found["min"] >= _FIRST and found["max"] <= _LAST and _multiples(array, limits))
 
 
-def _multiples(array: pa.Array, limits: Limits) -> bool:
+def _multiples(array: pa.Array, limits: ValueLimits) -> bool:
     if limits.step == 1:
         return True
     whole = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     return not (whole % limits.step if limits.step else whole).any()
 
 
-def _time(value: Any, arrow: pa.DataType, limits: Limits) -> dt.time:
+def _time(value: Any, arrow: pa.DataType, limits: ValueLimits) -> dt.time:
     if not isinstance(value, dt.time):
         raise Wrong("a time is needed")
     if value.tzinfo is not None:
@@ -366,7 +362,7 @@ def _time(value: Any, arrow: pa.DataType, limits: Limits) -> dt.time:
     return value
 
 
-def _timetz(value: Any, arrow: pa.DataType, limits: Limits) -> str:
+def _timetz(value: Any, arrow: pa.DataType, limits: ValueLimits) -> str:
     """With its zone; what has none is in UTC."""
     found = _parsed(value) if isinstance(value, str) else value
     if not isinstance(found, dt.time):
@@ -389,7 +385,7 @@ def _parsed(text: str) -> dt.time:
     raise Wrong("it is no time as ISO 8601 writes it: 12:30:00.5+02:00")
 
 
-def _interval(value: Any, arrow: pa.DataType, limits: Limits) -> dt.timedelta:
+def _interval(value: Any, arrow: pa.DataType, limits: ValueLimits) -> dt.timedelta:
     if not isinstance(value, dt.timedelta):
         raise Wrong("a timedelta is needed")
     if abs(value // _TICK) >= 2**63:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from deadletter.redact import redact
-from dedup.core.value_rules import NO_LIMITS, RULES, Limits, Wrong, is_flat, plainly
+from dedup.core.value_rules import NO_LIMITS, RULES, ValueLimits, Wrong, is_flat, plainly
 
 _SHOWN = 80
 """Characters of a value that a message shows."""
@@ -32,7 +32,7 @@ class Target:
     arrow: pa.DataType  # of the result
     shown: str  # as the store writes it
     nullable: bool = True
-    limits: Limits = NO_LIMITS
+    limits: ValueLimits = NO_LIMITS
     no_null: str = "the column is NOT NULL"  # why not, where `nullable` is False
     parts: Mapping[str, Target] | None = None  # a list's element, a map's key and value, a struct's fields
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from checkpoint.errors import ConfigError
 from dedup.decode import schemas
-from dedup.decode.values import Read, Wrong
+from dedup.decode.values import Read, Unreadable
 
 log = logging.getLogger("dedup")
 
@@ -47,9 +47,9 @@ def _read_by(writer: Any, wanted: Any) -> Read:
         try:
             row = fastavro.schemaless_reader(stream, writer, wanted)
         except mismatch as error:
-            raise Wrong from error
+            raise Unreadable from error
         if stream.read(1):
-            raise Wrong
+            raise Unreadable
         return row
 
     return whole
@@ -161,7 +161,7 @@ def check(wanted: str) -> None:
 
 def never(_: Any) -> Any:
     """Reads nothing. Raises Wrong."""
-    raise Wrong
+    raise Unreadable
 
 
 def _parsed(schema: Any) -> Any:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyarrow.json import ParseOptions, ReadOptions, read_json
 
 from dedup.decode import schemas, values
-from dedup.decode.values import Read, Wrong
+from dedup.decode.values import Read, Unreadable
 
 _LONE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair in a name becomes a question mark
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -91,18 +91,18 @@ class _Float(str):
 
 def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise Wrong
+        raise Unreadable
     return int(text)
 
 
 def _fraction(text: str) -> _Float:
     if len(text) > MAX_DIGITS:
-        raise Wrong
+        raise Unreadable
     return _Float(text)
 
 
 def _refuse(word: str) -> Any:
-    raise Wrong(word)
+    raise Unreadable(word)
 
 
 def _reader(kind: pa.DataType) -> Read:
@@ -129,7 +129,7 @@ def _field(field: pa.Field) -> Read:
         if found is not None:
             return read(found)
         if not nullable:
-            raise Wrong
+            raise Unreadable
         return None
 
     return value
@@ -142,12 +142,12 @@ def _struct(found: list[pa.Field]) -> Read:
 
     def value(pairs: Any) -> dict[str, Any]:
         if type(pairs) is not _Pairs:
-            raise Wrong
+            raise Unreadable
         # Of a name that is repeated the last value counts. The replaced ones are judged too, unless they should be text.
         row = {name: item if item is None or name in texts else readers[name](item) for name, item in pairs if name in readers}
         row |= {name: readers[name](row[name]) for name in texts if row.get(name) is not None}
         if any(row.get(name) is None for name in needed):
-            raise Wrong
+            raise Unreadable
         return row
 
     return value
@@ -158,7 +158,7 @@ def _list(item: pa.Field) -> Read:
 
     def value(found: Any) -> list[Any]:
         if type(found) is not list:
-            raise Wrong
+            raise Unreadable
         return [read(one) for one in found]
 
     return value
@@ -169,7 +169,7 @@ def _map(item: pa.Field) -> Read:
 
     def value(pairs: Any) -> list[tuple[str, Any]]:
         if type(pairs) is not _Pairs or len({name for name, _ in pairs}) < len(pairs):
-            raise Wrong
+            raise Unreadable
         return [(_LONE.sub("?", name), read(one)) for name, one in pairs]
 
     return value
@@ -177,13 +177,13 @@ def _map(item: pa.Field) -> Read:
 
 def _boolean(value: Any) -> bool:
     if type(value) is not bool:
-        raise Wrong
+        raise Unreadable
     return value is True
 
 
 def _string(value: Any) -> str:
     if type(value) is not str:
-        raise Wrong
+        raise Unreadable
     value.encode()  # half of a surrogate pair is no character
     return value
 
@@ -195,16 +195,16 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _whole(value: Any, limit: int) -> int:
     if type(value) is not int or not -limit <= value < limit:
-        raise Wrong
+        raise Unreadable
     return value
 
 
 def _number(value: Any) -> float:
     if type(value) not in (int, _Float):
-        raise Wrong
+        raise Unreadable
     number = float(value)  # raises OverflowError for an int beyond its range
     if math.isinf(number):
-        raise Wrong
+        raise Unreadable
     return number
 
 
@@ -217,25 +217,25 @@ def _single(value: Any) -> float:
 def _decimal(value: Any, kind: pa.DataType) -> Decimal:
     text = str(value).replace(",", "") if type(value) is str else str(value)
     if type(value) not in (int, _Float, str) or not _NUMBER.fullmatch(text):
-        raise Wrong
+        raise Unreadable
     try:
         number = Decimal(text).quantize(Decimal(1).scaleb(-kind.scale), context=_DECIMALS)
     except InvalidOperation as error:
-        raise Wrong from error
+        raise Unreadable from error
     if number.adjusted() >= kind.precision - kind.scale and number:
-        raise Wrong
+        raise Unreadable
     return number
 
 
 def _date(value: Any) -> int:
     if type(value) is not str or not re.fullmatch(DATE, value):
-        raise Wrong
+        raise Unreadable
     return dt.date.fromisoformat(value).toordinal() - _EPOCH.toordinal()
 
 
 def _timestamp(value: Any, shape: re.Pattern[str]) -> int:
     if type(value) is not str or not shape.fullmatch(value):
-        raise Wrong
+        raise Unreadable
     fraction = re.sub("[^0-9].*", "", value[20:]) if value[19:20] == "." else ""
     seconds = (dt.datetime.fromisoformat(value[:19]) - _EPOCH) // dt.timedelta(seconds=1)
     return (seconds - _seconds_east(value)) * 1_000_000 + int(fraction.ljust(6, "0")[:6])

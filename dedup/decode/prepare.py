@@ -201,7 +201,7 @@ def _list(names: Sequence[str] | Iterator[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def prepare(table: pa.Table, spec: Prepare) -> pa.Table:
+def prepare_events(table: pa.Table, spec: Prepare) -> pa.Table:
     """The input's rows, in their order, as events with keys.
 
     Returns:
@@ -216,13 +216,13 @@ def prepare(table: pa.Table, spec: Prepare) -> pa.Table:
 
 
 def prepare_keys(table: pa.Table, spec: Prepare, *, beside: bool = False) -> pa.Table:
-    """What `prepare` returns but for `_key_text` and `_payload_hash`, which can wait.
+    """What `prepare_events` returns but for `_key_text` and `_payload_hash`, which can wait.
 
     Args:
         beside: compute `_payload_hash` of bodies by a thread while they are decoded, which is mostly not Python's work; then it is there.
 
     Raises:
-        ConfigError: as `prepare`.
+        ConfigError: as `prepare_events`.
     """
     columns = _mapped(table, spec)
     hashing = _hash_bodies(columns["body"], spec) if beside else None
@@ -231,12 +231,12 @@ def prepare_keys(table: pa.Table, spec: Prepare, *, beside: bool = False) -> pa.
 
 
 def events(table: pa.Table, spec: Prepare) -> pa.Table:
-    """What keys are made of: the columns of `prepare` but for those of keys and `_undecodable`. Raises ConfigError, as `prepare`."""
+    """What keys are made of: the columns of `prepare_events` but for those of keys and `_undecodable`. Raises ConfigError."""
     return pa.table(_decoded(_mapped(table, spec), spec))
 
 
 def add_keys(rows: pa.Table, spec: Prepare) -> pa.Table:
-    """What `prepare` returns, of rows that `events` returned. Behind them stand parts of keys that Spark computed."""
+    """What `prepare_events` returns, of rows that `events` returned. Behind them stand parts of keys that Spark computed."""
     computed = rows.column_names[rows.column_names.index(LOG_TIME) + 1 :]
     columns: Frame = {name: _whole(rows[name]) for name in rows.column_names}
     return complete(_keyed(columns, spec), spec).drop_columns(computed)
@@ -293,7 +293,7 @@ def _hash_bodies(bodies: pa.Array, spec: Prepare) -> Future[pa.Array] | None:
 
 
 def complete(rows: pa.Table, spec: Prepare, hashes: pa.Array | None = None) -> pa.Table:
-    """Some rows that `prepare_keys` returned, with all columns of `prepare`.
+    """Some rows that `prepare_keys` returned, with all columns of `prepare_events`.
 
     Args:
         hashes: their `_payload_hash`, where it is known already.

@@ -10,7 +10,7 @@ import pyarrow as pa
 Read = Callable[[Any], Any]
 
 
-class Wrong(ValueError):
+class Unreadable(ValueError):
     """A value is not what the schema says."""
 
 

@@ -1,12 +1,12 @@
-"""The decision: one commit of the ledger, and the rule by which its outcome is told.
+"""The decision, one commit of the ledger, and its publication: how the sinks come to show what was decided.
 
-Promises that a decision is tried only against the snapshot that everything it rests on was read from, that it follows exactly the decision
-it was planned on, and that what became of it is read back from the ledger. Called by the transaction, the takeover and the store.
+Promises that a decision is tried only against the snapshot that everything it rests on was read from, that it follows exactly the
+decision it was planned on, and that what became of it is read back from the ledger. Called by the transaction, the takeover and the
+store.
 
-Publication: what the ledger decided becomes visible in the sinks, each decision once and in order.
-
-Everything published is read from the ledger; a transaction id in the sink says what is done, so that any number of publishers may try.
-Called by the store after each decision, before each transaction, and by `dedup publish`.
+Everything published is read from the ledger. A transaction id in the sink says what is done, so that any number of publishers may try,
+and each decision is published once and in order. Called by the store after each decision, before each transaction, and by `dedup
+publish`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from dedup.delta.restores import Publication, require_same, require_unrestored
 from dedup.delta.sequences import LASTS, ledger_rows
 from dedup.delta.sinks import Sink
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import Options, filesystem, is_away, join, missing, remove
-from dedup.delta.tables import ID_BITS, part_reached, part_version, reached, seq_of
+from dedup.delta.storage import StorageOptions, filesystem, is_away, join, missing, remove
+from dedup.delta.tables import ID_BITS, part_version, seq_of
 
 MAINTENANCE_RACES = 20
 """How often a decision is tried again because a commit that decides nothing (compaction) came first."""
 
 _OF_AN_EPOCH = ("batch", "epoch", "join", "leave", "claim")
-"""Decisions of copies that hold the epoch; what people decide is planned again under the next one."""
+"""Decisions of instances that hold the epoch; what people decide is planned again under the next one."""
 
 MERGE_ATTEMPTS = 20
 """The same for a merge, which gives way to any other commit."""
@@ -164,7 +164,7 @@ def write_files(state: ConsumerState, decision: Decision) -> list[Add]:
 
 
 @dataclass(frozen=True)
-class Publisher:
+class SinkPublisher:
     """Publishes for one consumer.
 
     Args:
@@ -174,7 +174,7 @@ class Publisher:
 
     state: ConsumerState
     root: str
-    options: Options
+    options: StorageOptions
     spark: Callable[[], Any]
 
     def publish(self) -> int:
@@ -219,13 +219,13 @@ class Publisher:
 
     def _finds_done(self, header: Header, entry: SinkFiles, sink: Sink, *, tried: bool) -> bool:
         """Whether the sink shows it. Raises StoreRestored where it shows what the ledger does not know."""
-        app, version = self.mark_of(header, entry)
-        shown = tables.transaction_of(sink.table, app)
-        if shown != version and header.head.generation == self.state.header.head.generation:
+        what = self.publication(header, entry)
+        shown = tables.transaction_of(sink.table, what.app)
+        if shown != what.version and header.head.generation == self.state.header.head.generation:
             self.state.require_in_step(entry.name, sink.table)
-        if not self._reached(entry, shown, version):
+        if not what.is_reached(shown):
             return False
-        require_unrestored(self.state, sink, header.seq, entry, self.publication(header, entry))
+        require_unrestored(self.state, sink, header.seq, entry, what)
         self._mark(header, entry, sink, sink.table.version(), shown)
         if entry.staged:
             remove(self.root, self.options, [add.path for add in entry.adds])
@@ -246,14 +246,12 @@ class Publisher:
         """The application id under which a sink shows the last decision it took."""
         return self.state.app(header.head.generation, sink)
 
-    def mark_of(self, header: Header, entry: SinkFiles) -> tuple[str, int]:
-        """The transaction id by which the sink shows that it has taken this entry; the last one of a decision is that of the decision."""
-        app = self.app(header, entry.name)
-        return (app, header.version) if entry.is_last else (f"{app}/parts", part_version(header.seq, header.attempt, entry.part))
-
     def publication(self, header: Header, entry: SinkFiles) -> Publication:
-        """The same, for what a RESTORE may have taken back."""
-        return Publication(*self.mark_of(header, entry), whole=entry.is_last)
+        """What the sink shows once it has taken this entry; the last one of a decision shows the decision."""
+        app = self.app(header, entry.name)
+        if entry.is_last:
+            return Publication(app, header.version)
+        return Publication(f"{app}/parts", part_version(header.seq, header.attempt, entry.part), whole=False)
 
     def is_done(self, header: Header, entry: SinkFiles) -> bool:
         """Whether the table under the entry's name shows it."""
@@ -262,11 +260,7 @@ class Publisher:
 
     def shows(self, table: DeltaTable, header: Header, entry: SinkFiles) -> bool:
         """Whether this table does."""
-        app, version = self.mark_of(header, entry)
-        return self._reached(entry, tables.transaction_of(table, app), version)
-
-    def _reached(self, entry: SinkFiles, shown: int | None, version: int) -> bool:
-        return (reached if entry.is_last else part_reached)(shown, version)
+        return self.publication(header, entry).shown_by(table)
 
     def _open(self, header: Header, entry: SinkFiles) -> Sink:
         consumer, mark = self.state.ledger.consumer, self.state.marks.get(entry.name)
@@ -334,7 +328,7 @@ class Publisher:
 
         Crash: the sink shows all of it, with the transaction id, or nothing of it.
         """
-        app, version = self.mark_of(header, entry)
+        app, version, _ = self.publication(header, entry)
         files = [join(self.root, add.path) for add in entry.adds]
         if entry.mode == "rows":
             # Spark skips a transaction id that is there already, silently: whether it is done is read back from the table.

@@ -17,7 +17,7 @@ from dedup.delta.epoch import Turns, exists
 from dedup.delta.ledger import Header, Ledger
 from dedup.delta.spark_ledger import SparkLedger
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import SPARK, Options, consumer_name, filesystem, join, safe_name
+from dedup.delta.storage import SPARK, StorageOptions, consumer_name, filesystem, join, safe_name
 
 AMEND_ATTEMPTS = 20
 
@@ -25,7 +25,7 @@ AMEND_ATTEMPTS = 20
 class States:
     """States by consumer. What was read is left behind when it is pickled."""
 
-    def __init__(self, root: str, options: Options, engine: Engine) -> None:
+    def __init__(self, root: str, options: StorageOptions, engine: Engine) -> None:
         self.root, self.options, self.engine = root, options, engine
         self._states: dict[str, ConsumerState] = {}
         self._turns: dict[str, Turns] = {}

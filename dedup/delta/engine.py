@@ -1,13 +1,12 @@
 """Who reads and commits Delta tables: delta-rs, or Spark where only Spark gets to the storage.
 
-Promises that everything above asks the same of both. A table is looked at as a snapshot with the methods of delta-rs's DeltaTable that are
-used here: version, metadata, schema, protocol, history, transaction_version. Called by the store's parts.
+Promises that everything above asks the same of both. A table is looked at as a snapshot with the methods of delta-rs's DeltaTable that
+are used here: version, metadata, schema, protocol, history, transaction_version. Called by the store's parts.
 
-Commits by Spark, where delta-rs gets no credentials for the storage of tables (Unity Catalog hands none out to it).
-
-Uses Spark's public API alone, so that it is the same on classic Spark, on Spark Connect and on clusters where the JVM cannot be reached.
-Promises what DeltaRs promises, by another way: Spark appends against its own newest snapshot, but refuses, or skips silently, a
-transaction id whose number was written before. It cannot be asked for a table's ids; commits of ours repeat theirs in the history.
+Spark is needed where delta-rs gets no credentials for the storage of tables (Unity Catalog hands none out to it). It is used through its
+public API alone, so that classic Spark, Spark Connect and clusters where the JVM cannot be reached are the same. Spark appends against
+its own newest snapshot, but refuses, or skips silently, a transaction id whose number was written before. It cannot be asked for a
+table's ids; commits of ours repeat theirs in the history.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from checkpoint.errors import ConfigError
 from dedup.delta import tables
 from dedup.delta.files import FileWriter
 from dedup.delta.fit import sql_type
-from dedup.delta.storage import DELTA_RS, SPARK, Options, absolute, is_local, missing
+from dedup.delta.storage import DELTA_RS, SPARK, StorageOptions, absolute, is_local, missing
 
 MINE = "dedup.engine"
 """Property of a ledger that is committed to by Spark. Only one engine may: each one's compare-and-swap does not see the other's."""
@@ -130,7 +129,7 @@ class DeltaRs:
     skips = False
     hidden: frozenset[str] = frozenset()
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: StorageOptions) -> None:
         self._options = options
 
     def side(self) -> Any:

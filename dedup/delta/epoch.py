@@ -1,13 +1,11 @@
-"""Who may commit: taking an epoch, and the heartbeat that says a long batch is alive.
+"""Who may commit: taking an epoch, the heartbeat of a long batch, and the turns of a stream and of decisions about letters.
 
 Promises that a live instance is not taken over without force, and that one which is provably gone is taken over at once.
-Called by the store.
 
-The stream and people's decisions about letters take turns: both commit to one ledger, and whoever comes second plans again.
-
-Two small files per consumer beside the ledger, which decide nothing: without them, or with wrong ones, work is done twice or waits a
-little, and the commit is still the judge. Somebody who wants a turn leaves a *wish*; a stream that finds one leaves a *claim* and waits
-until that wish is through. So neither goes twice while the other waits. Called by the store.
+The stream and people's decisions about letters commit to one ledger, and whoever comes second plans again: so they take turns. For that
+each consumer has small files beside the ledger, which decide nothing: without them, or with wrong ones, work is done twice or waits a
+little, and the commit is still the judge. Who decides about letters leaves a *request* for a turn. A stream that finds one leaves a request
+of its own and waits until the first is through. So neither goes twice while the other waits. Called by the store.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from checkpoint.holders import is_alive, this_process
 from dedup.delta.commit import Decision, decide
 from dedup.delta.ledger import Header
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import Options, filesystem, is_local, put, remove
+from dedup.delta.storage import StorageOptions, filesystem, is_local, put, remove
 from dedup.delta.tables import DELTA_ERRORS
 
 log = logging.getLogger("dedup")
@@ -53,7 +51,7 @@ _POLL = 0.02
 class Heartbeat:
     """One small file per consumer; that its content changes is the sign of life."""
 
-    note: Note
+    note: SmallFile
 
     def read(self) -> str | None:
         """The content now; None where there is none."""
@@ -167,7 +165,7 @@ def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
             signs, quiet_since = now, time.monotonic()
 
 
-def exists(root: str, options: Options) -> bool:
+def exists(root: str, options: StorageOptions) -> bool:
     """Whether a store folder is there at all."""
     if is_local(root):
         return bool(pafs.LocalFileSystem().get_file_info(root).type == pafs.FileType.Directory)
@@ -175,11 +173,11 @@ def exists(root: str, options: Options) -> bool:
 
 
 @dataclass(frozen=True)
-class Note:
+class SmallFile:
     """One small file below the store's folder."""
 
     root: str
-    options: Options
+    options: StorageOptions
     folder: str
     name: str  # safe name of the consumer
 
@@ -202,7 +200,7 @@ class Note:
         try:
             filesystem(self.root, self.options).move(temporary, self._path)
         except DELTA_ERRORS as error:
-            raise StoreUnavailable(f"The note {self._path} below {self.root} could not be kept: {error}") from error
+            raise StoreUnavailable(f"The small file {self._path} below {self.root} could not be kept: {error}") from error
 
     def keep(self, text: str | None) -> None:
         """Replace the content, or delete it. Crash: as `write` says."""
@@ -232,43 +230,45 @@ class Note:
 class Turns:
     """The turns of one consumer, as one process takes them."""
 
-    wish: Note
-    claim: Note
-    trial: Note
-    heartbeat: Note
-    _ignored: set[str] = field(default_factory=set)  # wishes that were waited for in vain
+    letters_turn: SmallFile
+    batch_turn: SmallFile
+    crash_marker: SmallFile
+    heartbeat: SmallFile
+    _ignored: set[str] = field(default_factory=set)  # requests that were waited for in vain
     _thread: threading.local = field(default_factory=threading.local)
 
     @classmethod
-    def of(cls, root: str, options: Options, name: str) -> Turns:
+    def of(cls, root: str, options: StorageOptions, name: str) -> Turns:
         """Those of the consumer with this safe name."""
-        wish, claim, trial, heartbeat = (Note(root, options, folder, name) for folder in ("turn", "claim", "trial", "heartbeat"))
-        return cls(wish, claim, trial, heartbeat)
+        letters, batch, marker, heartbeat = (
+            SmallFile(root, options, f, name) for f in ("letters_turn", "batch_turn", "crash_marker", "heartbeat")
+        )
+        return cls(letters, batch, marker, heartbeat)
 
-    def trial_of(self, scope: str) -> Note:
+    def crash_marker_of(self, scope: str) -> SmallFile:
         """The marker of one claimed partition, or of the whole consumer."""
         if not scope:
-            return self.trial
-        return replace(self.trial, name=f"{self.trial.name}@{hashlib.sha256(scope.encode()).hexdigest()[:32]}")
+            return self.crash_marker
+        return replace(self.crash_marker, name=f"{self.crash_marker.name}@{hashlib.sha256(scope.encode()).hexdigest()[:32]}")
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """The block is a batch: it waits for somebody who wished for a turn, at most STREAM_WAIT seconds, and has the next one.
+        """The block is a batch: it waits for letters that asked for a turn, at most STREAM_WAIT seconds, and has the next one.
 
-        Crash: a claim may be left behind; letters see that its process is gone.
+        Crash: its request may be left behind; letters see that its process is gone.
         """
-        wish = None if getattr(self._thread, "wishing", False) else self.wish.read()
-        if wish is None or wish in self._ignored or _gone(wish):
+        request = None if getattr(self._thread, "asking", False) else self.letters_turn.read()
+        if request is None or request in self._ignored or _gone(request):
             yield
             return
-        claim = _sign()
-        self.claim.write(claim)
+        mine = _sign()
+        self.batch_turn.write(mine)
         try:
-            if not _until(lambda: self.wish.read() != wish or _gone(wish), STREAM_WAIT):
-                self._ignored.add(wish)
+            if not _until(lambda: self.letters_turn.read() != request or _gone(request), STREAM_WAIT):
+                self._ignored.add(request)
             yield
         finally:
-            self.claim.drop(claim)
+            self.batch_turn.drop(mine)
 
     @contextmanager
     def letters(self, newest: Callable[[], Header]) -> Iterator[None]:
@@ -277,33 +277,33 @@ class Turns:
         Args:
             newest: gives the header of the newest decision.
 
-        Crash: a wish may be left behind; a stream waits for it once, or sees that its process is gone.
+        Crash: its request may be left behind; a stream waits for it once, or sees that its process is gone.
         """
-        wish = _sign()
-        self.wish.write(wish)
-        self._thread.wishing = True
+        request = _sign()
+        self.letters_turn.write(request)
+        self._thread.asking = True
         try:
             first = newest()
             if self._busy(first.holder):
                 _until(lambda: newest().seq != first.seq or not self._busy(first.holder), LETTERS_WAIT)
             yield
         finally:
-            self._thread.wishing = False
-            self.wish.drop(wish)
+            self._thread.asking = False
+            self.letters_turn.drop(request)
 
     def _busy(self, holder: Holder | None) -> bool:
         """Whether a batch runs, or is about to, in a process that lives."""
-        claim = self.claim.read()
-        if claim is not None and not _gone(claim):
-            return self._fresh(self.claim)
-        if self.trial.read() is None or holder is None:
+        request = self.batch_turn.read()
+        if request is not None and not _gone(request):
+            return self._fresh(self.batch_turn)
+        if self.crash_marker.read() is None or holder is None:
             return False
         alive = is_alive(holder.host, holder.pid, holder.started)
-        return self._fresh(self.trial) if alive is None else alive
+        return self._fresh(self.crash_marker) if alive is None else alive
 
-    def _fresh(self, note: Note) -> bool:
+    def _fresh(self, file: SmallFile) -> bool:
         """Whether it was written, or a heartbeat, a short while ago."""
-        return any(age is not None and age < FRESH for age in (note.age(), self.heartbeat.age()))
+        return any(age is not None and age < FRESH for age in (file.age(), self.heartbeat.age()))
 
 
 def _sign() -> str:

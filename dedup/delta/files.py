@@ -1,11 +1,7 @@
-"""Data files of a table: written into its folder, invisible until a commit names them.
+"""Data files of a table: written into its folder with their column statistics, invisible until a commit names them.
 
-Promises that a file holds rows that fit the table, and that its add action describes exactly that file.
-`FileWriter` travels to Spark tasks; the driver calls it, too.
-
-Column statistics of a data file, as readers use them to skip files.
-
-Promises bounds that never exclude a row: values that have no exact bound in JSON are left out. Called by whoever writes a file.
+Promises that a file holds rows that fit the table, that its add action describes exactly that file, and that its bounds never exclude a
+row: values that have no exact bound in JSON are left out. `FileWriter` travels to Spark's tasks; the driver calls it, too.
 
 Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#per-file-statistics, read 2025-06. Like Spark, no bounds for
 booleans and bytes, strings cut to 32 characters, timestamps in UTC milliseconds.
@@ -32,7 +28,7 @@ import pyarrow.parquet as pq
 
 from checkpoint.errors import RowsRefused, SinkMismatch
 from dedup.delta.fit import conform
-from dedup.delta.storage import Options, put
+from dedup.delta.storage import StorageOptions, put
 
 FILE_BYTES = 256 * 1024 * 1024
 """Arrow bytes collected before a file is written: the memory one task needs, three times over at most."""
@@ -75,7 +71,7 @@ class FileWriter:
     """
 
     uri: str
-    options: Options
+    options: StorageOptions
     schema: pa.Schema  # of the table, partition columns included
     table: str  # for messages
     partition_by: tuple[str, ...] = ()
@@ -126,7 +122,7 @@ class FileWriter:
         return Add(path, size, values, int(time.time() * 1000), statistics(rows, self.indexed), rows.num_rows)
 
 
-def write_parquet(uri: str, options: Options, path: str, rows: pa.Table, **codec: Any) -> int:
+def write_parquet(uri: str, options: StorageOptions, path: str, rows: pa.Table, **codec: Any) -> int:
     """Write one file below a URI; returns its size in bytes.
 
     Crash: half a file may stay behind under a name that nobody knows.
@@ -201,22 +197,22 @@ def statistics(table: pa.Table, indexed: int = INDEXED_COLUMNS) -> str:
         indexed: how many leaf columns get bounds and null counts; -1 for all.
     """
     budget = iter(range(indexed)) if indexed >= 0 else None
-    collected = _Collected({}, {}, {})
+    collected = _CollectedBounds({}, {}, {})
     for name in table.column_names:
         _collect(name, table[name], collected, budget)
     return _json({"numRecords": table.num_rows, "minValues": collected.low, "maxValues": collected.high, "nullCount": collected.nulls})
 
 
-class _Collected:
+class _CollectedBounds:
     """Bounds and null counts of one level of nesting."""
 
     def __init__(self, low: dict[str, Any], high: dict[str, Any], nulls: dict[str, Any]) -> None:
         self.low, self.high, self.nulls = low, high, nulls
 
 
-def _collect(name: str, column: pa.ChunkedArray, into: _Collected, budget: Iterator[int] | None) -> None:
+def _collect(name: str, column: pa.ChunkedArray, into: _CollectedBounds, budget: Iterator[int] | None) -> None:
     if pa.types.is_struct(column.type):
-        inner = _Collected({}, {}, {})
+        inner = _CollectedBounds({}, {}, {})
         for field in column.type:
             _collect(field.name, pc.struct_field(column, [field.name]), inner, budget)  # nulls of the parent count as nulls
         for target, values in ((into.low, inner.low), (into.high, inner.high), (into.nulls, inner.nulls)):

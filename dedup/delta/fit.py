@@ -1,10 +1,7 @@
 """Rows made to fit a sink: columns by name, types without loss, no NULL where the sink forbids it.
 
-Promises that what does not fit is refused with the `ALTER TABLE` it would take, before a file is written. Pure.
-
-Delta's column types as Arrow types, and which Arrow types fit into which without loss.
-
-Promises that what is called a fit keeps every value, or fails loudly at the value that does not. Pure.
+Promises that what does not fit is refused with the `ALTER TABLE` it would take, before a file is written; what is called a fit keeps
+every value, or fails loudly at the value that does not. Pure. Called by what writes to sinks.
 """
 
 from __future__ import annotations

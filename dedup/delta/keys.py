@@ -33,7 +33,7 @@ def _words(keys: pa.Array | pa.ChunkedArray) -> tuple[U64, U64]:
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """Keys in ascending order without repeats, and what belongs to each."""
 
     high: U64
@@ -52,17 +52,17 @@ class Run:
             found[found] = ~self.dead[at[found]]
         return found, at
 
-    def living(self) -> Run:
+    def living(self) -> SortedRun:
         """Without those that were freed."""
         kept = None if self.dead is None else ~self.dead
-        return self if kept is None else Run(self.high[kept], self.low[kept], self.payload[kept], self.held[kept])
+        return self if kept is None else SortedRun(self.high[kept], self.low[kept], self.payload[kept], self.held[kept])
 
 
 class KeyIndex:
     """Set of keys with payload hash and held flag. Not picklable: it is rebuilt from the ledger."""
 
     def __init__(self, spill_rows: int = SPILL_ROWS) -> None:
-        self._runs: list[Run] = []
+        self._runs: list[SortedRun] = []
         self._spill_rows = spill_rows
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class KeyIndex:
         flags = np.broadcast_to(np.asarray(held, dtype=bool), len(order))[order][first]
         high, low = high[first], low[first]
         new = ~self._known(high, low)
-        run = Run(high[new], low[new], values[new], flags[new])
+        run = SortedRun(high[new], low[new], values[new], flags[new])
         if len(run):
             self._push(run)
         return len(run)
@@ -113,13 +113,13 @@ class KeyIndex:
             known |= run.find(high, low)[0]
         return known
 
-    def _push(self, run: Run) -> None:
+    def _push(self, run: SortedRun) -> None:
         self._runs.append(run)
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             small, big = sorted((self._runs.pop().living(), self._runs.pop().living()), key=len)
             self._runs.append(self._merge(big, small))
 
-    def _merge(self, big: Run, small: Run) -> Run:
+    def _merge(self, big: SortedRun, small: SortedRun) -> SortedRun:
         at = find_keys(big.high, big.low, small.high, small.low)[0] + np.arange(len(small))
         from_big = np.ones(len(big) + len(small), dtype=bool)
         from_big[at] = False
@@ -131,7 +131,7 @@ class KeyIndex:
             out[from_big], out[at] = left, right
             return out
 
-        run = Run(merged("high"), merged("low"), merged("payload"), merged("held"))
+        run = SortedRun(merged("high"), merged("low"), merged("payload"), merged("held"))
         if folder:
             folder.cleanup()  # The mappings keep the files alive; a killed process leaves nothing behind.
         return run

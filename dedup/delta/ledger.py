@@ -1,14 +1,11 @@
 """The ledger table of one consumer: what is in it, how it is read, and the one commit that decides.
 
 Sections, so that old days of one can be dropped by metadata alone: `log` (headers, batch records, summaries of seen positions), `keys`
-(reservations), `held` (reservations of keys that a dead letter holds, and which keys were freed), `order` (blocked sequences).
-Called by the consumer state.
+(reservations), `held` (reservations of keys that a dead letter holds, and which keys were freed), `order` (blocked sequences). The header
+is one JSON document per decision: it is the decision. Batch records are documents beside it.
 
-The commit header: one JSON document per decision, in the ledger. It is the decision.
-
-Promises that a header of another state version is refused, and that a header read back equals the one written. Pure.
-
-Batch records as documents of the ledger, and back as one table. Pure.
+Promises that a header of another state version is refused, and that a header read back equals the one written. Called by the consumer
+state.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from dedup.core.steps import Merge
 from dedup.delta import tables
 from dedup.delta.engine import MINE, Engine
 from dedup.delta.files import Add, FileWriter
-from dedup.delta.storage import DELTA_RS, Options, filesystem
+from dedup.delta.storage import DELTA_RS, StorageOptions, filesystem
 from dedup.delta.tables import version_of
 
 LOG, KEYS, HELD, ORDER = "log", "keys", "held", "order"
@@ -118,7 +115,7 @@ class LedgerFile(NamedTuple):
 class Ledger:
     """The table, and nothing about what its rows mean."""
 
-    def __init__(self, uri: str, options: Options, consumer: str, engine: Engine) -> None:
+    def __init__(self, uri: str, options: StorageOptions, consumer: str, engine: Engine) -> None:
         self.uri, self.consumer = uri, consumer
         self._options, self._engine = options, engine
         self._handle = engine.handle(uri)

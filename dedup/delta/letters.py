@@ -1,19 +1,16 @@
-"""Dead letters as they stand: the newest rows of their events, as of the ledger's head.
+"""The dead letters of one consumer: a table of events that only grows, and the letters as they stand, as of the ledger's head.
 
-Reads what the question needs and no more: first ids, positions and the columns that are asked about, then of the letters that match the
-columns that are wanted. Conditions on what never changes about a letter are pushed down. Called by the store and the transaction.
-
-The table of dead letter events of one consumer: what is in it, and how rows get there.
-
-A history that only grows, published like a sink. A letter's state is its newest row by seq among these events:
+A letter's state is its newest row by seq among these events. They are published like rows of a sink:
 
 * `parked`: a whole letter, as it came in. Of several for one id the first counts.
 * `changed`: the letter after a change, in all columns but those of HEAVY, which stay as they were.
 * `edited`: the letter after a change, in all columns.
 
-And beside them `duplicate`: later copies of a held key were dropped; `history`: one row of HISTORY. Called by the transaction.
+And beside them `duplicate`: later duplicates of a held key were dropped; `history`: one row of HISTORY.
 
-Rows of a table and of files beside it as one. Called by whoever reads dead letters.
+Reads what the question needs and no more: first ids, positions and the columns that are asked about, then of the letters that match the
+columns that are wanted. Conditions on what never changes about a letter are pushed down. Rows of the table and of files beside it, which
+are decided and not published yet, count as one. Called by the store and the transaction.
 """
 
 from __future__ import annotations
@@ -82,7 +79,7 @@ class Letters:
         events: the table of events, and the files of decisions that it does not show yet.
     """
 
-    events: Rows
+    events: EventRows
     decided: Decided
 
     def select(self, selection: Selection, names: Sequence[str], after: Sequence[Any] | None = None) -> pa.Table:
@@ -171,20 +168,20 @@ class Letters:
         return found.select(names).take(pa.array(where))
 
     def _duplicates(self, seqs: pa.ChunkedArray, keys: Any, holds: Any, counted: Any) -> pa.Array:
-        """Copies counted before the decision that changed the letter last, and from that decision on while it holds its key."""
+        """Duplicates counted before the decision that changed the letter last, and from that decision on while it holds its key."""
         known = pc.fill_null(pc.if_else(holds, keys, None), b"")
         wanted = pa.chunked_array([known]) if isinstance(known, pa.Array) else known
-        copies = self._scan(["key", "count"], (ds.field("event") == DUPLICATE) & ds.field("key").isin(wanted.unique()))
+        duplicates = self._scan(["key", "count"], (ds.field("event") == DUPLICATE) & ds.field("key").isin(wanted.unique()))
         total = (
             counted.to_numpy(zero_copy_only=False).astype(np.int64)
             if isinstance(counted, pa.Array)
             else counted.to_numpy().astype(np.int64)
         )
-        if copies.num_rows:
-            at = pc.index_in(copies["key"].cast(pa.binary()), value_set=wanted.combine_chunks().cast(pa.binary())).to_numpy()
-            since = seqs.to_numpy()[at] <= copies["seq"].to_numpy()
+        if duplicates.num_rows:
+            at = pc.index_in(duplicates["key"].cast(pa.binary()), value_set=wanted.combine_chunks().cast(pa.binary())).to_numpy()
+            since = seqs.to_numpy()[at] <= duplicates["seq"].to_numpy()
             total = total.copy()
-            np.add.at(total, at[since], copies["count"].to_numpy()[since])
+            np.add.at(total, at[since], duplicates["count"].to_numpy()[since])
         return pa.array(total, pa.int64())
 
 
@@ -337,7 +334,7 @@ EVENTS = pa.schema(
     [
         pa.field("event", pa.string(), nullable=False),
         pa.field("seq", pa.int64(), nullable=False),
-        pa.field("count", pa.int64(), nullable=False),  # copies: of `duplicate` rows, and those so far where a letter changes
+        pa.field("count", pa.int64(), nullable=False),  # duplicates: of `duplicate` rows, and those so far where a letter changes
         *map(_field, _FIRST),
         *(_field(n) for n in LETTERS.names if n not in _FIRST),
         *(f.with_nullable(True) for f in _ADDED),  # decided_in: generation of the decision, if not that of the letter
@@ -374,9 +371,9 @@ def changed_rows(letters: pa.Table, heavy: bool, head: Head, seq: int) -> pa.Tab
     return _rows(EDITED if heavy else CHANGED, seq, kept, letters["duplicates"])
 
 
-def duplicate_rows(copies: pa.Table, head: Head, seq: int) -> pa.Table:
-    """EVENTS for copies of held keys (columns key, count)."""
-    return _rows(DUPLICATE, seq, _by(copies.select(["key"]), head), copies["count"])
+def duplicate_rows(duplicates: pa.Table, head: Head, seq: int) -> pa.Table:
+    """EVENTS for duplicates of held keys (columns key, count)."""
+    return _rows(DUPLICATE, seq, _by(duplicates.select(["key"]), head), duplicates["count"])
 
 
 def history_rows(history: pa.Table, head: Head, seq: int) -> pa.Table:
@@ -404,7 +401,7 @@ def together(parts: Sequence[pa.Table]) -> pa.Table:
     )
 
 
-class Rows(Protocol):
+class EventRows(Protocol):
     """A dataset of Arrow, or what answers like one."""
 
     def to_table(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
@@ -416,7 +413,7 @@ class Several:
     """Rows of several places as one."""
 
     schema: pa.Schema
-    parts: tuple[Rows, ...]
+    parts: tuple[EventRows, ...]
 
     def to_table(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
         """Rows that the filter lets through."""

@@ -2,8 +2,7 @@
 
 The table of messages is a sink like any other: its files are written before the decision that names them, and published after it. The
 table of marks has one dispatcher at a time: each commit is tried against exactly the snapshot that was read, and whoever began last wins.
-
-The two tables of an outbox on Delta, and what they say together: which messages are there, and what became of each.
+Called by the transaction, and through the store by the dispatcher and `dedup outbox`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import CommitConflict, ConfigError, Fenced, PublicationStuck, StoreRestored, StoreUnavailable
 from deadletter.letter import PROPERTIES
-from dedup.core.messages import BYTES_PER_TURN, Asked, Chosen, Entry, Failed, Lag, Line, Marks, Message, Messages, State
+from dedup.core.messages import BYTES_PER_TURN, Asked, Chosen, Entry, Failed, Line, Marks, Message, Messages, OutboxLag, State
 from dedup.delta import tables
 from dedup.delta.consumers import States
 from dedup.delta.engine import Engine
@@ -75,7 +74,7 @@ UNKNOWN = -1
 """No version of any table."""
 
 
-class Found:
+class OutboxSnapshot:
     """What both tables hold, as of one version of each."""
 
     def __init__(self, table: DeltaTable, marks: DeltaTable) -> None:
@@ -195,7 +194,7 @@ class Found:
         return int(pc.sum(pc.less_equal(self._all["seq"], last)).as_py() or 0)
 
 
-Plan = Callable[[Found], list[dict[str, Any]]]
+Plan = Callable[[OutboxSnapshot], list[dict[str, Any]]]
 """What is there -> rows of MARKS to add."""
 
 
@@ -236,7 +235,7 @@ class DeltaTurn:
         attempts = {m.number: m.attempts for m in self.messages}
         failed = [(state, f) for state, some in ((State.DEAD, marks.dead), (State.WAITING, marks.tried)) for f in some]
 
-        def plan(found: Found) -> list[dict[str, Any]]:
+        def plan(found: OutboxSnapshot) -> list[dict[str, Any]]:
             still = found.open([f.number for _, f in failed]) if failed else set()
             sent = [_row(number, State.SENT) for number in marks.sent]
             return sent + [_row(f.number, state, attempts[f.number] + 1, f) for state, f in failed if f.number in still]
@@ -253,7 +252,7 @@ class DeltaOutbox:
         self.consumer, self._states, self._publish = consumer, states, publish
         self._me = uuid.uuid4().hex
         self._claimed = False
-        self._found: Found | None = None
+        self._found: OutboxSnapshot | None = None
 
     @contextmanager
     def turn(self, asked: Asked) -> Iterator[DeltaTurn]:
@@ -278,11 +277,11 @@ class DeltaOutbox:
         chosen = found.waiting(asked)
         yield DeltaTurn(self, found.messages(chosen) if chosen.num_rows else ())
 
-    def _require_mine(self, found: Found) -> None:
+    def _require_mine(self, found: OutboxSnapshot) -> None:
         if found.dispatcher != self._me:
             raise Fenced(f"Another dispatcher of {self.consumer!r} has begun: on Delta there is one at a time. Stop this one.")
 
-    def _look(self, *, anew: bool = False) -> Found | None:
+    def _look(self, *, anew: bool = False) -> OutboxSnapshot | None:
         """What is there now; None where nothing was ever published."""
         with self._states.caught_up(self.consumer) as state:
             uris = state.outbox_uris()
@@ -295,7 +294,7 @@ class DeltaOutbox:
         if marks is None:
             raise StoreUnavailable(f"The table {uris[1]} is not there although it was made just now.")
         if anew or self._found is None or not self._found.follow(messages, marks):
-            self._found = Found(messages, marks)
+            self._found = OutboxSnapshot(messages, marks)
         return self._found
 
     def note(self, plan: Plan, *, dispatching: bool) -> int:
@@ -318,7 +317,7 @@ class DeltaOutbox:
                 return len(rows)
         raise CommitConflict(f"The outbox of {self.consumer!r} is changed all the time; nothing was noted. Try again.")
 
-    def _commit(self, found: Found, rows: list[dict[str, Any]], attempt: str) -> bool:
+    def _commit(self, found: OutboxSnapshot, rows: list[dict[str, Any]], attempt: str) -> bool:
         turn, now = found.turn + 1, dt.datetime.now(dt.UTC)
         mine = {"turn": turn, "at": now, "attempt": attempt}
         table = pa.Table.from_pylist([{**row, **mine} for row in rows], schema=MARKS)
@@ -345,14 +344,14 @@ class DeltaOutbox:
         found = self._readable()
         return next(iter(found.messages(found.numbered(number))), None) if found is not None else None
 
-    def lag(self, topics: Sequence[str] = ()) -> Lag:
+    def lag(self, topics: Sequence[str] = ()) -> OutboxLag:
         """What is not sent yet."""
         states = (State.WAITING, State.DEAD, State.BEHIND)
         found = [e for e in self.entries(Chosen(states=states, limit=None)) if not topics or e.topic in topics]
         count = {s: sum(e.state == s for e in found) for s in states}
-        return Lag(count[State.WAITING], min((e.created_at for e in found), default=None), count[State.DEAD], count[State.BEHIND])
+        return OutboxLag(count[State.WAITING], min((e.created_at for e in found), default=None), count[State.DEAD], count[State.BEHIND])
 
-    def _readable(self) -> Found | None:
+    def _readable(self) -> OutboxSnapshot | None:
         """As `_now`; where a sink is stuck or the state was restored, what is there: whoever looks for the cause has to see it."""
         try:
             return self._now()
@@ -360,7 +359,7 @@ class DeltaOutbox:
             log.warning("messages of %s that are decided may be missing: %s", self.consumer, error)
             return self._look()
 
-    def _now(self) -> Found | None:
+    def _now(self) -> OutboxSnapshot | None:
         self._publish(self.consumer)
         return self._look()
 
@@ -400,7 +399,7 @@ class DeltaOutbox:
             self._delete(found, last)
         return count
 
-    def _delete(self, found: Found, last: int) -> None:
+    def _delete(self, found: OutboxSnapshot, last: int) -> None:
         try:
             self._states.engine.delete(found.table, f"seq <= {last}")
             self._states.engine.delete(found.marks, f"number >= 0 and number < {(last + 1) << 24}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from deltalake import DeltaTable
 
@@ -26,17 +26,20 @@ Restores = Mapping[int, int | None]
 """Version of a RESTORE -> the version that it went back to; None where the log does not say."""
 
 
-@dataclass(frozen=True)
-class Publication:
+class Publication(NamedTuple):
     """What a table has to hold, by the transaction id under which it shows it."""
 
     app: str
     version: int
     whole: bool = True  # the id of a decision; False: of one write of a decision
 
+    def is_reached(self, shown: int | None) -> bool:
+        """Whether a table that shows this version under `app` is at or behind the publication."""
+        return (reached if self.whole else part_reached)(shown, self.version)
+
     def shown_by(self, table: DeltaTable) -> bool:
-        """Whether it is at or behind the publication. Raises StoreUnavailable."""
-        return (reached if self.whole else part_reached)(tables.transaction_of(table, self.app), self.version)
+        """Whether this table is. The one answer to "does this table show that transaction". Raises StoreUnavailable."""
+        return self.is_reached(tables.transaction_of(table, self.app))
 
 
 def require_same(state: ConsumerState, sink: Sink, table_id: str, mark: Mark | None) -> None:

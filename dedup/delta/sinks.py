@@ -1,17 +1,11 @@
-"""A sink table as it is now: its columns, its identity, and whether delta-rs may write to it.
+"""A sink table as it is now: what its name means, its columns, its identity, whether delta-rs may write to it, and merges into it.
 
-Promises that a table with any feature not known to be safe takes the row path (Spark appends). Called by the transaction and the publisher.
+A name is a path, an entry of the store's `tables`, or a table of Spark's catalog; Spark is asked only where this process already has a
+session. Promises that a table with any feature not known to be safe takes the row path (Spark appends).
 
-Rows into a sink that keeps one row per key: staged before the decision, merged after it.
-
-Promises that the sink ends as if the rows of all decisions had been merged in the order of seq, each once: the merge is made on the very
-snapshot whose transaction id was looked at, and fails if any other commit came in between. Called by the transaction and the publisher.
-
-What a sink's name means: a path, an entry of the store's `tables`, or a table of Spark's catalog.
-
-Spark is asked only where this process already has a session. Called by the transaction.
-
-A sink's columns as targets of Python values (dedup/core/values.py).
+Rows of a merge are staged before the decision and merged after it. Promises that the sink ends as if the rows of all decisions had been
+merged in the order of seq, each once: the merge is made on the very snapshot whose transaction id was looked at, and fails if any other
+commit came in between. Called by the transaction and the publisher.
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ from dedup.delta.engine import Engine, Handle, spark_side
 from dedup.delta.files import INDEXED_COLUMNS, Add, FileWriter
 from dedup.delta.fit import UnknownType, arrow_schema, check_schema, required_part, sql_name, sql_type
 from dedup.delta.ledger import FORBIDDEN
-from dedup.delta.storage import SPARK, Options, absolute, require_put_if_absent
+from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent
 
 SAFE_FEATURES = frozenset(
     {
@@ -340,11 +334,11 @@ class SinkNames:
     """Names as one store knows them."""
 
     tables: Mapping[str, str]
-    options: Options
+    options: StorageOptions
     engine: Engine
 
     @classmethod
-    def of(cls, tables: Mapping[str, str], options: Options, engine: Engine) -> SinkNames:
+    def of(cls, tables: Mapping[str, str], options: StorageOptions, engine: Engine) -> SinkNames:
         """With the tables as a person gave them. Raises ConfigError where their storage cannot decide between two writers."""
         by_name = {n: str(u) for n, u in tables.items() if engine.name == SPARK and "/" not in str(u)}
         by_path = {n: absolute(str(u)) for n, u in tables.items() if n not in by_name}
@@ -376,7 +370,7 @@ class SinkNames:
 
 
 @dataclass(frozen=True)
-class Columns:
+class SinkColumns:
     """The columns of a sink, for rows of Python objects."""
 
     sink: Sink

@@ -19,7 +19,7 @@ from dedup.delta.ledger import SCHEMA, Ledger, LedgerFile
 from dedup.delta.tables import seq_of
 
 _GENERATION = 1 << 40
-"""Decisions that fit into one generation. A new one begins above all of the older ones, so that none of their copies lands any more."""
+"""Decisions that fit into one generation. A new one begins above all of the older ones, so that no late commit of theirs lands."""
 
 
 class SparkLedger(Ledger):

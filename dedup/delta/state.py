@@ -3,14 +3,9 @@
 Promises that everything known was read from the ledger, that a decision is tried only against the snapshot everything known is as of,
 and that its outcome is told by the ledger and by nothing else. Called by the store.
 
-Reservations as the ledger has them: rows of the sections `keys` and `held`, without those that a later decision freed.
-
-Called by the consumer state, which fills the key index with them, and by `verify`.
-
-What the tables that a consumer publishes to show of its decisions, compared with its ledger.
-
-Promises that a table which shows a decision that the ledger does not have, or has another one for, is told before anything is decided; and
-that one which lacks a publication that is known is told before anything is published. Called by the consumer state.
+Reservations are the rows of the sections `keys` and `held`, without those that a later decision freed. The tables that the consumer
+publishes to are compared with the ledger: a table which shows a decision that the ledger does not have, or has another one for, is told
+before anything is decided; one which lacks a publication that is known is told before anything is published.
 """
 
 from __future__ import annotations
@@ -219,9 +214,10 @@ class ConsumerState:
     def fenced(self) -> Fenced:
         """The error that says who took over, and when."""
         holder, at = self.header.holder, self.header.held_since
-        who = f"process {holder.pid} on {holder.host}" if holder else "another copy"
+        who = f"process {holder.pid} on {holder.host}" if holder else "another instance"
         when = f" at {at:%Y-%m-%d %H:%M:%S} UTC" if at else ""
-        return Fenced(f"Consumer {self.ledger.consumer!r} was taken over by {who}{when} (epoch {self.header.head.epoch}). Stop this copy.")
+        epoch = self.header.head.epoch
+        return Fenced(f"Consumer {self.ledger.consumer!r} was taken over by {who}{when} (epoch {epoch}). Stop this instance.")
 
     def require_claim(self, claim: Claim) -> None:
         """Raise PartitionLost where the partition was claimed after this claim."""

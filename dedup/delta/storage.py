@@ -28,7 +28,7 @@ log = logging.getLogger("dedup")
 DELTA_RS, SPARK = "delta-rs", "spark"
 """Who commits to Delta tables."""
 
-Options = Mapping[str, str] | None
+StorageOptions = Mapping[str, str] | None
 
 _ATOMIC = frozenset({"file", "az", "azure", "abfs", "abfss", "adl", "gs"})
 """Schemes whose put-if-absent needs no setting.
@@ -63,7 +63,7 @@ def join(uri: str, *parts: str) -> str:
     return "/".join((uri.rstrip("/"), *parts))
 
 
-def filesystem(uri: str, options: Options) -> pafs.FileSystem:
+def filesystem(uri: str, options: StorageOptions) -> pafs.FileSystem:
     """A file system whose root is the (absolute) URI; credentials come from the same options that the tables use."""
     if is_local(uri):
         return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
@@ -98,7 +98,7 @@ class _PlainBytes:
         self._stream.close()
 
 
-def put(uri: str, options: Options, path: str, content: pa.Buffer) -> None:
+def put(uri: str, options: StorageOptions, path: str, content: pa.Buffer) -> None:
     """Write a whole file below a URI, making the folders it needs. Raises StoreUnavailable where the storage does not take it.
 
     Crash: half of it may be there on a local disk.
@@ -120,7 +120,7 @@ def is_away(error: BaseException | None) -> bool:
     return isinstance(error, OSError | StoreUnavailable) or bool(_AWAY.search(str(error)))
 
 
-def missing(uri: str, options: Options, paths: Sequence[str]) -> list[str]:
+def missing(uri: str, options: StorageOptions, paths: Sequence[str]) -> list[str]:
     """Those of these files below a URI that are not there. Raises StoreUnavailable where that cannot be told."""
     system = filesystem(uri, options)
     try:
@@ -134,7 +134,7 @@ def missing(uri: str, options: Options, paths: Sequence[str]) -> list[str]:
     return [path for path, info in zip(paths, found, strict=True) if info.type != pafs.FileType.File]
 
 
-def remove(uri: str, options: Options, paths: Iterable[str]) -> None:
+def remove(uri: str, options: StorageOptions, paths: Iterable[str]) -> None:
     """Delete files below a URI that nobody needs any more; those that are gone already, or cannot be deleted now, are no error."""
     system = filesystem(uri, options)
     for path in paths:
@@ -144,12 +144,12 @@ def remove(uri: str, options: Options, paths: Iterable[str]) -> None:
             log.debug("%s of %s was not deleted: %s", path, uri, error)
 
 
-def require_put_if_absent(uri: str, options: Options) -> None:
+def require_put_if_absent(uri: str, options: StorageOptions) -> None:
     """Raise ConfigError where two writers could both believe that they wrote the same commit."""
     scheme = urlparse(uri).scheme if "://" in uri else "file"
     if is_local(uri) and Path(uri).parts[:2] == ("/", "dbfs"):
         raise ConfigError(
-            f"{uri} is a FUSE mount of object storage and cannot create a file only if it is absent: two copies could both commit. "
+            f"{uri} is a FUSE mount of object storage and cannot create a file only if it is absent: two instances could both commit. "
             "Give the storage URI itself (abfss://, gs://, s3:// with conditional put)."
         )
     if scheme in ("s3", "s3a"):
@@ -160,12 +160,12 @@ def require_put_if_absent(uri: str, options: Options) -> None:
         )
 
 
-def _require_s3_guard(uri: str, options: Options) -> None:
+def _require_s3_guard(uri: str, options: StorageOptions) -> None:
     given = {k.lower(): str(v).lower() for source in (os.environ, options or {}) for k, v in source.items()}
     unsafe = given.get("aws_s3_allow_unsafe_rename", given.get("allow_unsafe_rename", "false"))
     if unsafe == "true" or not any(given.get(name, "disabled") not in ("", "disabled") for name in _S3_GUARDS):
         raise ConfigError(
-            f"{uri}: two copies could both commit, because nothing says that this S3 storage creates a file only if it is absent. "
+            f"{uri}: two instances could both commit, because nothing says that this S3 storage creates a file only if it is absent. "
             "Add storage_options={'aws_conditional_put': 'etag'} where the storage supports conditional puts (AWS does), "
             "or {'AWS_S3_LOCKING_PROVIDER': 'dynamodb'}; and do not allow unsafe renames."
         )

@@ -1,13 +1,9 @@
 """DeltaStore: one ledger table per consumer decides, sinks follow.
 
-Promises the Store of dedup/core/store.py on Delta tables, with all commits made by delta-rs, or by Spark (`engine="spark"`). With delta-rs
-no Spark is needed except for sinks that only Spark may write. Called by the consumer and by the command line.
-
-The part of DeltaStore for processes that share an epoch, and what is kept of a process outside its decisions.
-
-Entering, leaving and claiming are decisions of the ledger, so a batch that was planned before one of them is planned again, and finds out.
-
-What a dying process leaves behind, step by step: the page "What if it dies here?" for Delta.
+Promises the Store of dedup/core/store.py on Delta tables, with all commits made by delta-rs, or by Spark (`engine="spark"`). With
+delta-rs no Spark is needed except for sinks that only Spark may write. Each part is a module of this package; this one holds them
+together. Entering, leaving and claiming are decisions of the ledger, so a batch that was planned before one of them is planned again, and
+finds out. `STEPS` says step by step what a dying process leaves behind. Called by the consumer and by the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from deadletter.letter import HISTORY
 from deadletter.selection import Selection
 from dedup.core.settings import DELTA_STORE
 from dedup.delta import letters, upkeep, verify
-from dedup.delta.commit import Decision, Publisher, decide
+from dedup.delta.commit import Decision, SinkPublisher, decide
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
 from dedup.delta.engine import DeltaRs, SparkEngine
 from dedup.delta.epoch import Heartbeat, Takeover, is_gone, take_epoch
@@ -40,7 +36,7 @@ from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.outbox import DeltaOutbox
 from dedup.delta.sinks import SinkNames
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import SPARK, Options, absolute, require_put_if_absent, safe_name
+from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent, safe_name
 from dedup.delta.transaction import DeltaTransaction
 from dedup.delta.upkeep import acceptance, amendment, purging
 from dedup.delta.verify import problems, require_letters
@@ -49,10 +45,10 @@ from dedup.delta.writing import Context
 log = logging.getLogger("dedup")
 
 STEPS = {
-    "catch_up": "Nothing of the batch has happened. The next copy begins here.",
+    "catch_up": "Nothing of the batch has happened. The next instance begins here.",
     "redeliveries": "Earlier decisions are published. Nothing of the batch has happened.",
     "reserve": "Nothing is reserved: reservations are rows of the ledger commit.",
-    "handler": "Nothing is reserved or written. The next copy runs the handler for the first time.",
+    "handler": "Nothing is reserved or written. The next instance runs the handler for the first time.",
     "check": "The handler has run; its rows were not written. It runs again.",
     "files": "No file of the batch exists. The handler runs again.",
     "park": "Files of sink rows exist that no commit names. The handler runs again; VACUUM takes them.",
@@ -61,8 +57,8 @@ STEPS = {
     "advance": "As at park: nothing is decided.",
     "commit": "As at park: nothing is decided.",
     "decide": "The ledger's own files exist, too, and no commit names them. Nothing is decided.",
-    "read_back": "The ledger commit was tried. If it landed, the batch is decided, and the next copy publishes it; if not, nothing is.",
-    "publish": "The batch is decided: reservations, letters, batch record and checkpoint are true. The next copy publishes its rows.",
+    "read_back": "The ledger commit was tried. If it landed, the batch is decided, and the next instance publishes it; if not, nothing is.",
+    "publish": "The batch is decided: reservations, letters, batch record and checkpoint are true. The next instance publishes its rows.",
     "published": "Everything is true and visible.",
 }
 """Every name given to on_step, in order -> what is true if the process dies right before it."""
@@ -76,7 +72,7 @@ class Joins:
     """Each method is a decision of its own, or none."""
 
     path: str
-    storage_options: Options
+    storage_options: StorageOptions
     _states: States
 
     def join(
@@ -90,10 +86,10 @@ class Joins:
     ) -> Head:
         """Become one of the processes that share the consumer's epoch; returns the head.
 
-        An epoch that is shared is entered; one that a single copy holds is taken over by the rules of `take_epoch`.
+        An epoch that is shared is entered; one that a single instance holds is taken over by the rules of `take_epoch`.
 
         Raises:
-            StillHeld: after twice `takeover_after` a single copy still shows signs of life.
+            StillHeld: after twice `takeover_after` a single instance still shows signs of life.
 
         Crash: this process is on record or not; on record, it counts as gone with its process, or after a silence.
         """
@@ -141,16 +137,16 @@ class Joins:
     def _heartbeat(self, consumer: str) -> Heartbeat:
         return Heartbeat(self._states.turns(consumer).heartbeat)
 
-    def trial(self, consumer: str, scope: str = "") -> str | None:
-        """What `set_trial` kept last under this scope, unless a batch of it was committed since."""
-        return self._states.turns(consumer).trial_of(scope).read()
+    def crash_marker(self, consumer: str, scope: str = "") -> str | None:
+        """What `set_crash_marker` kept last under this scope, unless a batch of it was committed since."""
+        return self._states.turns(consumer).crash_marker_of(scope).read()
 
-    def set_trial(self, consumer: str, trial: str | None, scope: str = "") -> None:
+    def set_crash_marker(self, consumer: str, marker: str | None, scope: str = "") -> None:
         """Keep it outside any transaction. Crash: it survives the death of the process, not that of the machine."""
-        self._states.turns(consumer).trial_of(scope).keep(trial)
+        self._states.turns(consumer).crash_marker_of(scope).keep(marker)
 
     def heartbeat(self, consumer: str, epoch: int, every: float, run_id: str = "") -> AbstractContextManager[None]:
-        """While the block runs, tell other copies every `every` seconds that this one is alive."""
+        """While the block runs, tell other instances every `every` seconds that this one is alive."""
         return self._heartbeat(consumer).beating(epoch, every)
 
 
@@ -181,7 +177,7 @@ class DeltaStore(Joins):
     ) -> None:
         given.check(DELTA_STORE, locals())
         self.path = absolute(str(path))
-        self.storage_options: Options = dict(storage_options) if storage_options else None
+        self.storage_options: StorageOptions = dict(storage_options) if storage_options else None
         self.on_step = on_step
         require_put_if_absent(self.path, self.storage_options)
         commits = SparkEngine.at(self.path) if engine == SPARK else DeltaRs(self.storage_options)
@@ -215,12 +211,12 @@ class DeltaStore(Joins):
         force: bool = False,
         on_wait: Callable[[float, str], None] = lambda seconds, who: None,
     ) -> Head:
-        """Become the one copy that may commit; returns the new head. Waits `takeover_after` seconds for a live or unknowable holder.
+        """Become the one instance that may commit; returns the new head. Waits `takeover_after` seconds for a live or unknowable holder.
 
         Raises:
-            StillHeld: after twice `takeover_after` the other copy still shows signs of life.
+            StillHeld: after twice `takeover_after` the other instance still shows signs of life.
 
-        Crash: either nothing has changed, or older copies are fenced and this one counts as gone.
+        Crash: either nothing has changed, or older instances are fenced and this one counts as gone.
         """
         with (state := self._states.of(consumer)).lock:
             return take_epoch(state, self._heartbeat(consumer), Takeover(holder, takeover_after, force, on_wait, _noop))
@@ -240,7 +236,7 @@ class DeltaStore(Joins):
         Raises:
             Fenced: a newer epoch was taken.
             PartitionLost: another process claimed the partition.
-            StoreRestored: the ledger is older than this copy, or than a table that it publishes to.
+            StoreRestored: the ledger is older than this instance, or than a table that it publishes to.
             PublicationStuck: an earlier decision cannot be published, or a table lacks one that was.
         """
         self.on_step("catch_up")
@@ -251,7 +247,7 @@ class DeltaStore(Joins):
                 raise state.fenced()
             if known < epoch:
                 raise StoreRestored(
-                    f"The ledger of consumer {consumer!r} is at epoch {known}, this copy at {epoch}: the ledger is older than this copy."
+                    f"The ledger of consumer {consumer!r} is at epoch {known}, this instance at {epoch}: the ledger is the older one."
                 )
             if claim is not None:
                 state.require_claim(claim)
@@ -277,7 +273,7 @@ class DeltaStore(Joins):
             yield DeltaTransaction(state, self._context(consumer), "letters")
 
     def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
-        """Replace the head by `change(head)`, recorded with who and why. A running copy plans its batch again.
+        """Replace the head by `change(head)`, recorded with who and why. A running instance plans its batch again.
 
         Raises:
             ConfigError: there is no such consumer.
@@ -309,7 +305,7 @@ class DeltaStore(Joins):
     def purge(self, consumer: str, before: dt.date, *, by: str, reason: str) -> None:
         """Drop reservations that were decided before that UTC day; keys that a letter holds stay.
 
-        A copy of a message older than that will be taken for new. Running processes keep what they know until they restart.
+        A message that was reserved before that and comes again is taken for new. Running processes keep what they know until they restart.
 
         Crash: it is recorded that they may be gone; the next purge drops what this one has left.
         """
@@ -362,10 +358,10 @@ class DeltaStore(Joins):
         """Names, sorted."""
         return self._states.names()
 
-    def batches(self, consumer: str, wanted: RecordFilter = ALL) -> pa.Table:
+    def batches(self, consumer: str, record_filter: RecordFilter = ALL) -> pa.Table:
         """Batch records (BATCHES + generation, epoch, seq, committed_at), in seq order."""
         with self._states.caught_up(consumer) as state:
-            return verify.read_log(state.ledger, wanted.after).batches(wanted)
+            return verify.read_log(state.ledger, record_filter.after).batches(record_filter)
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them.
@@ -406,19 +402,19 @@ class DeltaStore(Joins):
         """Forget what was read. The store can be used again."""
         self._states.forget()
 
-    def _publisher(self, state: ConsumerState) -> Publisher:
-        return Publisher(state, self.path, self.storage_options, self._names.spark)
+    def _publisher(self, state: ConsumerState) -> SinkPublisher:
+        return SinkPublisher(state, self.path, self.storage_options, self._names.spark)
 
     def _context(self, consumer: str, claim: Claim | None = None) -> Context:
         letters_uri = self._states.of(consumer).letters_uri
-        trial = self._states.turns(consumer).trial_of(claim.scope if claim else "")
-        return Context(self.path, self.storage_options, self._names.uri, letters_uri, self._names.spark, self.on_step, trial.drop)
+        marker = self._states.turns(consumer).crash_marker_of(claim.scope if claim else "")
+        return Context(self.path, self.storage_options, self._names.uri, letters_uri, self._names.spark, self.on_step, marker.drop)
 
     def _letters(self, selection: Selection) -> Iterator[Letters]:
         """The letters of one consumer, or of all in the order of their names."""
         for name in self.consumers() if selection.consumer is None else [selection.consumer]:
             with self._states.caught_up(name) as state:
-                found = verify.letters(state, self._publisher(state))
+                found = verify.letters_now(state, self._publisher(state))
             yield found
 
 

@@ -1,12 +1,11 @@
-"""delta-rs, with its errors told in our words: opening tables and committing files.
+"""delta-rs, with its errors told in our words: opening tables, committing files, and which decision a table shows.
 
 The only calls that change a Delta table are here. Promises that a commit either is tried against exactly the snapshot that was read,
-or says so. Called by the ledger and the publisher.
+or says so. Called by all modules of this package that touch a table.
 
-Which decision a table shows: its number, and bits of its identity, in the one transaction id that a commit carries.
-
-A number alone is not enough: a ledger that was copied back gives the same numbers to other decisions. Versions grow with the number, so
-Spark's idempotent writes take them; both engines read them from the table's newest snapshot. Pure.
+A decision's number and bits of its identity stand in the one transaction id that its commit carries. A number alone is not enough: a
+ledger that was copied back gives the same numbers to other decisions. Versions grow with the number, so Spark's idempotent writes take
+them; both engines read them from the table's newest snapshot.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.files import Add
-from dedup.delta.storage import AT_ONCE, Options, absolute, filesystem, is_away
+from dedup.delta.storage import AT_ONCE, StorageOptions, absolute, filesystem, is_away
 
 COMMIT_REFUSED = CommitFailedError
 """delta-rs says that the commit did not land; still read back, because its own retry may have met its own commit."""
@@ -54,7 +53,7 @@ PART_BITS = 16
 _PART_ID_BITS = 16
 
 
-def open_table(uri: str, options: Options) -> DeltaTable | None:
+def open_table(uri: str, options: StorageOptions) -> DeltaTable | None:
     """The table as of now, or None where there is none. Raises StoreUnavailable where that cannot be told."""
     try:
         return DeltaTable(uri, storage_options=dict(options) if options else None)
@@ -64,7 +63,7 @@ def open_table(uri: str, options: Options) -> DeltaTable | None:
         raise StoreUnavailable(f"The Delta table {uri} cannot be opened: {error}") from error
 
 
-def open_version(uri: str, version: int, options: Options) -> DeltaTable | None:
+def open_version(uri: str, version: int, options: StorageOptions) -> DeltaTable | None:
     """The table as it was, or None where its log does not tell. Raises StoreUnavailable where the storage does not answer."""
     try:
         return DeltaTable(uri, version=version, storage_options=dict(options) if options else None)
@@ -90,7 +89,7 @@ def transaction_of(table: DeltaTable, app: str) -> int | None:
         return found
 
 
-def transactions_in_log(table: DeltaTable, options: Options) -> tuple[dict[str, frozenset[int]], bool]:
+def transactions_in_log(table: DeltaTable, options: StorageOptions) -> tuple[dict[str, frozenset[int]], bool]:
     """App id -> all versions that the log entries have, and whether the first entry of all is still there. Raises StoreUnavailable."""
     uri = absolute(table.table_uri)
     found: dict[str, set[int]] = {}
@@ -124,7 +123,7 @@ class Handle:
     anew. Not picklable, not for two threads.
     """
 
-    def __init__(self, uri: str, options: Options) -> None:
+    def __init__(self, uri: str, options: StorageOptions) -> None:
         self.uri = uri
         self._options = options
         self._table: DeltaTable | None = None

@@ -1,11 +1,8 @@
-"""One chunk on its way into the ledger: collects what becomes true together, then decides and publishes.
+"""One chunk, or some letters, on the way into the ledger: collects what becomes true together, then decides and publishes.
 
-Promises that nothing of it is visible before the ledger commit. Called by the flow, through the store.
-
-What one decision does to letters: collected step by step, and turned into events, reservations and sequences at its commit.
-
-Promises that after the decision each sequence that it touched has one open letter, its first by position, and each other one blocked by
-the one before. Nothing is written here. Called by the transaction.
+Promises that nothing of it is visible before the ledger commit. What a decision does to letters is collected step by step, and turned
+into events, reservations and sequences at its commit: after it each sequence that it touched has one open letter, its first by position,
+and each other one is blocked by the one before. Called by the pipeline, through the store.
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ from dedup.core.rows import Rows
 from dedup.core.steps import Advance, Merge, Record, Step
 from dedup.core.store import Meanwhile, TaskFiles
 from dedup.delta import letters, sequences, upkeep
-from dedup.delta.commit import Decision, Publisher, decide
+from dedup.delta.commit import Decision, SinkPublisher, decide
 from dedup.delta.ledger import Header
 from dedup.delta.letters import ALL_LETTERS, PLACE, Letters
 from dedup.delta.outbox import MessageWrites
 from dedup.delta.sequences import LASTS, chained, lasts_of, waiting, with_columns
 from dedup.delta.state import ConsumerState
-from dedup.delta.verify import letters as letters_now
+from dedup.delta.verify import letters_now
 from dedup.delta.writing import Context, SinkWrites
 
 _LIGHT = [n for n in ALL_LETTERS.names if n not in letters.HEAVY]
@@ -46,7 +43,7 @@ _CHAIN = pa.schema([LETTERS.field(n).with_nullable(True) for n in (*PLACE, "sequ
 
 
 @dataclass
-class _Collected:
+class _CollectedSteps:
     """What becomes true with the commit."""
 
     freed: pa.Table = field(default_factory=KEYS.empty_table)
@@ -63,8 +60,8 @@ class DeltaTransaction:
         self.head: Head = state.header.head
         self._attempt, self._planned_on = uuid.uuid4().hex, state.header.attempt
         self._new = KEYS.empty_table()
-        self._collected = _Collected()
-        self._publisher = Publisher(state, context.root, context.options, context.spark)
+        self._collected = _CollectedSteps()
+        self._publisher = SinkPublisher(state, context.root, context.options, context.spark)
         self._writes = SinkWrites(state, context, self._attempt)
         self._messages = MessageWrites(state, self._writes)
         self._letters = LetterChanges(self.head, lambda: letters_now(state, self._publisher), state.sequences)
@@ -170,7 +167,7 @@ class DeltaTransaction:
         elif isinstance(step, Free):
             self._free(step.keys)
         elif isinstance(step, Note):
-            self._letters.copies.append(step.copies)
+            self._letters.duplicates.append(step.duplicates)
         elif isinstance(step, Record):
             collected.batches, collected.tried = step.batches, step.tried
             collected.head |= _recorded(step, self.head) if step.stream else {}
@@ -225,15 +222,15 @@ class DeltaTransaction:
 
     def _write_events(self, held: pa.Table) -> None:
         """What becomes of letters, as one file of the consumer's table of dead letter events."""
-        rows = self._letters.rows(self.head.seq + 1, lambda copies: self._held_copies(copies, held))
+        rows = self._letters.rows(self.head.seq + 1, lambda duplicates: self._held_duplicates(duplicates, held))
         if not rows.num_rows:
             return
         sink = letters.letters_sink(self._state.sinks, self._context.letters, self.head.consumer)
         self._writes.require_same(sink)
         self._writes.own(sink, rows, {"compression": "snappy", "row_group_size": letters.ROW_GROUP})
 
-    def _held_copies(self, copies: pa.Table, held: pa.Table) -> pa.Table:
-        return copies.filter(pc.or_(pa.array(self._state.held(copies["key"])), _in(copies["key"], held["key"])))
+    def _held_duplicates(self, duplicates: pa.Table, held: pa.Table) -> pa.Table:
+        return duplicates.filter(pc.or_(pa.array(self._state.held(duplicates["key"])), _in(duplicates["key"], held["key"])))
 
 
 def _recorded(step: Record, head: Head) -> dict[str, Any]:
@@ -269,7 +266,7 @@ class LetterChanges:
     blocked: sequences.Sequences
     parked: pa.Table = field(default_factory=LETTERS.empty_table)
     history: list[pa.Table] = field(default_factory=list)
-    copies: list[pa.Table] = field(default_factory=list)
+    duplicates: list[pa.Table] = field(default_factory=list)
     _locked: pa.Table = field(default_factory=ALL_LETTERS.empty_table)  # as they are after the steps so far
     _changed: set[str] = field(default_factory=set)
     _edited: set[str] = field(default_factory=set)  # also in columns that are kept apart
@@ -331,7 +328,7 @@ class LetterChanges:
         """EVENTS of the decision.
 
         Args:
-            counted: of copies (key, count) those whose key a letter holds.
+            counted: of duplicates (key, count) those whose key a letter holds.
         """
         edited, light = self._of(self._edited), self._of(self._changed - self._edited)
         parts = [
@@ -339,7 +336,7 @@ class LetterChanges:
             letters.changed_rows(edited, True, self.head, seq),
             letters.changed_rows(light, False, self.head, seq),
             *(letters.history_rows(t, self.head, seq) for t in self.history),
-            *(letters.duplicate_rows(counted(t), self.head, seq) for t in self.copies),
+            *(letters.duplicate_rows(counted(t), self.head, seq) for t in self.duplicates),
         ]
         return letters.together([p for p in parts if p.num_rows])
 

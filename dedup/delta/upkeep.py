@@ -1,8 +1,7 @@
-"""Housekeeping of our own tables: few files, short logs. Changes no row.
+"""Housekeeping of our own tables (few files, short logs; changes no row), and the headers of what people decide about a state.
 
-A failure here never fails a batch: it is logged, and the next turn tries again. Called by the store.
-
-Decisions that people make about a consumer's state, as headers. Nothing is committed here; called by the store.
+A failure of housekeeping never fails a batch: it is logged, and the next turn tries again. Nothing that people decide is committed here.
+Called by the store and the transaction.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from checkpoint.errors import ConfigError, PublicationStuck, command
 from checkpoint.head import Head
 from checkpoint.position import Partition
 from dedup.delta import tables
-from dedup.delta.commit import Publisher
+from dedup.delta.commit import SinkPublisher
 from dedup.delta.engine import Engine
 from dedup.delta.ledger import LETTERS_SINK, Header, Mark
 from dedup.delta.letters import ROW_GROUP
 from dedup.delta.outbox import last_decision
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import Options, filesystem, remove
+from dedup.delta.storage import StorageOptions, filesystem, remove
 
 log = logging.getLogger("dedup")
 
@@ -76,7 +75,7 @@ def everything(uris: Iterable[str], engine: Engine, *, full: bool) -> None:
         vacuum(uri, engine, full=full)
 
 
-def clear_staged(root: str, options: Options, folder: str, needed: Collection[str], now: dt.datetime) -> None:
+def clear_staged(root: str, options: StorageOptions, folder: str, needed: Collection[str], now: dt.datetime) -> None:
     """Delete staged rows of attempts that never committed, once they are older than STAGED_DAYS. Crash: some are deleted."""
     selector = pafs.FileSelector(f"staged/{folder}", allow_not_found=True, recursive=True)
     found = filesystem(root, options).get_file_info(selector)
@@ -93,7 +92,7 @@ def _quietly(uri: str, engine: Engine, act: Callable[[DeltaTable], object], what
         log.warning("%s was not %s this time: %s", uri, what, error)
 
 
-def amendment(state: ConsumerState, publisher: Publisher, change: Callable[[Head], Head], *, by: str, reason: str) -> Header:
+def amendment(state: ConsumerState, publisher: SinkPublisher, change: Callable[[Head], Head], *, by: str, reason: str) -> Header:
     """The header after `change`; what is decided is published first, so that nothing old is left to a new life.
 
     Raises:
@@ -135,7 +134,7 @@ def _unused(state: ConsumerState, head: Head) -> Head:
     return replace(head, generation=free, keyspace=free if head.keyspace == head.generation else head.keyspace)
 
 
-def acceptance(state: ConsumerState, publisher: Publisher, sink: str, uri: str | None, *, lost: bool, by: str, reason: str) -> Header:
+def acceptance(state: ConsumerState, publisher: SinkPublisher, sink: str, uri: str | None, *, lost: bool, by: str, reason: str) -> Header:
     """The header that says: the table under this name now is the right one."""
     mark = state.marks.get(sink)
     waiting = [(seq, entry) for seq in sorted(state.pending) for entry in state.decided[seq].sinks if entry.name == sink]

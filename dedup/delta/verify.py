@@ -1,8 +1,7 @@
 """Contradictions between what the ledger says in one place and in another, and between it and the sinks.
 
-Reads everything, so it is for people and `verify`, not for the running consumer. Called by the store.
-
-The ledger as a whole: batch records; and dead letters as of its head.
+And the ledger as a whole: its batch records, and dead letters as of its head. Reads everything, so it is for people and `verify`, and for
+a transaction that changes letters, not for each batch. Called by the store.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from checkpoint.errors import DedupError, command
 from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
-from dedup.delta.commit import Publisher
+from dedup.delta.commit import SinkPublisher
 from dedup.delta.files import Add
 from dedup.delta.keys import KeyIndex
 from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LETTERS_SINK, LOG, Header, Ledger, LedgerFile, Mark, SinkFiles, batch_table
-from dedup.delta.letters import EVENTS, Letters, Rows, Several
+from dedup.delta.letters import EVENTS, EventRows, Letters, Several
 from dedup.delta.restores import require_same, require_unrestored
 from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
 from dedup.delta.state import ConsumerState, freed, reservations
@@ -39,12 +38,12 @@ from dedup.delta.tables import seq_of, seq_of_part
 _CHAIN = [*PLACE, "consumer", "source", "topic", "partition", "sequence", "status", "blocked_by", "kind"]
 
 
-def problems(state: ConsumerState, publisher: Publisher) -> list[str]:
+def problems(state: ConsumerState, publisher: SinkPublisher) -> list[str]:
     """Sentences, one per contradiction, each naming decisions, letters or sinks."""
     if state.table is None:
         return []
     found = [state.damage] if state.damage else []
-    log, kept = read_log(state.ledger), letters(state, publisher)
+    log, kept = read_log(state.ledger), letters_now(state, publisher)
     headers = log.headers()
     found += _numbering(headers)
     found += _reservations(state, log, headers)
@@ -70,7 +69,7 @@ def _numbering(headers: list[Header]) -> Iterator[str]:
             yield f"decision {after.seq} has epoch {after.head.epoch}, an older one than decision {before.seq} ({before.head.epoch})"
 
 
-def _reservations(state: ConsumerState, log: Log, headers: list[Header]) -> Iterator[str]:
+def _reservations(state: ConsumerState, log: LedgerLog, headers: list[Header]) -> Iterator[str]:
     """Reservation rows against what headers say; days that were purged cannot be counted."""
     rows: Counter[int] = Counter()
     for file in (f for f in log.files if f.section in (KEYS, HELD)):
@@ -94,7 +93,7 @@ def _counted(state: ConsumerState, header: Header) -> bool:
     return purged is None or header.committed_at.date().isoformat() >= purged
 
 
-def _accounts(state: ConsumerState, log: Log, headers: list[Header], kept: Letters) -> Iterator[str]:
+def _accounts(state: ConsumerState, log: LedgerLog, headers: list[Header], kept: Letters) -> Iterator[str]:
     """What a decision did to keys against what batch records and the history of letters say it did."""
     told = _recorded(log)
     told.update(kept.reserved())
@@ -137,14 +136,14 @@ def _holders(state: ConsumerState, kept: Letters) -> Iterator[str]:
         yield f"{len(free)} letters hold a key that is not reserved: {', '.join(free[:3])}"
 
 
-def _recorded(log: Log) -> Counter[int]:
+def _recorded(log: LedgerLog) -> Counter[int]:
     found: Counter[int] = Counter()
     for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
         found[row["seq"]] += json.loads(row["doc"])["reserved"]
     return found
 
 
-def require_letters(state: ConsumerState, publisher: Publisher) -> None:
+def require_letters(state: ConsumerState, publisher: SinkPublisher) -> None:
     """Raise StoreRestored or PublicationStuck where letters that were decided may be missing."""
     state.require_sound()
     for name, mark in state.marks.items():
@@ -165,7 +164,7 @@ def _require_published(state: ConsumerState, name: str, mark: Mark) -> None:
     state.require_in_step(name, sink.table)
 
 
-def _require_known(state: ConsumerState, publisher: Publisher, header: Header, entry: SinkFiles) -> None:
+def _require_known(state: ConsumerState, publisher: SinkPublisher, header: Header, entry: SinkFiles) -> None:
     """What no header tells of yet."""
     sink = state.sinks.open(entry.name, entry.uri)
     if entry.name not in state.marks:
@@ -174,7 +173,7 @@ def _require_known(state: ConsumerState, publisher: Publisher, header: Header, e
         require_unrestored(state, sink, header.seq, entry, publisher.publication(header, entry))
 
 
-def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
+def _publications(state: ConsumerState, publisher: SinkPublisher) -> Iterator[str]:
     for name, mark in sorted(state.marks.items()):
         try:
             _require_published(state, name, mark)
@@ -197,7 +196,7 @@ def _publications(state: ConsumerState, publisher: Publisher) -> Iterator[str]:
                 yield str(error)
 
 
-def _sinks(state: ConsumerState, publisher: Publisher, headers: list[Header]) -> Iterator[str]:
+def _sinks(state: ConsumerState, publisher: SinkPublisher, headers: list[Header]) -> Iterator[str]:
     """What sinks say themselves: commits with the ids of all decisions, and the files that those brought."""
     published: dict[tuple[str, str], list[tuple[Header, SinkFiles]]] = {}
     dropped = {one for header in headers for one in header.dropped}
@@ -215,7 +214,7 @@ def _sinks(state: ConsumerState, publisher: Publisher, headers: list[Header]) ->
             yield from _files_gone(publisher, table, [(e, a) for _, e in entries for a in e.adds if not e.staged and a.path in listed])
 
 
-def _is_published(state: ConsumerState, publisher: Publisher, header: Header, entry: SinkFiles) -> bool:
+def _is_published(state: ConsumerState, publisher: SinkPublisher, header: Header, entry: SinkFiles) -> bool:
     """Whether the sink should have it: it may have been emptied for a reset, accepted without it, or wait, which is told elsewhere."""
     mark = state.marks.get(entry.name)
     accepted = mark.accepted if mark is not None else 0
@@ -224,12 +223,12 @@ def _is_published(state: ConsumerState, publisher: Publisher, header: Header, en
 
 
 def _never_received(
-    state: ConsumerState, publisher: Publisher, table: DeltaTable, entries: list[tuple[Header, SinkFiles]]
+    state: ConsumerState, publisher: SinkPublisher, table: DeltaTable, entries: list[tuple[Header, SinkFiles]]
 ) -> Iterator[str]:
     """Decisions that no commit of the sink names, as far back as its log is kept."""
     shown, whole = state.sinks.engine.transactions(table) if entries else ({}, False)
     for header, entry in entries:
-        app, version = publisher.mark_of(header, entry)
+        app, version, _ = publisher.publication(header, entry)
         versions, number = shown.get(app, frozenset()), seq_of if entry.is_last else seq_of_part
         kept = whole or (bool(versions) and min(map(number, versions)) < header.seq)
         if kept and version not in versions:
@@ -239,7 +238,7 @@ def _never_received(
             )
 
 
-def _files_gone(publisher: Publisher, table: DeltaTable, listed: list[tuple[SinkFiles, Add]]) -> Iterator[str]:
+def _files_gone(publisher: SinkPublisher, table: DeltaTable, listed: list[tuple[SinkFiles, Add]]) -> Iterator[str]:
     """Files of decisions that the sink lists, and that are not there any more."""
     gone = set(missing(absolute(table.table_uri), publisher.options, [add.path for _, add in listed]))
     if lost := [(entry, add) for entry, add in listed if add.path in gone]:
@@ -250,7 +249,7 @@ def _files_gone(publisher: Publisher, table: DeltaTable, listed: list[tuple[Sink
 
 
 @dataclass(frozen=True)
-class Log:
+class LedgerLog:
     """The section `log` of a ledger."""
 
     files: list[LedgerFile]
@@ -261,26 +260,26 @@ class Log:
         docs = self.rows.filter(pc.equal(self.rows["kind"], HEADER))["doc"].to_pylist()
         return sorted(map(Header.from_json, docs), key=lambda h: h.seq)
 
-    def batches(self, wanted: RecordFilter = ALL) -> pa.Table:
+    def batches(self, record_filter: RecordFilter = ALL) -> pa.Table:
         """ALL_BATCHES."""
-        decided = self.rows.filter(wanted.decided(self.rows["seq"]))
-        records = wanted.placed(decided.filter(pc.equal(decided["kind"], BATCH)))
+        decided = self.rows.filter(record_filter.decided(self.rows["seq"]))
+        records = record_filter.placed(decided.filter(pc.equal(decided["kind"], BATCH)))
         chosen = decided.filter(pc.is_in(decided["seq"], value_set=records["seq"].combine_chunks()))
-        headers = {h.seq: h for h in Log(self.files, chosen).headers()}
+        headers = {h.seq: h for h in LedgerLog(self.files, chosen).headers()}
         return batch_table((r for r in records.to_pylist() if r["seq"] in headers), headers)
 
 
-def read_log(ledger: Ledger, after: int = 0) -> Log:
+def read_log(ledger: Ledger, after: int = 0) -> LedgerLog:
     """The log of the decisions after this one; empty where there is no ledger."""
     table = ledger.open()
     files = ledger.files(table) if table is not None else []
-    return Log(
+    return LedgerLog(
         files,
         ledger.read([f for f in files if f.section == LOG and f.last > after], ["kind", "source", "topic", "partition", "doc"], after),
     )
 
 
-def letters(state: ConsumerState, publisher: Publisher) -> Letters:
+def letters_now(state: ConsumerState, publisher: SinkPublisher) -> Letters:
     """The letters of a consumer as of its head: with those that are decided and not published, without those that a RESTORE took back.
 
     Raises PublicationStuck where files with letters that are decided and not published are gone.
@@ -288,21 +287,21 @@ def letters(state: ConsumerState, publisher: Publisher) -> Letters:
     return Letters(_events(state, publisher), functools.partial(_decided, state.ledger, state.header, not state.damage))
 
 
-def _events(state: ConsumerState, publisher: Publisher) -> Rows:
+def _events(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
     uri = state.letters_uri
     table, system = state.sinks.table(uri), filesystem(uri, publisher.options)
-    parts: list[Rows] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
+    parts: list[EventRows] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
     for seq in sorted(state.pending):
         header = state.decided[seq]
         waiting = [e for e in header.sinks if e.name == LETTERS_SINK and (table is None or not publisher.shows(table, header, e))]
         parts += [_unpublished(header, entry, publisher, system) for entry in waiting]
     if all(isinstance(part, ds.Dataset) for part in parts):
-        whole: Rows = ds.dataset(parts) if parts else ds.dataset(EVENTS.empty_table())
+        whole: EventRows = ds.dataset(parts) if parts else ds.dataset(EVENTS.empty_table())
         return whole
     return Several(EVENTS, tuple(parts))
 
 
-def _unpublished(header: Header, entry: SinkFiles, publisher: Publisher, system: pafs.FileSystem) -> ds.Dataset:
+def _unpublished(header: Header, entry: SinkFiles, publisher: SinkPublisher, system: pafs.FileSystem) -> ds.Dataset:
     publisher.require_files(header, entry, entry.uri)
     place = filesystem(publisher.root, publisher.options) if entry.staged else system
     return ds.dataset([add.path for add in entry.adds], EVENTS, format="parquet", filesystem=place)

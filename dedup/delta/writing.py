@@ -24,9 +24,9 @@ from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import check_schema, sql_name
 from dedup.delta.ledger import SinkFiles
 from dedup.delta.restores import require_same
-from dedup.delta.sinks import Columns, Sink
+from dedup.delta.sinks import Sink, SinkColumns
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import Options, join, safe_name
+from dedup.delta.storage import StorageOptions, join, safe_name
 from dedup.delta.tables import PART_BITS
 
 
@@ -35,7 +35,7 @@ class Context:
     """What a transaction needs of its store."""
 
     root: str
-    options: Options
+    options: StorageOptions
     resolve: Callable[[str], str]  # sink name -> absolute URI
     letters: str  # URI of the consumer's table of dead letter events
     spark: Callable[[], Any]
@@ -52,7 +52,7 @@ class RowWriter:
 
     sink: Sink
     root: str
-    options: Options
+    options: StorageOptions
     staging: str  # folder below the root, for sinks that Spark appends to
 
     def columns(self, rows: pa.Schema) -> list[str]:
@@ -79,7 +79,7 @@ class RowWriter:
 
     def write(self, rows: Rows) -> list[str]:
         """Write these rows now; returns `Add` lines. Raises SinkMismatch, RowsRefused."""
-        given = given_rows(Columns(self.sink), rows)
+        given = given_rows(SinkColumns(self.sink), rows)
         columns = self.columns(given.schema)
         return [add.to_json() for add in self.files(columns).write(given.select(columns))]
 
@@ -129,7 +129,7 @@ class SinkWrites:
         here = None if rows.in_tasks or rows.plain() else rows.arrow()
         sink = self._open(table, rows)
         writer = self._writer(sink)
-        given = given_rows(Columns(sink), rows) if here is None and not rows.in_tasks else here
+        given = given_rows(SinkColumns(sink), rows) if here is None and not rows.in_tasks else here
         columns = writer.columns(rows.schema if given is None else given.schema)
         _require_spark(sink, context)
         context.on_step("files")
@@ -166,7 +166,7 @@ class SinkWrites:
         """
         here = rows.plain() or ArrowRows(rows.arrow())
         sink = self._open(table, rows)
-        turns = merges(here, how, lambda some: given_rows(Columns(sink), some, how), lambda _: {})
+        turns = merges(here, how, lambda some: given_rows(SinkColumns(sink), some, how), lambda _: {})
         for turn in turns:
             self._merge(sink, turn, how)
         return sum(turn.num_rows for turn in turns)

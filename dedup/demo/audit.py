@@ -5,7 +5,7 @@ What each number is, and why a kill cannot change it:
 * delivered, redelivered: from the delivery log, where they were made. A batch that a kill cuts off is handed over once more by Spark; that
   is not in the log, and is counted apart as `replayed`: whatever the batch records saw again beyond the log's redeliveries. How much that
   is depends on the moment of the kill, so nothing is asked of it but that it is not negative.
-* duplicates: from the batch records, which decide a position once; must equal the copies in the log.
+* duplicates: from the batch records, which decide a position once; must equal the duplicates in the log.
 * written: rows in the sink. dead letters: letters in the store. Compared one by one with `input.compute`.
 * lost, doubled: rows and letters that are missing, and that are there beyond what is expected. A row that came out changed is in both.
 

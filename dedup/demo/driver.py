@@ -12,13 +12,13 @@ from typing import Any
 
 from dedup import Consumer, decode
 from dedup.demo.input import ENVELOPE_DDL, FLIGHT, NO_DEPARTURE
-from dedup.demo.places import CONSUMER, Target, target
+from dedup.demo.places import CONSUMER, DemoTarget, target
 
 STORE = "DEDUP_DEMO_STORE"
 """Variable with the store as `dedup demo --store` was given it; empty for the default."""
 
 
-def stream(spark: Any, folder: Path, place: Target, checkpoint: str = "spark-checkpoint") -> None:
+def stream(spark: Any, folder: Path, place: DemoTarget, checkpoint: str = "spark-checkpoint") -> None:
     """Read the landing folder to its end, one file a batch; continue where the Spark checkpoint stands.
 
     Crash: at any moment; starting it again is all that is needed.

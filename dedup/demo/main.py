@@ -1,6 +1,6 @@
-"""`dedup demo`: a stream of flights that is killed three times in mid-run, and the count of what arrived. Called by the command line.
+"""`dedup demo`: a stream of flights that is killed three times in mid-run, and the count of what arrived.
 
-What the demo says: one table for people, one object for programs, a bar while they wait.
+Says it as one table for people, or one object for programs, with a bar while they wait. Called by the command line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.table import Table
 from dedup import ConfigError
 from dedup.demo import audit, driver, input, supervise
 from dedup.demo.audit import Audit
-from dedup.demo.places import CONSUMER, Target, target
+from dedup.demo.places import CONSUMER, DemoTarget, target
 from dedup.testing import delivery
 from dedup.urls import is_postgres
 
@@ -107,7 +107,7 @@ class Demo:
         self.place.store().migrate()
         return table, planned
 
-    def stream(self, planned: delivery.Delivery, console: Console) -> supervise.Outcome:
+    def stream(self, planned: delivery.Delivery, console: Console) -> supervise.SupervisedRun:
         """Run the driver to its end, with kills. Crash: see `supervise.run`."""
         watched, events = self.place.store(), planned.topic.num_rows
 
@@ -219,7 +219,7 @@ def progress(console: Console, events: int, kills: int) -> Iterator[Callable[[in
         yield tell
 
 
-def show_where(console: Console, place: Target, folder: Path) -> None:
+def show_where(console: Console, place: DemoTarget, folder: Path) -> None:
     """Paths to look into and commands to type."""
     places = {**place.where(), "what was delivered": f"{folder}/delivery-log.parquet", "the driver's log": f"{folder}/driver.log"}
     commands = map(place.command, ("dead-letters list", "checkpoints", f"verify {CONSUMER}"))

@@ -1,8 +1,7 @@
-"""Where the demo writes: what it needs of a store beside what the library needs of it. One module per store, named after its driver.
+"""Where the demo writes: what it needs of a store beside what the library needs of it.
 
-The demo on PostgreSQL: state and sink in a schema of its own, `dedup_demo`, which is replaced at every run.
-
-The demo on Delta: ledger and sink in one folder on local disk.
+On PostgreSQL state and sink are in a schema of their own, `dedup_demo`, which is replaced at every run; on Delta in one folder on local
+disk. Called by main.py and by the process that is killed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MARK = "made by dedup demo, replaced at its next run"
 TYPES = {pa.string(): "text", pa.int32(): "integer", pa.timestamp("us", tz="UTC"): "timestamptz"}
 
 
-class Target(Protocol):
+class DemoTarget(Protocol):
     """A place for the consumer's state and its sink, both of the demo alone."""
 
     sink: str
@@ -59,7 +58,7 @@ class Target(Protocol):
         """What to type for `dedup WORDS` on this store."""
 
 
-def target(store: str | None) -> tuple[Path, Target]:
+def target(store: str | None) -> tuple[Path, DemoTarget]:
     """The demo's folder and place: PostgreSQL for its URL, Delta inside the folder that `store` names; by default `.demo`."""
     if store and is_postgres(store):
         return Path(DEFAULT).absolute(), PostgresTarget(store)

@@ -40,7 +40,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SupervisedRun:
     """What happened to the child."""
 
     kills: int
@@ -67,7 +67,7 @@ def run(
     decided: Callable[[], int],
     tell: Callable[[int, int], None] = lambda killed, events: None,
     environment: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> SupervisedRun:
     """Run `command` until it ends by itself, start it again after each kill.
 
     Args:
@@ -87,7 +87,7 @@ def run(
         with _child(command, log, environment) as child:
             if not _until_kill(child, left[0] if left else None, decided, partial(tell, killed)):
                 _check_end(child, log)
-                return Outcome(killed, time.monotonic() - began)
+                return SupervisedRun(killed, time.monotonic() - began)
         killed += 1
         left.pop(0)
 

@@ -1,6 +1,6 @@
-"""Which event hub, and as whom. Pickles with its secret, because executors connect with it, and never shows it.
+"""Which event hub, and as whom; and what can go wrong when it is read, beside checkpoint.errors.
 
-What can go wrong when Event Hubs is read, beside checkpoint.errors.
+A connection pickles with its secret, because executors connect with it, and never shows it. Called by everything in this package.
 """
 
 from __future__ import annotations

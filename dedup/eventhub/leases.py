@@ -1,11 +1,10 @@
 """Which process reads which partition, and from where: what azure-eventhub's load balancing asks of a CheckpointStore.
 
 Owning a partition here is advice: it says who should read. Who may commit is decided by the number of the claim, in the consumer's store.
-
-Who owns which partition, as small files in the folder of a DeltaStore: no database and no second service.
-
-Two processes that claim at the same moment may both believe for a while that they own a partition: the storage compares nothing. That
-costs a batch that is refused at its commit, because the ledger's own claims are what fences; it cannot double an effect.
+With a PostgresStore owners are rows of its database; with a DeltaStore they are small files in its folder, without a second service. Two
+processes that claim a file at the same moment may both believe for a while that they own a partition: the storage compares nothing. That
+costs a batch that is refused at its commit, because the ledger's own claims are what fences; it cannot double an effect. Called by the
+runner.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from azure.eventhub.aio import CheckpointStore
 from checkpoint.errors import ConfigError
 from checkpoint.processors import After
 from dedup.core.store import Store
-from dedup.delta.epoch import Note
-from dedup.delta.storage import Options, filesystem, safe_name
+from dedup.delta.epoch import SmallFile
+from dedup.delta.storage import StorageOptions, filesystem, safe_name
 from dedup.eventhub.connection import Connection
 
 Named = dict[str, Any]
@@ -106,7 +105,7 @@ class FolderOwnership(CheckpointStore):
     """
 
     root: str
-    options: Options
+    options: StorageOptions
     consumer: str
 
     async def list_ownership(
@@ -161,8 +160,8 @@ class FolderOwnership(CheckpointStore):
             return None
         return {**json.loads(text), "last_modified_time": info.mtime.timestamp()}
 
-    def _note(self, name: str) -> Note:
-        return Note(self.root, self.options, FOLDER, name)
+    def _note(self, name: str) -> SmallFile:
+        return SmallFile(self.root, self.options, FOLDER, name)
 
     def _prefix(self, group: str) -> str:
         return f"{safe_name(self.consumer)}@{group}@"

@@ -1,6 +1,7 @@
-"""Reading a range of an event hub again, by position: what `consumer.log` needs for replay, `--from-log` and large bodies.
+"""Reading a range of an event hub again, by position, and where a stream goes on when Spark's own checkpoint is lost.
 
-Where a stream goes on when Spark's own checkpoint is lost: behind the consumer's checkpoints.
+`consumer.log` needs the first for replay, `--from-log` and large bodies. A stream goes on behind the consumer's checkpoints. Called by
+the user's program; reading runs on executors.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pyarrow as pa
 from checkpoint import given, start
 from checkpoint.errors import ConfigError
 from dedup.consumer import Consumer
-from dedup.core.log import LogReader as AnyLogReader
+from dedup.core.log import AnyLogReader
 from dedup.core.settings import HUB_LOG
 from dedup.eventhub import rows
 from dedup.eventhub.connection import Connection

@@ -1,8 +1,6 @@
 """What a hub says of itself: when it was created, and from where to where each partition reaches. Nothing is received here.
 
-Each question costs the service about 0.4 s, so the partitions are asked side by side.
-
-Where the partitions of event hubs end, for `dedup lag`.
+Each question costs the service about 0.4 s, so the partitions are asked side by side. Called by all of this package and by `dedup lag`.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class Hub:
     spans: Mapping[int, Span]  # of every partition
 
 
-class Spans:
+class KnownEnds:
     """What partitions of one hub hold, as `starting` asks for it."""
 
     def __init__(self, spans: Mapping[int, Span]) -> None:

@@ -1,14 +1,12 @@
 """Messages of an outbox to event hubs over AMQP, at least once: in order per key, with the stored id as the message id.
 
-AMQP has no idempotent producer: the client's own retries, and an acknowledgement that was lost, send copies with the same id.
+AMQP has no idempotent producer: the client's own retries, and an acknowledgement that was lost, send duplicates with the same id.
 Called by the dispatcher.
 
-Which partition a key belongs to: the hash with which the service spreads keys, so that senders who leave it to the service agree.
-
-Jenkins' lookup3. The same numbers come out of Microsoft's clients for .NET, Java and Rust, whose authors took it from the service's code;
-azure-eventhub's own buffered producer differs from them where the hash is negative. Pure. Called by outbox.py.
-
-Source: Azure/azure-sdk-for-net, pull request 25081, and its PartitionResolverTests, read 2026-11-22.
+`partition_of` is the hash with which the service spreads keys, so that senders who leave it to the service agree: Jenkins' lookup3. The
+same numbers come out of Microsoft's clients for .NET, Java and Rust, whose authors took it from the service's code; azure-eventhub's own
+buffered producer differs from them where the hash is negative. Source: Azure/azure-sdk-for-net, pull request 25081, and its
+PartitionResolverTests, read 2026-11-22.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from checkpoint.errors import ConfigError, DestinationUnavailable
 from dedup.core.keys import MESSAGE_ID_PROPERTIES
 from dedup.core.messages import Line, Message
 from dedup.eventhub.connection import Connection, hidden, made
-from dedup.outbox.destination import Failure, Outcome
+from dedup.outbox.destination import Outcome, SendFailure
 
 Place = tuple[int, Message]
 
@@ -103,7 +101,7 @@ class SendingHubs:
             if message.line in stopped or not whole:
                 outcome.unsent.add(place)
                 continue
-            outcome.failed[place] = Failure(type(error).__name__, self._said(topic, error), permanent=False)
+            outcome.failed[place] = SendFailure(type(error).__name__, self._said(topic, error), permanent=False)
             if message.line is not None:
                 stopped.add(message.line)
 
@@ -153,7 +151,7 @@ class SendingHubs:
                 sent.add(place)
             else:
                 told = hidden(str(error), self.connection)
-                outcome.failed[place] = Failure(f"{type(error).__name__} {error.error}", told, permanent=False)
+                outcome.failed[place] = SendFailure(f"{type(error).__name__} {error.error}", told, permanent=False)
                 if message.line is not None:
                     stopped.add(message.line)
 
@@ -237,8 +235,8 @@ def _fill(batch: Any, places: Sequence[Place], stopped: set[Line], outcome: Outc
     return inside, ()
 
 
-def _too_large(message: Message) -> Failure:
-    return Failure("TooLarge", f"{len(message.body or b'')} bytes are more than {message.topic!r} takes", permanent=True)
+def _too_large(message: Message) -> SendFailure:
+    return SendFailure("TooLarge", f"{len(message.body or b'')} bytes are more than {message.topic!r} takes", permanent=True)
 
 
 @lru_cache(65_536)

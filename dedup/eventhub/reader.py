@@ -1,17 +1,12 @@
 """Reads ranges of one partition: every event of the range, once, in order, nothing beyond it, and never waits for ever.
 
-A link that breaks is opened again at the next sequence number. What does not come although it should is an error that names it.
+One client of azure-eventhub receives a partition in a thread of its own, which goes on while Spark plans, up to a bound. A link that
+breaks is opened again at the next sequence number. What does not come although it should is an error that names it. The client repeats
+events after a reconnect, and its keep-alive thread can hand one over a moment too late; neither may cost an event.
 
-One partition, received by one client of azure-eventhub in a thread of its own, which goes on while Spark plans, up to a bound.
-
-Puts what a client hands over into the order of its sequence numbers. Pure.
-
-The client repeats events after a reconnect, and its keep-alive thread can hand one over a moment too late; neither may cost an event.
-
-Readers that stay open between the tasks of one Python worker. Each process has its own; nothing is shared after a fork.
-
-Only exclusive ones (with an owner level) stay: an idle one that reads beside others would count against the five that the service allows
-per partition and consumer group.
+Readers stay open between the tasks of one Python worker. Each process has its own; nothing is shared after a fork. Only exclusive ones
+(with an owner level) stay: an idle one that reads beside others would count against the five that the service allows per partition and
+consumer group. Called by the source, by log.py and by the runner.
 """
 
 from __future__ import annotations

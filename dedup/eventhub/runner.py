@@ -1,15 +1,10 @@
 """The plain runner: a Consumer on an event hub without Spark, in as many processes as you like.
 
-Each process owns some partitions, gathers batches of them, and commits each in one transaction with its checkpoint.
-
-The loop of one runner process: azure-eventhub's event processor on one side, the consumer's batches in a thread on the other.
+Each process owns some partitions, gathers batches of them, and commits each in one transaction with its checkpoint. azure-eventhub's
+event processor is on one side, the consumer's batches are in a thread on the other.
 
 What the client does with errors of its callbacks is not what a person wants: it delivers the batch again for ever. So every error is
 judged here: a lost partition is left, what may pass is tried again from the checkpoint, anything else ends the process.
-
-The aio client of azure-eventhub for the same connection settings as everywhere else.
-
-One claimed partition on its way through the runner: events in order, gathered until a batch is due. No I/O.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ from dedup.core.settings import RUNNER
 from dedup.eventhub import rows
 from dedup.eventhub.connection import DEFAULT_GROUP, Connection, hidden, made
 from dedup.eventhub.leases import Leases, owners_beside
-from dedup.eventhub.namespace import Namespace, Span, Spans
+from dedup.eventhub.namespace import KnownEnds, Namespace, Span
 from dedup.eventhub.reader import InOrder
 from dedup.pipeline.commit import Job
 from dedup.pipeline.member import Assignment, Member
@@ -275,7 +270,7 @@ class Runner:
         if head.gap_accepted:
             with contextlib.suppress(PositionGap):
                 strict = changes.close_gap(head)
-                start.positions(strict, self._source, Spans(self._namespace.look().spans), [self._connection.hub])
+                start.positions(strict, self._source, KnownEnds(self._namespace.look().spans), [self._connection.hub])
                 self._job.store.amend(self._member.name, changes.close_gap, by="runner", reason="no partition has a gap any more")
 
     async def _on_claimed(self, context: Any) -> None:
@@ -301,7 +296,7 @@ class Runner:
     def _first(self, head: Head, number: int, span: Span) -> int | None:
         """Which event comes first; None where there is no checkpoint. Raises PositionGap, IncarnationChanged."""
         place = (self._connection.hub, number)
-        found = start.positions(head, self._source, Spans({number: span}), [place[0]])[place]
+        found = start.positions(head, self._source, KnownEnds({number: span}), [place[0]])[place]
         return found if isinstance(found, int) else None
 
     async def _on_batch(self, context: Any, events: list[Any]) -> None:

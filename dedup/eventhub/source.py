@@ -1,15 +1,10 @@
 """`format("eventhubs")`: the Spark data source, streaming and batch. The only module here that imports pyspark.
 
 Partitions are planned on the driver as ranges of sequence numbers, and received on executors in Arrow batches. One partition is one task,
-so that its events stay in order.
+so that its events stay in order. Options are read once, on the driver, which receives at most one event per partition.
 
-The options of `format("eventhubs")`, read once, on the driver.
-
-Which positions a read begins and ends at, with what the hub says now. Runs on the driver; receives at most one event per partition.
-
-Where reading begins and ends, and how much of it one batch takes. Pure.
-
-As in Spark's Kafka source: `{"hub": {"0": 23, "1": -2}}`, the start included and the end not, -2 is earliest and -1 latest.
+Positions are written as in Spark's Kafka source: `{"hub": {"0": 23, "1": -2}}`, the start included and the end not, -2 is earliest and -1
+latest.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, SourceUnavailable
-from dedup.eventhub import reader as pool
+from dedup.eventhub import reader
 from dedup.eventhub.connection import DEFAULT_GROUP, Connection
 from dedup.eventhub.namespace import Hub, Namespace, Span, condition, explained
 from dedup.eventhub.reader import STOLEN, Broken, Receive, Receiver, backoff
@@ -87,7 +82,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(EventHubsSource)
 
 
-class Slice(InputPartition):
+class SourcePartition(InputPartition):
     """Events of one partition for one task. Has no secret: Spark may show it."""
 
     def __init__(self, partition: int, first: int, last: int, created: str) -> None:
@@ -108,17 +103,17 @@ class EventHubsSource(DataSource):
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         """For `spark.read`. Raises ConfigError for options that make no sense."""
-        return BatchReader(Options.of(self.options), schema)
+        return BatchReader(SourceOptions.of(self.options), schema)
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
         """For `spark.readStream`. Raises ConfigError for options that make no sense."""
-        return StreamReader(Options.of(self.options), schema)
+        return StreamReader(SourceOptions.of(self.options), schema)
 
 
 class BatchReader(DataSourceReader):
     """All events between two positions of each partition."""
 
-    def __init__(self, options: Options, schema: T.StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: T.StructType) -> None:
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[InputPartition]:
@@ -134,7 +129,7 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One stream; its offset is the next position of each partition, and when the hub was created."""
 
-    def __init__(self, options: Options, schema: T.StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: T.StructType) -> None:
         self._options, self._schema = options, schema
         self._planner = Planner(options, options.stream)
         self._target: Offset | None = None
@@ -191,17 +186,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def slices(start: Offset, end: Offset) -> list[InputPartition]:
     """What lies between two offsets."""
     begins = {number: start.ends.get(number, 0) for number in end.ends}
-    return [Slice(number, begins[number], last - 1, end.created) for number, last in sorted(end.ends.items()) if last > begins[number]]
+    return [
+        SourcePartition(number, begins[number], last - 1, end.created) for number, last in sorted(end.ends.items()) if last > begins[number]
+    ]
 
 
-def received(options: Options, receive: Receive, schema: T.StructType, part: InputPartition) -> Iterator[pa.RecordBatch]:
+def received(options: SourceOptions, receive: Receive, schema: T.StructType, part: InputPartition) -> Iterator[pa.RecordBatch]:
     """The slice's events as Arrow batches with Spark's own types."""
-    if not isinstance(part, Slice):
+    if not isinstance(part, SourcePartition):
         return  # what Spark asks for where there is nothing to read
     _quiet()
     arrow, connection = to_arrow_schema(schema, timezone="UTC"), options.connection
-    with pool.borrowed(connection, part.partition, receive) as reader:
-        for events in reader.read(part.first, part.last, part.created):
+    with reader.borrowed(connection, part.partition, receive) as borrowed:
+        for events in borrowed.read(part.first, part.last, part.created):
             yield events.cast(arrow)
 
 
@@ -213,7 +210,7 @@ def _quiet() -> None:
 
 
 @dataclass(frozen=True)
-class Options:
+class SourceOptions:
     """What was asked for."""
 
     connection: Connection
@@ -225,7 +222,7 @@ class Options:
     limit: int | None
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Options:
+    def of(cls, given: Mapping[str, str]) -> SourceOptions:
         """Raises ConfigError for an option that is unknown, missing or makes no sense."""
         said = {name.lower(): value for name, value in given.items()}
         if unknown := set(said) - {name.lower() for name in NAMES}:
@@ -307,7 +304,7 @@ def _number(said: Mapping[str, str], name: str, default: int, least: int) -> int
 class Planner:
     """Plans for one hub."""
 
-    def __init__(self, options: Options, receive: Receive) -> None:
+    def __init__(self, options: SourceOptions, receive: Receive) -> None:
         self.options, self.receive, self.hub = options, receive, options.connection.hub
         self.namespace = Namespace(options.connection)
         self._seen: tuple[Hub, float] | None = None

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from checkpoint import given
 from checkpoint.errors import IncarnationChanged
-from dedup.core.log import LogReader as AnyLogReader
+from dedup.core.log import AnyLogReader
 from dedup.core.settings import KAFKA_LOG
 from dedup.kafka.broker import Broker
 

@@ -1,12 +1,10 @@
-"""Messages of an outbox to Kafka topics, at least once: in order per key, with the id that they were stored with as a header.
+"""Messages of an outbox to Kafka topics: in order per key, with the id that they were stored with as a header.
 
-The producer is idempotent and leaves no gaps: nothing behind a message that the broker refuses arrives before it. Called by the dispatcher.
-
-Messages of an outbox to Kafka exactly once: what was sent, and that it was sent, are one Kafka transaction.
-
-The progress is an offset of a group that nobody else uses, with the flight's token, committed in the transaction of the messages themselves
-and read back by who comes after: a mark in another database, made after the commit, could be lost when the process dies in between. Called
-by the dispatcher.
+`Topics` sends at least once. The producer is idempotent and leaves no gaps: nothing behind a message that the broker refuses arrives
+before it. `TransactionalTopics` sends exactly once: what was sent, and that it was sent, are one Kafka transaction. The progress is an
+offset of a group that nobody else uses, with the flight's token, committed in the transaction of the messages themselves and read back by
+who comes after: a mark in another database, made after the commit, could be lost when the process dies in between. Called by the
+dispatcher.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from dedup.core.keys import MESSAGE_ID_PROPERTIES
 from dedup.core.messages import ID_HEADER, Line, Message
 from dedup.core.settings import TOPICS, TRANSACTIONAL_TOPICS
 from dedup.kafka.broker import Broker
-from dedup.outbox.destination import Failure, Outcome
+from dedup.outbox.destination import Outcome, SendFailure
 from dedup.outbox.exactly_once import Flight
 
 log = logging.getLogger("dedup")
@@ -214,7 +212,7 @@ class _Sender:
         return DestinationUnavailable(f"Kafka at {self.broker.servers} has not acknowledged all messages within {self.timeout:g} s.")
 
     def _drop(self) -> None:
-        """Forget the producer: what it still has in flight arrives as copies of what is sent again."""
+        """Forget the producer: what it still has in flight arrives as duplicates of what is sent again."""
         if self._producer is not None:
             self._producer.purge()
             _served(self._producer)
@@ -247,8 +245,8 @@ def _told(refused: list[tuple[_Same, KafkaError]], error: KafkaError | None, mes
         refused.append(((message.topic(), message.key(), message.value() or b""), error))
 
 
-def _failure(error: KafkaError) -> Failure:
-    return Failure(f"KafkaError {error.name()}", error.str(), permanent=error.code() in OWN_FAULT)
+def _failure(error: KafkaError) -> SendFailure:
+    return SendFailure(f"KafkaError {error.name()}", error.str(), permanent=error.code() in OWN_FAULT)
 
 
 class TransactionalTopics:
@@ -327,7 +325,7 @@ class TransactionalTopics:
         except KafkaException as error:
             return self._ended(producer, error, errors)
 
-    def _hand_over(self, producer: Producer, flight: Flight, errors: dict[int, KafkaError]) -> dict[int, Failure]:
+    def _hand_over(self, producer: Producer, flight: Flight, errors: dict[int, KafkaError]) -> dict[int, SendFailure]:
         """What the client itself refuses; the first one is enough."""
         for place, message in enumerate(flight.messages):
             try:
@@ -394,5 +392,5 @@ def _transaction_told(errors: dict[int, KafkaError], place: int, error: KafkaErr
         errors[place] = error
 
 
-def _transaction_failure(error: KafkaError) -> Failure:
-    return Failure(f"KafkaError {error.name()}", error.str(), permanent=True)
+def _transaction_failure(error: KafkaError) -> SendFailure:
+    return SendFailure(f"KafkaError {error.name()}", error.str(), permanent=True)

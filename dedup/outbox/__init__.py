@@ -4,8 +4,8 @@ Knows no store and no broker: dedup/postgres and dedup/delta keep the messages, 
 """
 
 from dedup.core.messages import Message, State
-from dedup.outbox.destination import Call, Destination, Failure, Outcome
+from dedup.outbox.destination import Call, Destination, Outcome, SendFailure
 from dedup.outbox.dispatch import Dispatched, Dispatcher, Patience
 from dedup.outbox.exactly_once import ExactlyOnce
 
-__all__ = ["Call", "Destination", "Dispatched", "Dispatcher", "ExactlyOnce", "Failure", "Message", "Outcome", "Patience", "State"]
+__all__ = ["Call", "Destination", "Dispatched", "Dispatcher", "ExactlyOnce", "Message", "Outcome", "Patience", "SendFailure", "State"]

@@ -15,7 +15,7 @@ from dedup.core.settings import CALL
 
 
 @dataclass(frozen=True)
-class Failure:
+class SendFailure:
     """Why a message was not sent."""
 
     error_type: str
@@ -23,7 +23,7 @@ class Failure:
     permanent: bool  # the message's own fault: trying it again is of no use
 
     @classmethod
-    def of(cls, error: BaseException, *, permanent: bool) -> Failure:
+    def of(cls, error: BaseException, *, permanent: bool) -> SendFailure:
         """From an exception."""
         return cls(type(error).__name__, str(error)[:2_000], permanent)
 
@@ -32,7 +32,7 @@ class Failure:
 class Outcome:
     """What became of the messages that were handed over, by their place among them. Those in neither were sent."""
 
-    failed: dict[int, Failure] = field(default_factory=dict)
+    failed: dict[int, SendFailure] = field(default_factory=dict)
     unsent: set[int] = field(default_factory=set)  # not tried, or not known: behind one that failed
 
 
@@ -104,8 +104,8 @@ class Call:
         """Nothing to let go of."""
 
 
-def _failure(error: Exception) -> Failure:
-    return Failure.of(error, permanent=classify(error) != TRANSIENT)
+def _failure(error: Exception) -> SendFailure:
+    return SendFailure.of(error, permanent=classify(error) != TRANSIENT)
 
 
 def _refuse_systemic(error: Exception) -> None:

@@ -3,10 +3,9 @@
 Several dispatchers may run. A message is marked after the receiver has it: whoever dies in between leaves it to be sent again, with the
 same id, and of each key a message never arrives for the first time before an earlier one has.
 
-Sends the messages of a consumer right after its batches, for a limited time: a destination that hangs must not stop the stream.
-
-A call that hangs cannot be ended. It is left behind with nothing of the store in its hands: its turn is over, its locks are free. What it
-has sent is learned if it ever returns. Until then no other call is made from this process.
+Right after its batches a consumer sends its messages for a limited time: a destination that hangs must not stop the stream. A call that
+hangs cannot be ended. It is left behind with nothing of the store in its hands: its turn is over, its locks are free. What it has sent is
+learned if it ever returns. Until then no other call is made from this process. Called by the consumer and by `dedup outbox`.
 """
 
 from __future__ import annotations

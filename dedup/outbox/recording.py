@@ -221,7 +221,7 @@ def _distinct(ids: pa.Array, topic: str) -> pa.Array:
         counts = ids.value_counts()
         twice = counts.filter(pc.greater(counts.field("counts"), 1))[0]["values"].as_py()
         raise HandlerError(
-            f"tx.publish to {topic!r}: the id {twice!r} comes twice; the receiver would take the second for a copy of the first. "
+            f"tx.publish to {topic!r}: the id {twice!r} comes twice; the receiver would take the second for a duplicate of the first. "
             "Let order= number the messages of one event."
         )
     return ids

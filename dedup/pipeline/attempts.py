@@ -1,7 +1,7 @@
 """The handler over the new rows of a chunk, until every one of them is decided: retries, bisect, order, budget, deaths.
 
 Rows are tried together. Where the handler fails they are halved, in position order, until the guilty ones are alone; what failed
-parts wrote is undone. Called by the flow inside the chunk's transaction.
+parts wrote is undone. Called by the pipeline inside the chunk's transaction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from checkpoint.head import Head, Spent
 from checkpoint.position import Ints
 from deadletter import outage
 from deadletter.classify import classify, killed_a_worker, outlasted
-from deadletter.crashes import Trials
+from deadletter.crashes import CrashMarker
 from deadletter.failure import Failure, describe
 from deadletter.known import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass
 from deadletter.letter import Kind
@@ -29,16 +29,16 @@ from deadletter.policy import FailurePolicy, Used
 from dedup.core import decision
 from dedup.core.planning import Order, Settled
 from dedup.core.store import Transaction
-from dedup.pipeline import company, guards
+from dedup.pipeline import company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
-from dedup.pipeline.guards import limited
+from dedup.pipeline.reentry import limited
 from dedup.pipeline.tx import EventsFailed, Handler, Tx, are_the_columns
 
 log = logging.getLogger("dedup")
 
 
 @dataclass
-class Outcome:
+class HandlerOutcome:
     """What became of the rows that the handler was given; those in none of these were processed."""
 
     rejected: dict[int, str] = field(default_factory=dict)  # row -> reason
@@ -69,10 +69,10 @@ class Attempts:
     transaction: Transaction
     handler: Handler
     on_failure: FailurePolicy
-    trials: Trials
+    marker: CrashMarker
     on_step: Callable[[str], None]
     culprits: set[int] = field(default_factory=set)  # rows that halves found when this chunk was tried before: tried alone at once
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: HandlerOutcome = field(default_factory=HandlerOutcome)
 
     def __post_init__(self) -> None:
         self._head: Head = self.transaction.head
@@ -83,30 +83,30 @@ class Attempts:
         before = failed_last(self._failures, self._spent.decided, self._spent.lifted)
         self._brownout = Brownout(frozenset(self.culprits), before)
 
-    def run(self) -> Outcome:
+    def run(self) -> HandlerOutcome:
         """Decide every new row.
 
         Raises:
             BudgetExceeded: too many of them fail.
             Whatever is not the fault of an event: errors of the store, broken rules, systemic errors; with bisect=False everything.
 
-        Crash: nothing is true before the commit; the marker of the trial says what was being tried.
+        Crash: nothing is true before the commit; the crash marker says what was being tried.
         """
         try:
             for rows in self._parts():
                 self._decide(rows, fails=False)
             self._check_budget()
         except BaseException:
-            self.trials.survived()
+            self.marker.survived()
             raise
-        if self.trials.deaths:  # whoever dies at the commit must not be taken for one that the last events killed
-            self.trials.survived()
+        if self.marker.deaths:  # whoever dies at the commit must not be taken for one that the last events killed
+            self.marker.survived()
         return self.outcome
 
     def _parts(self) -> Iterator[Ints]:
         """The rows to try together. Known culprits come alone, each in its place: it may pass now, and what it writes keeps its order."""
         known = np.flatnonzero(np.isin(self._new, sorted(self.culprits)))
-        if not len(known) or self.order.kept or self.trials.careful:
+        if not len(known) or self.order.kept or self.marker.careful:
             yield self._new
             return
         yield from (part for part in np.split(self._new, np.unique([known, known + 1])) if len(part))
@@ -120,7 +120,7 @@ class Attempts:
         rows = self._pending(rows)
         if not len(rows):
             return False
-        if self.trials.careful and self.trials.kills(rows):
+        if self.marker.careful and self.marker.kills(rows):
             if len(rows) == 1:
                 self._park_crashed(int(rows[0]))
                 return True
@@ -135,7 +135,7 @@ class Attempts:
         middle = (len(rows) + 1) // 2
         first_failed = self._decide(rows[:middle], fails=False)
         # If the failure is of single events, it must be in the other half.
-        second_failed = self._decide(rows[middle:], fails=not first_failed and not self.trials.careful)
+        second_failed = self._decide(rows[middle:], fails=not first_failed and not self.marker.careful)
         return first_failed or second_failed
 
     def _pending(self, rows: Ints) -> Ints:
@@ -212,11 +212,11 @@ class Attempts:
     def _run(self, rows: Ints) -> None:
         """One run of the handler: all of it counts, or nothing."""
         tx = Tx(self.batch.frames, self.settled.index, rows, self.transaction, self.order.lanes(rows))
-        if self.trials.careful or len(rows) == len(self._new):
-            self.trials.mark(rows)
+        if self.marker.careful or len(rows) == len(self._new):
+            self.marker.mark(rows)
         self.on_step("handler")
         limit = limited(self.on_failure.timeout, f"{self._head.consumer}: a run of the handler", self._blame)
-        with limit, self.transaction.attempt(), guards.handling(self.on_failure.owner):
+        with limit, self.transaction.attempt(), reentry.handling(self.on_failure.owner):
             try:
                 refuse_answer(self.handler(self.batch.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
             except BaseException as left:
@@ -231,15 +231,15 @@ class Attempts:
         self.outcome.skipped.update(tx.skipped.tolist())
 
     def _blame(self) -> None:
-        company.blame(self.trials)
+        company.blame(self.marker)
 
     def _check_order(self, rows: Ints, tx: Tx) -> None:
         """What stands behind a rejected event of its sequence must not have been decided with it."""
         if not self.order.kept or not tx.rejected:
             return
-        trial = self.order.copy()
-        trial.block_behind(np.array(sorted(tx.rejected), dtype=np.int64))
-        behind = set(rows[trial.waits(rows)].tolist())
+        then = self.order.copy()
+        then.block_behind(np.array(sorted(tx.rejected), dtype=np.int64))
+        behind = set(rows[then.waits(rows)].tolist())
         if behind:
             raise _OutOfOrder({row: reason for row, reason in tx.rejected.items() if row not in behind})
         self.order.block_behind(np.array(sorted(tx.rejected), dtype=np.int64))
@@ -279,7 +279,7 @@ class Attempts:
             self._check_budget()
 
     def _park_crashed(self, row: int) -> None:
-        deaths = self.trials.deaths
+        deaths = self.marker.deaths
         message = f"the process died {deaths} times while this event was handled, the last time with nothing else in hand"
         self.outcome.failed[row] = [describe(RuntimeError(message), _now(), Kind.CRASHED)]
         self.order.block_behind(np.array([row]))
@@ -331,7 +331,7 @@ def _no_row_fits(misfits: Sequence[str]) -> str:
 _VALUES = f"{ValuesRefused.__module__}.{ValuesRefused.__qualname__}"
 
 
-def _example(settled: Settled, outcome: Outcome) -> str:
+def _example(settled: Settled, outcome: HandlerOutcome) -> str:
     """The first event that was found to fail, and how."""
     row, failures = next(iter(outcome.failed.items()), (-1, []))
     return f"{settled.index.describe(row)}: {failures[-1].error_type}: {failures[-1].message[:300]}" if failures else ""

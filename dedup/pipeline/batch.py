@@ -22,8 +22,7 @@ from dedup.core.index import INDEX_COLUMNS
 from dedup.core.keys import HIDDEN, SEQUENCE
 from dedup.core.rows import ArrowFrames, picked
 from dedup.core.store import Frames
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events
 
 
 class EvaluatedBatch(Protocol):
@@ -125,12 +124,12 @@ class ArrowBatch:
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for missing columns."""
-        arrow.prepare(self._table.slice(0, 0), prepare)
+        prepare_events(self._table.slice(0, 0), prepare)
 
     @contextmanager
     def evaluate(self, prepare: Prepare) -> Iterator[EvaluatedBatch]:
         """Computed here, by pyarrow."""
-        table = arrow.prepare(self._table, prepare)
+        table = prepare_events(self._table, prepare)
         yield EvaluatedArrow(table if prepare.positions else numbered(table))
 
 

@@ -19,14 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint import guards as incarnation
-from checkpoint import start
+from checkpoint import guards, start
 from checkpoint.errors import CommitConflict
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import Checkpoint, Claim, Head, Run, Topic
 from checkpoint.position import KEY_ONLY, Ints, Partition
 from deadletter import outage
-from deadletter.crashes import Trials, untried
+from deadletter.crashes import CrashMarker, untried
 from deadletter.letter import Kind, Status
 from deadletter.policy import FailurePolicy, Used
 from deadletter.selection import Selection
@@ -41,7 +40,7 @@ from dedup.core.rows import picked
 from dedup.core.steps import Record, Step
 from dedup.core.store import Store, Transaction
 from dedup.decode.prepare import Prepare
-from dedup.pipeline import company, guards
+from dedup.pipeline import company, reentry
 from dedup.pipeline.attempts import Attempts
 from dedup.pipeline.batch import Batch, EvaluatedBatch
 from dedup.pipeline.tx import Handler, Tx
@@ -102,11 +101,11 @@ class Policy:
     on_key_conflict: OnKeyConflict
     max_body: int
     on_failure: FailurePolicy = field(default_factory=FailurePolicy)
-    trials: Trials = field(default_factory=untried)
+    marker: CrashMarker = field(default_factory=untried)
 
     def unwatched(self) -> Policy:
-        """For what a person runs: failures do not count against the budget, and no marker of a trial is kept."""
-        return replace(self, on_failure=replace(self.on_failure, budget=None), trials=untried())
+        """For what a person runs: failures do not count against the budget, and no crash marker is kept."""
+        return replace(self, on_failure=replace(self.on_failure, budget=None), marker=untried())
 
 
 def nothing_to_send() -> None:
@@ -133,7 +132,7 @@ class Job:
     send_messages: Callable[[], None] = nothing_to_send  # those that a batch has published, where there is a destination
 
     @property
-    def identity(self) -> guards.Identity:
+    def identity(self) -> reentry.Identity:
         """Tells it from the job of a consumer of the same name on another store."""
         return self.policy.on_failure.owner
 
@@ -148,19 +147,19 @@ class Job:
 
     def topic_ids(self, partitions: Iterable[Partition]) -> dict[Topic, str]:
         """What their broker says now of the topics of these partitions, where it can be asked. Raises SourceUnavailable."""
-        return incarnation.ask(self.identify, {(p.source, p.topic) for p in partitions})
+        return guards.ask(self.identify, {(p.source, p.topic) for p in partitions})
 
     def known_head(self) -> Head:
         """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
         head = self.store.head(self.name)
-        incarnation.guard(head, Run("", 0), self.settings, {})
+        guards.guard(head, Run("", 0), self.settings, {})
         return head
 
 
 Culprits = dict[int, set[int]]
 """Chunk of a batch -> rows that failed alone when the chunk was tried before."""
 
-State = npt.NDArray[np.int8]
+RowStates = npt.NDArray[np.int8]
 """What became of each row: planning's states."""
 
 
@@ -200,7 +199,7 @@ class Committed(NamedTuple):
     """A chunk that is true."""
 
     head: Head  # what the state cannot be behind
-    state: State
+    state: RowStates
 
 
 def commit_batch(job: Job, batch: Batch, head: Head, run: Run, culprits: Culprits) -> tuple[Report, Head]:
@@ -225,7 +224,7 @@ def guard(job: Job, head: Head, run: Run, firsts: Mapping[Partition, int]) -> No
     Args:
         firsts: lowest sequence number of each partition in the batch; empty where no gap can be told yet.
     """
-    incarnation.guard(head, run, job.settings, start.without_absent(head, run, firsts, job.read_log))
+    guards.guard(head, run, job.settings, start.without_absent(head, run, firsts, job.read_log))
 
 
 def parts_of(job: Job, batch: EvaluatedBatch, index: Index, topic_ids: Mapping[Topic, str]) -> Iterator[Part]:
@@ -238,7 +237,7 @@ def parts_of(job: Job, batch: EvaluatedBatch, index: Index, topic_ids: Mapping[T
 
 
 def committed(
-    parts: Iterable[Part], run: Run, head: Head, commit: Callable[[Chunk], State], culprits: Culprits | None = None
+    parts: Iterable[Part], run: Run, head: Head, commit: Callable[[Chunk], RowStates], culprits: Culprits | None = None
 ) -> Iterator[Committed]:
     """The one loop: make chunk after chunk of a batch true, each on top of those before it; yields each one that is.
 
@@ -266,7 +265,7 @@ def index_of(batch: EvaluatedBatch) -> Index:
     return Index.of(batch.index, batch.payload_hashes)
 
 
-def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> State:
+def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> RowStates:
     """Make the effect of one chunk true, once; returns what became of each of its rows.
 
     Args:
@@ -279,27 +278,27 @@ def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> State:
     """
     policy, epoch, what = job.policy, chunk.assumed.epoch, job.name if claim is None else f"{job.name} {claim.partition}"
     with (
-        company.seat(policy.trials, lambda: chunk.ident, what, policy.on_failure.timeout),
+        company.seat(policy.marker, lambda: chunk.ident, what, policy.on_failure.timeout),
         job.store.begin(job.name, epoch, claim) as transaction,
     ):
         return decide_chunk(chunk, job.store, transaction, policy)
 
 
-def reached(chunk: Chunk, state: State) -> Head:
+def reached(chunk: Chunk, state: RowStates) -> Head:
     """What the state cannot be behind after this chunk; `state` is what `commit_chunk` returned."""
     return planning.reached(chunk.assumed, chunk.index, chunk.run, decided=bool((state != planning.REDELIVERED).any()))
 
 
-def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> State:
+def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> RowStates:
     """`commit_chunk` inside a transaction that is open."""
     head = transaction.head
     _check_assumptions(chunk.assumed, head)
-    incarnation.refuse_others(head, chunk.topic_ids)
+    guards.refuse_others(head, chunk.topic_ids)
     sifted = _sift(chunk, transaction, head, store.on_step)
     refuse_other_events(chunk, sifted, transaction, store, policy.on_key_conflict)
     if _nothing_to_record(chunk, sifted, head):
         if len(chunk.index):
-            policy.trials.forget(chunk.ident)
+            policy.marker.forget(chunk.ident)
         return sifted.state
     store.on_step("reserve")
     transaction.ask(sifted.wanted)
@@ -327,7 +326,7 @@ def _check_assumptions(assumed: Head, head: Head) -> None:
     """
     if (assumed.keyspace, dict(assumed.incarnations)) != (head.keyspace, dict(head.incarnations)):
         raise CommitConflict(f"Consumer {head.consumer!r}: its incarnations or its keyspace changed while the batch was prepared.")
-    if incarnation.is_older(head, assumed):
+    if guards.is_older(head, assumed):
         raise CommitConflict(f"Consumer {head.consumer!r}: the state is older than the one that this batch was planned on.")
 
 
@@ -411,8 +410,8 @@ def handle(
     """
     if not len(settled.new):
         return settled, Why(tails=order.tails), {}
-    policy.trials.begin(chunk.ident)
-    attempts = Attempts(chunk.batch, settled, order, transaction, policy.handler, policy.on_failure, policy.trials, on_step, chunk.culprits)
+    policy.marker.begin(chunk.ident)
+    attempts = Attempts(chunk.batch, settled, order, transaction, policy.handler, policy.on_failure, policy.marker, on_step, chunk.culprits)
     outcome = attempts.run()
     crashed = {row for row, failures in outcome.failed.items() if failures[-1].kind == Kind.CRASHED}
     states = {
@@ -455,10 +454,10 @@ def _decide(chunk: Chunk, settled: Settled, why: Why, used: Mapping[Kind, Used],
         letters = make_letters(settled, content, why, head, chunk.run, dt.datetime.now(dt.UTC), policy.max_body)
         parked = Park(letters, make_history(settled, letters, why))
     batches = decision.batch_record(settled, head, chunk.run)
-    tried = len(chunk.index) > 0 and policy.trials.tries(chunk.ident)  # an empty one needs no look at the marker
+    tried = len(chunk.index) > 0 and policy.marker.tries(chunk.ident)  # an empty one needs no look at the marker
     record = Record(batches, chunk.run, policy.settings, used, chunk.stream, policy.on_failure.budget, tried)
     marks = _marks(chunk, settled) if chunk.stream else {}
-    return decision.decide(settled, parked, record, head, chunk.run, marks, incarnation.news(head, chunk.topic_ids))
+    return decision.decide(settled, parked, record, head, chunk.run, marks, guards.news(head, chunk.topic_ids))
 
 
 def _marks(chunk: Chunk, settled: Settled) -> dict[Partition, Checkpoint]:

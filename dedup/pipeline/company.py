@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TypeVar
 
-from deadletter.crashes import Trials
+from deadletter.crashes import CrashMarker
 
 log = logging.getLogger("dedup")
 
@@ -44,7 +44,7 @@ STOPPING_SECONDS = 5.0
 class _Seat:
     """One chunk in hand."""
 
-    trials: Trials | None  # None: what no marker is kept of
+    marker: CrashMarker | None  # None: what no marker is kept of
     alone: bool
     what: str
     limit: float | None = None  # seconds of one run of its handler
@@ -83,9 +83,9 @@ class _Room:
                 self.seats.remove(seat)
             self.changed.notify_all()
 
-    def holds_up(self, trials: Trials) -> bool:
+    def holds_up(self, marker: CrashMarker) -> bool:
         """Whether somebody waits who may be called inside the handler of this chunk: came while it was in hand. Takes no lock."""
-        return any(found.trials is trials for waiting in list(self.waiting) for found in waiting.found)
+        return any(found.marker is marker for waiting in list(self.waiting) for found in waiting.found)
 
     def _queue(self, seat: _Seat) -> None:
         if others := self._in_the_way(seat):
@@ -110,7 +110,7 @@ class _Room:
 def _disturb(seat: _Seat, others: list[_Seat]) -> None:
     """Note that they are not alone. Their stores may be away: waits for at most STOPPING_SECONDS."""
     log.warning("%s: has waited long enough for %s, and goes on beside it", seat.what, others[0].what)
-    _note([other.trials.disturbed for other in others if other.trials is not None])
+    _note([other.marker.disturbed for other in others if other.marker is not None])
 
 
 def _note(calls: list[Callable[[], None]]) -> None:
@@ -148,7 +148,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def seat(trials: Trials, chunk: Callable[[], str], what: str, limit: float | None = None) -> Iterator[None]:
+def seat(marker: CrashMarker, chunk: Callable[[], str], what: str, limit: float | None = None) -> Iterator[None]:
     """The block is a chunk: alone in this process where a process died in it before, else beside others.
 
     Args:
@@ -158,7 +158,7 @@ def seat(trials: Trials, chunk: Callable[[], str], what: str, limit: float | Non
 
     Crash: the markers of the chunks in hand are there; that of one which was alone counts.
     """
-    with taken(what, trials, alone=trials.suspects(chunk), limit=limit):
+    with taken(what, marker, alone=marker.suspects(chunk), limit=limit):
         yield
 
 
@@ -172,7 +172,7 @@ def sending(what: str) -> AbstractContextManager[bool]:
 
 @contextmanager
 def taken(
-    what: str, trials: Trials | None = None, *, alone: bool = False, limit: float | None = None, sends: bool = False
+    what: str, marker: CrashMarker | None = None, *, alone: bool = False, limit: float | None = None, sends: bool = False
 ) -> Iterator[bool]:
     """The block is beside others, or alone; yields whether it is alone.
 
@@ -180,11 +180,11 @@ def taken(
     waits for a while. Crash: as for `seat`.
     """
     if _inside.get():
-        if trials is not None:
-            trials.seated(alone=False)
+        if marker is not None:
+            marker.seated(alone=False)
         yield False
         return
-    mine, room, token = _Seat(trials, alone, what, limit, sends), _own.get() or _room, None
+    mine, room, token = _Seat(marker, alone, what, limit, sends), _own.get() or _room, None
     try:
         room.enter(mine)
         token = _inside.set(True)
@@ -197,11 +197,11 @@ def taken(
 
 
 def _seated(seat: _Seat) -> None:
-    """Tell its trials. Looks twice: whoever sits down beside it meanwhile says so before it notes it."""
-    if seat.trials is not None:
-        seat.trials.seated(alone=seat.alone)
+    """Tell its marker. Looks twice: whoever sits down beside it meanwhile says so before it notes it."""
+    if seat.marker is not None:
+        seat.marker.seated(alone=seat.alone)
         if not seat.alone:
-            seat.trials.seated(alone=False)
+            seat.marker.seated(alone=False)
 
 
 @contextmanager
@@ -213,8 +213,8 @@ def entered(what: str, context: AbstractContextManager[T]) -> Iterator[T]:
         yield made
 
 
-def blame(guilty: Trials) -> None:
-    """This process ends because of what this trial runs: the others in hand have nothing to do with it.
+def blame(guilty: CrashMarker) -> None:
+    """This process ends because of what is tried under this marker: the others in hand have nothing to do with it.
 
     Where somebody waits who may be called inside its handler, it may have hung because of that wait: its end counts for nothing.
 
@@ -226,9 +226,9 @@ def blame(guilty: Trials) -> None:
         else:
             guilty.convict()
     for other in list(_room.seats):
-        if other.trials is not None and other.trials is not guilty:
+        if other.marker is not None and other.marker is not guilty:
             with contextlib.suppress(Exception):
-                other.trials.survived()
+                other.marker.survived()
 
 
 def stop() -> None:
@@ -238,7 +238,7 @@ def stop() -> None:
 
     Crash: what is not noted makes a chunk a suspect.
     """
-    if found := [each.trials.stop for each in list(_room.seats) if each.trials is not None]:
+    if found := [each.marker.stop for each in list(_room.seats) if each.marker is not None]:
         _note(found)
 
 

@@ -40,6 +40,11 @@ A_TASK = 2
 MOST_TASKS = 32
 """Tasks at once, unless more connections are asked for."""
 
+CONCURRENCY = 16
+"""Events of coroutines in hand at once, unless another number is asked for."""
+
+log = logging.getLogger("dedup")
+
 
 @dataclass(frozen=True)
 class Where:
@@ -49,7 +54,7 @@ class Where:
     connections: int | None = None
 
 
-class Event(NamedTuple):
+class HandlerEvent(NamedTuple):
     """One event as a handler sees it."""
 
     source: str
@@ -66,7 +71,7 @@ class Event(NamedTuple):
     others: Mapping[str, Any] | None = None  # the input's other columns
 
 
-NAMED = Event._fields[:-1]
+NAMED = HandlerEvent._fields[:-1]
 """What a column of the input is under its own name; any other is one of `others`."""
 
 AT_ONCE = 1_000
@@ -76,7 +81,7 @@ START = dt.datetime.fromtimestamp(0, dt.UTC)
 
 UTC = pa.timestamp("us", tz="UTC")
 
-EventHandler = Callable[[Event, Tx], Any]
+EventHandler = Callable[[HandlerEvent, Tx], Any]
 """(event, tx) -> a row, several rows, or None for an event that needs nothing; or a coroutine that returns that."""
 
 SliceHandler = Callable[[pa.Table, Tx], pa.Table | None]
@@ -103,7 +108,7 @@ class EachEvent:
             HandlerError: the handler returned what is no row.
             Whatever an event raised, where the handler has used `tx.connection`: the event is searched for as in a batch.
         """
-        table, found = table_of(frame, tx), Found()
+        table, found = table_of(frame, tx), EventsOutcome()
         for number, event in enumerate(events_of(table)):
             tx.at_event(event[: len(POSITION)])
             try:
@@ -132,7 +137,7 @@ class EachEvent:
 
 
 @dataclass
-class Found:
+class EventsOutcome:
     """What became of the events of one run of the handler."""
 
     written: list[dict[str, Any]] = field(default_factory=list)
@@ -193,13 +198,13 @@ def table_of(frame: Any, tx: Tx) -> pa.Table:
     return frame if isinstance(frame, pa.Table) else tx.in_order(frame.toArrow())
 
 
-def events_of(table: pa.Table) -> Iterator[Event]:
+def events_of(table: pa.Table) -> Iterator[HandlerEvent]:
     """The rows as events, made as they are asked for."""
     others = [name for name in table.column_names if name not in NAMED]
     for start in range(0, table.num_rows, AT_ONCE):
         rows = table.slice(start, AT_ONCE)
         columns = [_values(rows, name) for name in NAMED]
-        yield from map(Event._make, zip(*columns, rows.select(others).to_pylist() if others else repeat(None), strict=False))
+        yield from map(HandlerEvent._make, zip(*columns, rows.select(others).to_pylist() if others else repeat(None), strict=False))
 
 
 def _values(rows: pa.Table, name: str) -> Iterable[Any]:
@@ -231,11 +236,7 @@ def _positions(table: pa.Table, rows: list[int]) -> pa.Table:
     return table.select(list(POSITION)).take(pa.array(rows, pa.int64()))
 
 
-log = logging.getLogger("dedup")
-
-CONCURRENCY = 16
-
-Numbered = tuple[int, Event]
+Numbered = tuple[int, HandlerEvent]
 """Row of the run, event."""
 
 Rows = list[dict[str, Any]] | None
@@ -292,16 +293,16 @@ class EachEventAsync(EachEvent):
     def __call__(self, frame: Any, tx: Tx) -> None:
         """Handle every row of the frame; raises as `EachEvent` does, and HandlerError where events got no answer."""
         table = table_of(frame, tx)
-        run = _Run(self, _lanes(table, tx.lanes))
+        run = _LanesRun(self, _lanes(table, tx.lanes))
         on_loop(run.all())
         if not run.failed and len(run.passed) != table.num_rows:
             raise HandlerError(f"{table.num_rows - len(run.passed)} events got no answer: the handler cancels the task that it runs in.")
-        found = Found(failed=dict(sorted(run.failed.items())))
+        found = EventsOutcome(failed=dict(sorted(run.failed.items())))
         for number, (event, calls, rows) in sorted(run.passed.items()):
             self._record(number, event, calls.calls, rows, tx, found)
         found.hand_over(table, tx, self.into)
 
-    def _record(self, number: int, event: Event, calls: Sequence[AsyncCall], rows: Rows, tx: Tx, found: Found) -> None:
+    def _record(self, number: int, event: HandlerEvent, calls: Sequence[AsyncCall], rows: Rows, tx: Tx, found: EventsOutcome) -> None:
         tx.at_event(event[: len(POSITION)])
         try:
             for name, given, named in calls:
@@ -315,12 +316,12 @@ class EachEventAsync(EachEvent):
 
 
 @dataclass
-class _Run:
+class _LanesRun:
     """One run of the handler over the lanes."""
 
     each: EachEventAsync
     lanes: Iterator[list[Numbered]]
-    passed: dict[int, tuple[Event, AsyncTx, Rows]] = field(default_factory=dict)
+    passed: dict[int, tuple[HandlerEvent, AsyncTx, Rows]] = field(default_factory=dict)
     failed: dict[int, BaseException] = field(default_factory=dict)
 
     async def all(self) -> None:
@@ -335,7 +336,7 @@ class _Run:
                 if not await self._passes(number, event):
                     break  # what stands behind it in its sequence has to wait for it
 
-    async def _passes(self, number: int, event: Event) -> bool:
+    async def _passes(self, number: int, event: HandlerEvent) -> bool:
         mine = AsyncTx()
         try:
             made = await self.each.handler(event, mine)  # type: ignore[arg-type]

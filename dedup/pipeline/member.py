@@ -25,11 +25,11 @@ from checkpoint.head import Claim, Head, Holder, Run, Topic
 from checkpoint.holders import this_process
 from checkpoint.position import Partition
 from deadletter import outage
-from deadletter.crashes import Trials
+from deadletter.crashes import CrashMarker
 from dedup.core.envelope import ENVELOPE
-from dedup.pipeline import commit, company, guards
+from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import ArrowBatch
-from dedup.pipeline.commit import Chunk, Culprits, Job, Report, State
+from dedup.pipeline.commit import Chunk, Culprits, Job, Report, RowStates
 
 log = logging.getLogger("dedup")
 
@@ -42,7 +42,7 @@ class Assignment:
     """One claimed partition, as the process that claimed it works on it."""
 
     claim: Claim
-    trials: Trials
+    marker: CrashMarker
     topic_ids: Mapping[Topic, str] = field(default_factory=dict)  # what the broker says of the topic's present life
     life: tuple[Any, ...] = ()  # of the state when it was claimed
     reached: int = -1  # the checkpoint when it was claimed, then the one that this process made
@@ -74,7 +74,7 @@ class Member:
         policy = self.job.policy
         self.job = replace(self.job, policy=replace(policy, on_failure=replace(policy.on_failure, sleep=self.sleep)))
         self._batches = itertools.count()
-        self._trials: Trials | None = None  # of the chunk in hand
+        self._marker: CrashMarker | None = None  # of the chunk in hand
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ class Member:
         Crash: this process is on record or not; it counts as gone.
         """
         job = self.job
-        guards.refuse(job.identity, "A runner")
+        reentry.refuse(job.identity, "A runner")
         ArrowBatch(ENVELOPE.empty_table()).check(job.prepare(job.known_head()))
         holder = Holder(*this_process(), self.run_id)
         head = job.store.join(
@@ -101,7 +101,7 @@ class Member:
 
     def _tell(self, seconds: float, who: str) -> None:
         self.sleep(0)
-        log.warning("%s: waiting %.0f s for the other copy (%s) to show no life; takeover=True does not wait", self.name, seconds, who)
+        log.warning("%s: waiting %.0f s for the other instance (%s) to show no life; takeover=True does not wait", self.name, seconds, who)
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -112,9 +112,9 @@ class Member:
 
     def stop(self) -> None:
         """It was asked to stop: its end from here on says nothing of the chunk in hand. Crash: the chunk becomes a suspect."""
-        if (trials := self._trials) is not None:
+        if (marker := self._marker) is not None:
             with contextlib.suppress(StoreError):
-                trials.stop()
+                marker.stop()
 
     def leave(self) -> None:
         """Go, so that nobody waits for this process. Crash: as if it had not been called."""
@@ -131,15 +131,17 @@ class Member:
         store = self.job.store
         claim = store.claim(self.name, self.epoch, self.run_id, partition, takeover_after=self.job.takeover_after)
         head = store.head(self.name)
-        assignment = Assignment(claim, Trials(lambda: None, lambda _: None), life=_life(head, partition), reached=_point(head, partition))
-        kept = json.loads(store.trial(self.name, claim.scope) or "{}")
+        assignment = Assignment(
+            claim, CrashMarker(lambda: None, lambda _: None), life=_life(head, partition), reached=_point(head, partition)
+        )
+        kept = json.loads(store.crash_marker(self.name, claim.scope) or "{}")
         if "span" in kept:  # one without is of a slice of Spark's, whose batches are others
             assignment.hold = kept["span"][1]
-        assignment.trials = Trials(lambda: kept.get("trial"), lambda text: self._keep(assignment, text))
+        assignment.marker = CrashMarker(lambda: kept.get("marker"), lambda text: self._keep(assignment, text))
         return assignment
 
-    def _keep(self, assignment: Assignment, trial: str | None) -> None:
-        self.job.store.set_trial(self.name, json.dumps({"span": assignment.span, "trial": trial}), assignment.claim.scope)
+    def _keep(self, assignment: Assignment, marker: str | None) -> None:
+        self.job.store.set_crash_marker(self.name, json.dumps({"span": assignment.span, "marker": marker}), assignment.claim.scope)
 
     def process(self, assignment: Assignment, events: pa.Table) -> Report:
         """Make the effect of these events of one partition true, once; returns what became of them.
@@ -151,7 +153,7 @@ class Member:
         checkpoint.
         """
         job = self.job
-        guards.refuse(job.identity, "A batch")
+        reentry.refuse(job.identity, "A batch")
         number, report = next(self._batches), Report()
         what = f"{self.name} {assignment.partition} batch {number}"
         for part in self._parts(assignment, events):
@@ -175,7 +177,7 @@ class Member:
 
     def _process(self, assignment: Assignment, batch: ArrowBatch, number: int, culprits: Culprits) -> Report:
         head, report, run = replace(self.job.store.head(self.name), epoch=self.epoch), Report(), Run(self.run_id, number, joined=True)
-        job = replace(self.job, policy=replace(self.job.policy, trials=assignment.trials))
+        job = replace(self.job, policy=replace(self.job.policy, marker=assignment.marker))
         with company.entered(self.name, batch.evaluate(job.prepare(head))) as rows:
             index = commit.index_of(rows)
             self._check(assignment, set(index.spans))
@@ -187,13 +189,13 @@ class Member:
                 report.add(done.state)
         return report
 
-    def _commit(self, job: Job, assignment: Assignment, chunk: Chunk) -> State:
+    def _commit(self, job: Job, assignment: Assignment, chunk: Chunk) -> RowStates:
         assignment.span = chunk.index.spans.get(assignment.partition, (0, 0))
-        self._trials = assignment.trials
+        self._marker = assignment.marker
         try:
             return commit.commit_chunk(chunk, job, assignment.claim)
         finally:
-            self._trials = None
+            self._marker = None
 
     def _refuse_another_life(self, assignment: Assignment, head: Head) -> None:
         """The partition goes on elsewhere than this batch: after a reset, in a new life of the topic, on an older copy of the state."""

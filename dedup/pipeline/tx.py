@@ -1,4 +1,4 @@
-"""The handler's side of a transaction: `Tx` records what the handler wants; the flow evaluates it once, afterwards.
+"""The handler's side of a transaction: `Tx` records what the handler wants; the pipeline evaluates it once, afterwards.
 
 What was recorded (`Recorded`) is looked through for events that the same run rejected (`Checked`), and handed over to the transaction
 (`Performance`).
@@ -104,7 +104,7 @@ class Tx:
             rows: DataFrame, Arrow table, dict or list of dicts; their order is the order of the messages of one key.
             topic: topic or event hub.
             key: column with the destination key (bytes or text): messages of one key keep their order. Without one no order is kept.
-            id: column with the message id, by which the receiver tells copies. Without one it is made of the incoming key and `order`,
+            id: column with the message id, by which the receiver tells duplicates. Without one it is made of the incoming key and `order`,
                 where the rows have their position columns and order= is given, and in a handler of events; else it is random.
             body: column with the message itself, bytes or text.
             headers: column with a list of {"key": text, "value": bytes}, as `properties`.
@@ -120,9 +120,9 @@ class Tx:
             rows, names = of_event(rows, names, dict(zip(POSITION, self.position, strict=True)), self._published), names.own()
             self._published += len(rows)
             self.wrote |= bool(rows)
-            self._calls.publish_of_event(Publication(topic, rows, names))
+            self._calls.publish_of_event(RecordedPublication(topic, rows, names))
         elif not _is_empty(rows):
-            self._calls.messages.append(Publication(topic, _own(rows), names))
+            self._calls.messages.append(RecordedPublication(topic, _own(rows), names))
 
     def reject(self, rows: Any, condition: Any, reason: str) -> Any:
         """Park the events for which `condition` is true as dead letters; returns the rest. NULL counts as not rejected.
@@ -151,9 +151,9 @@ class Tx:
         self.wrote = True
         given = _own(rows)
         if self.position is not None and isinstance(given, list):
-            self._calls.write_of_event(Call(table, given, how, [self.position] * len(given)))
+            self._calls.write_of_event(RecordedWrite(table, given, how, [self.position] * len(given)))
         else:
-            self._calls.writes.append(Call(table, given, how))
+            self._calls.writes.append(RecordedWrite(table, given, how))
 
     def _settle_rows(self, rows: Any, condition: Any, reason: str, *, rejected: bool) -> Any:
         positions = self._positions(rows, condition)
@@ -183,7 +183,7 @@ class Tx:
         if self._closed:
             raise HandlerError("The handler has returned, and its tx is closed: what it records now would belong to nothing.")
 
-    # The flow's side.
+    # The pipeline's side.
 
     def close(self) -> None:
         """The handler has returned: from now on its tx refuses everything."""
@@ -213,11 +213,11 @@ class Tx:
         Args:
             authors: of rows of single events, the `position` of each one's event.
         """
-        self._calls.returned = Call(table, rows, None, authors)
+        self._calls.returned = RecordedWrite(table, rows, None, authors)
 
     def adopt_rows(self, table: str, rows: list[Any], how: Merge | None, authors: list[Any] | None) -> None:
         """Rows of Python objects that handlers have written in tasks."""
-        self._calls.writes.append(Call(table, rows, how, authors))
+        self._calls.writes.append(RecordedWrite(table, rows, how, authors))
 
     @property
     def given(self) -> Ints:
@@ -374,7 +374,7 @@ def are_the_columns(misfits: int, of: int) -> bool:
     return misfits >= 2 or misfits >= of
 
 
-class Call(NamedTuple):
+class RecordedWrite(NamedTuple):
     """Rows for a table, appended or merged."""
 
     table: str
@@ -382,12 +382,12 @@ class Call(NamedTuple):
     how: Merge | None = None
     authors: Any = None  # of rows of single events: a list with the position of each one's event; else None
 
-    def takes(self, later: Call) -> bool:
+    def takes(self, later: RecordedWrite) -> bool:
         """Whether the rows of a later call can stand behind these: dicts for one table, to be written in one way."""
         own = type(self.rows) is list and self.table == later.table and self.how == later.how and type(self.rows[0]) is dict
         return own and _are_dicts(later.rows)
 
-    def alike(self) -> Iterator[Call]:
+    def alike(self) -> Iterator[RecordedWrite]:
         """Appended rows that are dicts, those with the same columns together; merged ones stay in their order (dedup/core/merges.py)."""
         parts = alike(self.rows) if self.how is None and type(self.rows) is list and _are_dicts(self.rows) else ()
         if len(parts) < 2:
@@ -405,7 +405,7 @@ def _are_dicts(rows: Sequence[Any]) -> bool:
 _DICT: frozenset[type] = frozenset({dict})
 
 
-class Publication(NamedTuple):
+class RecordedPublication(NamedTuple):
     """Rows that become messages for a topic."""
 
     topic: str
@@ -417,12 +417,12 @@ class Publication(NamedTuple):
 class Recorded:
     """In the order of the calls. Rows of single events are lists of dicts, which grow while the next event goes on in the same way."""
 
-    writes: list[Call] = field(default_factory=list)
-    messages: list[Publication] = field(default_factory=list)
-    returned: Call | None = None  # rows that the handler returned: behind all that it wrote
+    writes: list[RecordedWrite] = field(default_factory=list)
+    messages: list[RecordedPublication] = field(default_factory=list)
+    returned: RecordedWrite | None = None  # rows that the handler returned: behind all that it wrote
     files: tuple[str, Sequence[str]] | None = None  # a sink, and the files with its rows that tasks have written
 
-    def write_of_event(self, call: Call) -> None:
+    def write_of_event(self, call: RecordedWrite) -> None:
         """Rows that one event has written or merged."""
         if self.writes and self.writes[-1].takes(call):
             self.writes[-1].rows.extend(call.rows)
@@ -430,7 +430,7 @@ class Recorded:
         else:
             self.writes.append(call)
 
-    def publish_of_event(self, made: Publication) -> None:
+    def publish_of_event(self, made: RecordedPublication) -> None:
         """Rows that one event has published."""
         last = self.messages[-1] if self.messages else None
         if made.rows and last and (last.topic, last.names) == (made.topic, made.names):
@@ -450,7 +450,7 @@ class Performance:
     transaction: Transaction
     by_event: bool  # whether published rows are lists of dicts that a handler of single events has made
     refusals: Refusals = field(default_factory=Refusals)
-    fitting: list[Call] = field(default_factory=list)  # calls of single events whose rows fit
+    fitting: list[RecordedWrite] = field(default_factory=list)  # calls of single events whose rows fit
 
     def perform(self, recorded: Recorded, returned: Callable[[str, Rows], Any]) -> None:
         """Evaluate everything once, and hand it over.
@@ -474,12 +474,12 @@ class Performance:
             for messages in made:
                 self.transaction.publish(messages())
 
-    def _gathered(self, writes: list[Call]) -> list[Call]:
+    def _gathered(self, writes: list[RecordedWrite]) -> list[RecordedWrite]:
         """The calls; those of single events for one table together, where no other table can see when it gets its rows."""
         tables = {call.table for call in writes}
         if not 2 <= len(tables) < len(writes) or not self.by_event or not self.transaction.apart(tables):
             return writes
-        made, last = list[Call](), dict[str, Call]()
+        made, last = list[RecordedWrite](), dict[str, RecordedWrite]()
         for call in writes:
             earlier = last.get(call.table)
             if earlier is not None and earlier.authors is not None and call.authors is not None and earlier.takes(call):
@@ -497,7 +497,7 @@ class Performance:
             self.refusals.add_fitting(call.table, call.rows)
         raise self.refusals.error()
 
-    def _write(self, call: Call, append: Callable[[str, Rows], Any]) -> None:
+    def _write(self, call: RecordedWrite, append: Callable[[str, Rows], Any]) -> None:
         try:
             self._hand_over(call, append)
         except ValuesRefused as refused:
@@ -509,7 +509,7 @@ class Performance:
             if type(call.rows) is list:
                 self.fitting.append(call)
 
-    def _hand_over(self, call: Call, append: Callable[[str, Rows], Any]) -> None:
+    def _hand_over(self, call: RecordedWrite, append: Callable[[str, Rows], Any]) -> None:
         table, merge = call.table, call.how
         rows = self._checked(call.rows, table, call.authors)
         if merge is None:
@@ -522,7 +522,7 @@ class Performance:
             )
         self.transaction.merge(table, rows, merge)
 
-    def _outgoing(self, published: Sequence[Publication]) -> Iterator[tuple[pa.Table, Callable[[], Messages]]]:
+    def _outgoing(self, published: Sequence[RecordedPublication]) -> Iterator[tuple[pa.Table, Callable[[], Messages]]]:
         """The rows that were published, and what makes messages of them."""
         for topic, given, names in published:
             rows = rows_of(given) if self.by_event else arrow_of(self._checked(given, topic), names)

@@ -1,10 +1,8 @@
-"""A commit whose answer was lost: ask the tables what became of it, once its database session is known to be done.
+"""The commit of a decision, and of one whose answer was lost: ask the tables what became of it.
 
-Promises to say "not committed" only when that can no longer change.
-
-What a decision leaves in our own tables besides letters: the batch record, checkpoints.
-
-Executes the steps of dedup/core/store.py inside the open transaction; decides nothing.
+What a decision leaves in our own tables besides letters are the batch record and checkpoints: the steps of dedup/core/steps.py, executed
+inside the open transaction. Promises to say "not committed" only when that can no longer change, which is once the lost commit's database
+session is known to be done. Called by the transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from checkpoint.postgres.sql import Statements
 from deadletter import policy
 from dedup.core import decision
 from dedup.core.steps import Advance, Record
-from dedup.postgres.state import State, checkpoint_row, topic_id
+from dedup.postgres.state import ConsumerState, checkpoint_row, topic_id
 
 READ_BACK_SECONDS = 15.0
 """How long to go on asking: a server that restarts after a crash is back within it, unless it has much to recover."""
@@ -50,11 +48,11 @@ class Attempt:
     backend_start: dt.datetime
 
 
-Ask = Callable[[Any, Statements, State, Attempt], bool]
+Ask = Callable[[Any, Statements, ConsumerState, Attempt], bool]
 """Whether an attempt was committed, once that cannot change any more."""
 
 
-def settle(store: Any, sql: Statements, state: State, attempt: Attempt, error: psycopg.Error, ask: Ask | None = None) -> None:
+def settle(store: Any, sql: Statements, state: ConsumerState, attempt: Attempt, error: psycopg.Error, ask: Ask | None = None) -> None:
     """Return if the attempt was committed after all.
 
     Raises:
@@ -79,7 +77,7 @@ def settle(store: Any, sql: Statements, state: State, attempt: Attempt, error: p
         ) from error
 
 
-def ask_tables(store: Any, sql: Statements, state: State, attempt: Attempt) -> bool:
+def ask_tables(store: Any, sql: Statements, state: ConsumerState, attempt: Attempt) -> bool:
     """By what a decision leaves in our tables. Raises psycopg.Error."""
     with store.fresh() as connection:
         _wait_for_end(connection, sql, state, attempt)
@@ -87,7 +85,7 @@ def ask_tables(store: Any, sql: Statements, state: State, attempt: Attempt) -> b
     return bool(row and row[0])
 
 
-def _wait_for_end(connection: Connection, sql: Statements, state: State, attempt: Attempt) -> None:
+def _wait_for_end(connection: Connection, sql: Statements, state: ConsumerState, attempt: Attempt) -> None:
     """Until the session of the attempt holds the row no longer; a session that does not end by itself is ended."""
     for last in (False, True):
         try:
@@ -101,7 +99,7 @@ def _wait_for_end(connection: Connection, sql: Statements, state: State, attempt
             connection.execute(sql["end_session"], {"pid": attempt.backend_pid, "start": attempt.backend_start})
 
 
-def ask_server(store: Any, sql: Statements, state: State, attempt: Attempt) -> bool:
+def ask_server(store: Any, sql: Statements, state: ConsumerState, attempt: Attempt) -> bool:
     """By the server's own record of its transactions, for one that leaves no number. Raises psycopg.Error."""
     until = time.monotonic() + ASK_SECONDS
     with store.fresh() as connection:
@@ -128,7 +126,7 @@ class Left:
     reserved_in: int | None = None  # number of the table of reservations that has it
 
 
-def bump(connection: Connection, sql: Statements, state: State, attempt: uuid.UUID, left: Left) -> int:
+def bump(connection: Connection, sql: Statements, state: ConsumerState, attempt: uuid.UUID, left: Left) -> int:
     """Count one more decision; returns its number, and keeps what is used of the budget in `state`.
 
     Never inside a savepoint: the row tells its transaction from its own xmin.
@@ -144,7 +142,7 @@ def bump(connection: Connection, sql: Statements, state: State, attempt: uuid.UU
     return int(row[0])
 
 
-def record(connection: Connection, sql: Statements, state: State, step: Record, seq: int, attempt: uuid.UUID) -> None:
+def record(connection: Connection, sql: Statements, state: ConsumerState, step: Record, seq: int, attempt: uuid.UUID) -> None:
     """Keep the batch record.
 
     Crash: undone with the transaction.
@@ -161,20 +159,20 @@ def record(connection: Connection, sql: Statements, state: State, step: Record, 
             cursor.executemany(sql["add_batch"], rows)
 
 
-def _spend(state: State, step: Record) -> dict[str, Spent]:
+def _spend(state: ConsumerState, step: Record) -> dict[str, Spent]:
     """What is used after this chunk. Others may have used some since the batch read the head: then raises BudgetExceeded."""
     if state.claim is not None:
         decision.require(state.head.consumer, step.budget, state.spent, step.used, "with those of other partitions ", "chunk")
     return (step.budget or policy.Budget()).spend(state.spent, step.used)
 
 
-def _batch_row(connection: Connection, sql: Statements, state: State, row: dict[str, Any]) -> dict[str, Any]:
+def _batch_row(connection: Connection, sql: Statements, state: ConsumerState, row: dict[str, Any]) -> dict[str, Any]:
     plain = {name: row[name] for name in ("incarnation", "partition", "query_id", "batch_id", "chunk", *_COUNTS)}
     ranges = {name: "{" + ",".join(f"[{r['first']},{r['last']}]" for r in row[name]) + "}" for name in _RANGES}
     return {"topic_id": topic_id(connection, sql, state, (row["source"], row["topic"])), **plain, **ranges}
 
 
-def advance(connection: Connection, sql: Statements, state: State, step: Advance) -> None:
+def advance(connection: Connection, sql: Statements, state: ConsumerState, step: Advance) -> None:
     """Set the checkpoints, each only if it stands where the head says. Raises CommitConflict if one does not.
 
     Crash: undone with the transaction.

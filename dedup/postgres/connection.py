@@ -1,11 +1,10 @@
-"""Connections: opened when first needed, kept between batches, never shared by two users at once.
+"""Connections: opened when first needed, kept between batches, never shared by two users at once; and the one a handler gets.
 
 Promises that nothing here prints a password, and that a connection of another process (after a fork) is never used.
 
-The connection as a handler gets it: everything psycopg can do inside the transaction, nothing that ends it.
-
-Promises that a transaction which a handler has ended, or in which the server has given up, is never taken for a good one, whatever the
-handler did with the error. A COMMIT is refused by the server (sql/postgres: refuse_commit), however it got there; no SQL text is read.
+A handler gets everything psycopg can do inside the transaction, nothing that ends it. Promises that a transaction which a handler has
+ended, or in which the server has given up, is never taken for a good one, whatever the handler did with the error. A COMMIT is refused by
+the server (sql/postgres: refuse_commit), however it got there; no SQL text is read. Called by the store and the transaction.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _read_dates(connection: Connection) -> None:
 def renew(connection: Connection) -> None:
     """Make a session that somebody else's SQL ran in as good as new, without ending it; one that refuses is closed.
 
-    Ending it would tell others that this copy is gone.
+    Ending it would tell others that this instance is gone.
     """
     try:
         connection.execute("discard all")

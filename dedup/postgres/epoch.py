@@ -1,24 +1,14 @@
-"""Become the one copy of a consumer that may commit: at once where the holder is provably gone, else after a silence.
+"""Who may commit: taking an epoch or sharing it, the fence at the begin of each transaction, signs of life, claims and slices.
 
-Promises that after it returns, no transaction of an older epoch is open or can commit.
+An epoch is taken at once where the holder is provably gone, else after a silence. Promises:
 
-How a transaction begins: durable, and fenced by the epoch and, where that is shared, by the claim of its partition.
+* after an epoch was taken, no transaction of an older one is open or can commit; the same for a partition and its older claimants.
+* a transaction that begins can commit only under the epoch and the claim that it was begun with, and its commit is durable.
+* a heartbeat never fails the batch: a beat that cannot be written is logged, and tried again at the next one. It has a connection and a
+  thread of its own.
+* of two tasks with one slice only one has a transaction open, and a slice begins only where its own batch left it.
 
-Promises that a transaction that begins can commit only under the epoch and the claim that it was begun with.
-
-Signs of life while a batch runs, on a connection and a thread of their own.
-
-Promises never to fail the batch: a beat that cannot be written is logged, and tried again at the next one.
-
-Processes that share one epoch: entering it, leaving it, and claiming partitions.
-
-Promises that a partition's older claimant cannot commit once a claim has returned, and that none of its transactions is open then.
-Called by the store.
-
-The slices of a batch as transactions of tasks: who works on one, whose turn it is, and where its checkpoint has to stand.
-
-Promises that of two tasks with one slice only one has a transaction open, and that a slice begins only where its own batch left it.
-Called by the store and by the fence, inside the transaction that is open.
+Called by the store and by the transaction.
 """
 
 from __future__ import annotations
@@ -47,7 +37,7 @@ from checkpoint.errors import (
     StoreRestored,
     command,
 )
-from checkpoint.head import OVER_BUDGET, Claim, Holder, Slice
+from checkpoint.head import OVER_BUDGET, Claim, Holder, SliceClaim
 from checkpoint.holders import is_alive
 from checkpoint.position import Partition
 from checkpoint.postgres.connection import Connection
@@ -78,7 +68,7 @@ MARGIN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class TakeoverWait:
     """How to wait for a live or unknowable holder."""
 
     takeover_after: float  # seconds without a sign of life
@@ -86,19 +76,21 @@ class Patience:
     on_wait: Callable[[float, str], None]  # seconds left, who
 
 
-def take(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience) -> int:
+def take_epoch(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: TakeoverWait) -> int:
     """Raise the epoch for `holder`; returns it.
 
     Raises:
         StillHeld: the holder goes on showing life, or its session cannot be ended.
         StoreRestored: tables of the state were restored.
 
-    Crash: the epoch is raised or not; raised, the new holder is on record and the next copy judges it like any other.
+    Crash: the epoch is raised or not; raised, the new holder is on record and the next instance judges it like any other.
     """
     return acquire(connection, sql, consumer, holder, patience)
 
 
-def acquire(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience, enter: Enter | None = None) -> int:
+def acquire(
+    connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: TakeoverWait, enter: Enter | None = None
+) -> int:
     """`take`, or with `enter` become one of those who share an epoch."""
     connection.execute(sql["ensure_consumer"], {"consumer": consumer})
     until = time.monotonic() + GIVE_UP_SECONDS
@@ -115,7 +107,9 @@ def acquire(connection: Connection, sql: Statements, consumer: str, holder: Hold
             )
 
 
-def _wait(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience, *, sharing: bool) -> dict[str, Any]:
+def _wait(
+    connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: TakeoverWait, *, sharing: bool
+) -> dict[str, Any]:
     """Until nothing speaks against a takeover, or against entering; returns the row that was judged."""
     row = _read(connection, sql, consumer)
     started = changed = time.monotonic()
@@ -188,7 +182,7 @@ def _raise_epoch(
             if taken is not None and enter is not None:
                 enter({"epoch": taken[0]})
     except psycopg.errors.LockNotAvailable:
-        for blocker in row["members"] or [row, *members(connection, sql, row["id"])]:  # members of a single copy are its tasks
+        for blocker in row["members"] or [row, *members(connection, sql, row["id"])]:  # members of a single instance are its tasks
             end_session(connection, sql, consumer, blocker)
         return None
     return int(taken[0]) if taken else None
@@ -206,7 +200,9 @@ def end_session(connection: Connection, sql: Statements, consumer: str, row: dic
         ) from error
 
 
-def begin(connection: Connection, sql: Statements, consumer: str, epoch: int, claim: Claim | None) -> tuple[state.State, Attempt]:
+def begin_fenced(
+    connection: Connection, sql: Statements, consumer: str, epoch: int, claim: Claim | None
+) -> tuple[state.ConsumerState, Attempt]:
     """Open the transaction, fence it, lock the checkpoints, read the head. Raises Fenced, ConfigError, psycopg.Error."""
     attempt = open_guarded(connection, sql)
     row = state.one(connection, sql, "fence", consumer=consumer)
@@ -215,14 +211,14 @@ def begin(connection: Connection, sql: Statements, consumer: str, epoch: int, cl
     state.refuse_restored(consumer, row["restored"])
     if claim is None:
         connection.execute(sql["lock_checkpoints"], {"id": row["id"]})
-    elif isinstance(claim, Slice):
+    elif isinstance(claim, SliceClaim):
         lock(connection, sql, consumer, row["id"], claim)
     else:
         _lock_claimed(connection, sql, consumer, row["id"], claim)
     found = state.read(connection, sql, consumer)
     assert found is not None
     found.claim = claim
-    if isinstance(claim, Slice):
+    if isinstance(claim, SliceClaim):
         refuse_elsewhere(connection, sql, found, claim)
     return found, attempt
 
@@ -275,13 +271,13 @@ def check_epoch(consumer: str, epoch: int, row: Mapping[str, Any] | None) -> Non
     if row is None or row["epoch"] < epoch:
         known = "no such consumer" if row is None else f"epoch {row['epoch']}"
         raise StoreRestored(
-            f"Consumer {consumer!r}: this copy holds epoch {epoch}, the tables know {known}: they were restored or re-created. "
-            f"Find out what is missing, run {command('consumer', 'accept-restore', consumer)}, and start this copy again."
+            f"Consumer {consumer!r}: this instance holds epoch {epoch}, the tables know {known}: they were restored or re-created. "
+            f"Find out what is missing, run {command('consumer', 'accept-restore', consumer)}, and start this instance again."
         )
     if row["epoch"] > epoch:
         raise Fenced(
-            f"Consumer {consumer!r}: epoch {epoch} of this copy was taken over by epoch {row['epoch']} "
-            f"(host {row['host']}, process {row['pid']}) at {row['taken_at']:%Y-%m-%d %H:%M:%S %Z}. Stop this copy."
+            f"Consumer {consumer!r}: epoch {epoch} of this instance was taken over by epoch {row['epoch']} "
+            f"(host {row['host']}, process {row['pid']}) at {row['taken_at']:%Y-%m-%d %H:%M:%S %Z}. Stop this instance."
         )
 
 
@@ -319,7 +315,7 @@ def _beat(stop: threading.Event, dsn: str, statement: bytes, said: Mapping[str, 
         connection.close()
 
 
-def join(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: Patience) -> int:
+def join_epoch(connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: TakeoverWait) -> int:
     """Enter the epoch that is shared, or take a new one that is; returns it.
 
     Raises:
@@ -327,10 +323,10 @@ def join(connection: Connection, sql: Statements, consumer: str, holder: Holder,
 
     Crash: this process is on record or not; on record, it counts as gone with its database session.
     """
-    return acquire(connection, sql, consumer, holder, patience, lambda row: enter(connection, sql, consumer, row["epoch"], holder))
+    return acquire(connection, sql, consumer, holder, patience, lambda row: enter_epoch(connection, sql, consumer, row["epoch"], holder))
 
 
-def enter(connection: Connection, sql: Statements, consumer: str, epoch: int, holder: Holder) -> int | None:
+def enter_epoch(connection: Connection, sql: Statements, consumer: str, epoch: int, holder: Holder) -> int | None:
     """Put a process and this session on record under a shared epoch; None where that is over.
 
     Crash: it is on record or not.
@@ -339,7 +335,9 @@ def enter(connection: Connection, sql: Statements, consumer: str, epoch: int, ho
     return int(row[0]) if row else None
 
 
-def claim(connection: Connection, sql: Statements, consumer: str, epoch: int, run_id: str, partition: Partition, seconds: float) -> int:
+def claim_partition(
+    connection: Connection, sql: Statements, consumer: str, epoch: int, run_id: str, partition: Partition, seconds: float
+) -> int:
     """Raise the number of a partition; returns it.
 
     A batch of the older claimant that is open is waited for as long as that process shows life; after `seconds` without, or where it is
@@ -403,7 +401,7 @@ def enter_slice(connection: Connection, sql: Statements, consumer: str, epoch: i
     connection.execute(sql["enter_task"], {"consumer": consumer, "epoch": epoch, **vars(holder)})
 
 
-def lock(connection: Connection, sql: Statements, consumer: str, consumer_id: int, claim: Slice) -> None:
+def lock(connection: Connection, sql: Statements, consumer: str, consumer_id: int, claim: SliceClaim) -> None:
     """Wait for this slice's turn. A session that holds it and is provably gone, or stuck, is ended.
 
     Raises:
@@ -425,7 +423,7 @@ def _has_turn(connection: Connection, sql: Statements, where: dict[str, Any]) ->
     return bool(row and row[0])
 
 
-def _look(connection: Connection, sql: Statements, consumer: str, where: dict[str, Any], claim: Slice) -> None:
+def _look(connection: Connection, sql: Statements, consumer: str, where: dict[str, Any], claim: SliceClaim) -> None:
     """Say who has the slice; end a session whose process is gone, or has run its handler for longer than it can."""
     found = state.one(connection, sql, "slice_holder", **where)
     if found is None:
@@ -437,15 +435,15 @@ def _look(connection: Connection, sql: Statements, consumer: str, where: dict[st
         connection.execute(sql["end_session"], {"pid": found["backend_pid"], "start": found["backend_start"]})
 
 
-def _refuse_over_budget(connection: Connection, sql: Statements, consumer: str, claim: Slice) -> None:
-    row = connection.execute(sql["trial"], {"consumer": consumer, "scope": OVER_BUDGET}).fetchone()
+def _refuse_over_budget(connection: Connection, sql: Statements, consumer: str, claim: SliceClaim) -> None:
+    row = connection.execute(sql["crash_marker"], {"consumer": consumer, "scope": OVER_BUDGET}).fetchone()
     if row is not None and row[0] == claim.attempt:
         raise BudgetExceeded(
             f"Consumer {consumer!r}: another slice of batch {claim.batch_id} is over the budget; {claim.partition} waits for it."
         )
 
 
-def refuse_elsewhere(connection: Connection, sql: Statements, found: state.State, claim: Slice) -> None:
+def refuse_elsewhere(connection: Connection, sql: Statements, found: state.ConsumerState, claim: SliceClaim) -> None:
     """Raise CommitConflict unless the checkpoint stands where the plan said, or where a chunk of this very batch left it."""
     point = found.head.checkpoints.get(claim.partition)
     stands = None if point is None else point.sequence_number
@@ -457,7 +455,7 @@ def refuse_elsewhere(connection: Connection, sql: Statements, found: state.State
     )
 
 
-def _is_own_end(connection: Connection, sql: Statements, found: state.State, claim: Slice, stands: int) -> bool:
+def _is_own_end(connection: Connection, sql: Statements, found: state.ConsumerState, claim: SliceClaim, stands: int) -> bool:
     topic = (claim.partition.source, claim.partition.topic)
     asked = {
         "id": found.id,
@@ -472,7 +470,7 @@ def _is_own_end(connection: Connection, sql: Statements, found: state.State, cla
     return bool(row and row[0])
 
 
-def room(connection: Connection, sql: Statements, consumer: str) -> int:
+def room_for_slices(connection: Connection, sql: Statements, consumer: str) -> int:
     """How many connections this role could have here for tasks, those of this consumer's tasks included."""
     row = connection.execute(sql["room"], {"consumer": consumer}).fetchone()
     assert row is not None

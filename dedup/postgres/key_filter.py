@@ -1,4 +1,4 @@
-"""A filter of known keys beside the consumer, so that the database is asked only about those that may be known.
+"""A Bloom filter of known keys beside the consumer, so that the database is asked only about those that may be known.
 
 What it must hold, and why a key that it does not know need not be looked up:
 * every key of the closed tables of reservations, which take no new ones, and every key that a letter holds. It is read from them while one
@@ -6,15 +6,12 @@ What it must hold, and why a key that it does not know need not be looked up:
   may know what was purged or freed since.
 * A key reserved since then is in the current table, where the unique index judges the COPY. Most of those are in the filter, too, since
   this process put them in; of one that is not, the COPY fails, keys are then reserved one by one, and the filter is read anew.
-A filter that holds too much only asks too much. Nothing of it is stored.
 
-It is read by a thread of its own, when the keys that were looked up without it have cost about as much as reading it will.
-
-A Bloom filter of keys, by numpy: says of a key that it is surely not in, or that it may be.
+A filter that holds too much only asks too much. Nothing of it is stored. It is read by a thread of its own, when the keys that were
+looked up without it have cost about as much as reading it will. Called by keys.py.
 
 Source: Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007): bits of a key together in a word. Here they
-are in two words, the second of which is looked at where the first one has them: where there is room, that rules out nearly all. Called
-by key_filter.py.
+are in two words, the second of which is looked at where the first one has them: where there is room, that rules out nearly all.
 """
 
 from __future__ import annotations

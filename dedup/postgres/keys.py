@@ -23,8 +23,11 @@ from dedup.core.store import Meanwhile
 from dedup.postgres import wire
 from dedup.postgres.key_filter import Current, KnownFilter, current_table
 
+SOME = 256
+"""Keys that are looked through for a new one."""
 
-def known(connection: Connection, sql: Statements, keys: pa.Table) -> pa.Table:
+
+def look_up(connection: Connection, sql: Statements, keys: pa.Table) -> pa.Table:
     """Those of these keys that are reserved or held by a letter (KEYS)."""
     if not keys.num_rows:
         return KEYS.empty_table()
@@ -39,7 +42,7 @@ def _probe(connection: Connection, statement: bytes, keys: wire.Keys) -> bytes:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Probe:
     """A question that the server is at work on: which of these keys are known."""
 
     current: Current  # the table for those that are not
@@ -50,7 +53,7 @@ class Asked:
     filtered: bool  # only those were looked up that the filter does not rule out
 
 
-def ask(connection: Connection, sql: Statements, keys: pa.Array, known_filter: KnownFilter) -> Asked:
+def begin_probe(connection: Connection, sql: Statements, keys: pa.Array, known_filter: KnownFilter) -> Probe:
     """Ask for these keys; the connection is busy until the answer is there."""
     connection.execute(sql["share_reservations"], {})
     current, wanted = current_table(connection, sql), wire.keys_of(keys)
@@ -63,10 +66,10 @@ def ask(connection: Connection, sql: Statements, keys: pa.Array, known_filter: K
     else:
         answer = beside.submit(_probe, connection, sql.of("likely_keys", _child(sql, current)), wanted[maybe])
     beside.shutdown(wait=False)
-    return Asked(current, order, wanted, answer, known_filter, maybe is not None)
+    return Probe(current, order, wanted, answer, known_filter, maybe is not None)
 
 
-def reserve(connection: Connection, sql: Statements, asked: Asked, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
+def reserve_probed(connection: Connection, sql: Statements, asked: Probe, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
     """Reserve those of the keys that were asked for which are not known; returns the known ones (KEYS).
 
     Waits while another transaction holds one of them, and wins it if that one fails.
@@ -91,10 +94,6 @@ def reserve(connection: Connection, sql: Statements, asked: Asked, keys: pa.Tabl
     if len(raced) and asked.filtered:
         asked.known_filter.surprised()
     return pa.concat_tables([answer, *_raced(connection, sql, _child(sql, asked.current), raced, hashes[wire.among(wanted, raced)])])
-
-
-SOME = 256
-"""Keys that are looked through for a new one."""
 
 
 def some_new(keys: pa.Table, known: pa.Table) -> list[bytes]:

@@ -1,12 +1,8 @@
-"""Dead letters as the steps of a decision change them: parked, noted, changed, their keys freed.
+"""Dead letters in PostgreSQL: changed by the steps of a decision, read by a selection, and kept in the order of their sequences.
 
-Executes what is planned elsewhere, inside the open transaction; decides nothing.
-
-Dead letters read back: by a selection, page by page, grouped, with their history. Read-only, but for the locks of `locked`.
-
-The order of sequences: which are blocked, and who waits behind whom.
-
-Promises that nobody overtakes and nobody waits for ever: whoever parks behind a letter or releases one holds the sequence's row.
+The steps are planned elsewhere and executed inside the open transaction; nothing is decided here. Reading takes no lock, but for
+`locked`. Promises that nobody overtakes and nobody waits for ever: whoever parks behind a letter or releases one holds the sequence's
+row. Called by the transaction and by the store.
 """
 
 from __future__ import annotations
@@ -117,13 +113,13 @@ def _not_kept(connection: Connection, sql: Statements, step: Park) -> Park:
 
 
 def note(connection: Connection, sql: Statements, step: Note) -> None:
-    """Count the copies of held keys. Waits for nobody.
+    """Count the duplicates of held keys. Waits for nobody.
 
     Crash: undone with the transaction.
     """
-    if step.copies.num_rows:
-        keys = wire.uuid_array(wire.keys_of(step.copies["key"]))
-        connection.execute(sql["note"], {"keys": keys, "counts": wire.int8_array(step.copies["count"].to_numpy())})
+    if step.duplicates.num_rows:
+        keys = wire.uuid_array(wire.keys_of(step.duplicates["key"]))
+        connection.execute(sql["note"], {"keys": keys, "counts": wire.int8_array(step.duplicates["count"].to_numpy())})
 
 
 def change(connection: Connection, sql: Statements, step: Change, consumer: str) -> None:

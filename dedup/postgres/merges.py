@@ -23,7 +23,7 @@ from dedup.core.rows import ArrowRows, PlainRows, Rows, given_rows
 from dedup.core.steps import Merge
 from dedup.postgres import sinks
 from dedup.postgres.fit import TEXTS, CastPlan, Column, is_text
-from dedup.postgres.sinks import NOBODY, Columns, Sink, Writer
+from dedup.postgres.sinks import NOBODY, Sink, SinkColumns, Writer
 
 _STAGED = "pg_temp.dedup_merge"
 
@@ -36,7 +36,7 @@ def append(connection: Connection, sql: Statements, table: str, rows: Rows, writ
     """
     sink = sinks.describe(connection, sql, table, writer)
     plain = rows.plain()
-    given = given_rows(Columns(sink), rows)  # first of all: what a handler must not write is its own error, not the table's
+    given = given_rows(SinkColumns(sink), rows)  # first of all: what a handler must not write is its own error, not the table's
     plans = sinks.plans_for(sink, given.schema, converted=plain is not None)
     sending = sinks.fitted(sink, plans, given)
     return sinks.send(connection, sink, plans, sending, plain) if sending.num_rows else 0
@@ -58,7 +58,7 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
     count = whole.table.num_rows if isinstance(whole, ArrowRows) else len(whole.rows)
 
     def given(some: Rows) -> pa.Table:
-        return given_rows(Columns(sink), some, how)
+        return given_rows(SinkColumns(sink), some, how)
 
     def read(some: Rows) -> pa.Table:
         _read(connection, sql, sink, table := given(some), some.plain())

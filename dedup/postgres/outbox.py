@@ -3,12 +3,9 @@
 A dispatcher's turn is one transaction: it locks lanes (buckets of destination keys) with advisory locks that end with it, takes the first
 waiting messages of each, and marks them. The lock is over no earlier than the marks are true.
 
-A dispatcher's turn in PostgreSQL: the messages that it has in hand, and the marks of what became of them. Made by outbox.py.
-
-Pages of messages: many of one topic and lane in one row of PostgreSQL, each kind of value as an array.
-
-Storing and marking a page costs what a single row costs. The n-th message of a page has the number 1000 * page + n - 1. Pure. Called by
-outbox.py.
+Many messages of one topic and lane are one page: a row with each kind of value as an array, so that storing and marking a page costs what
+a single row costs. The n-th message of a page has the number 1000 * page + n - 1.
+Called by the transaction, and through the store by the dispatcher and `dedup outbox`.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from checkpoint.errors import ConfigError, StoreError, command
 from checkpoint.position import Ints
 from checkpoint.postgres.connection import Connection, translating
 from checkpoint.postgres.sql import Statements, quoted
-from dedup.core.messages import BYTES_PER_TURN, LANES, Asked, Chosen, Entry, Failed, Lag, Marks, Message, Messages, State
+from dedup.core.messages import BYTES_PER_TURN, LANES, Asked, Chosen, Entry, Failed, Marks, Message, Messages, OutboxLag, State
 from dedup.outbox.exactly_once import Flight
 from dedup.postgres import wire
 from dedup.postgres.charset import charset_of
@@ -275,10 +272,10 @@ class PgOutbox:
             found = self._all(connection, "outbox_message", number=number)
         return next((Message(n, t, k, i, b, _headers(names, values), a) for n, t, k, i, b, names, values, a in found), None)
 
-    def lag(self, topics: Sequence[str] = ()) -> Lag:
+    def lag(self, topics: Sequence[str] = ()) -> OutboxLag:
         """What is not sent yet."""
         with self._connect(f"Reading the outbox of {self.consumer!r}") as connection:
-            return Lag(*self._all(connection, "outbox_lag", topics=list(topics))[0])
+            return OutboxLag(*self._all(connection, "outbox_lag", topics=list(topics))[0])
 
     def retry(self, numbers: Sequence[int]) -> int:
         """Let dead messages be sent again. Waits for turns that have their keys.

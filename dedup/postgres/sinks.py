@@ -1,8 +1,7 @@
 """Rows into a table of the user's: columns matched by name, everything that can be judged is judged before a row is sent.
 
-What only the server can judge (CHECK, UNIQUE, foreign keys, triggers) it judges during the COPY; the refusal is translated here.
-
-A table's columns as targets of Python values (dedup/core/values.py).
+What only the server can judge (CHECK, UNIQUE, foreign keys, triggers) it judges during the COPY; the refusal is translated here. A
+table's columns are the targets of Python values (dedup/core/values.py). Called by merges.py and the transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from checkpoint.postgres.connection import Connection, ends_transaction, text_of
 from checkpoint.postgres.sql import Statements, quoted
 from deadletter.redact import redact
 from dedup.core.rows import PlainRows, refusal, told
-from dedup.core.value_rules import Limits
+from dedup.core.value_rules import ValueLimits
 from dedup.core.values import Fault, Faults, Target, shown
 from dedup.postgres import fit, wire
 from dedup.postgres.fit import type_for
@@ -406,7 +405,7 @@ def _refuse(sink: Sink, wrong: list[str], error: type[SinkMismatch] = RowsMisfit
 
 
 @dataclass(frozen=True)
-class Columns:
+class SinkColumns:
     """The columns of a table, for rows of Python objects."""
 
     sink: Sink
@@ -445,19 +444,19 @@ def target_of(column: fit.Column) -> Target:
     return Target(kind, arrow, column.type, not column.not_null, limits)
 
 
-def _kind(column: fit.Column) -> tuple[str, pa.DataType, Limits]:
+def _kind(column: fit.Column) -> tuple[str, pa.DataType, ValueLimits]:
     if column.base in _SIMPLE:
-        return (*_SIMPLE[column.base], Limits(nul=False, step=fit.step_of(column)))
+        return (*_SIMPLE[column.base], ValueLimits(nul=False, step=fit.step_of(column)))
     if column.base == "numeric":
         return _number(*fit.size_of(column))
     if column.base in fit.TEXTS:
-        return "text", pa.string(), Limits(fit.length_of(column), nul=False)
+        return "text", pa.string(), ValueLimits(fit.length_of(column), nul=False)
     if column.base == "timetz":
-        return "timetz", pa.string(), Limits(step=fit.step_of(column))
-    return "other", pa.string(), Limits(nul=False, size=fit.BYTES.get(column.base), whole=fit.WHOLE.get(column.base))
+        return "timetz", pa.string(), ValueLimits(step=fit.step_of(column))
+    return "other", pa.string(), ValueLimits(nul=False, size=fit.BYTES.get(column.base), whole=fit.WHOLE.get(column.base))
 
 
-def _number(precision: int | None, scale: int | None) -> tuple[str, pa.DataType, Limits]:
+def _number(precision: int | None, scale: int | None) -> tuple[str, pa.DataType, ValueLimits]:
     if precision is not None and scale is not None and 0 <= scale <= precision <= 38:
-        return "decimal", pa.decimal128(precision, scale), Limits()
-    return "numeric", pa.string(), Limits(precision=precision, scale=scale)
+        return "decimal", pa.decimal128(precision, scale), ValueLimits()
+    return "numeric", pa.string(), ValueLimits(precision=precision, scale=scale)

@@ -1,8 +1,7 @@
-"""The head of a consumer: read from its tables, and replaced by a person's decision.
+"""The head of a consumer: read from its tables, and replaced by a person's decision; and what people and `verify` read.
 
-Called by the transaction (under its fence), the store (without locks) and `dedup consumer ...` (amend).
-
-What people and `verify` read: batch records, counts, contradictions. Read-only; not on the path of a batch.
+Called by the transaction (under its fence), the store (without locks) and `dedup consumer ...` (amend). Batch records, counts and
+contradictions are read-only, and not on the path of a batch.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _RANGES = ("seen", "duplicates", "skipped", "late")
 
 
 @dataclass
-class State:
+class ConsumerState:
     """A head with the numbers that its rows have in the tables."""
 
     id: int
@@ -68,7 +67,7 @@ def refuse_restored(consumer: str, what: str | None) -> None:
         )
 
 
-def read(connection: Connection, sql: Statements, consumer: str) -> State | None:
+def read(connection: Connection, sql: Statements, consumer: str) -> ConsumerState | None:
     """The state as the present snapshots show it; None for a consumer nobody has created."""
     row = one(connection, sql, "head", consumer=consumer)
     if row is None:
@@ -93,7 +92,7 @@ def read(connection: Connection, sql: Statements, consumer: str) -> State | None
         incarnations={(source, topic): life for _, source, topic, life, _ in topics if life},
         incarnation_ids={(source, topic): told for _, source, topic, _, told in topics if told is not None},
     )
-    return State(row["id"], head, {(source, topic): number for number, source, topic, *_ in topics})
+    return ConsumerState(row["id"], head, {(source, topic): number for number, source, topic, *_ in topics})
 
 
 def _checkpoints(
@@ -110,7 +109,7 @@ def _checkpoints(
     return points, floors, passed
 
 
-def topic_id(connection: Connection, sql: Statements, state: State, topic: Topic) -> int:
+def topic_id(connection: Connection, sql: Statements, state: ConsumerState, topic: Topic) -> int:
     """The number of a topic, made known if it is new.
 
     Crash: undone with the transaction.
@@ -155,7 +154,7 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
     return after.head
 
 
-def _put_topics(connection: Connection, sql: Statements, state: State, new: Head) -> None:
+def _put_topics(connection: Connection, sql: Statements, state: ConsumerState, new: Head) -> None:
     for topic in {*state.topics, *new.incarnations}:
         life = new.incarnations.get(topic, 0)
         named = {"id": state.id, "source": topic[0], "topic": topic[1]}
@@ -163,7 +162,7 @@ def _put_topics(connection: Connection, sql: Statements, state: State, new: Head
         connection.execute(sql["set_incarnation_id"], {**named, "told": new.incarnation_ids.get(topic)})
 
 
-def _put_checkpoints(connection: Connection, sql: Statements, state: State, new: Head) -> None:
+def _put_checkpoints(connection: Connection, sql: Statements, state: ConsumerState, new: Head) -> None:
     connection.execute(sql["drop_checkpoints"], {"id": state.id})
     known = dataclasses.replace(state, head=new, topics=dict(state.topics))
     for where, point in new.checkpoints.items():
@@ -203,10 +202,10 @@ def _rows(connection: Connection, statement: bytes, parameters: dict[str, Any]) 
         return list(cursor.execute(statement, parameters).fetchall())
 
 
-def batches(connection: Connection, sql: Statements, consumer: str, wanted: RecordFilter) -> pa.Table:
+def batches(connection: Connection, sql: Statements, consumer: str, record_filter: RecordFilter) -> pa.Table:
     """BATCHES_KEPT in seq order."""
-    place = wanted.partition._asdict() if wanted.partition else dict.fromkeys(Partition._fields)
-    asked = {"after": wanted.after, "until": wanted.until, "first": wanted.first, "last": wanted.last}
+    place = record_filter.partition._asdict() if record_filter.partition else dict.fromkeys(Partition._fields)
+    asked = {"after": record_filter.after, "until": record_filter.until, "first": record_filter.first, "last": record_filter.last}
     rows = _rows(connection, sql["batches"], {"consumer": consumer, **place, **asked})
     for row in rows:
         for name in _RANGES:

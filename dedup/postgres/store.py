@@ -1,10 +1,8 @@
 """PostgresStore: sink rows, reservations, dead letters, batch records and checkpoints in one database transaction.
 
-The store of `Consumer(..., store=PostgresStore(dsn))`. Each part is a module of this package; this one holds them together.
-
-The part of PostgresStore for processes that share an epoch, and what is kept of a process outside its transactions.
-
-The part of PostgresStore that only reads: what people and `verify` ask for.
+The store of `Consumer(..., store=PostgresStore(dsn))`. Each part is a module of this package; this one holds them together, in three
+parts: what people and `verify` read, what processes that share an epoch need, and the store itself, with what is kept of a process
+outside its transactions.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from psycopg.pq import TransactionStatus
 
 from checkpoint import given
 from checkpoint.errors import StoreError
-from checkpoint.head import OVER_BUDGET, Claim, Head, Holder, Slice
+from checkpoint.head import OVER_BUDGET, Claim, Head, Holder, SliceClaim
 from checkpoint.holders import this_process
 from checkpoint.position import Partition
 from checkpoint.postgres import sql
@@ -31,10 +29,19 @@ from checkpoint.postgres.sql import Statements
 from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
 from dedup.core.settings import POSTGRES_STORE
-from dedup.postgres import epoch as join
 from dedup.postgres import letters, sinks, state, transaction
 from dedup.postgres.connection import Lease, Pool, renew
-from dedup.postgres.epoch import Patience
+from dedup.postgres.epoch import (
+    TakeoverWait,
+    beating,
+    begin_fenced,
+    claim_partition,
+    enter_epoch,
+    enter_slice,
+    join_epoch,
+    room_for_slices,
+    take_epoch,
+)
 from dedup.postgres.key_filter import KnownFilter
 from dedup.postgres.outbox import PgOutbox
 from dedup.postgres.transaction import LettersTransaction, PgTransaction
@@ -65,10 +72,10 @@ class Reads:
         with self._connection("Reading the consumers") as connection:
             return [row[0] for row in connection.execute(self._sql["consumers"], {})]
 
-    def batches(self, consumer: str, wanted: RecordFilter = ALL) -> pa.Table:
+    def batches(self, consumer: str, record_filter: RecordFilter = ALL) -> pa.Table:
         """Batch records in seq order."""
         with self._connection(f"Reading the batch records of {consumer!r}") as connection:
-            return state.batches(connection, self._sql, consumer, wanted)
+            return state.batches(connection, self._sql, consumer, record_filter)
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters in position order. Leave out `body` and `extras` where they are not needed: they may be large.
@@ -137,15 +144,15 @@ class Joins:
     ) -> Head:
         """Become one of the processes that share the consumer's epoch; returns the head.
 
-        An epoch that is shared is entered; one that a single copy holds is taken over by the rules of `take_epoch`.
+        An epoch that is shared is entered; one that a single instance holds is taken over by the rules of `take_epoch`.
 
         Raises:
-            StillHeld: a single copy showed life for twice `takeover_after`, or its session cannot be ended from here.
+            StillHeld: a single instance showed life for twice `takeover_after`, or its session cannot be ended from here.
 
         Crash: this process is on record or not; on record, it counts as gone with its database session.
         """
         with self._connection(f"Joining {consumer!r}") as connection:
-            join.join(connection, self._sql, consumer, holder, Patience(takeover_after, force, on_wait))
+            join_epoch(connection, self._sql, consumer, holder, TakeoverWait(takeover_after, force, on_wait))
             found = state.read(connection, self._sql, consumer)
         assert found is not None
         return found.head
@@ -170,7 +177,7 @@ class Joins:
         Crash: the number is raised or not; raised, nobody commits for the partition until the next claim.
         """
         with self._connection(f"Claiming {partition} for {consumer!r}") as connection:
-            number = join.claim(connection, self._sql, consumer, epoch, run_id, partition, takeover_after)
+            number = claim_partition(connection, self._sql, consumer, epoch, run_id, partition, takeover_after)
         return Claim(partition, number, run_id)
 
     def in_tasks(self) -> Self:
@@ -183,7 +190,7 @@ class Joins:
     def room(self, consumer: str) -> int:
         """How many connections this role could have here for tasks, those of this consumer's tasks included."""
         with self._connection(f"Counting connections for {consumer!r}") as connection:
-            return join.room(connection, self._sql, consumer)
+            return room_for_slices(connection, self._sql, consumer)
 
     def _register(self, connection: Connection, consumer: str, epoch: int, claim: Claim | None) -> None:
         """Put this session on record, so that whoever takes over, or claims the partition, knows which one to look for."""
@@ -192,34 +199,34 @@ class Joins:
             return
         if claim is None:
             connection.execute(self._sql["register_session"], {"consumer": consumer, "epoch": epoch})
-        elif isinstance(claim, Slice):
-            join.enter_slice(connection, self._sql, consumer, epoch, Holder(*this_process(), claim.run_id))
+        elif isinstance(claim, SliceClaim):
+            enter_slice(connection, self._sql, consumer, epoch, Holder(*this_process(), claim.run_id))
         else:
-            join.enter(connection, self._sql, consumer, epoch, Holder(*this_process(), claim.run_id))
+            enter_epoch(connection, self._sql, consumer, epoch, Holder(*this_process(), claim.run_id))
         self._registered = {key: session}
 
-    def trial(self, consumer: str, scope: str = "") -> str | None:
-        """What `set_trial` kept last under this scope; None once a batch of it has been recorded."""
+    def crash_marker(self, consumer: str, scope: str = "") -> str | None:
+        """What `set_crash_marker` kept last under this scope; None once a batch of it has been recorded."""
         with self._connection(f"Reading what {consumer!r} was trying") as connection:
-            row = connection.execute(self._sql["trial"], {"consumer": consumer, "scope": scope}).fetchone()
+            row = connection.execute(self._sql["crash_marker"], {"consumer": consumer, "scope": scope}).fetchone()
         return row[0] if row else None
 
-    def trials(self, consumer: str) -> list[str]:
-        """What slices have kept by `set_trial` and not recorded a batch since."""
+    def crash_markers(self, consumer: str) -> list[str]:
+        """What slices have kept by `set_crash_marker` and not recorded a batch since."""
         with self._connection(f"Reading what {consumer!r} was trying") as connection:
-            return [row[0] for row in connection.execute(self._sql["trials"], {"consumer": consumer, "note": OVER_BUDGET})]
+            return [row[0] for row in connection.execute(self._sql["crash_markers"], {"consumer": consumer, "note": OVER_BUDGET})]
 
-    def set_trial(self, consumer: str, trial: str | None, scope: str = "") -> None:
+    def set_crash_marker(self, consumer: str, marker: str | None, scope: str = "") -> None:
         """Note what is about to be tried, outside any transaction.
 
         Crash: it outlives this process as soon as this returns; a crash of the server may forget it.
         """
         with self._connection(f"Noting what {consumer!r} is trying") as connection:
-            connection.execute(self._sql["set_trial"], {"consumer": consumer, "trial": trial, "scope": scope})
+            connection.execute(self._sql["set_crash_marker"], {"consumer": consumer, "marker": marker, "scope": scope})
 
     def heartbeat(self, consumer: str, epoch: int, every: float, run_id: str = "") -> AbstractContextManager[None]:
         """While the block runs, show life every `every` seconds, on a connection of its own."""
-        return join.beating(self.dsn, self._sql, consumer, epoch, every, run_id)
+        return beating(self.dsn, self._sql, consumer, epoch, every, run_id)
 
 
 class PostgresStore(Reads, Joins):
@@ -327,7 +334,7 @@ class PostgresStore(Reads, Joins):
         force: bool = False,
         on_wait: Callable[[float, str], None] = lambda seconds, who: None,
     ) -> Head:
-        """Become the one copy that may commit; returns the new head.
+        """Become the one instance that may commit; returns the new head.
 
         At once where the holder is provably gone (its database session, or its process on this host), with `force`, or for the same run;
         else after `takeover_after` seconds without a commit or heartbeat of it. A session of the older epoch that keeps its
@@ -340,11 +347,11 @@ class PostgresStore(Reads, Joins):
             StillHeld: the holder showed life for twice `takeover_after`, or its session cannot be ended from here.
             StoreRestored: the tables were restored, all of them or some.
 
-        Crash: the epoch is raised or not; raised, the next copy finds this one gone and takes over at once.
+        Crash: the epoch is raised or not; raised, the next instance finds this one gone and takes over at once.
         """
-        patience = join.Patience(takeover_after, force, on_wait)
+        patience = TakeoverWait(takeover_after, force, on_wait)
         with self._connection(f"Taking the epoch of {consumer!r}") as connection:
-            number = join.take(connection, self._sql, consumer, holder, patience)
+            number = take_epoch(connection, self._sql, consumer, holder, patience)
             self._registered[consumer, number, None] = connection.info.backend_pid
             found = state.read(connection, self._sql, consumer)
         assert found is not None
@@ -361,7 +368,7 @@ class PostgresStore(Reads, Joins):
         """Open the transaction of one chunk.
 
         Args:
-            claim: the partition of the chunk, where the epoch is shared; in a task its `Slice`.
+            claim: the partition of the chunk, where the epoch is shared; in a task its `SliceClaim`.
 
         Raises:
             Fenced: a newer epoch was taken. PartitionLost: another process claimed the partition.
@@ -377,7 +384,7 @@ class PostgresStore(Reads, Joins):
             lease: Lease | None = None
             try:
                 with translating(f"Beginning a batch of {consumer!r}"):
-                    found, attempt = join.begin(connection, self._sql, consumer, epoch, claim)
+                    found, attempt = begin_fenced(connection, self._sql, consumer, epoch, claim)
                 lease = Lease(connection, attempt.xid)
                 yield PgTransaction(connection, self._sql, found, attempt, self, lease)
             finally:
@@ -470,7 +477,7 @@ class PostgresStore(Reads, Joins):
         return int(row[0])
 
     def close(self) -> None:
-        """Let go of connections: another copy may then take over at once. The store can be used again."""
+        """Let go of connections: another instance may then take over at once. The store can be used again."""
         self.known_filter.close()
         self._pool.close()
         self._registered.clear()

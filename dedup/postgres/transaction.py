@@ -1,10 +1,8 @@
-"""One chunk as one database transaction: READ COMMITTED, durable, fenced; left without a commit, nothing of it is true.
+"""One chunk, or some letters, as one database transaction; left without a commit, nothing of it is true.
 
-Called by the flow through `PostgresStore.begin`. The statements are in sql/postgres/queries.sql, each with the rule that keeps it correct.
-
-A transaction of letters: it takes no epoch, stalls no stream, and is fenced against a reset only.
-
-Called by reprocess, discard and the like through `PostgresStore.begin_letters`.
+The transaction of a chunk is READ COMMITTED, durable and fenced by its epoch; called by the pipeline through `PostgresStore.begin`. That
+of letters takes no epoch, stalls no stream, and is fenced against a reset only; called by reprocess, discard and the like through
+`PostgresStore.begin_letters`. The statements are in sql/postgres/queries.sql, each with the rule that keeps it correct.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from dedup.core.rows import Rows
 from dedup.core.steps import Advance, Merge, Record, Step
 from dedup.core.store import Meanwhile
 from dedup.postgres import commit, letters, merges, outbox, sinks, state
-from dedup.postgres import keys as reserve
 from dedup.postgres.commit import Attempt
 from dedup.postgres.connection import ENDED, HandlerConnection, Lease
 from dedup.postgres.epoch import check_epoch, open_guarded, own_settings, refuse_lazy_commit
+from dedup.postgres.keys import Probe, begin_probe, look_up, reserve_probed, some_new
 
 _SWALLOWED = (
     "The handler went on after an error of tx.connection, and the database takes nothing any more until that is undone. "
@@ -42,13 +40,15 @@ _SWALLOWED = (
 class PgTransaction:
     """What `PostgresStore.begin` yields."""
 
-    def __init__(self, connection: Connection, sql: Statements, found: state.State, attempt: Attempt, store: Any, lease: Lease) -> None:
+    def __init__(
+        self, connection: Connection, sql: Statements, found: state.ConsumerState, attempt: Attempt, store: Any, lease: Lease
+    ) -> None:
         self.head: Head = found.head
         self._connection, self._sql, self._state, self._attempt = connection, sql, found, attempt
         self._store = store  # for on_step, and for a second connection when an answer is lost
         self._lease = lease
         self._seq: int | None = None
-        self._asked: reserve.Asked | None = None
+        self._asked: Probe | None = None
         self._reserved: tuple[int, list[bytes]] | None = None  # table of reservations, some of the keys that are new there
         self._parked: set[bytes] = set()
         self.committed = False
@@ -110,13 +110,13 @@ class PgTransaction:
     def known(self, keys: pa.Table) -> pa.Table:
         """Those of these distinct keys (KEYS) that are reserved or held by a letter, with their payload hash."""
         with self._our_statements("looking keys up"):
-            return reserve.known(self._connection, self._sql, keys)
+            return look_up(self._connection, self._sql, keys)
 
     def ask(self, keys: pa.Array) -> None:
         """Begin to look up these keys, distinct; until `reserve` has taken the answer the connection is busy."""
         if len(keys):
             with self._our_statements("looking keys up"):
-                self._asked = reserve.ask(self._connection, self._sql, keys, self._store.known_filter)
+                self._asked = begin_probe(self._connection, self._sql, keys, self._store.known_filter)
 
     def reserve(self, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
         """Reserve the new ones of these distinct keys; returns the known ones. Waits for another transaction that holds one of them.
@@ -129,10 +129,10 @@ class PgTransaction:
         if not keys.num_rows:
             return KEYS.empty_table()
         with self._our_statements("reserving keys"):
-            asked = self._asked or reserve.ask(self._connection, self._sql, keys["key"], self._store.known_filter)
+            asked = self._asked or begin_probe(self._connection, self._sql, keys["key"], self._store.known_filter)
             self._asked = None
-            known = reserve.reserve(self._connection, self._sql, asked, keys, meanwhile)
-        self._reserved = asked.current.id, reserve.some_new(keys, known)
+            known = reserve_probed(self._connection, self._sql, asked, keys, meanwhile)
+        self._reserved = asked.current.id, some_new(keys, known)
         return known
 
     @contextmanager
@@ -336,7 +336,7 @@ class PgTransaction:
             raise
 
 
-def begin(connection: Connection, sql: Statements, consumer: str, *, positions: bool) -> tuple[state.State, Attempt]:
+def begin(connection: Connection, sql: Statements, consumer: str, *, positions: bool) -> tuple[state.ConsumerState, Attempt]:
     """Open the transaction and read the head. Raises ConfigError for a consumer that does not exist, StoreRestored, psycopg.Error.
 
     Args:

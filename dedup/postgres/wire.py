@@ -1,13 +1,10 @@
-"""Keys on the wire: sorted KEYS tables as PostgreSQL's binary arrays and COPY rows, and its answers back, all by numpy.
+"""Keys and Arrow tables on the wire: PostgreSQL's binary arrays, COPY rows and its answers back, without a Python object per key.
 
-No Python object per key. Called by keys.py and commit.py.
+A table goes into COPY in binary by pgpq where it knows every type, else row by row as text through psycopg, with the same result. The
+types are those of the target columns already (fit.py). Called by keys.py, key_filter.py, letters.py, outbox.py and sinks.py.
 
 Source: PostgreSQL's array_send (ndim, flags, element type, length, lower bound, then length and bytes of each element) and the
 binary COPY format (manual, "COPY", file formats), read 2025-06.
-
-Arrow tables into COPY: binary by pgpq where it knows every type, else row by row as text through psycopg, with the same result.
-
-The types are those of the target columns already (see fit.py). Called by the transaction for sinks and by commit.py for letters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Events as users give them, and as they are stored and sent: what makes a resend the same message.
+"""Events as users give them, as they are stored and as they are sent: what makes a resend the same message.
 
-Pure values. Called by the publisher, its state and the senders.
-
-What sends for a publisher: `dedup.eventhub.Sender`, `dedup.kafka.Sender`, or one of your own.
+What sends for a publisher is a `Sender`: `dedup.eventhub.Sender`, or one of your own. Pure values. Called by the publisher, its state and
+the senders.
 """
 
 from __future__ import annotations

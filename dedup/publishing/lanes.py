@@ -37,7 +37,7 @@ TRUST_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class PublisherLimits:
     """What a publisher keeps to."""
 
     max_events: int
@@ -65,7 +65,7 @@ class Lanes:
         state: a PublisherState.
     """
 
-    def __init__(self, group: str, state: Any, to: Sender, limits: Limits) -> None:
+    def __init__(self, group: str, state: Any, to: Sender, limits: PublisherLimits) -> None:
         self.group, self.state, self.to, self.limits = group, state, to, limits
         self._owner: Owner | None = None
         self.next: dict[int, int] = {}  # partition -> sequence number that is given next

@@ -1,11 +1,9 @@
 """The state of publishers in PostgreSQL: owner levels, sequence numbers, events that are not confirmed, ids that are known.
 
 Every writer here is one statement, and so one transaction that needs nothing more of its client: a process that is stopped or cut off
-holds no lock, and a takeover never waits for it.
-
-What people do with the state of publishers: look, copy and restore, give up events, forget ids.
-
-Promises that whatever changes the state of a group raises its owner level in the same transaction, so that a publisher that runs is fenced.
+holds no lock, and a takeover never waits for it. People look, copy and restore, give up events and forget ids: whatever of it changes the
+state of a group raises its owner level in the same transaction, so that a publisher that runs is fenced.
+Called by the publisher and `dedup publishers`.
 """
 
 from __future__ import annotations

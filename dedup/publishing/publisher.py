@@ -19,7 +19,7 @@ from checkpoint import given
 from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, StoreRestored, StoreUnavailable
 from dedup.core.settings import PUBLISHER
 from dedup.publishing.events import GATEWAY, Event, Sender, Stored, check_text, pages, payload_hash, spread, stored
-from dedup.publishing.lanes import Lanes, Limits
+from dedup.publishing.lanes import Lanes, PublisherLimits
 
 STEPS = ("open", "resend", "look", "store", "send", "sent", "confirm", "confirmed")
 """What `on_step` is told, right before each acts; `sent` and `confirmed`: right after."""
@@ -75,7 +75,7 @@ class Publisher:
         check_text("producer group", group)
         given.check(PUBLISHER, locals())
         self.group, self._to, self._store, self._by_key = group, to, store, partition_by == "key"
-        self._limits = Limits(max_events, max_bytes, float(max_outage), resend_within, on_step)
+        self._limits = PublisherLimits(max_events, max_bytes, float(max_outage), resend_within, on_step)
         self._lanes = Lanes(group, _state_of(store), to, self._limits)
         self._lock, self._pid, self._turn = threading.RLock(), os.getpid(), 0
         self._over: Exception | None = None

@@ -124,8 +124,8 @@ class DeadLetters:
 
         Args:
             which: letters of messages (kind UNSENT) are meant by that kind, or by their ids, alone.
-            release_key: forget the key as well, so that a later copy of the message counts as new. Without it the letter goes on to hold
-                its key, and later copies are duplicates.
+            release_key: forget the key as well, so that the message counts as new when it comes again. Without it the letter goes on to
+                hold its key, and the message is a duplicate then.
             dry_run: say what would be done.
             on_progress: called with letters done and letters meant.
 
@@ -183,7 +183,7 @@ class DeadLetters:
         """Change the body of an open or blocked letter, or its idempotence key; reprocess then takes it as it is now.
 
         What was there is kept in the history. After an edit of the body the key is computed from it when the letter is reprocessed; a key
-        that is given here counts whatever the body says. The old key stays reserved: a copy of the original is a duplicate.
+        that is given here counts whatever the body says. The old key stays reserved: the original is a duplicate when it comes again.
 
         Args:
             id: whole.
@@ -344,5 +344,5 @@ def _refuse_decided(parts: Sequence[str], known: Iterable[bytes]) -> None:
     if any(known):
         raise ConfigError(
             f"The key {shown(parts)!r} is decided already: an event with it was processed, or a letter holds it. "
-            "If this letter is a copy of that event, discard it; else give it another key."
+            "If this letter is a duplicate of that event, discard it; else give it another key."
         )

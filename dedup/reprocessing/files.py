@@ -1,11 +1,7 @@
 """Letters in files: JSON lines or Parquet, exact bytes, with their history, in bounded memory.
 
-Called by dead_letters.py.
-
-Whether letters of a file are what they say: ids are of positions, keys of what people read, and other columns replace none of
-an event's own. A file may be damaged, or made by somebody who wants to hold keys or to change events. Pure.
-
-Called by files.py for what it reads, before any of it is imported.
+What is read is judged before any of it is imported: ids are of positions, keys of what people read, and other columns replace none of
+an event's own. A file may be damaged, or made by somebody who wants to hold keys or to change events. Called by dead_letters.py.
 """
 
 from __future__ import annotations

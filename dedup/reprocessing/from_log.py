@@ -1,10 +1,7 @@
-"""Positions that were never delivered, as those of an accepted gap, run from a batch read of the log. Called by reprocess with from_log.
+"""Positions read again from the log, and run where they were never delivered, as those of an accepted gap.
 
-Reading the log again by position, through what the user registered as `consumer.log`. Called by letters.py and replay.py.
-
-What the tables say about a range of positions: processed, parked, duplicate, skipped, or never delivered.
-
-Called by reprocess, its from_log, and replay.
+The log is read through what the user registered as `consumer.log`. What the tables say about a range of positions decides: processed,
+parked, duplicate, skipped, or never delivered. Called by letters.py (reprocess with from_log) and replay.py.
 """
 
 from __future__ import annotations

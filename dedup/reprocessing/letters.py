@@ -1,19 +1,11 @@
 """A person sends dead letters through the same door again: the same preparation, the same handler, the same kind of transaction.
 
-Letters go in pages, in position order, each page one transaction in which their status changes. A page takes no epoch and no checkpoint: it
-works while the stream runs. What a page has committed is done; a second call goes on with the letters that are left.
+Letters go in pages, in position order, each page one transaction in which their status changes. A page takes no epoch and no checkpoint:
+it works while the stream runs. What a page has committed is done; a second call goes on with the letters that are left.
 
-The letters of a reprocess: which can be run, in which portions, and what counts of them.
-
-Called by letters.py.
-
-Dead letters as events again: the table that goes through the same preparation as a batch, and the judgement of its keys. Pure.
-
-Called by letters.py.
-
-What becomes of dead letters that were tried again: their new state and what is appended to their history. Pure.
-
-Called by letters.py.
+Letters become events again as a table that goes through the same preparation as a batch, with the judgement of its keys. What becomes of
+them is a new state and what is appended to their history. Called by `reprocess` of the public names and by `dedup dead-letters
+reprocess`.
 """
 
 from __future__ import annotations
@@ -51,7 +43,7 @@ from dedup.core.rows import for_spark, picked
 from dedup.core.steps import Step
 from dedup.core.store import Store, Transaction
 from dedup.decode.prepare import Prepare
-from dedup.pipeline import commit, company, guards
+from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.commit import Job
 from dedup.reprocessing import unsent
@@ -104,7 +96,7 @@ def reprocess(
 
     Crash: each page is done or not; a second call goes on.
     """
-    guards.refuse(consumer.identity, "A reprocess")
+    reentry.refuse(consumer.identity, "A reprocess")
     if unsent.is_meant(selection):
         return unsent.reprocess(consumer.store, replace(selection, consumer=consumer.name), dry_run=dry_run)
     head = consumer.known_head()
@@ -335,7 +327,7 @@ def eligible(letters: pa.Table) -> pa.Table:
 
 
 def losing(letters: pa.Table, keys: Mapping[str, Sequence[bytes]], options: ReprocessOptions) -> list[Change | Free]:
-    """The events are lost: a later copy of one counts as new.
+    """The events are lost: one that comes again counts as new.
 
     Args:
         keys: letter -> the keys that it holds.

@@ -1,4 +1,4 @@
-"""TODO."""
+"""How to reprocess, `ReprocessOptions`, and what became of it, `Reprocessed`. Values of this package."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from dedup.core.planning import NEW, SKIPPED, Settled
 from dedup.core.rows import Rows
 from dedup.core.steps import Merge
 from dedup.core.store import Transaction
-from dedup.pipeline import commit, company, guards
+from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.commit import Job
 from dedup.pipeline.tx import Tx
@@ -84,7 +84,7 @@ def replay(
 
     Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where undo or merge say so.
     """
-    guards.refuse(consumer.identity, "A replay")
+    reentry.refuse(consumer.identity, "A replay")
     how, store = options or ReprocessOptions(), consumer.store
     head = consumer.known_head()
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
@@ -155,7 +155,7 @@ def _events(page: _Page, transaction: Transaction) -> Iterator[tuple[EvaluatedBa
         there = index.only(np.flatnonzero(now.contains(index.numbers)))
         if not page.accept_other_keys:
             _refuse_other_events(page, commit.Chunk(rows, there, Run("replay", 0), transaction.head), now, transaction)
-        yield rows, _without_copies(there, page.job), now - Ranges.of_numbers(index.numbers)
+        yield rows, _without_duplicates(there, page.job), now - Ranges.of_numbers(index.numbers)
 
 
 def _refuse_other_events(page: _Page, chunk: commit.Chunk, processed: Ranges, transaction: Transaction) -> None:
@@ -169,7 +169,7 @@ def _refuse_other_events(page: _Page, chunk: commit.Chunk, processed: Ranges, tr
         raise IncarnationChanged(f"{error} {advice} --accept-other-keys.") from error
 
 
-def _without_copies(index: Index, job: Job) -> Index:
+def _without_duplicates(index: Index, job: Job) -> Index:
     """Without parts of an event that were duplicates, while others of its parts were processed: later rows of a key, or of a letter's."""
     _, first = index.groups(np.arange(len(index)))
     chosen = index.no_key.copy()
@@ -218,7 +218,7 @@ PASSED_ON = frozenset({"head", "connection", "attempt", "apart", "write", "merge
 
 
 class _Anew:
-    """A transaction whose messages are none that were sent before: a receiver must not take them for copies."""
+    """A transaction whose messages are none that were sent before: a receiver must not take them for duplicates."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction

@@ -31,11 +31,9 @@ from deadletter import outage
 from dedup.core.keys import HIDDEN
 from dedup.core.rows import Rows, for_spark, rows_of
 from dedup.core.store import Frames
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
-from dedup.spark.prepare import answers, plan, stateful_operators, streaming_plan
-from dedup.spark.prepare import prepare as prepare_columns
+from dedup.spark.prepare import answers, plan, prepare_columns, stateful_operators, streaming_plan
 from dedup.spark.session import EVERY_FILE, JavaError
 from dedup.spark.tasks import SparkTasks
 
@@ -111,7 +109,7 @@ class SparkBatch:
         if table is None:
             return None
         late = None if found.parts else found.spec
-        table = found.finish(table) if late is None else arrow.prepare_keys(table, late, beside=table.num_rows >= MANY)
+        table = found.finish(table) if late is None else prepare_keys(table, late, beside=table.num_rows >= MANY)
         return EvaluatedInMemory(self._batch.sparkSession, table if prepare.positions else numbered(table), found.schema, late)
 
     def collect(self, rows: DataFrame) -> pa.Table | None:
@@ -191,12 +189,12 @@ class EvaluatedInMemory:
 
     @cached_property
     def _hashes(self) -> Ints:
-        return np.asarray(self._table["_payload_hash"] if self._late is None else arrow.payload_hashes(self._table, self._late))
+        return np.asarray(self._table["_payload_hash"] if self._late is None else payload_hashes(self._table, self._late))
 
     def content(self, rows: Ints) -> pa.Table:
         """These rows, in this order."""
         found = self._table.take(pa.array(rows))
-        return found if self._late is None else arrow.complete(found, self._late, pa.array(self._hashes[rows]))
+        return found if self._late is None else complete(found, self._late, pa.array(self._hashes[rows]))
 
     def frame(self, rows: Ints) -> DataFrame:
         """These rows as a DataFrame, in this order."""

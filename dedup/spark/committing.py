@@ -21,11 +21,11 @@ import pyarrow as pa
 from checkpoint import guards
 from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, PositionGap, StoreError
 from checkpoint.guards import TopicIdentity
-from checkpoint.head import OVER_BUDGET, Head, Run, Slice
+from checkpoint.head import OVER_BUDGET, Head, Run, SliceClaim
 from checkpoint.position import Partition
 from deadletter import outage
 from deadletter.classify import Rule, classify, outlasted
-from deadletter.crashes import Trials
+from deadletter.crashes import CrashMarker
 from deadletter.failure import Elsewhere, describe
 from deadletter.known import PERMANENT
 from deadletter.outage import with_replanning
@@ -33,7 +33,7 @@ from dedup.core import planning
 from dedup.core.index import Index
 from dedup.core.store import Store
 from dedup.pipeline.batch import EvaluatedArrow, process_run
-from dedup.pipeline.commit import Chunk, Part, Policy, State, committed, decide_chunk, index_of
+from dedup.pipeline.commit import Chunk, Part, Policy, RowStates, committed, decide_chunk, index_of
 
 OUTCOMES = pa.schema(
     [
@@ -53,7 +53,7 @@ OUTCOMES = pa.schema(
 class SliceJob:
     """What the tasks of one batch need. Travels to them."""
 
-    policy: Policy  # its trials are the task's own
+    policy: Policy  # its marker are the task's own
     head: Head  # as the driver planned the batch
     run: Run
     attempt: str  # of the driver at this batch; random
@@ -135,8 +135,10 @@ class _Slice:
     def __post_init__(self) -> None:
         self.head, name = self.job.head, self.job.head.consumer
         scope = str(self.partition)
-        trials = Trials(lambda: self.store.trial(name, scope), lambda text: self.store.set_trial(name, text, scope), alone=self.job.alone)
-        self._policy = replace(self.job.policy, trials=trials)
+        marker = CrashMarker(
+            lambda: self.store.crash_marker(name, scope), lambda text: self.store.set_crash_marker(name, text, scope), alone=self.job.alone
+        )
+        self._policy = replace(self.job.policy, marker=marker)
 
     def commit_all(self, tables: Iterator[pa.Table]) -> None:
         """Make chunk after chunk true, up to one that fails, and keep its error.
@@ -166,17 +168,17 @@ class _Slice:
                 self._refuse_gap(index)
             yield Part(rows, index, topic_ids)
 
-    def _commit(self, chunk: Chunk) -> State:
+    def _commit(self, chunk: Chunk) -> RowStates:
         """One chunk, again where another decision comes first."""
         return with_replanning(lambda: self._transact(chunk))
 
-    def _transact(self, chunk: Chunk) -> State:
+    def _transact(self, chunk: Chunk) -> RowStates:
         with self.store.begin(self.head.consumer, self.head.epoch, self._claim(chunk.run)) as transaction:
             return decide_chunk(chunk, self.store, transaction, self._policy)
 
-    def _claim(self, run: Run) -> Slice:
+    def _claim(self, run: Run) -> SliceClaim:
         point, limit = self.head.checkpoints.get(self.partition), self._policy.on_failure.timeout
-        return Slice(
+        return SliceClaim(
             self.partition,
             number=0,
             run_id=process_run(),
@@ -197,7 +199,7 @@ class _Slice:
 
     def _tell_others(self) -> None:
         with contextlib.suppress(StoreError):  # then each of them finds out by itself
-            self.store.set_trial(self.head.consumer, self.job.attempt, OVER_BUDGET)
+            self.store.set_crash_marker(self.head.consumer, self.job.attempt, OVER_BUDGET)
 
     def outcome(self) -> pa.RecordBatch:
         """OUTCOMES."""

@@ -1,14 +1,8 @@
-"""The Spark side of the Delta store: names of the catalog, and sinks that only Spark may write (the row path).
+"""The Spark side of the Delta store: names of the catalog, sinks and stores that only Spark may write, and views of the state.
 
-Promises that rows are appended with a transaction id, so that a second append of the same decision changes nothing; whether the first
-one landed is read back by the caller, because Spark skips a known id silently. Called by dedup/delta, where a session is active.
-
-Delta tables through Spark's public API alone: for stores where only Spark gets to the storage.
-
-Nothing here reaches into the JVM, so that classic Spark and Spark Connect are one. Promises that rows appended with a transaction id are
-there once, however often it is tried. Called by dedup/delta/engine.py.
-
-The state of a Delta store as temporary views, for people who ask in SQL. Reads only.
+Promises that rows appended with a transaction id are there once, however often it is tried; whether the first try landed is read back by
+the caller, because Spark skips a known id silently. Everything goes through Spark's public API, so that classic Spark and Spark Connect
+are one. The views show the state of a store to people who ask in SQL. Called by dedup/delta, where a session is active.
 """
 
 from __future__ import annotations
@@ -233,7 +227,7 @@ def first_line(error: Any) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-class Commit(NamedTuple):
+class HistoryEntry(NamedTuple):
     """One entry of a table's history."""
 
     version: int
@@ -264,7 +258,7 @@ class SparkTables(SparkSide):
         """A commit tells its transaction id in a place that can be read back: Spark has no way to ask a table for its ids."""
         return {NOTE: json.dumps({"dedup": {app: version}})}
 
-    def history(self, uri: str, limit: int | None = None) -> list[Commit] | None:
+    def history(self, uri: str, limit: int | None = None) -> list[HistoryEntry] | None:
         """The newest commits first; None where there is no table. Raises StoreUnavailable."""
         statement = f"DESCRIBE HISTORY {sql_name(uri)}" + ("" if limit is None else f" LIMIT {limit}")
         try:
@@ -273,7 +267,7 @@ class SparkTables(SparkSide):
             if _is_missing(error):
                 return None
             raise StoreUnavailable(f"The Delta table {uri} cannot be read: {first_line(error)}") from error
-        return [Commit(*row.values()) for row in rows.to_pylist()]
+        return [HistoryEntry(*row.values()) for row in rows.to_pylist()]
 
     def detail(self, uri: str) -> dict[str, Any]:
         """What DESCRIBE DETAIL says. Raises StoreUnavailable."""

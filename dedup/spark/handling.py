@@ -26,7 +26,7 @@ from dedup.core.messages import Messages
 from dedup.core.rows import ArrowFrames, Rows
 from dedup.core.steps import Merge
 from dedup.core.store import Filing, TaskFiles
-from dedup.pipeline import guards
+from dedup.pipeline import reentry
 from dedup.pipeline.batch import Tasks
 from dedup.pipeline.tx import EventsFailed, Tx
 from dedup.spark.committing import cut, told
@@ -50,7 +50,7 @@ class EventsHandler(Protocol):
 class HandlerJob:
     """What the tasks of one run of the handler need. Travels to them."""
 
-    consumer: guards.Identity
+    consumer: reentry.Identity
     handler: EventsHandler
     events: Index  # those that the handler is given
     lanes: Ints
@@ -87,7 +87,7 @@ class TaskOutcome:
 class InTasks:
     """The handler of a batch that runs one of events in the batch's tasks."""
 
-    consumer: guards.Identity
+    consumer: reentry.Identity
     handler: EventsHandler
     tasks: Tasks
     rules: Sequence[Rule]
@@ -216,7 +216,7 @@ def _handle(table: pa.Table, job: HandlerJob) -> TaskOutcome:
     tx = Tx(ArrowFrames(), job.events, rows, made, job.lanes[rows])  # type: ignore[arg-type]
     outcome = TaskOutcome(rows, writes=made.writes, messages=made.messages)
     try:
-        with guards.handling(job.consumer):
+        with reentry.handling(job.consumer):
             job.handler(table.take(pa.array(order)), tx)
         tx.close()
         tx.perform_writes(lambda _, returned: outcome.files.extend(_filed(returned, job)))

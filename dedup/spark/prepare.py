@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from checkpoint.errors import ConfigError, RegistryUnavailable
 from dedup.core.envelope import ENVELOPE, POSITION
-from dedup.decode import prepare as arrow
+from dedup.decode import prepare
 from dedup.decode.prepare import Expression, Layout, Named, Prepare, layout
 
 KEPT = 16
@@ -33,7 +33,7 @@ Step = Callable[[pa.Table], pa.Table]
 
 
 @dataclass(frozen=True)
-class Plan:
+class PreparePlan:
     """How an input with one schema is prepared. Worked out once: a batch every second should not pay for its analysis each time."""
 
     spec: Prepare
@@ -55,19 +55,19 @@ class Plan:
         """What `finish` makes prepared rows of: the input or, where Spark computes parts of keys, the events, which tasks have made."""
         if not self.parts:
             return self.input(df)
-        return _mapped(self.input(df), partial(arrow.events, spec=self.spec), self.events).select("*", *self.parts)
+        return _mapped(self.input(df), partial(prepare.events, spec=self.spec), self.events).select("*", *self.parts)
 
     @property
     def finish(self) -> Step:
         """From `rows` to prepared rows."""
-        return partial(arrow.add_keys if self.parts else arrow.prepare, spec=self.spec)
+        return partial(prepare.add_keys if self.parts else prepare.prepare_events, spec=self.spec)
 
 
-def prepare(df: DataFrame, spec: Prepare) -> DataFrame:
+def prepare_columns(df: DataFrame, spec: Prepare) -> DataFrame:
     """The input's rows as events with keys, made by tasks; lazy, so nothing is read here.
 
     Returns:
-        the columns of `prepare.prepare`, in Spark's types. A position that is null or does not fit its type is null:
+        the columns of `prepare_events`, in Spark's types. A position that is null or does not fit its type is null:
         `envelope.check_positions` tells once the rows are there.
 
     Raises:
@@ -83,7 +83,7 @@ def positions(df: DataFrame, spec: Prepare) -> DataFrame:
     origins = [found.layout.envelope[name] for name in POSITION]
     needed = dict.fromkeys(origin.column for origin in origins if isinstance(origin, Named))
     schema = T.StructType([f for f in found.events if f.name in POSITION])
-    return _mapped(found.input(df).select(*map(named, needed)), partial(arrow.positions, plan=found.layout), schema)
+    return _mapped(found.input(df).select(*map(named, needed)), partial(prepare.positions, plan=found.layout), schema)
 
 
 def _mapped(df: DataFrame, step: Step, schema: T.StructType) -> DataFrame:
@@ -102,10 +102,10 @@ def named(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-_plans: dict[Hashable, Plan] = {}
+_plans: dict[Hashable, PreparePlan] = {}
 
 
-def plan(df: DataFrame, spec: Prepare) -> Plan:
+def plan(df: DataFrame, spec: Prepare) -> PreparePlan:
     """How to prepare this input.
 
     Raises:
@@ -121,7 +121,7 @@ def plan(df: DataFrame, spec: Prepare) -> Plan:
     return _plans[ident]
 
 
-def _work_out(df: DataFrame, spec: Prepare) -> Plan:
+def _work_out(df: DataFrame, spec: Prepare) -> PreparePlan:
     found = layout(df.columns, spec)
     sql = dict.fromkeys(origin.sql for origin in found.envelope.values() if isinstance(origin, Expression))
     computed = _ask(df, sql, "columns=")
@@ -129,9 +129,9 @@ def _work_out(df: DataFrame, spec: Prepare) -> Plan:
         computed += _asked(df, lambda: [_decoded(found, function)], "decode=")
         spec = replace(spec, decoder=_applied)
     rows = df.select("*", *computed)
-    made = arrow.events(_empty(rows.schema), spec)
-    first = Plan(spec, layout([*df.columns, *sql], spec), tuple(computed), _in_spark(made.schema, rows.schema))
-    parts = _parts(_mapped(rows, partial(arrow.events, spec=spec), first.events), made.schema, spec)
+    made = prepare.events(_empty(rows.schema), spec)
+    first = PreparePlan(spec, layout([*df.columns, *sql], spec), tuple(computed), _in_spark(made.schema, rows.schema))
+    parts = _parts(_mapped(rows, partial(prepare.events, spec=spec), first.events), made.schema, spec)
     whole = replace(first, parts=tuple(parts))
     return replace(whole, schema=_in_spark(whole.finish(_empty(whole.rows(df).schema)).schema, rows.schema))
 
@@ -140,7 +140,7 @@ def _decoded(found: Layout, function: Callable[[Any], Any]) -> Column:
     body = found.envelope["body"]
     given = named(body.column) if isinstance(body, Named) else F.expr(body.sql) if isinstance(body, Expression) else F.lit(body.value)
     column: Column = function(given.cast("binary"))
-    return column.alias(arrow.BY_SPARK)
+    return column.alias(prepare.BY_SPARK)
 
 
 def _applied(body: Any) -> Any:
@@ -150,7 +150,7 @@ def _applied(body: Any) -> Any:
 
 def _parts(events: DataFrame, schema: pa.Schema, spec: Prepare) -> list[Column]:
     given = {"idempotence_key": spec.keys.columns, "payload": spec.keys.payload, "sequence_key": spec.keys.sequence}
-    sql = {what: [name for name in names if not arrow.resolves(name, schema)] for what, names in given.items()}
+    sql = {what: [name for name in names if not prepare.resolves(name, schema)] for what, names in given.items()}
     parts = {name: part for what, names in sql.items() if names for name, part in zip(names, _ask(events, names, what), strict=True)}
     return list(parts.values())
 
@@ -185,8 +185,8 @@ def _empty(schema: T.StructType) -> pa.Table:
 def _in_spark(schema: pa.Schema, given: T.StructType) -> T.StructType:
     """The types in Spark of a table that was made of an input with the given ones, which it keeps for what passes through."""
     passed = {f.name: f.dataType for f in given if f.name not in ENVELOPE.names}
-    if arrow.BY_SPARK in passed:
-        passed["data"] = passed[arrow.BY_SPARK]
+    if prepare.BY_SPARK in passed:
+        passed["data"] = passed[prepare.BY_SPARK]
     return T.StructType([T.StructField(f.name, passed.get(f.name) or from_arrow_type(f.type)) for f in schema])
 
 

@@ -27,7 +27,7 @@ from checkpoint import guards
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, PositionGap
 from checkpoint.head import Checkpoint, Head, Run
 from checkpoint.position import Partition
-from deadletter.crashes import Trial, untried
+from deadletter.crashes import Marker, untried
 from deadletter.failure import Elsewhere
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.store import Slicing
@@ -40,8 +40,7 @@ from dedup.spark import committing
 from dedup.spark.committing import OUTCOMES, SliceJob
 from dedup.spark.handling import InTasks
 from dedup.spark.prepare import answers as registry_answers
-from dedup.spark.prepare import positions
-from dedup.spark.prepare import prepare as prepare_columns
+from dedup.spark.prepare import positions, prepare_columns
 
 ENOUGH = 100_000
 """Rows of a frame that have one in each of its partitions, on clusters of up to so many cores."""
@@ -179,7 +178,7 @@ def _have_died(job: Job, tasks: Tasks) -> bool:
     """
     assert isinstance(job.store, Slicing)
     one = _at_once(job, tasks) == 1
-    found = any(trial.running is not None and (trial.deaths or one) for trial in map(Trial.read, job.store.trials(job.name)))
+    found = any(marker.running is not None and (marker.deaths or one) for marker in map(Marker.read, job.store.crash_markers(job.name)))
     if found:
         log.warning("%s: processes of tasks have died; slices run one at a time until the batch is through", job.name)
     return found
@@ -210,7 +209,7 @@ def _at_once(job: Job, tasks: Tasks) -> int:
 
 def slice_job(job: Job, head: Head, run: Run, gap_checked: frozenset[Partition]) -> SliceJob:
     """What the tasks of one batch need."""
-    policy = replace(job.policy, trials=untried())
+    policy = replace(job.policy, marker=untried())
     return SliceJob(policy, head, run, uuid.uuid4().hex, job.max_events, job.identify, gap_checked)
 
 

@@ -1,11 +1,24 @@
 """The crash kit: run your streaming job through what streaming does to it, and be told which promise it breaks.
 
-Needs pyarrow only, and what your job needs. Never imported by the library itself.
+Needs pyarrow only, and what your job needs. Never imported by the library itself. Each name is imported when it is first asked for:
+pytest loads `dedup.testing.plugin` in every run.
 """
 
 from __future__ import annotations
 
-from dedup.testing.delivery import Delivery, Faults, deliver, plan
-from dedup.testing.kit import Finding, Job, Verdict, check
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dedup.testing.delivery import Delivery, Faults, deliver, plan
+    from dedup.testing.kit import Finding, Job, Verdict, check
 
 __all__ = ["Delivery", "Faults", "Finding", "Job", "Verdict", "check", "deliver", "plan"]
+
+_OF_DELIVERY = {"Delivery", "Faults", "deliver", "plan"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("dedup.testing.delivery" if name in _OF_DELIVERY else "dedup.testing.kit"), name)

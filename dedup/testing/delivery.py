@@ -29,10 +29,10 @@ Ints = npt.NDArray[np.int64]
 class Faults:
     """What goes wrong, and how often. `Faults(0, unused=0, rebalanced=0)` is a clean delivery."""
 
-    copied: float = 0.1
+    duplicated: float = 0.1
     """Share of the events that a producer sends again, at a new sequence number and half of the time in another partition."""
-    copy_lag: float = 50.0
-    """Mean number of events between an event and its copy: some copies come in the same batch, some in a later one."""
+    duplicate_lag: float = 50.0
+    """Mean number of events between an event and its duplicate: some duplicates come in the same batch, some in a later one."""
     unused: float = 0.01
     """Share of the events before which the broker leaves one to three sequence numbers unused."""
     rebalanced: float = 0.5
@@ -48,7 +48,7 @@ class Delivery:
     """The topic and how it was delivered."""
 
     topic: pa.Table
-    """One row per event, in the order of sending: row (of the clean rows), copy (bool), damage, partition, sequence_number."""
+    """One row per event, in the order of sending: row (of the clean rows), duplicate (bool), damage, partition, sequence_number."""
     log: pa.Table
     """One row per delivery, in order: file (the batch), event (row of `topic`), redelivered (bool)."""
 
@@ -70,7 +70,7 @@ class Delivery:
     @property
     def duplicates(self) -> int:
         """Events that say again, at a position of their own, what an earlier event said."""
-        return int(pc.sum(self.topic["copy"]).as_py() or 0)
+        return int(pc.sum(self.topic["duplicate"]).as_py() or 0)
 
     def decided(self, checkpoints: dict[int, int]) -> int:
         """How many events stand at or below these checkpoints (partition -> sequence number)."""
@@ -98,16 +98,16 @@ def plan(count: int, seed: int, files: int, faults: Faults | None = None, *, par
 
 def _topic(rng: np.random.Generator, count: int, faults: Faults, partitions: int) -> pa.Table:
     damage = rng.choice(len(faults.damaged) + 1, size=count, p=[1 - sum(faults.damaged), *faults.damaged])
-    copied = np.flatnonzero((rng.random(count) < faults.copied) & (damage == 0))
-    row = np.r_[np.arange(count), copied]
-    sent = np.r_[np.arange(count, dtype=float), copied + rng.exponential(faults.copy_lag, len(copied))]
+    again = np.flatnonzero((rng.random(count) < faults.duplicated) & (damage == 0))
+    row = np.r_[np.arange(count), again]
+    sent = np.r_[np.arange(count, dtype=float), again + rng.exponential(faults.duplicate_lag, len(again))]
     partition = rng.integers(0, partitions, count)
-    elsewhere = np.where(rng.random(len(copied)) < 0.5, partition[copied], rng.integers(0, partitions, len(copied)))
+    elsewhere = np.where(rng.random(len(again)) < 0.5, partition[again], rng.integers(0, partitions, len(again)))
     order = np.argsort(sent, kind="stable")
     partition = np.r_[partition, elsewhere][order]
     columns = {
         "row": row[order],
-        "copy": (np.arange(len(row)) >= count)[order],
+        "duplicate": (np.arange(len(row)) >= count)[order],
         "damage": damage[row][order].astype(np.int8),
         "partition": partition.astype(np.int32),
         "sequence_number": _numbers(rng, partition, faults, partitions),

@@ -1,11 +1,11 @@
-"""Where a job can die, and dying there: right before a step of the store, right before a line of the user's function, or after it.
+"""Where a job can die, and dying there; and a clock that stands still.
 
-A death is an exception that nobody should catch: open transactions end as they do when a connection is lost. It is no SIGKILL: blocks of
-`finally` run. What a real kill does to the library itself is shown by its own tests.
+A job dies right before a step of the store, right before a line of the user's function, or after it. A death is an exception that nobody
+should catch: open transactions end as they do when a connection is lost. It is no SIGKILL: blocks of `finally` run. What a real kill does
+to the library itself is shown by its own tests.
 
-A clock that stands still, for one function: what its module knows as `datetime` and `time` tells a time that the kit chose.
-
-Nothing outside that module sees it. Time that comes from elsewhere (SQL's now(), Spark's current_timestamp()) goes on.
+The clock is for one function: what its module knows as `datetime` and `time` tells a time that the kit chose. Nothing outside that module
+sees it. Time that comes from elsewhere (SQL's now(), Spark's current_timestamp()) goes on. Called by kit.py.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The crash kit: a job is run over clean rows, then through everything that streaming does to it, and its effect is compared.
 
-Replays, redeliveries, producers' duplicates, partitions in another order, other batches, bad events, and deaths at every step of the store
-and every line of the user's function. Promises: the same seed tries the same. Called by tests of users.
-
-The job under test: what runs a batch, what its effect is, and living through a death as Spark's driver would.
-
-Called by the schedules of kit.py. Opens nothing by itself: stores and sinks are the user's.
-
-What the kit says: which promise is broken, how that was seen, in plain words.
+Replays, redeliveries, producers' duplicates, partitions in another order, other batches, bad events, and deaths at every step of the
+store and every line of the user's function. Promises: the same seed tries the same. `Job` is what is tested: what runs a batch, what its
+effect is, and living through a death as Spark's driver would; stores and sinks are the user's. `Verdict` says in plain words which
+promise is broken, and how that was seen. Called by tests of users.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ import pyarrow.compute as pc
 from deadletter.selection import Selection
 from dedup.consumer import Consumer
 from dedup.core.rows import for_spark
-from dedup.pipeline.handlers import EachEvent, EachSlice, Event, Where
+from dedup.pipeline.handlers import EachEvent, EachSlice, HandlerEvent, Where
 from dedup.pipeline.tx import Tx
 from dedup.testing.delivery import Faults, events, plan, table_of
 from dedup.testing.dying import AFTERWARDS, Death, Died, file_of, standing, watched
@@ -42,7 +38,7 @@ if TYPE_CHECKING:
 LATER = dt.timedelta(days=400, hours=7, seconds=3)
 """How far the clock is moved: another year, month, day, hour and second."""
 
-CLEAN = Faults(copied=0, unused=0, rebalanced=0)
+CLEAN = Faults(duplicated=0, unused=0, rebalanced=0)
 
 NOW = dt.datetime(2024, 2, 28, 23, 59, 59, tzinfo=dt.UTC)
 """What the user's function takes for now."""
@@ -441,10 +437,10 @@ class Life:
 class _Watched:
     """A handler of single events that tells when it has changed one."""
 
-    of: Callable[[Event, Tx], Any]
+    of: Callable[[HandlerEvent, Tx], Any]
     life: Life
 
-    def __call__(self, event: Event, tx: Tx) -> Any:
+    def __call__(self, event: HandlerEvent, tx: Tx) -> Any:
         before = copy.deepcopy(event)
         try:
             return self.of(event, tx)

@@ -95,15 +95,15 @@ create table {schema}.blocked_sequence (
 comment on table {schema}.blocked_sequence is
     'One row per sequence with open or blocked letters: the last one of them. Locked by whoever parks behind it or releases it.';
 
-create table {schema}.trial (
+create table {schema}.crash_marker (
     consumer_id int references {schema}.consumer (id),
-    trial text,
+    marker text,
     at timestamptz not null,
     scope text not null default '',
     primary key (consumer_id, scope)
 );
-comment on table {schema}.trial is 'What a consumer was about to try: the next process reads from it what this one died of.';
-comment on column {schema}.trial.scope is 'The partition that a runner process has claimed; empty for a consumer that holds its epoch alone.';
+comment on table {schema}.crash_marker is 'What a consumer was about to try: the next process reads from it what this one died of.';
+comment on column {schema}.crash_marker.scope is 'The partition that a runner process has claimed; empty for a consumer that holds its epoch alone.';
 
 create table {schema}.letter_count (
     consumer text not null,

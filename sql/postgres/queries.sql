@@ -229,11 +229,11 @@ for update of c;
 
 -- name: lock_claims
 -- Lock the claims of all partitions in one order.
--- Runner processes wait at their next batch, as a single copy does at `lock_checkpoints`.
+-- Runner processes wait at their next batch, as a single instance does at `lock_checkpoints`.
 select from {schema}.partition_claim where consumer_id = %(id)s order by topic_id, partition for no key update;
 
 -- name: end_session
--- End the database session that a fenced copy left behind: a stopped process keeps its locks for ever.
+-- End the database session that a fenced instance left behind: a stopped process keeps its locks for ever.
 -- Process number and start time must both match, so a newer session with the same number is safe.
 select pg_terminate_backend(a.pid) from pg_stat_activity a where a.pid = %(pid)s and a.backend_start = %(start)s;
 
@@ -409,7 +409,7 @@ from (
 
 -- name: likely_keys
 -- As `known_keys`, of keys most of which are known: the current table is asked first.
--- Most copies come soon after the first, and the indexes of the older tables are on disk. "limit 1" ends at the first table that has the key.
+-- Most duplicates come soon after the first, and the indexes of the older tables are on disk. "limit 1" ends at the first table that has the key.
 select coalesce(string_agg(uuid_send(f.key) || int8send(f.payload_hash), ''::bytea), ''::bytea)
 from (
     select k.key, r.payload_hash
@@ -457,6 +457,7 @@ where c.oid = to_regclass(%(table)s);
 
 -- name: sinks_apart
 -- Whether these names are of as many tables, none of which has a trigger (a foreign key has some, on both sides), a rule or partitions.
+-- Looked up as the handler's session finds names. A trigger that somebody adds afterwards sees rows of a batch in another order, and all of them.
 select count(distinct c.oid) = cardinality(%(tables)s::text[])
 from pg_class c where c.oid in (select to_regclass(t) from unnest(%(tables)s::text[]) t)
     and c.relkind = 'r' and not c.relhastriggers and not c.relhasrules;
@@ -480,9 +481,8 @@ where s.consumer_id = %(consumer)s
 returning name;
 
 -- name: sink_columns
--- The columns of a sink with all that decides whether a row fits.
+-- The columns of a sink with all that decides whether a row fits; domains, domains over them and arrays are followed to the types below.
 -- The COPY that follows locks the table; a change between the two makes the COPY fail, never write wrongly.
--- Domains, domains over domains and arrays of them are followed to the types below.
 with recursive below (number, type, modifier, dimensions, is_element, is_plain) as (
     select attnum, atttypid, atttypmod, attndims::int, false, true
     from pg_attribute where attrelid = %(oid)s::bigint::oid and attnum > 0 and not attisdropped
@@ -549,7 +549,7 @@ drop table {staged};
 select k.id from unnest(%(ids)s::text[]) k (id) cross join lateral (select from {schema}.dead_letter d where d.id = k.id limit 1) d;
 
 -- name: note
--- Count copies on the letters that hold these keys.
+-- Count duplicates on the letters that hold these keys.
 -- A letter that somebody is at work on is not waited for: its duplicates are appended to letter_duplicate.
 with wanted as materialized (
     select d.id, k.count
@@ -661,30 +661,30 @@ delete from {schema}.reservation where key = any(%(keys)s::uuid[]);
 -- Read from the server's own record of its commits, for a transaction that leaves no other trace of itself.
 select pg_xact_status(%(xid)s::text::xid8);
 
--- name: trial
+-- name: crash_marker
 -- What a consumer was about to try.
 -- One row, one snapshot.
-select t.trial from {schema}.trial t join {schema}.consumer c on c.id = t.consumer_id where c.name = %(consumer)s and t.scope = %(scope)s;
+select t.marker from {schema}.crash_marker t join {schema}.consumer c on c.id = t.consumer_id where c.name = %(consumer)s and t.scope = %(scope)s;
 
--- name: trials
+-- name: crash_markers
 -- What slices of a consumer were about to try, and no batch of theirs was recorded since.
 -- One snapshot, while none of them runs.
-select t.trial from {schema}.trial t join {schema}.consumer c on c.id = t.consumer_id
-where c.name = %(consumer)s and t.trial is not null and t.scope not in ('', %(note)s);
+select t.marker from {schema}.crash_marker t join {schema}.consumer c on c.id = t.consumer_id
+where c.name = %(consumer)s and t.marker is not null and t.scope not in ('', %(note)s);
 
--- name: set_trial
+-- name: set_crash_marker
 -- Note what a consumer is about to try.
 -- Outside the batch, so that it outlives it, and without waiting for the disk: it need not outlive the server.
 with fast as materialized (
     select set_config('synchronous_commit', 'off', true) as lazy, set_config('lock_timeout', '10s', true) as impatient
 )
-insert into {schema}.trial as t (consumer_id, scope, trial, at)
-select c.id, %(scope)s, %(trial)s, clock_timestamp() from {schema}.consumer c, fast where c.name = %(consumer)s and fast.lazy <> '' and fast.impatient <> ''
-on conflict (consumer_id, scope) do update set trial = excluded.trial, at = excluded.at;
+insert into {schema}.crash_marker as t (consumer_id, scope, marker, at)
+select c.id, %(scope)s, %(marker)s, clock_timestamp() from {schema}.consumer c, fast where c.name = %(consumer)s and fast.lazy <> '' and fast.impatient <> ''
+on conflict (consumer_id, scope) do update set marker = excluded.marker, at = excluded.at;
 
 -- name: bump
 -- Count one more decision, say by which attempt, and read what the commits before this one used of the budget; leave what view `restored` looks for.
--- The row stays locked until the commit: a copy that asks what became of a lost commit waits for the answer, and nobody else uses of the budget.
+-- The row stays locked until the commit: an instance that asks what became of a lost commit waits for the answer, and nobody else uses of the budget.
 update {schema}.progress p
 set seq = p.seq + 1, attempt = %(attempt)s, written_by = pg_current_xact_id(), epoch = %(epoch)s, generation = %(generation)s,
     recorded = case when %(recorded)s then p.seq + 1 else p.recorded end,
@@ -696,7 +696,7 @@ where p.consumer_id = %(id)s returning p.seq, p.spent;
 -- Keep what a batch leaves: its settings, query and batch, and what is used of the budget. What was being tried is done, if anything was.
 -- In the batch's transaction, after `bump`: `spent` is what that returned and what this batch uses beyond it, as runners commit side by side.
 with tried as (
-    update {schema}.trial set trial = null where consumer_id = %(id)s and scope = %(scope)s and trial is not null and %(tried)s
+    update {schema}.crash_marker set marker = null where consumer_id = %(id)s and scope = %(scope)s and marker is not null and %(tried)s
 )
 update {schema}.progress p
 set settings = %(settings)s, query_id = %(query_id)s, batch_id = %(batch_id)s, batch_ended = %(batch_ended)s,

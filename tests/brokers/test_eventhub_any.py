@@ -12,7 +12,7 @@ import pytest
 from checkpoint.errors import ConfigError
 from dedup.eventhub import Connection, Namespace, ReceiverStolen, log_reader
 from dedup.eventhub.reader import PartitionReader, Receive
-from dedup.eventhub.source import LATEST, SCHEMA, Options, StreamReader
+from dedup.eventhub.source import LATEST, SCHEMA, SourceOptions, StreamReader
 from fixtures.fix_eventhubs import AnyHub
 
 
@@ -52,7 +52,7 @@ def test_a_stream_goes_from_offset_to_offset(any_hub: AnyHub) -> None:
     other = {str(number): LATEST for number in any_hub.begin}
     readers: list[Any] = []
     for start in ({"startingPositions": json.dumps({any_hub.name: {**other, "0": any_hub.begin[0]}})}, {"startingPositions": "latest"}):
-        readers.append(StreamReader(Options.of({"connectionString": any_hub.connection, **start}), SCHEMA))
+        readers.append(StreamReader(SourceOptions.of({"connectionString": any_hub.connection, **start}), SCHEMA))
     starts = [reader.initialOffset() for reader in readers]
     sent = bodies(12)
     any_hub.send(0, sent)
@@ -62,7 +62,7 @@ def test_a_stream_goes_from_offset_to_offset(any_hub: AnyHub) -> None:
         (part,) = reader.partitions(start, end)
         assert [body for found in reader.read(part) for body in found["body"].to_pylist()] == sent
     since = (began - dt.timedelta(seconds=5)).isoformat()
-    late = StreamReader(Options.of({"connectionString": any_hub.connection, "startingTime": since}), SCHEMA).initialOffset()
+    late = StreamReader(SourceOptions.of({"connectionString": any_hub.connection, "startingTime": since}), SCHEMA).initialOffset()
     assert late["partitions"]["0"] <= any_hub.begin[0] + 12
 
 

@@ -16,8 +16,7 @@ from azure.core.credentials import AccessToken
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, SourceUnavailable
 from dedup.eventhub import Connection, Namespace, ReceiverStolen, log_reader
-from dedup.eventhub import reader as pool
-from dedup.eventhub.reader import PartitionReader, Receive
+from dedup.eventhub.reader import PartitionReader, Receive, borrowed, close_all
 from dedup.eventhub.rows import SCHEMA, numbers
 from fixtures.fix_eventhubs import MakeHub
 from kit.eventhubs.control import Double
@@ -284,9 +283,9 @@ def test_the_log_reader_gives_what_is_left(eventhubs: Double, connection: Connec
 
 @pytest.fixture
 def empty_pool() -> Iterator[None]:
-    pool.close_all()
+    close_all()
     yield
-    pool.close_all()
+    close_all()
 
 
 @pytest.mark.usefixtures("empty_pool")
@@ -297,10 +296,10 @@ def test_only_exclusive_readers_are_kept(eventhubs: Double, connection: Connecti
     for options, links in ((Receive(level=0), 1), (Receive(level=None), 3)):
         eventhubs.order("release", hub=connection.hub, partition=0)
         for first in (0, 20):
-            with pool.borrowed(connection, 0, options) as reader:
+            with borrowed(connection, 0, options) as reader:
                 assert [n for events in reader.read(first, first + 19) for n in numbers(events)] == list(range(first, first + 20))
         assert eventhubs.stats()["readers"] - before == links
-        pool.close_all()
+        close_all()
         _until_nobody_reads(eventhubs, connection.hub)
 
 
@@ -309,7 +308,7 @@ def test_a_reader_that_lost_its_link_while_idle_opens_another(eventhubs: Double,
     """Another task of the same stream may have taken the partition in the meantime."""
     eventhubs.fill(connection.hub, 0, 400)
     for first in (0, 20):
-        with pool.borrowed(connection, 0, Receive(level=0, prefetch=10)) as reader:
+        with borrowed(connection, 0, Receive(level=0, prefetch=10)) as reader:
             assert [n for events in reader.read(first, first + 19) for n in numbers(events)] == list(range(first, first + 20))
         eventhubs.order("steal", hub=connection.hub, partition=0, level=0)
         eventhubs.order("release", hub=connection.hub, partition=0)
@@ -321,7 +320,7 @@ def test_a_reader_that_lost_its_link_while_idle_opens_another(eventhubs: Double,
 def test_readers_are_not_shared_after_a_fork(eventhubs: Double, connection: Connection) -> None:
     """A child forgets its parent's readers and opens its own."""
     eventhubs.fill(connection.hub, 0, 40)
-    with pool.borrowed(connection, 0, Receive(level=0)) as reader:
+    with borrowed(connection, 0, Receive(level=0)) as reader:
         list(reader.read(0, 9))
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
@@ -332,7 +331,7 @@ def test_readers_are_not_shared_after_a_fork(eventhubs: Double, connection: Conn
 
 
 def _in_child(connection: Connection, answers: Any) -> None:
-    with pool.borrowed(connection, 0, Receive(level=0)) as reader:
+    with borrowed(connection, 0, Receive(level=0)) as reader:
         answers.put((reader.next, [number for events in reader.read(10, 19) for number in numbers(events)]))
 
 

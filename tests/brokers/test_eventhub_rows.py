@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
 from dedup.core.envelope import ENVELOPE
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events
 from dedup.eventhub import rows
 from dedup.eventhub.reader import MOST_EARLY, InOrder
-from dedup.eventhub.source import EARLIEST, LATEST, Offset, Options, admitted, parsed
+from dedup.eventhub.source import EARLIEST, LATEST, Offset, SourceOptions, admitted, parsed
 
 SECRET = "c2VjcmV0LXNlY3JldC1zZWNyZXQ="
 CONNECTION = f"Endpoint=sb://Shop.servicebus.windows.net/;SharedAccessKeyName=read;SharedAccessKey={SECRET}"
@@ -54,11 +53,11 @@ def test_the_consumer_recognises_the_rows() -> None:
     """They go into a consumer without columns=, and the AMQP message id is the idempotence key."""
     first = event(1)
     first.message_id = "m-1"
-    prepared = arrow.prepare(rows.table([first], "s", "orders", 0), Prepare("c"))
+    prepared = prepare_events(rows.table([first], "s", "orders", 0), Prepare("c"))
     assert prepared["idempotence_key"].to_pylist() == ["m-1"] if "idempotence_key" in prepared.column_names else True
     again = event(2)
     again.properties = {b"message-id": b"m-1"}
-    both = arrow.prepare(rows.table([first, again], "s", "orders", 0), Prepare("c"))
+    both = prepare_events(rows.table([first, again], "s", "orders", 0), Prepare("c"))
     assert len(set(both["_key"].to_pylist())) == 1
 
 
@@ -203,13 +202,13 @@ def test_an_offset_survives_sparks_checkpoint() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, str], says: str) -> None:
     """Each with one sentence, and never with the secret."""
     with pytest.raises(ConfigError, match=says) as caught:
-        Options.of(options)
+        SourceOptions.of(options)
     assert SECRET not in str(caught.value)
 
 
 def test_options_never_show_the_secret() -> None:
     """Neither they nor the connection do; the source is the namespace's host name."""
-    options = Options.of({"connectionstring": CONNECTION, "EVENTHUBNAME": "orders"})
+    options = SourceOptions.of({"connectionstring": CONNECTION, "EVENTHUBNAME": "orders"})
     assert options.connection.source == "shop.servicebus.windows.net"
     assert SECRET not in repr(options) + str(options.connection)
 
@@ -219,6 +218,6 @@ def test_streams_are_exclusive_and_batch_reads_are_not() -> None:
     base = {"connectionString": CONNECTION, "eventHubName": "orders"}
     levels = [
         (o.stream.level, o.batch.level)
-        for o in (Options.of({**base, **more}) for more in ({}, {"ownerLevel": "none"}, {"ownerLevel": "3"}))
+        for o in (SourceOptions.of({**base, **more}) for more in ({}, {"ownerLevel": "none"}, {"ownerLevel": "3"}))
     ]
     assert levels == [(0, None), (None, None), (3, 3)]

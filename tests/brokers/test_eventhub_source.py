@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing
 from dedup.eventhub import reader
-from dedup.eventhub.source import SCHEMA, BatchReader, EventHubsSource, Options, Slice, StreamReader
+from dedup.eventhub.source import SCHEMA, BatchReader, EventHubsSource, SourceOptions, SourcePartition, StreamReader
 from fixtures.fix_eventhubs import MakeHub
 from kit.eventhubs.control import Double
 
@@ -29,15 +29,15 @@ def hub(new_hub: MakeHub) -> Iterator[str]:
     reader.close_all()
 
 
-def made(double: Double, hub: str, **more: str) -> Options:
+def made(double: Double, hub: str, **more: str) -> SourceOptions:
     """Options of a hub of the double."""
-    return Options.of({"connectionString": double.connection_string, "eventHubName": hub, "receiveTimeout": "20", **more})
+    return SourceOptions.of({"connectionString": double.connection_string, "eventHubName": hub, "receiveTimeout": "20", **more})
 
 
 class Stream:
     """Does what Spark does with a stream's reader; `offset` is what Spark's checkpoint would hold."""
 
-    def __init__(self, options: Options, offset: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, options: SourceOptions, offset: Mapping[str, Any] | None = None) -> None:
         self.reader = pickle.loads(pickle.dumps(StreamReader(options, SCHEMA)))
         self.offset = json.loads(json.dumps(offset or self.reader.initialOffset()))
 
@@ -186,5 +186,5 @@ def test_a_batch_read_is_bounded(eventhubs: Double, hub: str) -> None:
 
 def test_what_spark_shows_of_it_has_no_secret(eventhubs: Double, hub: str) -> None:
     """Slices go into plans; they hold positions only."""
-    assert repr(Slice(0, 1, 2, "now")) == "Slice(partition=0, first=1, last=2, created='now')"
+    assert repr(SourcePartition(0, 1, 2, "now")) == "Slice(partition=0, first=1, last=2, created='now')"
     assert EventHubsSource.name() == "eventhubs"

@@ -74,7 +74,7 @@ class Fleet:
             self.disturb(done / events)
             assert time.monotonic() < patience, "it did not come to an end"
             time.sleep(0.1)
-        time.sleep(1)  # a copy that is still on its way would come now
+        time.sleep(1)  # a duplicate that is still on its way would come now
 
     def end(self, until: Path) -> None:
         """All of them end well."""

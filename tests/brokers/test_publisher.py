@@ -70,7 +70,7 @@ def test_two_publishers_with_one_id_are_one_event(postgres: str, eventhubs: Any,
 
 
 def test_two_publishers_with_one_id_and_no_common_state_are_one_event_at_the_consumer(postgres: str, eventhubs: Any, hub: str) -> None:
-    """Each sends it, with the same message id: a copy is a duplicate, another body is a KEY_CONFLICT letter."""
+    """Each sends it, with the same message id: what comes twice is a duplicate, another body is a KEY_CONFLICT letter."""
     run(postgres, "create schema elsewhere")
     for schema, bodies in (("dedup", (b"x", b"y")), ("elsewhere", (b"x", b"z"))):
         with Publisher("shop", PostgresStore(postgres, schema=schema), sender(eventhubs, hub)) as one:
@@ -366,7 +366,7 @@ def test_a_publisher_is_of_one_process(postgres: str, eventhubs: Any, hub: str) 
 
 
 def test_another_body_at_the_consumer_is_a_letter_where_the_publisher_forgot(postgres: str, eventhubs: Any, hub: str) -> None:
-    """The publisher's rows are purged, the consumer's reservation is there: a copy is a duplicate, another body a KEY_CONFLICT letter."""
+    """The publisher's rows are purged, the reservation is there: the same event is a duplicate, another body a KEY_CONFLICT letter."""
     with publisher(postgres, eventhubs, hub) as one:
         one.publish([Event(b"x", id="a"), Event(b"y", id="b")])
         run(postgres, "delete from dedup.published_id")

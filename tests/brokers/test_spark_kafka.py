@@ -10,7 +10,7 @@ import pytest
 
 from dedup import Consumer, decode
 from dedup import kafka as dk
-from dedup.pipeline.handlers import Event
+from dedup.pipeline.handlers import HandlerEvent
 from dedup.verify import verify
 from kit import kafka_server
 from kit.kafka_kit import Topic, eventually, order
@@ -90,7 +90,7 @@ def test_a_partition_that_spark_reads_in_pieces_is_one_task_in_order(
     consumer._handler = None
 
     @consumer.foreach(into="orders")
-    def load(event: Event, tx: Any) -> Any:
+    def load(event: HandlerEvent, tx: Any) -> Any:
         if event.sequence_number != last.get(event.partition, -1) + 1:
             raise ValueError(f"{event.sequence_number} after {last.get(event.partition)}")
         last[event.partition] = event.sequence_number

@@ -64,13 +64,13 @@ def test_the_same_seed_delivers_the_same(planned: delivery.Delivery) -> None:
 
 
 def test_every_kind_of_fault_is_delivered(planned: delivery.Delivery) -> None:
-    """Redeliveries, copies near and far, in the same and another partition, every damage, unused numbers: none is left to chance."""
+    """Redeliveries, duplicates near and far, in the same and another partition, every damage, unused numbers: none is left to chance."""
     topic = planned.topic
     assert set(topic["damage"].to_pylist()) == {input.INTACT, input.CUT, input.GARBAGE, input.NO_ID}
     assert planned.redelivered > 100
     assert planned.duplicates > 100
-    first = {row["row"]: row for row in topic.to_pylist() if not row["copy"]}
-    moved = [row["partition"] != first[row["row"]]["partition"] for row in topic.to_pylist() if row["copy"]]
+    first = {row["row"]: row for row in topic.to_pylist() if not row["duplicate"]}
+    moved = [row["partition"] != first[row["row"]]["partition"] for row in topic.to_pylist() if row["duplicate"]]
     assert {True, False} == set(moved)
     for p in range(input.PARTITIONS):
         steps = np.diff(topic.filter(pc.equal(topic["partition"], p))["sequence_number"].to_numpy())

@@ -102,7 +102,7 @@ def test_the_same_topic_name_in_another_source_is_another_topic(place: Place) ->
 
 
 def test_with_consumer_scope_a_key_counts_across_topics(place: Place) -> None:
-    """key_scope="consumer" makes the copy in another topic a duplicate."""
+    """key_scope="consumer" makes the same event in another topic a duplicate."""
     report = consumer(place.store(), key_scope="consumer")(batch(event(0, "a"), event(0, "a", source="other")), 0)
     assert (report.processed, report.duplicates) == (1, 1)
 

@@ -1,4 +1,4 @@
-"""A copy ends right before each step of the protocol, in this process: test_kill.py kills processes of their own, which takes longer."""
+"""An instance ends right before each step of the protocol, in this process: test_kill.py kills whole processes, which takes longer."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def ends_before(step: int, told: list[str]) -> Callable[[str], None]:
 
 
 def rows_of(number: int) -> Any:
-    """A batch with a copy of the first event, a copy of the first letter, a new event and a new letter."""
-    copies = [event(4 * number, "k0"), event(4 * number + 1, "bad0", -1)]
-    return batch(*copies, event(4 * number + 2, f"k{number}"), event(4 * number + 3, f"bad{number}", -1))
+    """A batch with a duplicate of the first event, a duplicate of the first letter, a new event and a new letter."""
+    duplicates = [event(4 * number, "k0"), event(4 * number + 1, "bad0", -1)]
+    return batch(*duplicates, event(4 * number + 2, f"k{number}"), event(4 * number + 3, f"bad{number}", -1))
 
 
 def test_an_end_before_any_step_loses_and_doubles_nothing(place: Place) -> None:
-    """A new copy after each end: what was not decided comes again, what was decided is there once, copies are counted once."""
+    """A new instance after each end: what was not decided comes again, what was decided is there once, duplicates are counted once."""
     consumer(place.store())(batch(event(2, "k0"), event(3, "bad0", -1)), 0)
     ended: list[str] = []
     number, ends = 1, 0  # of this batch

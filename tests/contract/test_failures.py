@@ -78,7 +78,7 @@ def test_only_the_guilty_events_are_parked(place: Place) -> None:
 
 
 def test_a_parked_event_keeps_its_key_until_it_is_reprocessed(place: Place) -> None:
-    """Its copies are duplicates; after the fix reprocess writes it once, and later copies are duplicates still."""
+    """What comes again is a duplicate; after the fix reprocess writes it once, and what comes then is a duplicate still."""
     store = place.store()
     failing(store, lambda i: i == "p0-1")(batch(*orders(range(3))), 0)
     fixed = consumer(place.store())
@@ -395,7 +395,7 @@ def test_replay_takes_the_old_effect_back_first(place: Place) -> None:
 
 
 def test_letters_older_than_the_horizon_are_not_run(place: Place) -> None:
-    """Their reservation may be purged, and a copy have had its effect: they are counted and left; longer than retention is refused."""
+    """Their reservation may be purged, and a later event had the effect: they are counted and left; longer than retention is refused."""
     failing(place.store(), lambda i: True)(batch(*orders(range(2))), 0)
     old = reprocess(Selection(), consumer(place.store(), retention=timedelta(0)))
     assert (old.expired, old.reprocessed) == (2, 0)
@@ -472,7 +472,7 @@ def test_a_large_body_is_not_taken_from_another_event(place: Place) -> None:
 
 
 def test_a_large_body_that_is_gone_is_recorded_as_lost(place: Place) -> None:
-    """With skip_missing its letter is LOST and holds its key no longer: a later copy of the message counts as new."""
+    """With skip_missing its letter is LOST and holds its key no longer: the message counts as new when it comes again."""
     large = event(0, "a", 1, body=b'{"id":"big","amount":1,"note":"' + b"x" * 2_000 + b'"}')
     failing(place.store(), lambda i: i == "big", max_body=1_000)(batch(large), 0)
     run = consumer(place.store(), max_body=1_000)

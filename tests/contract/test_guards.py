@@ -270,8 +270,8 @@ def test_after_a_reset_the_same_events_are_new_in_any_order(place: Place) -> Non
     assert_proven(place.store())
 
 
-def test_an_older_copy_is_fenced(place: Place) -> None:
-    """A copy whose epoch was taken over commits nothing and stays stopped."""
+def test_an_older_instance_is_fenced(place: Place) -> None:
+    """An instance whose epoch was taken over commits nothing and stays stopped."""
     old, new = consumer(place.store()), consumer(place.store(), query="q")
     old(batch(*orders([0])), 0)
     new(batch(*orders([1])), 1)

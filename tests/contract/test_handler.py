@@ -58,7 +58,7 @@ def test_a_handler_that_answers_differently_has_one_effect(place: Place) -> None
 
 
 def test_rejected_events_are_parked_with_everything(place: Place) -> None:
-    """The letter has position, bytes, key and reason; a later copy of its key is a duplicate noted on it."""
+    """The letter has position, bytes, key and reason; a later event with its key is a duplicate noted on it."""
     store = place.store()
     run = consumer(store)
     bad = event(0, "bad", -1, key=b"k", properties=[{"key": "h", "value": b"\x00\xff"}, {"key": "h", "value": None}])
@@ -93,7 +93,7 @@ def test_undecodable_bodies_are_parked_and_the_rest_goes_on(place: Place) -> Non
 
 
 def test_skipped_events_are_recorded_and_not_written(place: Place) -> None:
-    """tx.skip: decided, neither written nor parked; a copy of the key is a duplicate."""
+    """tx.skip: decided, neither written nor parked; another event with the key is a duplicate."""
     store = place.store()
     run = consumer(store)
     run._handler = lambda rows, tx: tx.write(flatten(tx.skip(rows, pa.array([True, False]))), "orders")
@@ -223,7 +223,7 @@ def test_a_missing_sink_is_a_clear_error(place: Place) -> None:
 
 
 def test_a_consumer_travels_without_its_connections(place: Place) -> None:
-    """Pickling takes the settings along, not the epoch: the copy starts as a new one would."""
+    """Pickling takes the settings along, not the epoch: what is unpickled starts as a new consumer would."""
     original = consumer(place.store())
     original(batch(*orders([0])), 0)
     epoch = place.store().head("shop").epoch

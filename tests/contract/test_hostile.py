@@ -222,7 +222,7 @@ def test_a_topic_whose_every_body_is_undecodable_is_held_back(place: Place) -> N
 
 
 def test_a_quiet_topic_with_a_single_poison_event_goes_on(place: Place) -> None:
-    """One event a batch, and the poison comes again under new positions: one letter, the copies are duplicates, the others pass."""
+    """One event a batch, and the poison comes again under new positions: one letter, its repetitions are duplicates, the rest passes."""
     run = when_bad(place, raises(lambda: Hostile("poison")))
     reports = [run(batch(event(n, "bad" if n % 2 else f"good{n}")), n) for n in range(6)]
     assert [(r.processed, r.dead_lettered, r.duplicates) for r in reports] == [(1, 0, 0), (0, 1, 0), *[(1, 0, 0), (0, 0, 1)] * 2]

@@ -49,7 +49,7 @@ def test_what_a_slice_of_spark_was_trying_does_not_stop_a_runner(place: Place) -
     one = member(place.store())
     assignment = one.claim(at(0))
     one.process(assignment, batch(*orders(range(3))))
-    place.store().set_trial("shop", '{"chunk": "c", "deaths": 1, "dead": [], "running": [0, 2]}', assignment.claim.scope)
+    place.store().set_crash_marker("shop", '{"chunk": "c", "deaths": 1, "dead": [], "running": [0, 2]}', assignment.claim.scope)
     again = one.claim(at(0))
     assert again.hold is None
     assert one.process(again, batch(*orders(range(3, 5)))).processed == 2
@@ -126,7 +126,7 @@ def test_a_batch_must_be_of_the_claimed_partition(place: Place) -> None:
 
 
 def test_a_query_that_takes_a_newer_epoch_stops_all_of_them(place: Place) -> None:
-    """A single copy fences every process that shares the older epoch: batches and claims."""
+    """A single instance fences every process that shares the older epoch: batches and claims."""
     one = member(place.store())
     assignment = one.claim(at(0))
     consumer(place.store(), takeover=True)(batch(*orders(range(2))), 0)
@@ -139,7 +139,7 @@ def test_a_query_that_takes_a_newer_epoch_stops_all_of_them(place: Place) -> Non
 
 
 def test_a_query_waits_for_processes_that_live(place: Place) -> None:
-    """A single copy does not take over from processes that show life, of which one is enough; when they have left it goes ahead at once."""
+    """A single instance does not take over while one process shows life; when they have left it goes ahead at once."""
     store = place.store()
     store.join("shop", first := elsewhere(), takeover_after=1.0)
     epoch = store.join("shop", second := elsewhere(), takeover_after=1.0).epoch
@@ -169,13 +169,13 @@ def test_each_partition_remembers_what_its_own_process_died_of(place: Place) -> 
     one = member(store)
     left, right = one.claim(at(0)), one.claim(at(1))
     left.span = (0, 4)
-    left.trials.begin("chunk")
-    left.trials.mark(pa.array([0, 4]).to_numpy())
+    left.marker.begin("chunk")
+    left.marker.mark(pa.array([0, 4]).to_numpy())
     one.process(right, batch(*orders(range(3), partition=1)))
     again = member(place.store()).claim(at(0))
     assert again.hold == 4
-    again.trials.begin("chunk")
-    assert again.trials.deaths == 1
+    again.marker.begin("chunk")
+    assert again.marker.deaths == 1
 
 
 def test_the_batch_that_a_process_died_in_comes_alone(place: Place) -> None:

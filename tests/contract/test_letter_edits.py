@@ -14,7 +14,7 @@ from kit.places import Place
 
 
 def test_a_repaired_body_is_processed_under_the_key_that_it_has(place: Place) -> None:
-    """Bytes that did not decode are made an order; a later copy of that order is a duplicate."""
+    """Bytes that did not decode are made an order; that order is a duplicate when it comes again."""
     store = place.store()
     run = failing(store)
     letter = letters(store, kind="UNDECODABLE")[0]["id"]
@@ -27,7 +27,7 @@ def test_a_repaired_body_is_processed_under_the_key_that_it_has(place: Place) ->
 
 
 def test_a_body_with_another_key_takes_that_key_and_keeps_the_old_one(place: Place) -> None:
-    """Copies under either key are no new message afterwards."""
+    """Duplicates under either key are no new message afterwards."""
     store = place.store()
     run = failing(store)
     letter = letters(store, key="b")[0]["id"]
@@ -201,7 +201,7 @@ def test_a_letter_that_is_discarded_after_it_was_listed_is_not_run(place: Place,
 
 
 def test_a_lost_letter_lets_go_of_all_its_keys(place: Place) -> None:
-    """Of the one that it was given and of its own: a copy under either is processed."""
+    """Of the one that it was given and of its own: what comes under either is processed."""
     store = place.store()
     run = consumer(store, max_body=30)
     run(batch(event(0, "b", -1, body=b'{"id": "b", "amount": -1, "more": "%s"}' % (b"x" * 40))), 0)

@@ -57,10 +57,10 @@ def hostile(store: Store) -> Any:
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_what_was_exported_comes_back_as_it_was(format: Any, place: Place, tmp_path: Path) -> None:
-    """Into another store: the same ids, bytes, statuses, order and history; the keys are held, and the copies counted."""
+    """Into another store: the same ids, bytes, statuses, order and history; the keys are held, and the duplicates counted."""
     store, file = place.store(), tmp_path / f"letters.{format}"
     run = hostile(store)
-    run(batch(event(8, "s", 1)), 1)  # a copy
+    run(batch(event(8, "s", 1)), 1)  # a duplicate
     assert DeadLetters(store).export(ALL, file) == len(letters(store))
     other = other_place(place, tmp_path).store()
     again = consumer(other, sequence_key="data.id", idempotence_key=["data.id", "data.amount"])

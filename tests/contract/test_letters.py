@@ -42,7 +42,7 @@ def test_select_and_groups_answer_for_what_was_asked(place: Place) -> None:
 
 
 def test_a_discarded_letter_goes_on_to_hold_its_key(place: Place) -> None:
-    """A copy of its message is a duplicate; restored, the letter is open as before; each step says who and why."""
+    """Its message is a duplicate when it comes again; restored, the letter is open as before; each step says who and why."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
     done = found.discard(ALL, **ANN)
@@ -74,7 +74,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(place: Place) -> 
 
 
 def test_a_released_key_is_free_until_it_is_taken_again(place: Place) -> None:
-    """A later copy is processed once; the letter cannot be restored then, but one whose key nobody took can, and holds it again."""
+    """What comes again is processed once; the letter cannot be restored then, but one whose key nobody took can, and holds it again."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
     first, second, _ = letters(store)
@@ -126,7 +126,7 @@ def test_an_id_that_is_not_there_is_told(place: Place) -> None:
 
 
 def test_an_edited_body_is_there_exactly_and_the_original_is_kept(place: Place) -> None:
-    """Bytes for bytes; the old key stays reserved, so that a copy of the original is a duplicate."""
+    """Bytes for bytes; the old key stays reserved, so that the original is a duplicate when it comes again."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
     letter = letters(store)[0]
@@ -139,7 +139,7 @@ def test_an_edited_body_is_there_exactly_and_the_original_is_kept(place: Place) 
 
 
 def test_an_edited_key_is_the_one_that_an_event_with_it_has(place: Place) -> None:
-    """Both keys are reserved from then on: a copy of the original is a duplicate, another event with the new key a conflict."""
+    """Both keys are reserved from then on: the original is a duplicate when it comes again, another event with the new key a conflict."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
     letter = letters(store)[0]

@@ -73,7 +73,7 @@ def test_a_replay_passes_on_nothing_but_what_handlers_use(place: Place) -> None:
 
 
 def test_a_replay_leaves_out_parts_that_were_duplicates(place: Place) -> None:
-    """Of an exploded event one part was processed, one was a copy of an earlier event: the copy gets no effect by a replay."""
+    """Of an exploded event one part was processed, one is a duplicate of an earlier event: that one gets no effect by a replay."""
     events = (event(0, "a"), event(1, "b"), {**event(1, "a"), "part": 1})
     fixed(place.store())(batch(*events), 0)
     assert ids(place.read()) == ["a", "b"]
@@ -99,7 +99,7 @@ def test_a_letter_from_before_a_reset_can_be_changed(place: Place) -> None:
 
 
 def test_a_replay_leaves_out_parts_whose_key_a_letter_holds(place: Place) -> None:
-    """An exploded event with a copy of what is a dead letter: the letter alone has the key, and its effect comes once, by reprocess."""
+    """An exploded event repeats what is a dead letter: the letter alone has the key, and its effect comes once, by reprocess."""
     events = (event(0, "a", -1), event(1, "b"), {**event(1, "a", -1), "part": 1})
     consumer(place.store())(batch(*events), 0)
     run = logged(fixed(place.store()), *events)

@@ -14,9 +14,8 @@ from checkpoint.errors import ConfigError
 from checkpoint.position import Ranges
 from checkpoint.records import RecordFilter
 from deadletter.selection import Selection
-from dedup import verify as proof
 from dedup.reprocessing.from_log import coverage
-from dedup.verify import verify
+from dedup.verify import COUNTS, load, save, verify
 from fixtures.fix_postgres import run
 from kit.orders import batch, consumer, event, orders
 from kit.people import failing
@@ -24,7 +23,7 @@ from kit.places import Place, PostgresPlace
 
 
 def fill(place: Place, first: int = 0, batches: int = 4) -> None:
-    """Some batches with a gap, copies, a letter and an undecodable body."""
+    """Some batches with a gap, duplicates, a letter and an undecodable body."""
     run_ = consumer(place.store())
     for n in range(first, first + batches):
         rows = [event(10 * n, f"a{n}"), event(10 * n + 1, f"a{n}"), event(10 * n + 3, f"b{n}", -1), event(10 * n, body=b"x", partition=1)]
@@ -41,12 +40,12 @@ def test_a_proof_is_gone_on_from(place: Place, tmp_path: Path, monkeypatch: pyte
     fill(place)
     first = verify(place.store(), "shop")
     assert first.ok and first.proof and first.since == 0
-    proof.save(tmp_path / "proofs", {"shop": first.proof})
+    save(tmp_path / "proofs", {"shop": first.proof})
     fill(place, 4)
     store, asked = place.store(), []
     inner = store.batches
     monkeypatch.setattr(store, "batches", lambda name, wanted: asked.append(wanted) or inner(name, wanted))
-    again = verify(store, "shop", proof.load(tmp_path / "proofs")["shop"])
+    again = verify(store, "shop", load(tmp_path / "proofs")["shop"])
     assert again.since == first.proof.seq > 0 and all(w.after >= first.proof.anchor - 1 for w in asked)
     assert facts(again) == facts(verify(place.store(), "shop")) and facts(again) != facts(first)
     assert again.proof and again.proof.seq > first.proof.seq
@@ -56,8 +55,8 @@ def test_small_pages_give_the_same_answer(place: Place, monkeypatch: pytest.Monk
     """However many records and letters are read at once."""
     fill(place)
     whole = verify(place.store(), "shop")
-    monkeypatch.setattr(proof, "PAGE", 2)
-    monkeypatch.setattr(proof, "LETTER_PAGE", 3)
+    monkeypatch.setattr("dedup.verify.PAGE", 2)
+    monkeypatch.setattr("dedup.verify.LETTER_PAGE", 3)
     assert facts(verify(place.store(), "shop")) == facts(whole) and whole.ok
 
 
@@ -88,8 +87,8 @@ def test_a_broken_file_of_proofs_is_told(tmp_path: Path) -> None:
     """What is no such file is refused in words, and is not overwritten; a missing one is empty."""
     (tmp_path / "x").write_text("{")
     with pytest.raises(ConfigError, match="no file of proofs"):
-        proof.load(tmp_path / "x")
-    assert proof.load(tmp_path / "none") == {}
+        load(tmp_path / "x")
+    assert load(tmp_path / "none") == {}
 
 
 def test_the_command_keeps_its_proof(place: Place, dedup: Any, tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_each_contradiction_names_its_range_and_what_to_do(postgres: str, damage
     assert not report.ok and report.proof is None
     told = "\n".join(report.contradictions)
     assert [words for words in BROKEN[damage] if words not in told] == [], told
-    monkeypatch.setattr(proof, "PAGE", 1)
+    monkeypatch.setattr("dedup.verify.PAGE", 1)
     assert verify(place.store(), "shop").contradictions == report.contradictions
 
 
@@ -157,8 +156,8 @@ def test_a_window_of_positions_reads_its_own_records(place: Place, monkeypatch: 
     store, got = place.store(), []
     inner = store.batches
 
-    def batches(name: str, wanted: RecordFilter) -> pa.Table:
-        got.append(inner(name, wanted))
+    def batches(name: str, record_filter: RecordFilter) -> pa.Table:
+        got.append(inner(name, record_filter))
         return got[-1]
 
     monkeypatch.setattr(store, "batches", batches)
@@ -175,10 +174,10 @@ def test_a_window_of_positions_reads_its_own_records(place: Place, monkeypatch: 
         assert got[0].num_rows == 1
 
 
-def test_books_of_letters_in_a_failing_batch(place: Place) -> None:
+def test_the_tally_of_letters_in_a_failing_batch(place: Place) -> None:
     """Letters of every kind are counted where the records say."""
     failing(place.store())
     report = verify(place.store(), "shop")
-    assert report.ok and report.counts["dead_lettered"] == 3 and proof.COUNTS[0] == "delivered"
+    assert report.ok and report.counts["dead_lettered"] == 3 and COUNTS[0] == "delivered"
     consumer(place.store())(batch(*orders([9])), 1)
     assert verify(place.store(), "shop", report.proof).ok

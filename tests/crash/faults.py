@@ -40,7 +40,7 @@ def kill_at_moment(lane: Lane, dice: random.Random) -> str:
 
 
 def stop_and_take_over(lane: Lane, dice: random.Random) -> str:
-    """SIGSTOP for longer than every time-out; another copy takes over and finishes; SIGCONT."""
+    """SIGSTOP for longer than every time-out; another instance takes over and finishes; SIGCONT."""
     step, nth = dice.choice([*lane.steps, None]), dice.randrange(1, 4)
     zombie = _started(lane, after=0.4, **({"die_at": step, "nth": nth, "signal": signal.SIGSTOP} if step else {}))
     where = f"{step} {nth}" if step else _sleep(lane, dice)
@@ -55,16 +55,16 @@ def stop_and_take_over(lane: Lane, dice: random.Random) -> str:
     return where
 
 
-def copies_at_once(lane: Lane, dice: random.Random) -> str:
-    """Three copies with one name over the same batches, one of them killed and one stopped for a while."""
-    copies = [lane.start(after=0.3) for _ in range(3)]
+def instances_at_once(lane: Lane, dice: random.Random) -> str:
+    """Three instances with one name over the same batches, one of them killed and one stopped for a while."""
+    instances = [lane.start(after=0.3) for _ in range(3)]
     seconds = _sleep(lane, dice)
-    _signal(copies[0], signal.SIGKILL)
-    _signal(copies[1], signal.SIGSTOP)
+    _signal(instances[0], signal.SIGKILL)
+    _signal(instances[1], signal.SIGSTOP)
     time.sleep(dice.random())
-    _signal(copies[1], signal.SIGCONT)
-    for copy in copies:
-        lane.wait(copy)
+    _signal(instances[1], signal.SIGCONT)
+    for instance in instances:
+        lane.wait(instance)
     return seconds
 
 
@@ -138,7 +138,7 @@ class ServerFaults:
         return seconds
 
     def stop_backend(self, lane: Lane, dice: random.Random) -> str:
-        """A session that hangs; sometimes another copy comes meanwhile."""
+        """A session that hangs; sometimes another instance comes meanwhile."""
         return self._stopped(lane, dice, lambda: self.server.backends()[:1])
 
     def stop_server(self, lane: Lane, dice: random.Random) -> str:
@@ -189,7 +189,7 @@ class ServerFaults:
 REFUSED = ("progress", "consumer", "batch", "reservation_000001")
 """Tables that contradict the others where they alone are older."""
 
-HARMLESS = ("checkpoint", "heartbeat", "trial")
+HARMLESS = ("checkpoint", "heartbeat", "crash_marker")
 """Tables with which the stream goes on."""
 
 
@@ -224,8 +224,8 @@ def _copied_back(lane: Lane, tables: Callable[[str], list[str]], *, harmless: bo
 FAULTS: dict[str, Fault] = {
     "kill -9 at a step": kill_at_step,
     "kill -9 at a moment": kill_at_moment,
-    "copy stopped, taken over, continued": stop_and_take_over,
-    "three copies at once": copies_at_once,
+    "instance stopped, taken over, continued": stop_and_take_over,
+    "three instances at once": instances_at_once,
 }
 """Of every store."""
 

@@ -1,4 +1,4 @@
-"""Three copies fight for one log while they are killed and stopped at random: nothing is lost, nothing is doubled."""
+"""Three instances fight for one log while they are killed and stopped at random: nothing is lost, nothing is doubled."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SECONDS = 120
 
 
 def spawn(folder: Path) -> subprocess.Popen[bytes]:
-    """One more copy."""
+    """One more instance."""
     return subprocess.Popen([sys.executable, "-m", "kit.delta_child", str(folder)])
 
 
-class Copies:
-    """Three running copies, and what was done to them."""
+class Instances:
+    """Three running instances, and what was done to them."""
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
         self.folder, self.dice = folder, dice
@@ -58,18 +58,18 @@ class Copies:
         """Let all of them come to their end; their exit codes."""
         while self.stopped:
             self._go_on(self.stopped.pop())
-        return [copy.wait(SECONDS) for copy in self.running]
+        return [instance.wait(SECONDS) for instance in self.running]
 
     def end(self) -> None:
         """Leave nothing running."""
-        for copy in self.running:
-            copy.kill()
-            copy.wait()
+        for instance in self.running:
+            instance.kill()
+            instance.wait()
 
     @staticmethod
-    def _go_on(copy: subprocess.Popen[bytes]) -> None:
-        if copy.poll() is None:
-            copy.send_signal(signal.SIGCONT)
+    def _go_on(instance: subprocess.Popen[bytes]) -> None:
+        if instance.poll() is None:
+            instance.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, ROUNDS))])
@@ -77,19 +77,19 @@ def test_kills_and_stops_lose_nothing_and_double_nothing(tmp_path: Path, seed: i
     """Every key is in each sink once, or held by one letter; both sinks agree; the ledger proves itself."""
     delta_child.create(tmp_path)
     dice = random.Random(seed)
-    copies = Copies(tmp_path, dice)
+    instances = Instances(tmp_path, dice)
     try:
         deadline = time.monotonic() + SECONDS
-        while any(c.poll() is None for c in copies.running) and time.monotonic() < deadline:
+        while any(c.poll() is None for c in instances.running) and time.monotonic() < deadline:
             time.sleep(dice.random() * 0.6)  # the schedule of the disturbances, not a wait for anything
-            copies.disturb()
-            if copies.kills + copies.stops > 30:
+            instances.disturb()
+            if instances.kills + instances.stops > 30:
                 break
-        assert copies.finish() == [0, 0, 0]
+        assert instances.finish() == [0, 0, 0]
     finally:
-        copies.end()
+        instances.end()
     check(tmp_path)
-    print(f"seed {seed}: {copies.kills} kills, {copies.stops} stops")
+    print(f"seed {seed}: {instances.kills} kills, {instances.stops} stops")
 
 
 def check(folder: Path) -> None:

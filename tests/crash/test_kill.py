@@ -66,11 +66,11 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(place: Place, nursery: Nur
     check(place)
 
 
-def test_two_copies_at_once_have_one_effect(place: Place, nursery: Nursery, tmp_path: Path) -> None:
+def test_two_instances_at_once_have_one_effect(place: Place, nursery: Nursery, tmp_path: Path) -> None:
     """Two processes of one consumer over the same batches: one is fenced or waits, and nothing is doubled."""
     place.create_sink("audit")
-    copies = [spawn(place, nursery, tmp_path, after=0.5) for _ in range(2)]
-    for process in copies:
+    instances = [spawn(place, nursery, tmp_path, after=0.5) for _ in range(2)]
+    for process in instances:
         code, errors = process.wait()
         assert code == 0 or "Fenced" in errors or "StillHeld" in errors, errors
     spawn(place, nursery, tmp_path).finish()
@@ -78,10 +78,10 @@ def test_two_copies_at_once_have_one_effect(place: Place, nursery: Nursery, tmp_
 
 
 @pytest.mark.parametrize(("place", "step"), [*of_stores(STOPPED), *of_stores(STOPPED_TOO, full=True)], indirect=["place"])
-def test_a_copy_that_was_stopped_and_continued_after_a_takeover_commits_nothing(
+def test_an_instance_that_was_stopped_and_continued_after_a_takeover_commits_nothing(
     place: Place, nursery: Nursery, tmp_path: Path, step: str
 ) -> None:
-    """SIGSTOP in the middle of a transaction for longer than the time-out; another copy takes over; SIGCONT: it is fenced."""
+    """SIGSTOP in the middle of a transaction for longer than the time-out; another instance takes over; SIGCONT: it is fenced."""
     place.create_sink("audit")
     reached, resume = tmp_path / "reached", tmp_path / "resume"
     zombie = spawn(place, nursery, tmp_path, wait_at=step, reached=str(reached), resume=str(resume), query="q")

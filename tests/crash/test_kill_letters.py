@@ -233,7 +233,7 @@ def test_an_event_that_kills_its_process_is_parked_as_crashed(place: Place, nurs
     assert sorted(effects(place)) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     (letter,) = letters(place.store())
     assert (letter["sequence_number"], letter["kind"], letter["status"]) == (5, "CRASHED", "OPEN")
-    assert place.store().trial("shop") is None or '"running": null' in (place.store().trial("shop") or "")
+    assert place.store().crash_marker("shop") is None or '"running": null' in (place.store().crash_marker("shop") or "")
     do(place.store(), {**task, "do": "reprocess", "deadly": []})
     assert sorted(effects(place)) == [*range(10)]
     assert_proven(place.store())
@@ -348,14 +348,14 @@ def test_discard_and_reprocess_of_one_letter_have_one_winner(place: Place, at: s
     assert_proven(place.store())
 
 
-def test_copies_of_a_key_that_was_let_go_are_redeliveries(place: Place) -> None:
+def test_duplicates_of_a_key_that_was_let_go_are_redeliveries(place: Place) -> None:
     """Discarded with its key: the log read again from its beginning is recognised, and not taken for a topic that was re-created."""
     prepare_place(place)
-    first, copy = orders_of("shop", [0])[0], {**orders_of("shop", [0])[0], "sequence_number": 1}
+    first, duplicate = orders_of("shop", [0])[0], {**orders_of("shop", [0])[0], "sequence_number": 1}
     run = made(place.store(), task_at(place, bad=[0]))
-    assert (run(batch(first, copy), 0).duplicates, run(batch(first, copy), 0).redelivered) == (1, 2)
+    assert (run(batch(first, duplicate), 0).duplicates, run(batch(first, duplicate), 0).redelivered) == (1, 2)
     do(place.store(), task_at(place, do="discard", release=True))
     run = made(place.store(), task_at(place, settings={"query": "another"}))
-    assert run(batch(first, copy), 0).redelivered == 2
+    assert run(batch(first, duplicate), 0).redelivered == 2
     assert run(batch({**first, "sequence_number": 2}), 1).processed == 1
     assert_proven(place.store())

@@ -35,7 +35,7 @@ def fill(place: Place, first: int, count: int, batch_id: int) -> None:
 
 
 def check(file: Path, count: int) -> int:
-    """Each message arrived; a copy has the id of the first; of each key the first arrivals are in order. Returns the copies."""
+    """Each message arrived; a duplicate has the id of the first; of each key the first arrivals are in order. Returns the duplicates."""
     ids, order, lines = defaultdict[str, set[str]](set), defaultdict[str, list[int]](list), file.read_text().splitlines()
     for line in lines:
         key, body, id = line.split(" ")
@@ -50,7 +50,7 @@ def check(file: Path, count: int) -> int:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_dispatcher_killed_at_any_step_loses_nothing(place: Place, nursery: Nursery, tmp_path: Path, step: str) -> None:
-    """Dead right before a step, several times: all messages arrive, copies have their ids, and the order of keys holds."""
+    """Dead right before a step, several times: all messages arrive, duplicates have their ids, and the order of keys holds."""
     fill(place, 0, 60, 0)
     fill(place, 60, 40, 1)
     file = tmp_path / "received"
@@ -58,8 +58,8 @@ def test_a_dispatcher_killed_at_any_step_loses_nothing(place: Place, nursery: Nu
         code, errors = spawn(place, nursery, file, die_at=step, nth=nth, limit=20).wait()
         assert code == -signal.SIGKILL, errors
     spawn(place, nursery, file).finish()
-    copies = check(file, 100)
-    assert (copies > 0) == (step == "sent")
+    duplicates = check(file, 100)
+    assert (duplicates > 0) == (step == "sent")
     assert states(place) == {"SENT": 100}
 
 
@@ -88,6 +88,6 @@ def test_dispatchers_at_once_share_the_work_and_keep_the_order(place: Place, nur
         code, errors = one.wait()
         assert code == 0 or "Fenced" in errors, errors
     spawn(place, nursery, file).finish()
-    copies = check(file, 400)
-    assert copies <= 8 * 32 or isinstance(place, DeltaPlace)  # what eight dead ones had in hand; without locks it is more
+    duplicates = check(file, 400)
+    assert duplicates <= 8 * 32 or isinstance(place, DeltaPlace)  # what eight dead ones had in hand; without locks it is more
     assert states(place) == {"SENT": 400}

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events
 from kit.paths import ROOT
 from kit.registry_kit import avro, confluent, content_type, events, record
 from kit.registry_server import RegistryServer
@@ -54,7 +53,7 @@ def test_the_schema_given_runs(registry: RegistryServer) -> None:
     exec("from dedup import decode\nmade = " + shown, names)
     assert registry.asked == []
     body = confluent(registry.register("s", OLD), OLD, {"order_id": "a", "amount": 1})
-    found = arrow.prepare(events([body]), Prepare("c", decoder=names["made"]))
+    found = prepare_events(events([body]), Prepare("c", decoder=names["made"]))
     assert found["data"].to_pylist() == [{"order_id": "a", "amount": 1, "shop": "main"}]
 
 
@@ -68,5 +67,5 @@ def test_the_snippet_for_azure_runs(registry: RegistryServer, monkeypatch: pytes
     shown = SNIPPETS[2].replace("shop.servicebus.windows.net", registry.url).replace("decode.azure_avro", "made = decode.azure_avro")
     exec("from dedup import decode\n" + shown, names)
     table = events([avro(ORDER, {"order_id": "a", "amount": 1})], [content_type(ident)])
-    found = arrow.prepare(table, Prepare("c", decoder=names["made"]))
+    found = prepare_events(table, Prepare("c", decoder=names["made"]))
     assert found["data"].to_pylist() == [{"order_id": "a", "amount": 1}]

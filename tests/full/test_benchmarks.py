@@ -52,9 +52,9 @@ NAMES = {
     "delta/growth",
     "postgres/commit_path_vs_copy",
     "postgres/staged_on_conflict",
-    *(f"postgres/{way}{size}_copies_{share}" for way in BY_HAND for size in ("", "_500k") for share in (0, 50)),
+    *(f"postgres/{way}{size}_duplicates_{share}" for way in BY_HAND for size in ("", "_500k") for share in (0, 50)),
     *(f"postgres/{way}_500k" for way in BY_HAND),
-    *(f"delta/{way}{size}_copies_{share}" for way in ("append", "append_txn") for size in ("", "_500k") for share in (0, 50)),
+    *(f"delta/{way}{size}_duplicates_{share}" for way in ("append", "append_txn") for size in ("", "_500k") for share in (0, 50)),
     "delta/append_500k",
     "delta/append_500k_in_tasks",
     "delta/merge_10m",
@@ -89,7 +89,7 @@ def test_postgres_by_hand_and_by_copy_are_verified(
     from benchmarks.stream import INSIDE, Sizes
 
     monkeypatch.setattr(ways, "_jdbc", lambda dsn: ways.copied(dsn, "jdbc_append"))
-    measures, seconds = ways.compare(spark, postgres, tmp_path, Sizes(events=40, batches=2, warm=1, copies=0.5))
+    measures, seconds = ways.compare(spark, postgres, tmp_path, Sizes(events=40, batches=2, warm=1, duplicates=0.5))
     names = {f"postgres/{name}" for name in ("jdbc_append", "on_conflict", "staged_on_conflict", "copy_floor")}
     assert {m.measure for m in measures} == names
     assert {name for name in seconds if INSIDE not in name} == {"postgres/ours", *names}
@@ -202,7 +202,7 @@ def test_a_lost_or_doubled_order_is_seen(tmp_path: Path) -> None:
 
 
 def test_the_input_is_what_is_said_of_it() -> None:
-    """50,000 events of 200 bytes, one in a hundred a copy, in offset order, and the facts about them are right."""
+    """50,000 events of 200 bytes, one in a hundred a duplicate, in offset order, and the facts about them are right."""
     from benchmarks.events import PARTITIONS, Topic
 
     topic = Topic()
@@ -234,7 +234,7 @@ def test_the_committed_numbers_are_those_of_the_table() -> None:
     """benchmarks/README.md shows the ratios of latest.json."""
     text = (ROOT / "benchmarks" / "README.md").read_text().split("## The last run")[1]
     for m in json.loads((ROOT / "benchmarks" / "latest.json").read_text()):
-        name = re.sub(r"(_500k)?(_copies_\d+|_500k$)", "", m["measure"].split("/")[1])  # those have columns of one table
+        name = re.sub(r"(_500k)?(_duplicates_\d+|_500k$)", "", m["measure"].split("/")[1])  # those have columns of one table
         assert name in text and f"{m['ratio']:.2f}" in text, m
 
 

@@ -1,4 +1,4 @@
-"""The measures of large tables, shares of copies, storage and memory, at tiny sizes: what they compare is what they say.
+"""The measures of large tables, shares of duplicates, storage and memory, at tiny sizes: what they compare is what they say.
 
 How long anything takes is not looked at.
 """
@@ -85,25 +85,25 @@ def test_large_tables_and_batches_on_delta_are_verified(spark: SparkSession, tmp
     assert facts == Facts(2_000, 2_000, sum(range(2_000)))
 
 
-def test_every_share_of_copies_is_measured(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both contests run with no copies and with half of them, and their measures are named by the share."""
-    from benchmarks import copies, delta
+def test_every_share_of_duplicates_is_measured(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both contests run with no duplicates and with half of them, and their measures are named by the share."""
+    from benchmarks import delta, duplicates
     from benchmarks import postgres as ways
     from benchmarks.report import throughput
     from benchmarks.stream import Sizes
 
     def contest(name: str) -> Callable[..., Any]:
-        return lambda *given: ([throughput(name, [1.0], [1.0], 1 + int(100 * given[-1].copies))], {})
+        return lambda *given: ([throughput(name, [1.0], [1.0], 1 + int(100 * given[-1].duplicates))], {})
 
     monkeypatch.setattr(ways, "compare", contest("postgres/a"))
     monkeypatch.setattr(delta, "compare_appends", contest("delta/b"))
-    measures, _ = copies.compare(None, tmp_path, postgres, Sizes())
-    wanted = [(f"{name}_copies_{n}", 1 + n) for n in (0, 50) for name in ("postgres/a", "delta/b")]
+    measures, _ = duplicates.compare(None, tmp_path, postgres, Sizes())
+    wanted = [(f"{name}_duplicates_{n}", 1 + n) for n in (0, 50) for name in ("postgres/a", "delta/b")]
     assert [(m.measure, m.ours) for m in measures] == wanted
-    measures, _ = copies.compare_large(None, tmp_path, postgres, Sizes())
+    measures, _ = duplicates.compare_large(None, tmp_path, postgres, Sizes())
     assert [(m.measure, m.ours) for m in measures] == [
         ("postgres/a_500k", 2),
-        *((name.replace("_copies", "_500k_copies"), ours) for name, ours in wanted),
+        *((name.replace("_duplicates", "_500k_duplicates"), ours) for name, ours in wanted),
     ]
 
 

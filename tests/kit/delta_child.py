@@ -1,4 +1,4 @@
-"""One copy of a consumer in a process of its own, to be killed and stopped: `python -m kit.delta_child FOLDER`.
+"""One instance of a consumer in a process of its own, to be killed and stopped: `python -m kit.delta_child FOLDER`.
 
 Works through a small log of three partitions, batch after batch from the checkpoint, until it is done. About a tenth of the events repeats
 a key; the handler answers differently each time it is asked.
@@ -56,7 +56,7 @@ def step(store: DeltaStore, epoch: int) -> bool:
 
 
 def run(folder: Path) -> None:
-    """Take the epoch, work, and take it again when another copy took it: three copies fight for the same log."""
+    """Take the epoch, work, and take it again when another instance took it: three instances fight for the same log."""
     store = open_store(folder)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Drives a DeltaStore through its transaction interface with a handful of rows: the protocol without the flow around it."""
+"""Drives a DeltaStore through its transaction interface with a handful of rows: the protocol without the pipeline around it."""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ def process(
         rows = pa.table({"id": pa.array(good, pa.int64()), "text": pa.array([text] * len(good), pa.string())}, schema=SINK)
         for sink in sinks:
             assert tx.write(sink, ArrowRows(rows)) == len(good)
-        copies = [e.key for e in fresh if e.key in known] + _repeats(fresh, known)
+        duplicates = [e.key for e in fresh if e.key in known] + _repeats(fresh, known)
         if bad:
             tx.execute(Park(letters(tx.head, [next(e for e in fresh if e.key == k) for k in bad])))
-        if copies:
-            tx.execute(Note(_copies(copies)))
+        if duplicates:
+            tx.execute(Note(_duplicates(duplicates)))
         tx.execute(Record(records(tx.head, batch, fresh, len(new), batch_id), Run("q", batch_id, durable=True), {"key": "id"}))
         tx.execute(Advance({p: Checkpoint(last, query_id="q") for p, (_, last) in spans.items()}))
         tx.execute(Commit())
-    return Outcome(good, bad, copies)
+    return Outcome(good, bad, duplicates)
 
 
 def _known(seen: Any, e: Event) -> bool:
@@ -121,7 +121,7 @@ def _repeats(fresh: Sequence[Event], known: set[int]) -> list[int]:
     return found
 
 
-def _copies(keys: list[int]) -> pa.Table:
+def _duplicates(keys: list[int]) -> pa.Table:
     distinct = sorted(set(keys))
     return pa.table(
         {"key": pa.array([key_bytes(k) for k in distinct], pa.binary(16)), "count": pa.array([keys.count(k) for k in distinct], pa.int64())}

@@ -1,4 +1,4 @@
-"""The other copy of a race: `python -m kit.delta_race_child FOLDER ROUNDS ME`. Starts a Spark of its own."""
+"""The other instance of a race: `python -m kit.delta_race_child FOLDER ROUNDS ME`. Starts a Spark of its own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NAME = "shop"
 
 
 def race(folder: Path, rounds: int, me: int) -> list[bool]:
-    """Decide each number together with another copy: both have planned on the same head before either commits. Which did we win?"""
+    """Decide each number together with another instance: both have planned on the same head before either commits. Which did we win?"""
     store, won = DeltaStore(str(folder / "state"), engine="spark"), []
     for number in range(rounds):
         with store._states.caught_up(NAME) as state:
             attempt = uuid.uuid4().hex
-            header = state.following("amend", attempt, dt.datetime.now(dt.UTC), state.header.head, by=f"copy {me}")
+            header = state.following("amend", attempt, dt.datetime.now(dt.UTC), state.header.head, by=f"instance {me}")
 
             def on_step(name: str, number: int = number) -> None:
                 if name == "decide":
@@ -37,7 +37,7 @@ def race(folder: Path, rounds: int, me: int) -> list[bool]:
 
 
 def _meet(folder: Path, what: str, me: int) -> None:
-    """Go on when the other copy is here, too."""
+    """Go on when the other instance is here, too."""
     (folder / f"{what}-{me}").touch()
     while not (folder / f"{what}-{1 - me}").exists():
         time.sleep(0.01)
@@ -46,7 +46,7 @@ def _meet(folder: Path, what: str, me: int) -> None:
 if __name__ == "__main__":
     from dedup.spark.session import local_session
 
-    local_session("the other copy", cores=1)
+    local_session("the other instance", cores=1)
     where, mine = Path(sys.argv[1]), int(sys.argv[3])
     answer = race(where, int(sys.argv[2]), mine)
     (where / f"won-{mine}").write_text("".join(str(int(w)) for w in answer))

@@ -14,8 +14,7 @@ import pytest
 from checkpoint.position import Partition
 from dedup import Consumer, consumer
 from dedup.core.envelope import POSITION
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events
 from dedup.pipeline.batch import ArrowBatch, RunTask
 from dedup.pipeline.commit import Report
 from dedup.spark import committing
@@ -39,12 +38,12 @@ class Tasks:
 
     def firsts(self, prepare: Prepare) -> dict[Partition, int]:
         """The lowest sequence number of each partition."""
-        rows = arrow.prepare(self._rows, prepare).group_by(["source", "topic", "partition"]).aggregate([("sequence_number", "min")])
+        rows = prepare_events(self._rows, prepare).group_by(["source", "topic", "partition"]).aggregate([("sequence_number", "min")])
         return {Partition(r["source"], r["topic"], r["partition"]): r["sequence_number_min"] for r in rows.to_pylist()}
 
     def prepared(self, prepare: Prepare) -> pa.Table:
         """The events with their keys."""
-        return arrow.prepare(self._rows, prepare)
+        return prepare_events(self._rows, prepare)
 
     def run(self, rows: pa.Table, task: RunTask, answers: pa.Schema, at_once: int) -> pa.Table:
         """All partitions in one task."""

@@ -35,7 +35,7 @@ _BACK = "tests/stores/delta/test_delta_copied_back.py::"
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
 _GUARDED = "tests/stores/postgres/test_postgres_guard.py::"
 _SLICES = "tests/crash/test_slices.py::"
-_SIMULATION = "tests/simulation/test_simulation.py::test_no_schedule_of_crashes_copies_and_replays_breaks_an_invariant"
+_SIMULATION = "tests/simulation/test_simulation.py::test_no_schedule_of_crashes_instances_and_replays_breaks_an_invariant"
 
 MUTANTS = (
     # planning and decision: both stores
@@ -77,8 +77,8 @@ MUTANTS = (
     Mutant(
         "the payload of a known key is not compared",
         "dedup/core/planning.py",
-        "conflict = copies & (index.payload[rows] != reference[group])",
-        "conflict = copies & (index.payload[rows] != index.payload[rows])",
+        "conflict = duplicates & (index.payload[rows] != reference[group])",
+        "conflict = duplicates & (index.payload[rows] != index.payload[rows])",
         _DELIVERY + "test_a_key_with_another_body_is_a_conflict",
     ),
     Mutant(
@@ -217,21 +217,21 @@ MUTANTS = (
     ),
     Mutant(
         "a limit that ends takes the others with it",
-        "dedup/pipeline/guards.py",
+        "dedup/pipeline/reentry.py",
         "self.limits.pop(number, None)",
         "self.limits.clear()",
         _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited",
     ),
     Mutant(
         "the watchdog waits for the last limit",
-        "dedup/pipeline/guards.py",
+        "dedup/pipeline/reentry.py",
         "earliest = min((limit.end",
         "earliest = max((limit.end",
         _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited",
     ),
     Mutant(
         "a hang that holds the interpreter's lock goes on",
-        "dedup/pipeline/guards.py",
+        "dedup/pipeline/reentry.py",
         "_end_later(earliest + GRACE_SECONDS - time.monotonic())",
         "pass",
         _DOG + "test_a_hang_ends_the_process_whatever_else_is_limited",
@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "every death counts",
         "deadletter/crashes.py",
-        "sure = self._alone and not self._accompanied and self._trial.deaths > 0",
+        "sure = self._alone and not self._accompanied and self._marker.deaths > 0",
         "sure = True",
         _COMPANY + "test_a_chunk_that_hangs_stops_no_other_query_for_ever",
     ),
@@ -467,7 +467,7 @@ MUTANTS = (
         "dedup/delta/ledger.py",
         "tables.commit(table, adds, transactions, exact=True)",
         "tables.commit(self.open() or table, adds, transactions, exact=False)",
-        _COMMITS + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+        _COMMITS + "test_an_instance_with_an_older_epoch_is_fenced_before_and_at_the_commit",
     ),
     Mutant(
         "txnVersion from the batch id",
@@ -481,7 +481,7 @@ MUTANTS = (
         "dedup/delta/commit.py",
         "if winner is not None and winner.attempt == header.attempt:",
         "if winner is not None:",
-        _COMMITS + "test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+        _COMMITS + "test_an_instance_with_an_older_epoch_is_fenced_before_and_at_the_commit",
     ),
     Mutant(
         "forget the read-back of the ledger",
@@ -507,7 +507,7 @@ MUTANTS = (
     Mutant(
         "publish without looking whether it is there",
         "dedup/delta/commit.py",
-        "if not self._reached(entry, shown, version):",
+        "if not what.is_reached(shown):",
         "if True:",
         _PUBLICATION + "test_two_publishers_at_once_publish_once",
     ),

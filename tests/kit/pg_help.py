@@ -42,7 +42,7 @@ def epoch(store: PostgresStore, consumer: str = "shop", **options: Any) -> int:
 
 
 def keys(names: Iterable[object], payload: int = 7) -> pa.Table:
-    """KEYS of these names, sorted as the flow sorts them."""
+    """KEYS of these names, sorted as the pipeline sorts them."""
     found = sorted(hashlib.sha256(str(name).encode()).digest()[:16] for name in names)
     return pa.table([pa.array(found, pa.binary(16)), pa.array([payload] * len(found), pa.int64())], schema=KEYS)
 

@@ -1,6 +1,6 @@
 """Online Retail as a topic: 541,909 real order lines, one event each, and the consumer that tells the good ones from the bad.
 
-Its key is the whole row, so an exact copy of an order line is a duplicate. `python -m kit.retail FOLDER STORE` is the same stream as a
+Its key is the whole row, so a repeated order line is a duplicate. `python -m kit.retail FOLDER STORE` is the same stream as a
 program of its own, to be killed.
 """
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 from checkpoint.head import Head, Run
 from dedup import Consumer
 from dedup.core.store import Store
-from dedup.decode import prepare as arrow
-from dedup.pipeline.handlers import Event
+from dedup.decode.prepare import prepare_events
+from dedup.pipeline.handlers import HandlerEvent
 from dedup.spark import committing, tasks
 from kit.orders import batch, consumer, event
 
@@ -27,7 +27,7 @@ EVENTS = 30
 
 
 def log() -> list[dict[str, Any]]:
-    """Events of two partitions, with copies of good and of failing ones, and some that are skipped."""
+    """Events of two partitions, with duplicates of good and of failing ones, and some that are skipped."""
     return [event(n, f"p{p}-{n - n % 7 // 6}", n % 5, partition=p) for p in range(2) for n in range(EVENTS)]
 
 
@@ -36,7 +36,7 @@ def bad(number: int) -> bool:
     return number % 11 in (1, 5)
 
 
-def handle(event: Event, tx: Any) -> Any:
+def handle(event: HandlerEvent, tx: Any) -> Any:
     """A row and a message for each order; some fail, some need nothing."""
     if event.data["amount"] == 0:
         return None
@@ -56,7 +56,7 @@ def orders_consumer(store: Store, **settings: Any) -> Consumer:
 
 def plan(made: Consumer, head: Head, batch_id: int, path: Path, events: list[dict[str, Any]]) -> Path:
     """What the driver would send to the tasks, as a file."""
-    rows = arrow.prepare(batch(*events), made.job().prepare(head))
+    rows = prepare_events(batch(*events), made.job().prepare(head))
     path.write_bytes(pickle.dumps((tasks.slice_job(made.job(), head, Run("q", batch_id, durable=True), frozenset()), rows)))
     return path
 

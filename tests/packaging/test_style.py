@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,28 @@ def test_a_shell_takes_an_advised_command_as_it_is_meant(name: str) -> None:
     """What a message advises can be typed, whatever the name; ordinary names look as they are."""
     assert shlex.split(command("publish", name, "--accept-sink", name).strip("`")) == ["dedup", "publish", name, "--accept-sink", name]
     assert command("publish", "shop", "--topic", "my-topic.v1", "--from", 3) == "`dedup publish shop --topic my-topic.v1 --from 3`"
+
+
+IN_BOTH_STORES = {"ConsumerState", "Joins", "Sink", "SinkColumns"}
+ONE_IDEA = {
+    "Handle",
+    "Job",
+    "LogReader",
+    "PostgresCheckpointStore",
+    "Sender",
+}  # a protocol and what keeps it, sync and aio, public and ours
+
+
+def test_a_class_name_stands_for_one_idea() -> None:
+    """A name that is in several files is the same idea in both stores, or behind one protocol."""
+    names = Counter(name for file in SOURCES for name in re.findall(r"^class (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE))
+    assert {name for name, count in names.items() if count > 1} == IN_BOTH_STORES | ONE_IDEA
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_module_that_is_spoken_of_exists(file: Path) -> None:
+    """Who follows a comment to another module finds it."""
+    text = re.sub(r"`[\w/]+\.py`", "", file.read_text(encoding="utf-8"))  # in quotes: of somebody else's package
+    spoken = set(re.findall(r"\b[\w/]*\w\.py\b", text)) - {"checkpoint.py", "deadletter.py"}  # a user's own
+    there = [f"/{other.relative_to(ROOT)}" for other in (*SOURCES, *TESTS.rglob("*.py"))]
+    assert not [name for name in sorted(spoken) if not any(path.endswith(f"/{name}") for path in there)]

@@ -30,7 +30,7 @@ def main() -> int:
     begun = time.monotonic()
     played, crashes, said = _search(range(asked.first, asked.first + asked.count), asked.jobs)
     seeds, seconds = f"seeds {asked.first}-{asked.first + asked.count - 1}", f"{time.monotonic() - begun:.0f} s"
-    print(said or f"{played} schedules ({seeds}), {crashes} dead copies, {seconds} on {asked.jobs} cores: nothing is broken")
+    print(said or f"{played} schedules ({seeds}), {crashes} dead instances, {seconds} on {asked.jobs} cores: nothing is broken")
     return bool(said)
 
 

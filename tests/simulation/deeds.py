@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from checkpoint.errors import StoreUnavailable
 from simulation import clock
-from simulation.copies import Copy, Crash
+from simulation.instances import Crash, Instance
 from simulation.schedule import Move
 
 if TYPE_CHECKING:
     from simulation.shared import Shared
     from simulation.world import World
 
-COPIES = 5
+INSTANCES = 5
 """At once, at most."""
 
 ASK_NOBODY = ("start", "plan", "finish", "receive")
@@ -21,69 +21,69 @@ ASK_NOBODY = ("start", "plan", "finish", "receive")
 
 
 def do(world: World, move: Move) -> None:
-    """One move, to the copy whose turn it is."""
-    copy = world.awake()
+    """One move, to the instance whose turn it is."""
+    instance = world.awake()
     if world.tell is not None:
-        world.tell(f"turn {world.tick}: {move.deed} {move.number}" + (f" at {copy}, before {copy.at}" if copy else ""))
-    _BY_NAME[move.deed](world, copy, move.number)
+        world.tell(f"turn {world.tick}: {move.deed} {move.number}" + (f" at {instance}, before {instance.at}" if instance else ""))
+    _BY_NAME[move.deed](world, instance, move.number)
 
 
-def _switch(world: World, _copy: Copy | None, number: int) -> None:
-    if world.copies:
-        world.current = world.copies[number % len(world.copies)]
+def _switch(world: World, _instance: Instance | None, number: int) -> None:
+    if world.instances:
+        world.current = world.instances[number % len(world.instances)]
         world.current.asleep = 0
 
 
-def _start(world: World, _copy: Copy | None, _number: int) -> None:
-    if len(world.copies) < COPIES:
+def _start(world: World, _instance: Instance | None, _number: int) -> None:
+    if len(world.instances) < INSTANCES:
         world.start()
 
 
-def _crash(world: World, copy: Copy | None, _number: int) -> None:
+def _crash(world: World, instance: Instance | None, _number: int) -> None:
     world.crashes += 1
-    world.turn(copy, Crash())
+    world.turn(instance, Crash())
 
 
-def _fail(world: World, copy: Copy | None, _number: int) -> None:
-    if copy is not None and copy.at not in ASK_NOBODY:
-        world.turn(copy, StoreUnavailable())
+def _fail(world: World, instance: Instance | None, _number: int) -> None:
+    if instance is not None and instance.at not in ASK_NOBODY:
+        world.turn(instance, StoreUnavailable())
 
 
-def _sleep(world: World, copy: Copy | None, number: int) -> None:
-    if copy is not None:
-        copy.asleep = world.tick + number
+def _sleep(world: World, instance: Instance | None, number: int) -> None:
+    if instance is not None:
+        instance.asleep = world.tick + number
 
 
-def _person(world: World, _copy: Copy | None, _number: int) -> None:
-    if world.shared.letters and len(world.copies) < COPIES:
+def _person(world: World, _instance: Instance | None, _number: int) -> None:
+    if world.shared.letters and len(world.instances) < INSTANCES:
         world.go("person", world.person)
 
 
-def _reset(world: World, _copy: Copy | None, number: int) -> None:
+def _reset(world: World, _instance: Instance | None, number: int) -> None:
     world.new_checkpoint(at_ours=number % 2 == 0)
     world.start()
 
 
-def _clock(_world: World, _copy: Copy | None, number: int) -> None:
+def _clock(_world: World, _instance: Instance | None, number: int) -> None:
     clock.jump(number)
 
 
-def _restore(world: World, _copy: Copy | None, number: int) -> None:
+def _restore(world: World, _instance: Instance | None, number: int) -> None:
     if (backup := _backup(world, number)) is not None:
         world.shared.restore(backup)
         _taken_back(world)
 
 
-def _copy(world: World, copy: Copy | None, number: int) -> None:
+def _copy_state(world: World, instance: Instance | None, number: int) -> None:
     if not world.schedule.ledger:
-        return _restore(world, copy, number)
+        return _restore(world, instance, number)
     if (backup := _backup(world, number)) is not None:
         world.shared.copy_back(backup)
         _taken_back(world)
     return None
 
 
-def _sink(world: World, _copy: Copy | None, number: int) -> None:
+def _sink(world: World, _instance: Instance | None, number: int) -> None:
     backups = world.shared.backups
     if backups and world.schedule.ledger and not world.shared.ahead:
         world.shared.copy_sink_back(backups[-1 - number % min(4, len(backups))])
@@ -123,7 +123,7 @@ _BY_NAME = {
     "person": _person,
     "reset": _reset,
     "restore": _restore,
-    "copy": _copy,
+    "copy": _copy_state,
     "sink": _sink,
     "clock": _clock,
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ONE_OUTCOME = "exactly one outcome per position"
 ONE_EFFECT = "effect once per key, or the key held by one letter"
 NOTHING_PASSED = "the checkpoint never passes an undecided position"
-FENCED = "a fenced copy commits nothing"
+FENCED = "a fenced instance commits nothing"
 ORDER = "the blocked stay behind the blocker"
 RESTORED = "no query goes on behind what a restore lost until a person accepts it, or another query has begun"
 COMPLETE = "it comes to the end of the log, and what can be reprocessed is"

@@ -56,7 +56,7 @@ def broken(schedule: Schedule) -> str:
 
 
 def shrunk(schedule: Schedule) -> Schedule:
-    """The smallest one to be found that breaks the same: events, faults and copies are left out while it still does."""
+    """The smallest one to be found that breaks the same: events, faults and instances are left out while it still does."""
     name, smallest = broken(schedule), schedule
     while smaller := next((s for s in smallest.smaller() if broken(s) == name), None):
         smallest = smaller
@@ -89,7 +89,7 @@ def failure(seed: int) -> str:
 
 
 def search(seeds: range) -> tuple[int, int, str]:
-    """Plays them until one fails. Returns how many were played, how many copies died, and what to say of the one that failed."""
+    """Plays them until one fails. Returns how many were played, how many instances died, and what to say of the one that failed."""
     crashes = 0
     for number, seed in enumerate(seeds, 1):
         if number % SWEPT == 0 and not gc.isenabled():

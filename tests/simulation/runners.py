@@ -10,7 +10,7 @@ from checkpoint.errors import Fenced, PartitionLost, StillHeld
 from checkpoint.head import Claim, Head, Holder
 from checkpoint.position import Partition
 from dedup.pipeline.member import Assignment, Member
-from simulation.copies import Copy
+from simulation.instances import Instance
 from simulation.log import TOPIC, Event, Picked
 from simulation.schedule import Schedule
 from simulation.store import SimStore
@@ -29,7 +29,7 @@ class JoinedStore(SimStore):
         self.world = world
 
     def take_epoch(self, consumer: str, holder: Holder, **_: Any) -> Head:
-        """For one copy alone."""
+        """For one instance alone."""
         head = super().take_epoch(consumer, holder)
         self.world.joint = False
         return head
@@ -92,29 +92,29 @@ class JoinedWorld(World):
         else:
             self.go("runner", self.runner)
 
-    def runner(self, copy: Copy) -> None:
+    def runner(self, instance: Instance) -> None:
         """Claims what it likes, reads on at the checkpoint, a few batches at a time, and claims anew when it has lost a partition."""
-        if not self.joint and self.shared.head.epoch and not self.calm and self.coin("held", copy.number) < 0.7:
+        if not self.joint and self.shared.head.epoch and not self.calm and self.coin("held", instance.number) < 0.7:
             return  # StillHeld: the query lives
-        consumer = self.consumer(copy)
-        member = Member(consumer.job(), sleep=lambda _: copy.pause("wait for the store"), run_id=f"runner{copy.number}")
+        consumer = self.consumer(instance)
+        member = Member(consumer.job(), sleep=lambda _: instance.pause("wait for the store"), run_id=f"runner{instance.number}")
         member.join()
-        for part in sorted(self.log.partitions, key=lambda part: self.coin("claims", copy.number, part[0].partition)):
-            self._read(copy, member, part)
+        for part in sorted(self.log.partitions, key=lambda part: self.coin("claims", instance.number, part[0].partition)):
+            self._read(instance, member, part)
 
-    def _read(self, copy: Copy, member: Member, part: Sequence[Event]) -> None:
+    def _read(self, instance: Instance, member: Member, part: Sequence[Event]) -> None:
         while True:
             try:
-                return self._read_on(copy, member, member.claim(Partition(*TOPIC, part[0].partition)), part)
+                return self._read_on(instance, member, member.claim(Partition(*TOPIC, part[0].partition)), part)
             except (PartitionLost, StillHeld):
-                if not self.calm and self.coin("again", copy.number, self.tick) < 0.5:
+                if not self.calm and self.coin("again", instance.number, self.tick) < 0.5:
                     return
 
-    def _read_on(self, copy: Copy, member: Member, assignment: Assignment, part: Sequence[Event]) -> None:
+    def _read_on(self, instance: Instance, member: Member, assignment: Assignment, part: Sequence[Event]) -> None:
         point = self.shared.head.checkpoints.get(assignment.claim.partition)
         rest = [e for e in part if point is None or e.number > point.sequence_number]
         while rest:
-            copy.pause("receive")
-            size = 1 + int(self.coin(copy.number, rest[0].at) * 3)
+            instance.pause("receive")
+            size = 1 + int(self.coin(instance.number, rest[0].at) * 3)
             batch, rest = rest[:size], rest[size:]
             member.process(assignment, Picked(self.log.rows([e.at for e in batch]).table))  # type: ignore[arg-type]

@@ -13,11 +13,11 @@ TICKS = 50
 """Turns within which something is done to somebody; then there is peace until the log is done."""
 
 DEEDS = {
-    "switch": "another copy goes on",
-    "start": "one more copy starts",
-    "crash": "the copy dies",
+    "switch": "another instance goes on",
+    "start": "one more instance starts",
+    "crash": "the instance dies",
     "fail": "the call to the store fails, or only its answer is lost",
-    "sleep": "the copy is stopped for a while: a zombie, if another one takes over",
+    "sleep": "the instance is stopped for a while: a zombie, if another one takes over",
     "person": "a person reprocesses letters, or gives some up",
     "reset": "the Spark checkpoint is thrown away; a new query begins at the earliest position, or at our checkpoint",
     "restore": "the tables are taken back to an older state",
@@ -39,7 +39,7 @@ class Move(NamedTuple):
 
     tick: int
     deed: str  # of DEEDS
-    number: int  # which copy, for how long, how far: whatever the deed needs to know
+    number: int  # which instance, for how long, how far: whatever the deed needs to know
 
     def __str__(self) -> str:
         return f"turn {self.tick}: {DEEDS[self.deed]} ({self.deed} {self.number})"

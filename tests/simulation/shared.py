@@ -39,7 +39,7 @@ class Shared:
     told: int = 0  # how far the sink is, as the newest decision says
     then: Shared | None = None  # holds the sink as it was with the state that was copied back
     newest: Shared | None = None  # holds the sink as it was before it was copied back
-    trials: dict[str, str | None] = field(default_factory=dict)
+    crash_markers: dict[str, str | None] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     freed: set[bytes] = field(default_factory=set)  # keys that a person let go
     seen: set[tuple[int, int]] = field(default_factory=set)  # positions in batch records
@@ -116,6 +116,6 @@ class Shared:
         self.then = self.newest = None
 
     def _copied(self) -> dict[str, Any]:
-        plain = ("reserved", "batches", "sink", "decided", "ids", "history", "freed", "seen", "trials")
+        plain = ("reserved", "batches", "sink", "decided", "ids", "history", "freed", "seen", "crash_markers")
         letters: Mapping[str, dict[str, Any]] = {i: dict(letter) for i, letter in self.letters.items()}
         return {name: getattr(self, name).copy() for name in plain} | {"letters": letters}

@@ -88,14 +88,14 @@ class SimStore:
         """Nobody looks at it: a takeover may come at any time."""
         yield
 
-    def trial(self, consumer: str, scope: str = "") -> str | None:
+    def crash_marker(self, consumer: str, scope: str = "") -> str | None:
         """The marker."""
-        return self.shared.trials.get(scope)
+        return self.shared.crash_markers.get(scope)
 
-    def set_trial(self, consumer: str, trial: str | None, scope: str = "") -> None:
+    def set_crash_marker(self, consumer: str, marker: str | None, scope: str = "") -> None:
         """Kept at once, outside any transaction."""
-        self.on_step("trial")
-        self.shared.trials[scope] = trial
+        self.on_step("crash marker")
+        self.shared.crash_markers[scope] = marker
 
     def amend(self, consumer: str, change: Callable[[Head], Head], **_: Any) -> Head:
         """A person's decision."""
@@ -123,7 +123,7 @@ class SimStore:
             if shared.behind:  # the sink was copied back meanwhile: a publication would hide what it lacks
                 raise PublicationStuck
             if shared.next_to_publish != seq or seq > shared.head.seq:
-                continue  # another copy was faster, and the sink's txn id is past; or the tables were restored meanwhile
+                continue  # another instance was faster, and the sink's txn id is past; or the tables were restored meanwhile
             shared.sink.extend(shared.decided[seq - 1])
             shared.published, shared.published_id, done = seq, shared.ids[seq - 1], done + 1
         return done
@@ -132,10 +132,10 @@ class SimStore:
         """The one."""
         return [NAME]
 
-    def batches(self, consumer: str, wanted: RecordFilter = ALL) -> pa.Table:
+    def batches(self, consumer: str, record_filter: RecordFilter = ALL) -> pa.Table:
         """Batch records."""
         found = table_of(self.shared.batches, pa.struct(list(_RECORDS)))
-        return found.filter(wanted.decided(found["seq"]))
+        return found.filter(record_filter.decided(found["seq"]))
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Those that are asked for, in position order."""

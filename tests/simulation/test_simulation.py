@@ -1,4 +1,4 @@
-"""Seeded schedules of the real flow and planning code against model stores; and that a broken plan does not pass them."""
+"""Seeded schedules of the real pipeline and planning code against model stores; and that a broken plan does not pass them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JOBS = "1" if "PYTEST_XDIST_WORKER" in os.environ else str(len(os.sched_getaffin
 
 @pytest.fixture
 def silence() -> Iterator[None]:
-    """No log while thousands of copies fail on purpose; other tests hear theirs again."""
+    """No log while thousands of instances fail on purpose; other tests hear theirs again."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
@@ -61,7 +61,7 @@ def portions() -> Iterator[Any]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seeds", list(portions()))
-def test_no_schedule_of_crashes_copies_and_replays_breaks_an_invariant(seeds: range) -> None:
+def test_no_schedule_of_crashes_instances_and_replays_breaks_an_invariant(seeds: range) -> None:
     """Whatever dies, sleeps, is replayed, reset or restored: each invariant holds, at every commit and at the end."""
     done = command(str(len(seeds)), "--first", str(seeds[0]), "--jobs", JOBS)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

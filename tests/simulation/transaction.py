@@ -52,7 +52,7 @@ class SimTransaction:
             raise StoreUnavailable
 
     def lock_checkpoints(self, partition: Partition | None) -> None:
-        """All, or that of one partition. After a restore an epoch is given out twice: two copies with the same one come one by one."""
+        """All, or that of one partition. After a restore an epoch is given out twice: two instances with the same one come one by one."""
         for p in sorted(self.head.checkpoints) if partition is None else [partition]:
             self._wait_for(("checkpoint", p))
         self.head = self.store.shared.head

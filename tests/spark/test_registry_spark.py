@@ -13,8 +13,7 @@ import pytest
 from checkpoint.errors import RegistryUnavailable
 from dedup import Columns, decode
 from dedup.core.keys import KeySettings
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events
 from dedup.decode.registry import Azure, Confluent
 from kit.registry_kit import avro, confluent, content_type, events, record
 from kit.registry_server import RegistryServer
@@ -57,7 +56,7 @@ def bodies(first: int, second: int) -> list[bytes | None]:
 
 def test_tasks_decode_as_the_driver_does(spark: SparkSession, registry: RegistryServer) -> None:
     """Values, nulls and verdicts are the same in Spark's tasks, in a session of another zone, and keys are made of them."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     first, second = registry.register("s", ORDER), registry.register("s", OLD)
     table = events(bodies(first, second))
@@ -65,10 +64,10 @@ def test_tasks_decode_as_the_driver_does(spark: SparkSession, registry: Registry
     before = spark.conf.get("spark.sql.session.timeZone")
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-        found = prepare(spark.createDataFrame(table).coalesce(2), spec).toArrow().sort_by("sequence_number")
+        found = prepare_columns(spark.createDataFrame(table).coalesce(2), spec).toArrow().sort_by("sequence_number")
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
-    expected = arrow.prepare(table, spec)
+    expected = prepare_events(table, spec)
     names = ["sequence_number", "data", "_undecodable", "_key", "_payload_hash"]
     assert found.select(names).cast(expected.select(names).schema) == expected.select(names)
     assert expected["_undecodable"].to_pylist()[:7] == [False, False, False, True, True, True, False]
@@ -76,14 +75,14 @@ def test_tasks_decode_as_the_driver_does(spark: SparkSession, registry: Registry
 
 def test_tasks_see_the_content_type(spark: SparkSession, registry: RegistryServer) -> None:
     """Properties reach the tasks, as a map too: there is the schema's id in Azure's framing."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     ident, plain = registry.register_azure("g/s", OLD), {"id": "b", "at": 5, "n": 3, "gone": "x"}
     table = events([avro(OLD, plain), b"\0\0\0\0" + ident.encode() + avro(OLD, plain), avro(OLD, plain)], [content_type(ident), None, []])
     spec = Prepare("c", decoder=decode.azure_avro(Azure(registry.url, no_login()), schema=OLD))
     frame = spark.createDataFrame(table)
     for properties in ("properties", "map_from_entries(properties) properties"):
-        found = prepare(frame.selectExpr("source", "topic", "partition", "sequence_number", "body", properties), spec)
+        found = prepare_columns(frame.selectExpr("source", "topic", "partition", "sequence_number", "body", properties), spec)
         rows = found.toArrow().sort_by("sequence_number")
         assert rows["_undecodable"].to_pylist() == [False, False, True]
         assert rows["data"].to_pylist() == [plain, plain, None]
@@ -112,7 +111,7 @@ def test_every_way_to_materialise_a_batch(
         assert (getattr(evaluated, "_late", None) is not None) == (path == "driver")
         numbers = evaluated.index["sequence_number"].to_numpy()
         data = evaluated.content(np.argsort(numbers))["data"].to_pylist()
-    assert data == arrow.prepare(table, Prepare("c", decoder=decoder))["data"].to_pylist()
+    assert data == prepare_events(table, Prepare("c", decoder=decoder))["data"].to_pylist()
     registry.stop()
     asked = Prepare("c", spec.keys, columns=spec.columns, decoder=decode.confluent_avro(registry.url + "/", schema=ORDER))
     with pytest.raises(RegistryUnavailable, match="cannot be reached"), batch.SparkBatch(frame, str(tmp_path)).evaluate(asked):
@@ -121,10 +120,10 @@ def test_every_way_to_materialise_a_batch(
 
 def test_plans_and_errors_of_tasks_do_not_show_the_password(spark: SparkSession, registry: RegistryServer) -> None:
     """It travels to the tasks inside the function, and is in no form of the plan and in nothing that tasks raise."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     decoder = decode.confluent_avro(Confluent(registry.url, user="shop", password="hunter2"), schema=OLD)
-    found = prepare(spark.createDataFrame(events([b"\0\0\0\0\7x"])), Prepare("c", decoder=decoder))
+    found = prepare_columns(spark.createDataFrame(events([b"\0\0\0\0\7x"])), Prepare("c", decoder=decoder))
     registry.login = "another"
     with pytest.raises(Exception, match="RegistryUnavailable") as told:
         found.toArrow()

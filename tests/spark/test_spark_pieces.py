@@ -42,4 +42,4 @@ def test_every_table_for_spark_goes_that_way() -> None:
     """No call of createDataFrame in the library is given a table as it is."""
     calls = [(path.name, call) for path in DEDUP.rglob("*.py") for call in re.findall(r"\.createDataFrame\(\s*([^,)]*)", path.read_text())]
     given = {(name, call) for name, call in calls if not call.startswith("for_spark(")}
-    assert len(calls) >= 8 and given == {("feed.py", "rows")}, given  # create_frame, just above
+    assert len(calls) >= 8 and given == {("batch.py", "rows")}, given  # create_frame, just above

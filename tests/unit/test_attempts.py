@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, SinkMismatch, StoreUnavailable
 from checkpoint.head import Head, Spent
-from deadletter.crashes import MAX_DEATHS, Trials, untried
+from deadletter.crashes import MAX_DEATHS, CrashMarker, untried
 from deadletter.letter import Kind
 from deadletter.policy import Budget, FailurePolicy, Retry
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.index import Index
 from dedup.core.planning import Order, Settled
-from dedup.pipeline.attempts import Attempts, Outcome
+from dedup.pipeline.attempts import Attempts, HandlerOutcome
 from dedup.pipeline.batch import EvaluatedArrow
 from dedup.pipeline.tx import EventsFailed
 
@@ -78,8 +78,8 @@ def attempts(
     index = Index.of(evaluated.index, evaluated.payload_hashes)
     settled = Settled(index, np.zeros(count, dtype=np.int8), np.zeros(count, dtype=bool), count)
     order = more.pop("order", Order(None, count))
-    trials = more.pop("trials", untried())
-    made = Attempts(evaluated, settled, order, effects, wrapped, on_failure, trials, lambda _: None, **more)  # type: ignore[arg-type]
+    crash_marker = more.pop("marker", untried())
+    made = Attempts(evaluated, settled, order, effects, wrapped, on_failure, crash_marker, lambda _: None, **more)  # type: ignore[arg-type]
     return made, effects, runs
 
 
@@ -228,9 +228,9 @@ def test_who_dies_after_the_handler_has_ended_is_not_blamed_on_an_event() -> Non
     """Process after process dies at the commit: no event is taken for one that kills, although its handler was what was marked last."""
     kept: list[str | None] = [None]
     for _ in range(2 * MAX_DEATHS):
-        trials = Trials(lambda: kept[-1], kept.append)
-        trials.begin("chunk")
-        made, effects, _ = attempts(1, raises_for(set()), trials=trials)
+        crash_marker = CrashMarker(lambda: kept[-1], kept.append)
+        crash_marker.begin("chunk")
+        made, effects, _ = attempts(1, raises_for(set()), marker=crash_marker)
         assert made.run().failed == {} and effects.rows == [0]
 
 
@@ -247,7 +247,7 @@ class Killed(BaseException):
 def test_an_event_that_kills_is_found_and_parked() -> None:
     """After three deaths parts are tried, each marked before; the killer is parked as CRASHED unrun, the rest has its effect."""
     marker: list[str | None] = [None]
-    outcome: Outcome | None = None
+    outcome: HandlerOutcome | None = None
     lives = 0
 
     def deadly(rows: list[int]) -> None:
@@ -256,10 +256,10 @@ def test_an_event_that_kills_is_found_and_parked() -> None:
 
     while outcome is None and lives < 20:
         lives += 1
-        trials = Trials(lambda: marker[0], lambda text: marker.__setitem__(0, text))
-        trials.begin("chunk")
-        trials.survived = lambda: None  # type: ignore[method-assign]  # a killed process does not get to say so
-        made, effects, _ = attempts(16, deadly, trials=trials)
+        crash_marker = CrashMarker(lambda: marker[0], lambda text: marker.__setitem__(0, text))
+        crash_marker.begin("chunk")
+        crash_marker.survived = lambda: None  # type: ignore[method-assign]  # a killed process does not get to say so
+        made, effects, _ = attempts(16, deadly, marker=crash_marker)
         try:
             outcome = made.run()
         except Killed:
@@ -273,15 +273,15 @@ def test_a_process_that_survives_counts_no_death() -> None:
     """A batch that failed by an exception, and one of other rows, begin without suspicion."""
     kept: list[str | None] = [None]
     for chunk, deaths in (("a", 0), ("a", 1), ("b", 0)):
-        trials = Trials(lambda: kept[0], lambda text: kept.__setitem__(0, text))
-        trials.begin(chunk)
-        assert trials.deaths == deaths
-        trials.mark(np.array([0, 1]))
-    trials.survived()
+        crash_marker = CrashMarker(lambda: kept[0], lambda text: kept.__setitem__(0, text))
+        crash_marker.begin(chunk)
+        assert crash_marker.deaths == deaths
+        crash_marker.mark(np.array([0, 1]))
+    crash_marker.survived()
     assert json.loads(kept[0] or "")["running"] is None
-    trials = Trials(lambda: kept[0], lambda text: kept.__setitem__(0, text))
-    trials.begin("b")
-    assert trials.deaths == 0
+    crash_marker = CrashMarker(lambda: kept[0], lambda text: kept.__setitem__(0, text))
+    crash_marker.begin("b")
+    assert crash_marker.deaths == 0
 
 
 def test_rows_behind_a_failed_one_of_their_sequence_wait() -> None:
@@ -312,7 +312,7 @@ def test_a_rejection_that_stands_is_not_tried_again() -> None:
 
 
 def test_an_error_of_the_store_is_not_tried_again_inside_its_transaction() -> None:
-    """The transaction is at an end: it is for the flow to begin a new one."""
+    """The transaction is at an end: it is for the pipeline to begin a new one."""
     made, _, runs = attempts(4, raises_for(set()), on_failure=FailurePolicy(Retry(attempts=5), None, sleep=lambda _: None))
 
     def conflicts(rows: pa.Table, tx: Any) -> None:

@@ -13,21 +13,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deadletter.crashes import MAX_DEATHS, Trials
+from deadletter.crashes import MAX_DEATHS, CrashMarker
 from dedup.pipeline import company
 
 SUSPECT = json.dumps({"chunk": "c", "deaths": 1, "dead": [], "running": None})
 
 
-def kept(text: str | None = None) -> tuple[Trials, list[str | None]]:
+def kept(text: str | None = None) -> tuple[CrashMarker, list[str | None]]:
     """A new process that finds this marker; and what it keeps."""
     markers = [text]
-    return Trials(lambda: markers[-1], markers.append), markers
+    return CrashMarker(lambda: markers[-1], markers.append), markers
 
 
-def seated(trials: Trials) -> object:
+def seated(crash_marker: CrashMarker) -> object:
     """The chunk `c` of these."""
-    return company.seat(trials, lambda: "c", "shop")
+    return company.seat(crash_marker, lambda: "c", "shop")
 
 
 def begin(body: Callable[[], None]) -> threading.Thread:
@@ -37,13 +37,13 @@ def begin(body: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def in_hand(trials: Trials, entered: threading.Event, go_on: threading.Event) -> Callable[[], None]:
+def in_hand(crash_marker: CrashMarker, entered: threading.Event, go_on: threading.Event) -> Callable[[], None]:
     """A chunk that is in hand until it may go on."""
 
     def body() -> None:
-        with seated(trials):  # type: ignore[attr-defined]
-            trials.begin("c")
-            trials.mark(np.array([0]))
+        with seated(crash_marker):  # type: ignore[attr-defined]
+            crash_marker.begin("c")
+            crash_marker.mark(np.array([0]))
             entered.set()
             go_on.wait(30)
 
@@ -83,8 +83,8 @@ def test_a_chunk_that_hangs_stops_no_other_query_for_ever(monkeypatch: pytest.Mo
     (one, left), (two, right) = kept(first), kept(SUSPECT if first is None else None)
     entered, go_on = [threading.Event(), threading.Event()], threading.Event()
     threads = []
-    for trials, each in zip((one, two), entered, strict=True):
-        threads.append(begin(in_hand(trials, each, go_on)))
+    for crash_marker, each in zip((one, two), entered, strict=True):
+        threads.append(begin(in_hand(crash_marker, each, go_on)))
         assert each.wait(30)
     assert not json.loads(left[-1] or "")["sure"] and not json.loads(right[-1] or "")["sure"]
     go_on.set()
@@ -107,7 +107,7 @@ def test_who_is_due_is_blamed_and_nobody_else() -> None:
     """The watchdog ends the process for one chunk: its death counts, what is in hand beside it is no suspect."""
     (guilty, found), (innocent, beside) = kept(), kept()
     entered, go_on = [threading.Event(), threading.Event()], threading.Event()
-    threads = [begin(in_hand(trials, each, go_on)) for trials, each in zip((guilty, innocent), entered, strict=True)]
+    threads = [begin(in_hand(crash_marker, each, go_on)) for crash_marker, each in zip((guilty, innocent), entered, strict=True)]
     assert all(each.wait(30) for each in entered)
     company.blame(guilty)
     assert json.loads(found[-1] or "")["sure"]
@@ -122,15 +122,15 @@ import signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 from dedup.pipeline import company
-from deadletter.crashes import Trials
+from deadletter.crashes import CrashMarker
 
 marker = Path(sys.argv[1])
-trials = Trials(lambda: marker.read_text() if marker.exists() else None, lambda text: marker.write_text(text or ""))
+crash_marker = CrashMarker(lambda: marker.read_text() if marker.exists() else None, lambda text: marker.write_text(text or ""))
 
 def slow():
-    with company.seat(trials, lambda: "c", "shop"):
-        trials.begin("c")
-        trials.mark(np.array([0]))
+    with company.seat(crash_marker, lambda: "c", "shop"):
+        crash_marker.begin("c")
+        crash_marker.mark(np.array([0]))
         print("begun", flush=True)
         threading.Event().wait(60)
 
@@ -156,7 +156,7 @@ def test_deploys_in_the_middle_of_a_slow_chunk_make_no_suspect(tmp_path: Path, h
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == code
         process.stdout.close()
-    found = Trials(marker.read_text, lambda _: None)
+    found = CrashMarker(marker.read_text, lambda _: None)
     assert not found.suspects(lambda: "c")
 
 
@@ -250,7 +250,7 @@ def test_another_consumers_store_that_is_away_stops_nobody(monkeypatch: pytest.M
             go_on.wait(30)
         markers.append(text or "")
 
-    threads = [begin(in_hand(Trials(lambda: SUSPECT, save), entered[0], go_on))]
+    threads = [begin(in_hand(CrashMarker(lambda: SUSPECT, save), entered[0], go_on))]
     assert entered[0].wait(30)
     threads.append(begin(in_hand(kept()[0], entered[1], go_on)))
     assert entered[1].wait(30)

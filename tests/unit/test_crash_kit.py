@@ -251,7 +251,7 @@ def test_the_same_seed_tries_the_same() -> None:
 
 def test_a_delivery_loses_nothing_and_keeps_the_order_of_partitions() -> None:
     """Every event is delivered at least once, first in the order of its partition; a seed gives the same delivery."""
-    faults = Faults(copied=0.2, copy_lag=5, rebalanced=0.8, lagging=True)
+    faults = Faults(duplicated=0.2, duplicate_lag=5, rebalanced=0.8, lagging=True)
     planned = plan(500, 7, 9, faults)
     event = planned.log["event"].to_numpy()
     first = planned.log.filter(pc.invert(planned.log["redelivered"]))["event"]

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from checkpoint.errors import ConfigError
 from dedup import decode
 from dedup.decode import json_bodies, values
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -220,7 +219,7 @@ def table_of(bodies: list[bytes | None]) -> pa.Table:
 
 def decoded(bodies: list[bytes | None], decoder: decode.Decoder) -> pa.Table:
     """Body, data and verdict."""
-    return arrow.prepare(table_of(bodies), Prepare("c", decoder=decoder)).select(["body", "data", "_undecodable"])
+    return prepare_events(table_of(bodies), Prepare("c", decoder=decoder)).select(["body", "data", "_undecodable"])
 
 
 @pytest.mark.parametrize("body", GOOD, ids=repr)
@@ -460,7 +459,7 @@ def test_avro_by_an_arrow_schema() -> None:
 @pytest.mark.parametrize("kind", ["json", "avro"])
 def test_spark_keeps_what_was_decoded(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """Data of every type, and verdicts, come out of Spark's tasks as without Spark, in a session of another zone."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     given: list[bytes | None] = [*GOOD, *BAD, None] if kind == "json" else avro_bodies()
     decoder = decode.json(SCHEMA) if kind == "json" else decode.avro(AVRO)
@@ -468,7 +467,7 @@ def test_spark_keeps_what_was_decoded(spark: SparkSession, tmp_path: Path, kind:
     before, names = spark.conf.get("spark.sql.session.timeZone"), ["sequence_number", "body", "data", "_undecodable"]
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-        events = prepare(spark.read.parquet(str(tmp_path / "bodies.parquet")), Prepare("c", decoder=decoder))
+        events = prepare_columns(spark.read.parquet(str(tmp_path / "bodies.parquet")), Prepare("c", decoder=decoder))
         found = events.select(*names).toArrow().sort_by("sequence_number")
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
@@ -481,11 +480,11 @@ def test_a_column_function_decodes(spark: SparkSession) -> None:
     """A function of the body makes `data`; where it answers null for a body that is there, the body does not decode."""
     from pyspark.sql import functions as F
 
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     frame = spark.createDataFrame(table_of([b"5", b"x", None]))
-    found = prepare(frame, Prepare("c", decoder=lambda body: body.cast("string").try_cast("int"))).orderBy("sequence_number").toArrow()
+    found = prepare_columns(frame, Prepare("c", decoder=lambda b: b.cast("string").try_cast("int"))).orderBy("sequence_number").toArrow()
     assert found["data"].to_pylist() == [5, None, None]
     assert found["_undecodable"].to_pylist() == [False, True, False]
     with pytest.raises(ConfigError, match="decode= does not resolve"):
-        prepare(frame, Prepare("c", decoder=lambda body: F.col("nope")))
+        prepare_columns(frame, Prepare("c", decoder=lambda body: F.col("nope")))

@@ -13,8 +13,7 @@ from checkpoint.errors import ConfigError
 from dedup import decode
 from dedup.core.envelope import ENVELOPE, POSITION, Columns, check_positions
 from dedup.core.keys import INTERNAL, LOG_TIME, KeySettings
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +56,7 @@ FILES = pa.table(
 
 def rows(table: pa.Table, **spec: Any) -> list[dict[str, Any]]:
     """The envelope's rows."""
-    found: list[dict[str, Any]] = arrow.prepare(table, Prepare("c", **spec)).to_pylist()
+    found: list[dict[str, Any]] = prepare_events(table, Prepare("c", **spec)).to_pylist()
     return found
 
 
@@ -122,13 +121,13 @@ def test_our_own_columns_are_recognised() -> None:
 
 
 def test_the_columns_come_in_one_order() -> None:
-    """Envelope, then what passed through, then data, then the internal columns: stores and flow rely on it."""
+    """Envelope, then what passed through, then data, then the internal columns: stores and pipeline rely on it."""
     spec = Prepare("c", decoder=decode.json(pa.schema([("a", pa.int64())])))
-    table = arrow.prepare(OWN, spec)
+    table = prepare_events(OWN, spec)
     assert table.column_names == [*ENVELOPE.names, "extra", "data", LOG_TIME, *INTERNAL]
     assert table.select(ENVELOPE.names).schema == ENVELOPE
     assert [table.schema.field(name).type for name in INTERNAL] == [pa.binary(), pa.string(), pa.int64(), pa.bool_()]
-    assert table.slice(0, 0).schema == arrow.prepare(OWN.slice(0, 0), spec).schema
+    assert table.slice(0, 0).schema == prepare_events(OWN.slice(0, 0), spec).schema
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_the_columns_come_in_one_order() -> None:
 )
 def test_whose_clock_a_time_is_of_is_known(table: pa.Table, spec: dict[str, Any], by_broker: list[bool]) -> None:
     """Event Hubs has the broker's time alone; Kafka's is the broker's where timestampType says LogAppendTime, and else some producer's."""
-    assert arrow.prepare(table, Prepare("c", **spec))[LOG_TIME].to_pylist() == by_broker
+    assert prepare_events(table, Prepare("c", **spec))[LOG_TIME].to_pylist() == by_broker
 
 
 def test_any_input_can_be_mapped() -> None:
@@ -230,14 +229,14 @@ def test_key_only_mode_never_falls_back_to_a_position() -> None:
 def test_an_input_that_cannot_be_mapped_is_refused(table: pa.Table, spec: dict[str, Any], said: str) -> None:
     """One clear error says what was found, what is missing and what to do, before anything is written."""
     with pytest.raises(ConfigError, match=said):
-        arrow.prepare(table, Prepare("c", **spec))
+        prepare_events(table, Prepare("c", **spec))
 
 
 def test_rows_without_a_whole_position_are_named() -> None:
     """A null position, or a value that does not fit its type, is an error with row numbers and the rest of the position."""
     numbers = pa.array(["7", "x", None, "9223372036854775808", " 5 ", "1.5", ""])
     table = pa.table({"p": pa.array([0, 1, 2, 3, 4, 2**31, 6]), "s": numbers, "t": ["t"] * 7})
-    prepared = arrow.prepare(table, Prepare("c", columns=Columns("t", "p", "s"), source="s"))
+    prepared = prepare_events(table, Prepare("c", columns=Columns("t", "p", "s"), source="s"))
     assert prepared["sequence_number"].to_pylist() == [7, None, None, None, 5, None, None]
     with pytest.raises(
         ConfigError, match=r"5 of 7 rows .*partition, sequence_number.*row 1: source=s topic=t partition=1 sequence_number=null"
@@ -251,7 +250,7 @@ def test_at_most_five_rows_are_named() -> None:
     """A batch of bad rows does not fill the log."""
     table = pa.table({"p": pa.nulls(100, pa.int32()), "s": list(range(100)), "t": ["t"] * 100})
     with pytest.raises(ConfigError) as raised:
-        check_positions(arrow.prepare(table, Prepare("c", columns=Columns("t", "p", "s"))))
+        check_positions(prepare_events(table, Prepare("c", columns=Columns("t", "p", "s"))))
     assert str(raised.value).count("sequence_number=") == 5
 
 
@@ -265,7 +264,7 @@ def test_the_order_travels() -> None:
 
 def test_spark_prepares_the_same_rows(spark: SparkSession) -> None:
     """Recognised and mapped inputs give the same rows in Spark as in pyarrow."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     part = OWN.append_column("line", pa.array([3, 4]))
     times = pa.array(EDGES[:4], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
@@ -282,22 +281,22 @@ def test_spark_prepares_the_same_rows(spark: SparkSession) -> None:
         (numbers, Prepare("c", columns=Columns("t", "p", "s"))),
     ]
     for table, spec in cases:
-        expected = arrow.prepare(table, spec)
-        found = prepare(spark.createDataFrame(table), spec).toArrow()
+        expected = prepare_events(table, spec)
+        found = prepare_columns(spark.createDataFrame(table), spec).toArrow()
         assert found.column_names == expected.column_names
         assert found.cast(expected.schema).to_pylist() == expected.to_pylist()
 
 
 def test_spark_takes_sql_expressions(spark: SparkSession) -> None:
     """On Spark, columns, part and key parts may be computed; columns that an expression uses pass through as well."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     columns = Columns("concat('f-', file)", "pmod(item, 2)", "cast(`line no` as int) * 10", body="encode(text, 'UTF-8')")
     spec = Prepare("c", KeySettings(("upper(text)", "n + 1", "data.item")), columns, part="n * 2", decoder=lambda body: body)
     with pytest.raises(ConfigError, match=r"idempotence_key .* does not resolve"):
-        prepare(spark.createDataFrame(FILES), spec)
+        prepare_columns(spark.createDataFrame(FILES), spec)
     spec = Prepare("c", KeySettings(("upper(text)", "n + 1")), columns, part="n * 2")
-    found = prepare(spark.createDataFrame(FILES), spec).toArrow().to_pylist()
+    found = prepare_columns(spark.createDataFrame(FILES), spec).toArrow().to_pylist()
     assert [(row["topic"], row["partition"], row["sequence_number"], row["part"], row["body"]) for row in found] == [
         ("f-a", 0, 10, 2, b"x"),
         ("f-a", 1, 20, 4, b"y"),
@@ -309,7 +308,7 @@ def test_spark_takes_sql_expressions(spark: SparkSession) -> None:
 @pytest.mark.parametrize("part", ["a.b", "`a.b`"], ids=["arrow", "sql"])
 def test_whatever_passes_through_spark_arrives(spark: SparkSession, part: str) -> None:
     """Columns of odd names and types keep both, where they are only carried and where SQL computes the key from one of them."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     odd = (
         "'x' `a.b`, 'y' `t``k`, timestamp'1500-01-01 01:00:00' t, timestamp_ntz'1500-01-01' n, interval '1' day d, null v, "
@@ -317,7 +316,7 @@ def test_whatever_passes_through_spark_arrives(spark: SparkSession, part: str) -
     )
     sql = f"select 's' source, 't' topic, 0 partition, 1L sequence_number, cast('b' as binary) body, {odd}"
     frame = spark.sql(sql)
-    found = prepare(frame, Prepare("c", KeySettings((part,))))
+    found = prepare_columns(frame, Prepare("c", KeySettings((part,))))
     names = frame.columns[5:]
     kept = [f"`{name.replace('`', '``')}`" for name in names]
     assert [(f.name, f.dataType) for f in found.select(*kept).schema] == [(f.name, f.dataType) for f in frame.select(*kept).schema]
@@ -327,11 +326,11 @@ def test_whatever_passes_through_spark_arrives(spark: SparkSession, part: str) -
 
 def test_a_type_that_arrow_does_not_have_is_refused(spark: SparkSession) -> None:
     """It is told before anything is read, and not by a task."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     frame = spark.createDataFrame(OWN).selectExpr("*", "interval '1' year y")
     with pytest.raises(ConfigError, match="a column whose type Arrow does not have: cast or drop it"):
-        prepare(frame, Prepare("c"))
+        prepare_columns(frame, Prepare("c"))
 
 
 @pytest.mark.parametrize(
@@ -349,22 +348,22 @@ def test_a_type_that_arrow_does_not_have_is_refused(spark: SparkSession) -> None
 )
 def test_spark_refuses_before_any_job(spark: SparkSession, table: pa.Table, spec: dict[str, Any], said: str) -> None:
     """What does not resolve or fit is one clear error while the frame is still lazy."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     with pytest.raises(ConfigError, match=said):
-        prepare(spark.createDataFrame(table), Prepare("c", **spec))
+        prepare_columns(spark.createDataFrame(table), Prepare("c", **spec))
 
 
 def test_preparing_runs_no_spark_job(spark: SparkSession) -> None:
-    """Preparing only describes: reading the batch is left to the one materialisation of the flow."""
+    """Preparing only describes: reading the batch is left to the one materialisation of the pipeline."""
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     unreadable = spark.createDataFrame(OWN).where(F.raise_error(F.lit("it was read")).isNull())
     schema = pa.schema([("a", pa.int64())])
-    prepared = prepare(unreadable, Prepare("c", KeySettings(("data.a",)), decoder=decode.json(schema)))
+    prepared = prepare_columns(unreadable, Prepare("c", KeySettings(("data.a",)), decoder=decode.json(schema)))
     with pytest.raises(PySparkException, match="it was read"):
         prepared.count()
 

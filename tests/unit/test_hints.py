@@ -22,7 +22,7 @@ MAPPED = Columns("topic", "partition", "offset", body="value", key="key")
 
 
 @pytest.mark.parametrize(
-    ("names", "spec", "head", "witnessed", "told"),
+    ("names", "spec", "head", "knows_topic_ids", "told"),
     [
         (KAFKA, SPEC, NEW, False, ["includeHeaders", "source=:", "incarnation=:"]),
         ((*KAFKA, "headers"), SPEC, NEW, False, ["source=:", "incarnation=:"]),
@@ -38,8 +38,10 @@ MAPPED = Columns("topic", "partition", "offset", body="value", key="key")
         (["value"], replace(SPEC, positions=False, keys=BY_ID), NEW, False, []),
     ],
 )
-def test_a_consumer_is_told_what_cannot_be_added_later(names: Any, spec: Prepare, head: Head, witnessed: bool, told: list[str]) -> None:
+def test_a_consumer_is_told_what_cannot_be_added_later(
+    names: Any, spec: Prepare, head: Head, knows_topic_ids: bool, told: list[str]
+) -> None:
     """Without headers and key nothing but redeliveries is dropped; without source and incarnation a Kafka stream knows no other cluster."""
-    found = hints(names, spec, head, witnessed=witnessed)
+    found = hints(names, spec, head, knows_topic_ids=knows_topic_ids)
     assert [any(word in sentence for word in told) for sentence in found] == [True] * len(told)
     assert [word for word in told if not any(word in sentence for sentence in found)] == []

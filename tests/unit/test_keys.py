@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from checkpoint.errors import ConfigError
 from dedup.core.envelope import ENVELOPE
 from dedup.core.keys import INTERNAL, KeySettings, encode_parts
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events
 from kit import key_reference as reference
 from kit.paths import ROOT, TESTS
 
@@ -125,7 +124,7 @@ def test_the_reference_gives_the_pinned_vectors(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("vector", VECTORS, ids=NAMES)
 def test_pyarrow_gives_the_pinned_vectors(vector: dict[str, Any]) -> None:
     """An event has the key that was pinned for it."""
-    found = arrow.prepare(table_of(vector), spec_of(vector)).to_pylist()[0]
+    found = prepare_events(table_of(vector), spec_of(vector)).to_pylist()[0]
     assert (found["_key"], found["_payload_hash"]) == expected(vector)
 
 
@@ -184,7 +183,7 @@ def test_pyarrow_agrees_with_the_reference(made: Any, scope: Any, null_key: Any,
     table, columns, payload = made
     chosen = KeySettings(columns, payload, scope, null_key)
     known = {("s", "t"): 1, ("S1", "tt"): 2}
-    found = arrow.prepare(table, Prepare("c", chosen, keyspace=keyspace, incarnations=known))
+    found = prepare_events(table, Prepare("c", chosen, keyspace=keyspace, incarnations=known))
     for row, key, hashed in zip(table.to_pylist(), found["_key"].to_pylist(), found["_payload_hash"].to_pylist(), strict=True):
         incarnation = known.get((row["source"], row["topic"]), 0)
         assert key == reference.key("c", chosen, row, keyspace, incarnation)
@@ -206,7 +205,7 @@ def events(**columns: pa.Array) -> pa.Table:
 
 def keys_of(table: pa.Table, *columns: str, **spec: Any) -> list[bytes | None]:
     """Keys by these columns."""
-    found: list[bytes | None] = arrow.prepare(table, Prepare("c", KeySettings(columns), **spec))["_key"].to_pylist()
+    found: list[bytes | None] = prepare_events(table, Prepare("c", KeySettings(columns), **spec))["_key"].to_pylist()
     return found
 
 
@@ -222,7 +221,7 @@ def test_null_keys_are_never_one_message() -> None:
     """Events without a key have no key, or each its own position's: never one that they share."""
     table = events(a=pa.nulls(3, pa.string()))
     assert keys_of(table, "a") == [None] * 3
-    by_position = arrow.prepare(table, Prepare("c", KeySettings(("a",), null_key="position")))["_key"].to_pylist()
+    by_position = prepare_events(table, Prepare("c", KeySettings(("a",), null_key="position")))["_key"].to_pylist()
     assert len(set(by_position)) == 3 and None not in by_position
 
 
@@ -255,7 +254,7 @@ def test_a_type_without_one_canonical_form_is_refused(kind: pa.DataType, use: st
     """Floating-point numbers and nested values cannot silently become different keys on different machines."""
     chosen = KeySettings(("x",)) if use == "key" else KeySettings(payload=("x",))
     with pytest.raises(ConfigError, match=r"'x' is of type .* cannot be part of .*(cast|string)"):
-        arrow.prepare(events(x=pa.nulls(1, kind)), Prepare("c", chosen))
+        prepare_events(events(x=pa.nulls(1, kind)), Prepare("c", chosen))
 
 
 def test_missing_key_columns_are_one_error_that_names_them() -> None:
@@ -267,7 +266,7 @@ def test_missing_key_columns_are_one_error_that_names_them() -> None:
 def test_the_readable_key_is_for_people() -> None:
     """Parts are joined, bytes that are no text are shown in hex, NUL is left out, and long keys are cut."""
     table = events(a=pa.array([b"\xff\x01", b"x\x00y", None]), b=pa.array(["é" * 300, "z", "w"]))
-    shown = arrow.prepare(table, Prepare("c", KeySettings(("a", "b"))))["_key_text"].to_pylist()
+    shown = prepare_events(table, Prepare("c", KeySettings(("a", "b"))))["_key_text"].to_pylist()
     assert shown == ["ff01|" + "é" * 195, "xy|z", "|w"]
 
 
@@ -327,7 +326,7 @@ def random_value(rng: random.Random, name: str) -> Any:
 
 def test_spark_keeps_every_type_of_a_key(spark: SparkSession, tmp_path: Path) -> None:
     """One random frame with every type gets the same keys in Spark's tasks as without Spark, in a session of another zone."""
-    from dedup.spark.prepare import prepare
+    from dedup.spark.prepare import prepare_columns
 
     table = random_table(2_000, seed=20)
     pq.write_table(table, tmp_path / "random.parquet")
@@ -336,10 +335,10 @@ def test_spark_keeps_every_type_of_a_key(spark: SparkSession, tmp_path: Path) ->
     before = spark.conf.get("spark.sql.session.timeZone")
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-        found = prepare(spark.read.parquet(str(tmp_path / "random.parquet")), spec).select("n", *INTERNAL).toArrow().sort_by("n")
+        found = prepare_columns(spark.read.parquet(str(tmp_path / "random.parquet")), spec).select("n", *INTERNAL).toArrow().sort_by("n")
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
-    expected = arrow.prepare(table, spec).select(["n", *INTERNAL])
+    expected = prepare_events(table, spec).select(["n", *INTERNAL])
     differ = [row for row, (a, b) in enumerate(zip(found.to_pylist(), expected.to_pylist(), strict=True)) if a != b]
     assert differ == []
 

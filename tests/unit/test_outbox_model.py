@@ -21,7 +21,7 @@ from checkpoint.errors import DestinationUnavailable, Fenced, StoreError
 from checkpoint.holders import take_epoch
 from deadletter.store import Commit
 from dedup.core.messages import MESSAGES, Marks, Messages, lanes
-from dedup.outbox import Dispatcher, ExactlyOnce, Failure, Message, Outcome, State
+from dedup.outbox import Dispatcher, ExactlyOnce, Message, Outcome, SendFailure, State
 from dedup.outbox.exactly_once import Flight
 from dedup.postgres import PostgresStore
 from dedup.postgres.outbox import PgOutbox, PgTurn
@@ -125,7 +125,7 @@ class SimDestination:
             if message.key in stopped:
                 outcome.unsent.add(place)
             elif message.id in world.poison:
-                outcome.failed[place] = Failure("Refused", "no", permanent=world.dice.random() < 0.5)
+                outcome.failed[place] = SendFailure("Refused", "no", permanent=world.dice.random() < 0.5)
                 stopped |= {message.key} - {None}
             else:
                 world.arrived.append(message)
@@ -150,7 +150,7 @@ class SimTransactions:
 
     def send(self, flight: Flight) -> Outcome:
         world = self._world
-        refused = {p: Failure("Refused", "no", permanent=True) for p, m in enumerate(flight.messages) if m.id in world.poison}
+        refused = {p: SendFailure("Refused", "no", permanent=True) for p, m in enumerate(flight.messages) if m.id in world.poison}
         if self._mine != world.epoch:
             raise Fenced
         if refused:
@@ -228,7 +228,7 @@ def check(world: World, *, once: bool) -> None:
 @pytest.fixture(autouse=True)
 def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer lanes than keys, of which a turn has at most two."""
-    for name, value in (("outbox.LANES", LANES), ("outbox.LANES_PER_TURN", 2), ("outbox_pages.PER_PAGE", 3)):
+    for name, value in (("outbox.LANES", LANES), ("outbox.LANES_PER_TURN", 2), ("outbox.PER_PAGE", 3)):
         monkeypatch.setattr(f"dedup.postgres.{name}", value)
     monkeypatch.setattr("dedup.core.messages.LANES", LANES)
 

@@ -10,8 +10,7 @@ import pytest
 
 from dedup import decode
 from dedup.core.keys import KeySettings
-from dedup.decode import prepare as arrow
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events, prepare_keys
 
 ORDER = decode.json(pa.schema([("id", pa.string()), ("amount", pa.int64())]))
 
@@ -35,8 +34,8 @@ def test_payload_hashes_beside_are_those_of_later(chunks: int) -> None:
     odd: list[bytes | None] = [None, b"", b"{", b"\xff\x00"]
     bodies = [json.dumps({"id": f"{i}", "amount": i}).encode() if i % 11 else odd[i % 4] for i in range(20_011)]
     table = pa.concat_tables([frame(bodies).slice(at * 20_011 // chunks, 20_011 // chunks + 1) for at in range(chunks)])
-    wanted = arrow.prepare(table, spec())
-    found = arrow.prepare_keys(table, spec(), beside=True)
+    wanted = prepare_events(table, spec())
+    found = prepare_keys(table, spec(), beside=True)
     assert found["_payload_hash"].to_pylist() == wanted["_payload_hash"].to_pylist()
     assert found["_key"].to_pylist() == wanted["_key"].to_pylist()
     assert len(np.unique(found["_payload_hash"])) > 18_000
@@ -45,8 +44,8 @@ def test_payload_hashes_beside_are_those_of_later(chunks: int) -> None:
 def test_other_payloads_than_the_body_wait() -> None:
     """Columns of what is decoded are hashed once they are there."""
     table = frame([b'{"id": "a", "amount": 1}'])
-    assert "_payload_hash" not in arrow.prepare_keys(table, spec(payload=("data.amount",)), beside=True).column_names
-    assert "_payload_hash" not in arrow.prepare_keys(table, spec()).column_names
+    assert "_payload_hash" not in prepare_keys(table, spec(payload=("data.amount",)), beside=True).column_names
+    assert "_payload_hash" not in prepare_keys(table, spec()).column_names
 
 
 def test_an_error_beside_is_the_batchs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +54,6 @@ def test_an_error_beside_is_the_batchs(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> pa.Array:
         raise MemoryError("too many bodies")
 
-    monkeypatch.setattr(arrow, "payload_hashes", broken)
+    monkeypatch.setattr("dedup.decode.prepare.payload_hashes", broken)
     with pytest.raises(MemoryError, match="too many"):
-        arrow.prepare_keys(frame([b"{}"]), spec(), beside=True)
+        prepare_keys(frame([b"{}"]), spec(), beside=True)

@@ -49,7 +49,7 @@ def job(store: SimStore, handler: Handler) -> commit.Job:
 
 
 def deliver(store: SimStore, events: list[Event], batch_id: int, max_events: int, reject: int | None) -> None:
-    """One batch through the real flow into a model store; rejects one key."""
+    """One batch through the real pipeline into a model store; rejects one key."""
 
     def handler(rows: pa.Table, tx: Any) -> None:
         rest = tx.reject(rows, pa.array([b == str(reject).encode() for b in rows["body"].to_pylist()]), "no")
@@ -182,8 +182,8 @@ def test_a_purged_position_is_not_suspected() -> None:
         planning.check_redeliveries(sifted.index, rows, KEYS.empty_table(), head)
 
 
-def test_a_key_that_was_let_go_explains_its_copies() -> None:
-    """A copy decided before its key was freed is a redelivery still; with another payload it is another event."""
+def test_a_key_that_was_let_go_explains_its_duplicates() -> None:
+    """A duplicate decided before its key was freed is a redelivery still; with another payload it is another event."""
     index = index_of(prepared([Event(0, 5, 2, False)]))
     key = index.keys_of(np.array([0]))["key"]
     rows, head = np.array([0]), Head(NAME)
@@ -226,7 +226,7 @@ def test_each_chunk_stands_on_those_before_it(joined: bool) -> None:
     index = commit.index_of(evaluated)
     whole = replace(job(None, lambda rows, tx: None), max_events=2)  # type: ignore[arg-type]
 
-    def decide(chunk: commit.Chunk) -> commit.State:
+    def decide(chunk: commit.Chunk) -> commit.RowStates:
         seen.append(chunk)
         return np.full(len(chunk.index), planning.NEW, dtype=np.int8)
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from checkpoint.errors import ConfigError
 from checkpoint.head import Spent
 from deadletter import Budget, ErrorClass, Kind, Retry
-from deadletter.policy import LONGEST_WINDOW, WATCHED, Limits, Used, from_json, to_json
+from deadletter.policy import LONGEST_WINDOW, WATCHED, BudgetLimits, Used, from_json, to_json
 
-SMALL = Limits(((4, 0.5), (10, 0.3), (1, 1.0)))
+SMALL = BudgetLimits(((4, 0.5), (10, 0.3), (1, 1.0)))
 
 
 class Passing(Exception):
@@ -176,7 +176,7 @@ def test_a_retry_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None
         Retry(**wrong)
 
 
-def naive_excess(budget: Limits, failures: set[int], chunk: range, lifted: int) -> set[tuple[int, int, int, int]]:
+def naive_excess(budget: BudgetLimits, failures: set[int], chunk: range, lifted: int) -> set[tuple[int, int, int, int]]:
     """(end, N, failed, allowed) of each window over its limit that ends in the chunk and holds a failure of it, counted one by one."""
     found = set()
     for size, share in budget.shares:
@@ -253,13 +253,13 @@ def test_what_is_kept_is_enough_to_judge_later_chunks(fails: list[bool], size: i
 @pytest.mark.parametrize("failures", [range(400, 436), range(400, 450), range(7, 5_000, 20)], ids=["36 of 100", "50 of 100", "5 percent"])
 def test_the_default_admits_natural_badness(failures: range) -> None:
     """36 bad of any 100 in a burst, and 5 % for ever, are bad events and not an outage."""
-    assert Limits().excess(0, list(failures), range(1, 5_001), 0) is None
+    assert BudgetLimits().excess(0, list(failures), range(1, 5_001), 0) is None
 
 
 @pytest.mark.parametrize("failures", [range(1, 52), range(300, 351), range(3, 5_000, 9)], ids=["start", "burst", "eleven percent"])
 def test_the_default_holds_back_an_outage(failures: range) -> None:
     """More than half of 100 in a row, or more than a tenth of 1,000, is not parked."""
-    assert Limits().excess(0, list(failures), range(1, 5_001), 0)
+    assert BudgetLimits().excess(0, list(failures), range(1, 5_001), 0)
 
 
 def test_a_quiet_topic_goes_on_behind_its_poison_event() -> None:
@@ -267,37 +267,37 @@ def test_a_quiet_topic_goes_on_behind_its_poison_event() -> None:
     kept: tuple[int, ...] = ()
     for decided in range(500):
         fresh = [decided + 1] if decided % 100 == 0 else []
-        assert Limits().excess(decided, [*kept, *fresh], range(decided + 1, decided + 2), 0) is None
-        kept = Limits().kept([*kept, *fresh], decided + 1)
+        assert BudgetLimits().excess(decided, [*kept, *fresh], range(decided + 1, decided + 2), 0) is None
+        kept = BudgetLimits().kept([*kept, *fresh], decided + 1)
 
 
 def test_below_a_full_window_everything_is_admitted() -> None:
     """99 failures of the first 99 events are parked; the hundredth makes a window."""
-    assert Limits().excess(0, list(range(1, 100)), range(1, 100), 0) is None
-    assert not Limits().surely_exceeded(list(range(1, 100)), range(1, 100), 0)
-    assert Limits().surely_exceeded(list(range(1, 52)), range(1, 101), 0)
-    assert Limits().excess(99, list(range(1, 101)), range(100, 101), 0) == (100, 100, 50)
+    assert BudgetLimits().excess(0, list(range(1, 100)), range(1, 100), 0) is None
+    assert not BudgetLimits().surely_exceeded(list(range(1, 100)), range(1, 100), 0)
+    assert BudgetLimits().surely_exceeded(list(range(1, 52)), range(1, 101), 0)
+    assert BudgetLimits().excess(99, list(range(1, 101)), range(100, 101), 0) == (100, 100, 50)
 
 
 def test_a_lifted_budget_admits_a_known_flood_and_no_more() -> None:
     """Failures up to the lifted value do not count; those behind it do, again from nothing."""
     flood = list(range(1, 2_001))
-    assert Limits().excess(0, flood, range(1, 2_001), 2_000) is None
-    assert Limits().excess(0, flood, range(1, 2_001), 1_949) == (100, 51, 50)
-    assert Limits().excess(0, flood, range(1, 2_001), 1_950) is None
-    assert not Limits().surely_exceeded(flood, range(1, 2_001), 2_000)
+    assert BudgetLimits().excess(0, flood, range(1, 2_001), 2_000) is None
+    assert BudgetLimits().excess(0, flood, range(1, 2_001), 1_949) == (100, 51, 50)
+    assert BudgetLimits().excess(0, flood, range(1, 2_001), 1_950) is None
+    assert not BudgetLimits().surely_exceeded(flood, range(1, 2_001), 2_000)
 
 
 def test_what_is_past_never_stops_a_chunk_without_failures() -> None:
     """Limits that were lowered judge from the next failure on."""
     history = list(range(1, 200))
-    assert Limits().excess(199, history, range(200, 300), 0) is None
-    assert Limits().excess(199, [*history, 200], range(200, 300), 0) == (100, 100, 50)
+    assert BudgetLimits().excess(199, history, range(200, 300), 0) is None
+    assert BudgetLimits().excess(199, [*history, 200], range(200, 300), 0) == (100, 100, 50)
 
 
 def test_shares_are_exact() -> None:
     """29 % of 100 are 29, although 0.29 * 100 is below that in floating point."""
-    budget = Limits(((100, 0.29),))
+    budget = BudgetLimits(((100, 0.29),))
     assert budget.excess(0, list(range(1, 30)), range(1, 101), 0) is None
     assert budget.excess(0, list(range(1, 31)), range(1, 101), 0) == (100, 30, 29)
 
@@ -306,11 +306,11 @@ def test_a_flood_of_fifty_thousand_is_judged_at_once() -> None:
     """Cheap: one pass over a full chunk, and each early answer is a few bisections."""
     failures, chunk = list(range(1, 50_001)), range(1, 50_001)
     begun = time.perf_counter()
-    assert Limits().excess(0, failures, chunk, 0)
+    assert BudgetLimits().excess(0, failures, chunk, 0)
     assert time.perf_counter() - begun < 5
     begun = time.perf_counter()
     for count in range(1, 50_001, 50):
-        Limits().surely_exceeded(failures, chunk, 0, newest=count)
+        BudgetLimits().surely_exceeded(failures, chunk, 0, newest=count)
     assert time.perf_counter() - begun < 5
 
 
@@ -318,7 +318,7 @@ def test_a_flood_of_fifty_thousand_is_judged_at_once() -> None:
 def test_a_budget_that_makes_no_sense_is_refused(limits: tuple[tuple[int, float], ...]) -> None:
     """The mistake is named where it is made."""
     with pytest.raises(ConfigError, match=r"Limits\.shares"):
-        Limits(limits)
+        BudgetLimits(limits)
     for kind in WATCHED:
         with pytest.raises(ConfigError, match=rf"Budget\.{kind.lower()}"):
             Budget(**{kind.lower(): limits})
@@ -326,8 +326,8 @@ def test_a_budget_that_makes_no_sense_is_refused(limits: tuple[tuple[int, float]
 
 def test_a_budget_without_limits_admits_everything_and_keeps_nothing() -> None:
     """No limit is a limit that never holds."""
-    assert Limits(()).excess(0, [1, 2], range(1, 3), 0) is None
-    assert Limits(()).kept([1, 2], 2) == ()
+    assert BudgetLimits(()).excess(0, [1, 2], range(1, 3), 0) is None
+    assert BudgetLimits(()).kept([1, 2], 2) == ()
 
 
 def test_kinds_have_budgets_of_their_own() -> None:

@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from checkpoint.errors import HandlerError
-from dedup.pipeline import guards
+from dedup.pipeline import reentry
 from dedup.pipeline.handlers import _the_loop
 
-SHOP = guards.identity("shop", "PostgresStore('a')")
+SHOP = reentry.identity("shop", "PostgresStore('a')")
 
 
 def call() -> None:
     """A call of this consumer that does nothing."""
-    guards.refuse(SHOP, "A call")
+    reentry.refuse(SHOP, "A call")
 
 
 async def coroutine() -> None:
@@ -35,13 +35,13 @@ WAYS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_handler_calls_is_inside_it(way: str) -> None:
     """A handler that waits for a call of its own consumer would wait for ever."""
-    with guards.handling(SHOP), pytest.raises(HandlerError, match="inside its own handler"):
+    with reentry.handling(SHOP), pytest.raises(HandlerError, match="inside its own handler"):
         WAYS[way]()
 
 
 def test_a_call_that_comes_again_from_a_new_thread_waits_for_its_turn() -> None:
     """Whoever calls again after a time-out does not stand in the handler that still runs, however young its thread is."""
-    with guards.handling(SHOP), ThreadPoolExecutor(1) as pool:
+    with reentry.handling(SHOP), ThreadPoolExecutor(1) as pool:
         pool.submit(call).result(30)
 
 
@@ -56,17 +56,17 @@ def test_what_a_handler_left_behind_is_not_inside_the_next_one() -> None:
     async def task() -> None:
         await asyncio.to_thread(late)
 
-    with guards.handling(SHOP):
+    with reentry.handling(SHOP):
         left = asyncio.run_coroutine_threadsafe(task(), _the_loop())
-    with guards.handling(SHOP):
+    with reentry.handling(SHOP):
         go_on.set()
         left.result(30)
 
 
 def test_two_stores_have_two_consumers_of_one_name() -> None:
     """The handler of one may call the other, which waits for nothing of it."""
-    one, other = guards.identity("shop", "PostgresStore('a')"), guards.identity("shop", "PostgresStore('b')")
-    with guards.handling(one):
-        guards.refuse(other, "A call")
+    one, other = reentry.identity("shop", "PostgresStore('a')"), reentry.identity("shop", "PostgresStore('b')")
+    with reentry.handling(one):
+        reentry.refuse(other, "A call")
         with pytest.raises(HandlerError, match="consumer 'shop' inside its own handler"):
-            guards.refuse(one, "A call")
+            reentry.refuse(one, "A call")

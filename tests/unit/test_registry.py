@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from checkpoint.errors import ConfigError, RegistryUnavailable
 from dedup import decode
 from dedup.decode import avro_bodies
-from dedup.decode import prepare as arrow
 from dedup.decode import registry as registries
-from dedup.decode.prepare import Prepare
+from dedup.decode.prepare import Prepare, prepare_events
 from dedup.decode.registry import Azure, Confluent
 from kit.registry_kit import avro, confluent, content_type, events, record
 from kit.registry_server import RegistryServer
@@ -42,7 +41,7 @@ class Credential:
 
 def read(table: pa.Table, decoder: decode.Decoder) -> tuple[list[Any], list[bool]]:
     """`data`, and which bodies do not decode."""
-    found = arrow.prepare(table, Prepare("c", decoder=decoder))
+    found = prepare_events(table, Prepare("c", decoder=decoder))
     return found["data"].to_pylist(), found["_undecodable"].to_pylist()
 
 
@@ -289,7 +288,7 @@ def test_times_and_decimals(registry: RegistryServer) -> None:
     ident = registry.register("s", schema)
     plain = record(("at", "long"), ("day", "int"), ("paid", "bytes"))
     body = confluent(ident, plain, {"at": 1_700_000_000_123, "day": 19_000, "paid": b"\x04\xd2"})
-    found = arrow.prepare(events([body]), Prepare("c", decoder=decode.confluent_avro(registry.url, subject="s")))["data"]
+    found = prepare_events(events([body]), Prepare("c", decoder=decode.confluent_avro(registry.url, subject="s")))["data"]
     row = found.to_pylist()[0]
     assert (row["at"].isoformat(), row["day"].isoformat(), row["paid"]) == (
         "2023-11-14T22:13:20.123000+00:00",

@@ -30,8 +30,8 @@ from dedup import (
     decode,
     eventhub,
     kafka,
-    registry,
 )
+from dedup.decode import registry
 from dedup.eventhub.reader import Receive
 from dedup.outbox import Call, Dispatcher, ExactlyOnce, Patience
 from dedup.publishing.publisher import Publisher

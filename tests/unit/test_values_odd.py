@@ -17,7 +17,7 @@ from dedup.core.value_rules import Wrong, plainly
 from dedup.core.values import convert, shown
 from dedup.delta.sinks import target_of
 from dedup.postgres import fit
-from dedup.postgres.sinks import Columns, Sink
+from dedup.postgres.sinks import Sink, SinkColumns
 from dedup.postgres.sinks import target_of as postgres_target
 
 
@@ -133,7 +133,7 @@ def test_no_remedy_is_the_type_that_the_column_has(base: str, advised: bool) -> 
     """A message advises no ALTER TABLE that would change nothing."""
     column = _column(base)
     with pytest.raises(ValuesRefused) as refused:
-        given_rows(Columns(Sink('"late"', (column,))), PlainRows([{"c": {"a": b"x"} if base == "jsonb" else 70_000}]))
+        given_rows(SinkColumns(Sink('"late"', (column,))), PlainRows([{"c": {"a": b"x"} if base == "jsonb" else 70_000}]))
     assert ("ALTER TABLE" in str(refused.value)) is advised
 
 

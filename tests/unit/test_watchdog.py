@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from dedup.pipeline import guards
+from dedup.pipeline import reentry
 
-FILE = Path(guards.__file__)
+FILE = Path(reentry.__file__)
 """Processes that load nothing but this begin in a moment."""
 
 HEAD = (
     f"""
 import ctypes, faulthandler, os, sys, threading, time
 sys.path.insert(0, {str(FILE.parent)!r})
-import guards
-from guards import limited
+import reentry
+from reentry import limited
 """
     + """
 
@@ -50,7 +50,7 @@ BODIES = {
     "many limits come and go": "within(0.5, hang)\nwhile True:\n    with limited(0.4): pass",
     "the lock is held": "within(600, hang); within(0.2, hang_with_the_lock); hang()",
     "the user takes the timer": "within(0.2, hang); faulthandler.cancel_dump_traceback_later(); hang()",
-    "whoever is told hangs": "guards.TELLING_SECONDS = 0.2; within(0.2, hang, hang); hang()",
+    "whoever is told hangs": "reentry.TELLING_SECONDS = 0.2; within(0.2, hang, hang); hang()",
     "whoever is told fails": "within(0.2, hang, lambda: 1 / 0); hang()",
     "a child of a fork": "within(600, hang)\nif child := os.fork():\n    os._exit(os.waitpid(child, 0)[1] >> 8)\nwithin(0.2, hang); hang()",
     "a fork while it runs": "within(0.5, hang)\nif os.fork() == 0:\n    os._exit(0)\nhang()",

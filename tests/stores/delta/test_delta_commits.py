@@ -1,4 +1,4 @@
-"""Of two copies one decides each number, whatever answer was lost and whoever commits in between."""
+"""Of two instances one decides each number, whatever answer was lost and whoever commits in between."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_fresh_handle_would_write_a_version_again(tmp_path: Path) -> None:
     assert DeltaTable(str(tmp_path / "t")).version() == 2
 
 
-def test_two_copies_never_decide_one_number(place: Path) -> None:
+def test_two_instances_never_decide_one_number(place: Path) -> None:
     """The second of two open transactions is told to plan again, and none of its rows appear."""
     one, two = open_store(place), open_store(place)
     number = kit.epoch(one)
@@ -100,8 +100,8 @@ def test_two_copies_never_decide_one_number(place: Path) -> None:
     assert one.problems(kit.NAME) == []
 
 
-def test_a_copy_with_an_older_epoch_is_fenced_before_and_at_the_commit(place: Path) -> None:
-    """Fenced names who took over; nothing of the older copy is decided."""
+def test_an_instance_with_an_older_epoch_is_fenced_before_and_at_the_commit(place: Path) -> None:
+    """Fenced names who took over; nothing of the older instance is decided."""
     old, new = open_store(place), open_store(place)
     number = kit.epoch(old)
     with pytest.raises(Fenced, match=r"process \d+ on .*epoch 2"), old.begin(kit.NAME, number) as tx:
@@ -191,7 +191,7 @@ def test_foreign_decisions_are_read_in_before_planning(place: Path) -> None:
 
 
 def test_a_first_decision_does_not_follow_decisions_it_has_not_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy that found no ledger, and comes back when there is one, plans again - although the newest snapshot would take its commit."""
+    """Who found no ledger, and comes back when there is one, plans again - although the newest snapshot would take its commit."""
     late, quick = open_store(place), open_store(place)
     real = commit.write_files
 

@@ -23,7 +23,7 @@ from deadletter.selection import Selection
 from dedup import Consumer, DeadLetters
 from dedup.core.messages import Asked
 from dedup.delta import DeltaStore, tables
-from dedup.delta.commit import Publisher
+from dedup.delta.commit import SinkPublisher
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.reprocessing.letters import reprocess
 from dedup.verify import verify
@@ -298,15 +298,15 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]
     """Delete files that no commit names yet, right before the step `publish`."""
 
     def on(pattern: str) -> None:
-        real = Publisher.publish
+        real = SinkPublisher.publish
 
-        def publish(self: Publisher) -> int:
+        def publish(self: SinkPublisher) -> int:
             if any(self.state.decided[seq].kind == "batch" for seq in self.state.pending):
                 for file in Path(self.root).parent.glob(pattern):
                     os.remove(file)
             return real(self)
 
-        monkeypatch.setattr(Publisher, "publish", publish)
+        monkeypatch.setattr(SinkPublisher, "publish", publish)
 
     return on
 
@@ -336,8 +336,8 @@ def test_files_that_vanish_right_after_the_decision_are_not_committed(
 
 def test_verify_finds_a_decision_that_a_sink_never_got(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each decision that lists files for a sink has a commit of that sink, also where later ones were published."""
-    real = Publisher._publish_one
-    monkeypatch.setattr(Publisher, "_publish_one", lambda self, header, entry: entry.name == "orders" or real(self, header, entry))
+    real = SinkPublisher._publish_one
+    monkeypatch.setattr(SinkPublisher, "_publish_one", lambda self, header, entry: entry.name == "orders" or real(self, header, entry))
     one = run(lake)
     one(batch(event(2, "c"), event(3, "d", -1)), 1)
     monkeypatch.undo()

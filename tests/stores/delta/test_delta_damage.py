@@ -42,7 +42,7 @@ def ledger(place: Path) -> DeltaTable:
 
 
 def test_a_restored_ledger_is_refused_until_a_person_accepts(place: Path) -> None:
-    """RESTORE keeps transaction ids and takes rows back: that they disagree is noticed, by old copies and by new ones."""
+    """RESTORE keeps transaction ids and takes rows back: that they disagree is noticed, by old instances and by new ones."""
     running = open_store(place)
     number = kit.epoch(running)
     for i in range(3):
@@ -78,8 +78,8 @@ def test_a_restore_to_an_older_generation_is_noticed(place: Path) -> None:
         kit.epoch(open_store(place))
 
 
-def test_a_ledger_that_is_deleted_or_replaced_stops_a_running_copy(place: Path) -> None:
-    """Nothing is decided in an empty ledger by a copy that knew a full one."""
+def test_a_ledger_that_is_deleted_or_replaced_stops_a_running_instance(place: Path) -> None:
+    """Nothing is decided in an empty ledger by an instance that knew a full one."""
     store = open_store(place)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))

@@ -85,8 +85,8 @@ def test_a_transaction_that_does_not_commit_leaves_nothing(place: Path) -> None:
     assert show(place) == [] and store.reserved(kit.NAME) == 0 and store.head(kit.NAME).seq == 1
 
 
-def test_letters_hold_their_keys_and_count_copies(place: Path) -> None:
-    """A copy of a held key is a duplicate that its letter counts; copies of written keys are not; nothing is counted twice."""
+def test_letters_hold_their_keys_and_count_duplicates(place: Path) -> None:
+    """An event with a held key is a duplicate that its letter counts; those of written keys are not; nothing is counted twice."""
     store = open_store(place)
     number = kit.epoch(store)
     assert kit.process(store, number, kit.events([1, 2, 1])).duplicates == [1]

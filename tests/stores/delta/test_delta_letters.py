@@ -163,7 +163,7 @@ def test_a_sequence_stays_in_order_whatever_is_changed(place: Path) -> None:
 
 
 def test_a_change_sets_its_columns_and_no_other(place: Path) -> None:
-    """Bodies, headers and everything that a change does not name stay to the byte; an edit replaces what it names; copies stay counted."""
+    """Bodies, headers and all that a change does not name stay to the byte; an edit replaces what it names; duplicates stay counted."""
     store = open_store(place)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([4, 5, 4]), reject=lambda key: key == 4)
@@ -176,7 +176,7 @@ def test_a_change_sets_its_columns_and_no_other(place: Path) -> None:
     change(store, [before["id"]], **GONE)
     kit.process(store, number, kit.events([4], 4), 2)
     (last,) = open_store(place).letters(Selection()).to_pylist()
-    assert last == {**after, "body": b"\x00new", "body_size": 4, **GONE}, "a letter that holds no key counts no copies"
+    assert last == {**after, "body": b"\x00new", "body_size": 4, **GONE}, "a letter that holds no key counts no duplicates"
     assert open_store(place).history(before["id"])["action"].to_pylist() == ["FAILED", "EDITED", "REPROCESSED"]
     assert open_store(place).problems(kit.NAME) == []
 
@@ -233,19 +233,19 @@ def test_letters_take_no_epoch_and_leave_the_batch_alone(place: Path) -> None:
         pass
 
 
-def test_the_trial_marker_outlives_its_process_and_ends_with_the_batch(place: Path) -> None:
+def test_the_crash_marker_outlives_its_process_and_ends_with_the_batch(place: Path) -> None:
     """What is about to be tried is read by the next process; a committed batch takes it away, a decision about letters does not."""
     store = open_store(place)
     number = kit.epoch(store)
-    assert store.trial(kit.NAME) is None
-    store.set_trial(kit.NAME, "one")
-    store.set_trial(kit.NAME, "two \u2603")
-    assert open_store(place).trial(kit.NAME) == "two \u2603"
+    assert store.crash_marker(kit.NAME) is None
+    store.set_crash_marker(kit.NAME, "one")
+    store.set_crash_marker(kit.NAME, "two \u2603")
+    assert open_store(place).crash_marker(kit.NAME) == "two \u2603"
     kit.process(store, number, kit.events([1]))
-    assert open_store(place).trial(kit.NAME) is None
-    store.set_trial(kit.NAME, "three")
-    store.set_trial(kit.NAME, None)
-    assert open_store(place).trial(kit.NAME) is None
+    assert open_store(place).crash_marker(kit.NAME) is None
+    store.set_crash_marker(kit.NAME, "three")
+    store.set_crash_marker(kit.NAME, None)
+    assert open_store(place).crash_marker(kit.NAME) is None
 
 
 def test_every_condition_of_a_selection_counts(place: Path) -> None:
@@ -302,7 +302,7 @@ def work(place: Path, seconds: float, handler: float, log: list[str]) -> None:
     while time.monotonic() < end:
         try:
             with store.begin(kit.NAME, number) as tx:
-                store.set_trial(kit.NAME, "trying")
+                store.set_crash_marker(kit.NAME, "trying")
                 time.sleep(handler)
                 tx.execute(Record(kit.records(tx.head, kit.events([at], at), kit.events([at], at), 0, at), Run("q", at), {}))
                 tx.execute(Commit())
@@ -340,13 +340,13 @@ def test_stream_and_reprocess_take_turns(place: Path, handler: float, letter: fl
 
 
 def test_a_dead_reprocess_stalls_the_stream_once_at_most(place: Path) -> None:
-    """A wish that a killed process left behind is not waited for; nor are letters stalled by what a killed stream left."""
+    """A request that a killed process left behind is not waited for; nor are letters stalled by what a killed stream left."""
     store = open_store(place)
     number = kit.epoch(store)
     script = (
         "import sys, os; from kit import delta_kit as kit; from dedup.delta import DeltaStore\n"
         "s = DeltaStore(sys.argv[1]); t = s._states.turns(kit.NAME)\n"
-        "from dedup.delta import turns; t.wish.write(turns._sign()); t.claim.write(turns._sign()); os.kill(os.getpid(), 9)"
+        "from dedup.delta import epoch; t.letters_turn.write(epoch._sign()); t.batch_turn.write(epoch._sign()); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", script, str(place / "state")]
     assert subprocess.run(command, check=False).returncode == -9

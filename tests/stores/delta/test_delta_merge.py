@@ -264,7 +264,7 @@ def test_a_task_tells_whose_fault_it_is(place: Path) -> None:
 
 def test_a_publisher_that_was_overtaken_takes_no_files_for_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has seen that nothing is published, the other one publishes and removes the staged files: then there is nothing left to do."""
-    from dedup.delta.commit import Publisher
+    from dedup.delta.commit import SinkPublisher
 
     sink, made = str(tmp_path / "sink"), DeltaStore(str(tmp_path / "state"))
     kit.create(sink)
@@ -277,13 +277,13 @@ def test_a_publisher_that_was_overtaken_takes_no_files_for_lost(tmp_path: Path, 
     with contextlib.suppress(RuntimeError), made.begin(kit.NAME, kit.epoch(made)) as tx:
         tx.merge(sink, ArrowRows(pa.table({"id": [1, 2]})), Merge(("id",)))
         tx.execute(Commit())
-    first, real = DeltaStore(made.path), Publisher.missing
+    first, real = DeltaStore(made.path), SinkPublisher.missing
 
-    def other_first(self: Publisher, *given: Any) -> list[str]:
-        monkeypatch.setattr(Publisher, "missing", real)
+    def other_first(self: SinkPublisher, *given: Any) -> list[str]:
+        monkeypatch.setattr(SinkPublisher, "missing", real)
         assert DeltaStore(made.path).publish(kit.NAME) == 1
         return real(self, *given)
 
-    monkeypatch.setattr(Publisher, "missing", other_first)
+    monkeypatch.setattr(SinkPublisher, "missing", other_first)
     assert first.publish(kit.NAME) == 0
     assert kit.ids(sink) == [1, 2] and DeltaStore(made.path).problems(kit.NAME) == []

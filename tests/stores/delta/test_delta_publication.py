@@ -18,7 +18,7 @@ from deadletter.selection import Selection
 from deadletter.store import Commit
 from dedup.core.rows import ArrowRows
 from dedup.delta import DeltaStore
-from dedup.delta.commit import Publisher
+from dedup.delta.commit import SinkPublisher
 from kit import delta_kit as kit
 
 pytestmark = pytest.mark.delta
@@ -64,7 +64,7 @@ def forget_transactions(place: Path, name: str = "orders") -> None:
 
 
 def test_what_was_decided_is_published_by_the_next_transaction(place: Path) -> None:
-    """A copy that died after the decision left it to the next one, in both sinks, in order."""
+    """An instance that died after the decision left it to the next one, in both sinks, in order."""
     store = open_store(place)
     number = kit.epoch(store)
     die_before_publishing(store, number, kit.events([1, 2]), sinks=("orders", "audit"), text="x")
@@ -100,15 +100,15 @@ def test_two_publishers_at_once_publish_once(place: Path, monkeypatch: pytest.Mo
     store = open_store(place)
     number = kit.epoch(store)
     die_before_publishing(store, number, kit.events([1, 2]))
-    real, met = Publisher._add, []
+    real, met = SinkPublisher._add, []
 
-    def overtaken(self: Publisher, *args: Any) -> bool:
+    def overtaken(self: SinkPublisher, *args: Any) -> bool:
         if not met:
             met.append(1)
             assert open_store(place).publish(kit.NAME) == 1
         return real(self, *args)
 
-    monkeypatch.setattr(Publisher, "_add", overtaken)
+    monkeypatch.setattr(SinkPublisher, "_add", overtaken)
     assert open_store(place).publish(kit.NAME) == 0
     assert show(place) == [1, 2] and DeltaTable(str(place / "orders")).version() == 1
 
@@ -148,7 +148,7 @@ def test_a_sink_that_was_dropped_and_created_again_is_told_and_accepted(place: P
     assert open_store(place).problems(kit.NAME) == []
 
 
-def test_the_running_copy_accepts_without_losing_anything(place: Path) -> None:
+def test_the_running_instance_accepts_without_losing_anything(place: Path) -> None:
     """Where it is known that everything was published, nothing has to be given up."""
     store = open_store(place)
     number = kit.epoch(store)
@@ -246,7 +246,7 @@ def test_after_a_reset_nothing_old_comes_up_in_new_sinks(place: Path) -> None:
     assert show(place) == [1, 2] and open_store(place).problems(kit.NAME) == []
 
 
-def test_a_transaction_of_a_fenced_copy_publishes_nothing_of_its_own(place: Path) -> None:
+def test_a_transaction_of_a_fenced_instance_publishes_nothing_of_its_own(place: Path) -> None:
     """Its files lie in the sink's folder and no commit names them."""
     old, new = open_store(place), open_store(place)
     number = kit.epoch(old)
@@ -262,7 +262,7 @@ def test_several_decisions_are_published_in_their_order(place: Path, monkeypatch
     store = open_store(place)
     number = kit.epoch(store)
     with monkeypatch.context() as patch:
-        patch.setattr(Publisher, "publish", lambda self, fresh=None: 0)
+        patch.setattr(SinkPublisher, "publish", lambda self, fresh=None: 0)
         for i in range(3):
             kit.process(store, number, kit.events([i], i), i)
     assert show(place) == []

@@ -82,7 +82,7 @@ def test_letters_of_lost_decisions_do_not_count(place: Path) -> None:
     consumer(open_store(place))(batch([0, 1]), 0)
     before = ledger(place).version()
     consumer(open_store(place))(batch([2, 3]), 1)
-    consumer(open_store(place))(batch([3, 4, 5]), 2)  # a copy of a held key is noted, and a redelivery
+    consumer(open_store(place))(batch([3, 4, 5]), 2)  # a duplicate of a held key is noted, and a redelivery
     ledger(place).restore(before)
     open_store(place).amend(kit.NAME, changes.accept_restore, by="me", reason="backup")
     assert open_store(place).letters(Selection())["sequence_number"].to_pylist() == [1]

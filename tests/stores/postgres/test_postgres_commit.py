@@ -127,7 +127,7 @@ def test_a_commit_that_cannot_be_read_back_is_unknown(store: PostgresStore, prox
 
 
 def test_a_takeover_during_the_commit_is_fenced(store: PostgresStore, proxy: Proxy, postgres: str) -> None:
-    """Lost before it arrived, and another copy is there already: stop, do not run again."""
+    """Lost before it arrived, and another instance is there already: stop, do not run again."""
     number, proxy.deliver = epoch(store), False
     with pytest.raises(Fenced), store.begin("shop", number) as tx:
         tx.execute(record(0, 0))

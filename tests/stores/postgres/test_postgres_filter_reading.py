@@ -213,7 +213,7 @@ def test_small_batches_read_no_filter(postgres: str) -> None:
 
 
 def test_a_filter_waits_until_it_is_worth_reading(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large table is not read for a few batches, and less and less often where other copies write, too."""
+    """A large table is not read for a few batches, and less and less often where other instances write, too."""
     monkeypatch.setattr(key_filter, "_CHEAPER", 1)
     epoch(store)
     chunk(store, 0, 999)

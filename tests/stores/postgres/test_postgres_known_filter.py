@@ -16,7 +16,7 @@ import pytest
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Commit, Free
 from dedup.postgres import PostgresStore, key_filter, wire
-from dedup.postgres import keys as reserve
+from dedup.postgres.keys import _take_free
 from dedup.reprocessing.dead_letters import DeadLetters
 from fixtures.fix_postgres import run
 from kit import pg_server
@@ -59,7 +59,7 @@ def test_new_keys_are_not_looked_up_and_known_ones_are_found(store: PostgresStor
     assert counts[0] < 50 and 150 <= counts[1] < 170
 
 
-def test_copies_of_new_keys_read_no_index_of_older_tables(store: PostgresStore, postgres: str) -> None:
+def test_duplicates_of_new_keys_read_no_index_of_older_tables(store: PostgresStore, postgres: str) -> None:
     """What may be known is looked for in the current table first, and elsewhere only where that one does not have it."""
     epoch(store)
     for first in (0, 100, 200):
@@ -87,7 +87,7 @@ def _asked(connection: psycopg.Connection[Any], statement: bytes, wanted: range)
     return found
 
 
-def test_what_another_copy_reserved_since_is_found_all_the_same(store: PostgresStore, postgres: str) -> None:
+def test_what_another_instance_reserved_since_is_found_all_the_same(store: PostgresStore, postgres: str) -> None:
     """The unique index is the judge: a key that the filter does not know is not reserved twice, and the filter is given up."""
     epoch(store)
     chunk(store, 0, 9)
@@ -100,7 +100,7 @@ def test_what_another_copy_reserved_since_is_found_all_the_same(store: PostgresS
     assert run(postgres, "select count(*), count(distinct key) from dedup.reservation") == [(30, 30)]
 
 
-def test_a_rotation_by_another_copy_makes_the_filter_useless(store: PostgresStore, postgres: str) -> None:
+def test_a_rotation_by_another_instance_makes_the_filter_useless(store: PostgresStore, postgres: str) -> None:
     """A closed table has keys that the filter never saw, and no index judges there: it is read anew before it is believed."""
     epoch(store)
     chunk(store, 0, 9)
@@ -161,7 +161,7 @@ def test_data_that_were_restored_are_other_data(store: PostgresStore, postgres: 
 
 
 def test_a_key_that_a_letter_gets_back_by_an_edit_is_reserved(store: PostgresStore, postgres: str) -> None:
-    """After a purge nothing else holds it, and the filter was read when nobody did: a copy of that event is a duplicate all the same."""
+    """After a purge nothing else holds it, and the filter was read when nobody did: that event is a duplicate all the same."""
     epoch(store)
     (found,) = park(store, [letter(5)])
     chunk(store, 10, 19)
@@ -179,24 +179,23 @@ def test_a_key_that_a_letter_gets_back_by_an_edit_is_reserved(store: PostgresSto
 
 
 def test_a_key_that_was_freed_while_it_was_asked_for_is_reserved(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken when it was to be reserved, free when it was looked up: what counts as new is reserved, or a copy of it would be new again."""
+    """Taken when it was to be reserved, free when it was looked up: what counts as new is reserved, or it would be new again."""
     epoch(store)
     chunk(store, 0, 9)
     assert has_read(store)
     other = PostgresStore(store.dsn, filter_memory=0)
     epoch(other, "other")
     chunk(other, 20, 29, "other")
-    take_free = reserve._take_free
 
     def and_then(*given: Any) -> wire.Keys:
-        monkeypatch.setattr(reserve, "_take_free", take_free)
-        raced = take_free(*given)
+        monkeypatch.setattr("dedup.postgres.keys._take_free", _take_free)
+        raced = _take_free(*given)
         with other.begin_letters("other") as tx:
             tx.execute(Free(keys(range(20, 25)).select(["key"])))
             tx.execute(Commit())
         return raced
 
-    monkeypatch.setattr(reserve, "_take_free", and_then)
+    monkeypatch.setattr("dedup.postgres.keys._take_free", and_then)
     assert chunk(store, 15, 34) == 5
     assert run(store.dsn, "select count(*), count(distinct key) from dedup.reservation") == [(30, 30)]
 
@@ -212,7 +211,7 @@ def test_keys_that_somebody_put_into_the_parent_are_found(store: PostgresStore, 
 
 
 def test_keys_of_letters_are_known_where_their_table_was_purged(store: PostgresStore) -> None:
-    """What only a letter holds is in the filter as well: else an event would run whose copy waits to be reprocessed."""
+    """What only a letter holds is in the filter as well: else an event would run whose duplicate waits to be reprocessed."""
     epoch(store)
     park(store, [letter(5), letter(6)])
     read(store)
@@ -227,7 +226,7 @@ _HAMMER = """
 import sys
 from kit.pg_help import *
 from kit.known_filter_kit import chunk
-from dedup.postgres import known_filter
+from dedup.postgres import PostgresStore, key_filter
 key_filter.FEW, key_filter._CHEAPER = 0, 10**9
 store, mine, seed = PostgresStore(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 import random
@@ -242,7 +241,7 @@ print(new)
 """
 
 
-def test_copies_that_write_the_same_keys_reserve_each_once(postgres: str) -> None:
+def test_instances_that_write_the_same_keys_reserve_each_once(postgres: str) -> None:
     """Four processes with filters of their own, rotating at random: every key is new for exactly one of them."""
     PostgresStore(postgres).migrate()
     children = [

@@ -33,8 +33,8 @@ def store(postgres: str) -> Iterator[PostgresStore]:
     made.close()
 
 
-def copies(*numbers: int, count: int = 1) -> Note:
-    """Note copies of these keys."""
+def duplicates(*numbers: int, count: int = 1) -> Note:
+    """Note duplicates of these keys."""
     found = keys(numbers)["key"]
     return Note(pa.table({"key": found, "count": pa.array([count] * len(numbers), pa.int64())}))
 
@@ -69,12 +69,12 @@ class TestLocking:
         assert run(postgres, "select count(*), count(distinct letter_id) from dedup.letter_history") == [(200, 200)]
 
     def test_a_person_at_work_does_not_stall_the_stream(self, store: PostgresStore, postgres: str) -> None:
-        """Locked letters, an open transaction: batches commit, copies of a held key are counted, the epoch can be taken."""
+        """Locked letters, an open transaction: batches commit, duplicates of a held key are counted, the epoch can be taken."""
         ids = park(store, [letter(n) for n in range(3)])
         with store.begin_letters("shop") as tx:
             tx.lock(ids)
             with ThreadPoolExecutor(1) as pool:
-                assert pool.submit(stream_with_copies, postgres).result(timeout=20) == 3
+                assert pool.submit(stream_with_duplicates, postgres).result(timeout=20) == 3
             tx.execute(changing(ids, status="REPROCESSED", holds_key=False))
             tx.execute(Commit())
         assert store.letters(ALL)["duplicates"].to_pylist() == [4, 4, 4] and store.problems("shop") == []
@@ -132,12 +132,12 @@ class TestLocking:
             pass
 
 
-def stream_with_copies(dsn: str) -> int:
-    """A takeover and a batch of the stream with four copies of each of three held keys; returns how many keys were known."""
+def stream_with_duplicates(dsn: str) -> int:
+    """A takeover and a batch of the stream with four duplicates of each of three held keys; returns how many keys were known."""
     stream = PostgresStore(dsn)
     with stream.begin("shop", epoch(stream)) as tx:
         known = tx.reserve(keys(range(4))).num_rows
-        tx.execute(copies(0, 1, 2, count=4))
+        tx.execute(duplicates(0, 1, 2, count=4))
         finish(tx, 10, 13, reserved=1)
     # The keys of the letters were reserved outside a batch.
     run(dsn, "update dedup.batch set reserved = 4")
@@ -224,45 +224,45 @@ class TestFloods:
         assert found == letters_of(given).cast(found.schema)
 
 
-class TestCopies:
-    def test_copies_are_counted_once_each(self, store: PostgresStore, postgres: str) -> None:
+class TestDuplicates:
+    def test_duplicates_are_counted_once_each(self, store: PostgresStore, postgres: str) -> None:
         """On free letters in place; on those that somebody is at work on beside them. Both are shown as one number."""
         ids = park(store, [letter(n) for n in range(4)])
         number = store.head("shop").epoch
         with store.begin_letters("shop") as person:
             person.lock(ids[:2])
             with PostgresStore(postgres).begin("shop", number) as tx:
-                tx.execute(copies(0, 1, 2, count=3))
+                tx.execute(duplicates(0, 1, 2, count=3))
                 finish(tx, 10, 10, reserved=0)
         with store.begin("shop", number) as tx:
-            tx.execute(copies(0, 3, 77))
+            tx.execute(duplicates(0, 3, 77))
             finish(tx, 11, 11, batch_id=1, reserved=0)
         assert store.letters(ALL)["duplicates"].to_pylist() == [4, 3, 3, 1]
         assert run(postgres, "select sum(duplicates) from dedup.letter_duplicate") == [(6,)]
 
 
-class TestTrial:
+class TestCrashMarker:
     def test_the_marker_outlives_its_process_and_ends_with_the_batch(self, store: PostgresStore, postgres: str) -> None:
         """Written at once, while a batch is open, too; a recorded batch clears it, letters and positions from the log do not."""
-        assert store.trial("shop") is None and store.trial("nobody") is None
+        assert store.crash_marker("shop") is None and store.crash_marker("nobody") is None
         number = store.head("shop").epoch
         with store.begin("shop", number) as tx:
-            store.set_trial("shop", '{"rows": [0, 9]}')
-            assert PostgresStore(postgres).trial("shop") == '{"rows": [0, 9]}'
+            store.set_crash_marker("shop", '{"rows": [0, 9]}')
+            assert PostgresStore(postgres).crash_marker("shop") == '{"rows": [0, 9]}'
             tx.connection.execute("select 1")
-        assert store.trial("shop") == '{"rows": [0, 9]}', "the batch was not committed"
+        assert store.crash_marker("shop") == '{"rows": [0, 9]}', "the batch was not committed"
         park(store, [letter(1)])
-        assert store.trial("shop") is not None
+        assert store.crash_marker("shop") is not None
         chunk(store, number, 0, 9)
-        assert store.trial("shop") is None
-        store.set_trial("shop", "x")
-        store.set_trial("shop", None)
-        assert store.trial("shop") is None
-        store.set_trial("nobody", "x")
+        assert store.crash_marker("shop") is None
+        store.set_crash_marker("shop", "x")
+        store.set_crash_marker("shop", None)
+        assert store.crash_marker("shop") is None
+        store.set_crash_marker("nobody", "x")
 
     def test_writing_it_does_not_wait_for_the_disk(self, store: PostgresStore, postgres: str) -> None:
         """Only this statement is lazy: the session's own setting is as it was, and batches commit durably."""
-        store.set_trial("shop", "x")
+        store.set_crash_marker("shop", "x")
         with store._pool.borrow() as connection:
             assert connection.execute("show synchronous_commit").fetchone() == ("on",)
 

@@ -137,7 +137,7 @@ def test_a_role_that_may_not_create_is_told_to_migrate(postgres: str, role: str)
 def _work_with_letters(store: PostgresStore) -> None:
     """What a person and the stream do to letters, each step once."""
     ids = park(store, chain([20, 21], "a"), [{"letter_id": chain([20], "a")[0]["id"]}])
-    store.set_trial("shop", "x")
+    store.set_crash_marker("shop", "x")
     with store.begin_letters("shop", positions=True) as tx:
         tx.lock(ids)
         tx.execute(changing(ids, status="DISCARDED", holds_key=False))

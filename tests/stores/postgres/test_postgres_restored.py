@@ -148,7 +148,7 @@ NAMED = {
     "partition_claim": None,
     "blocked_sequence": None,
     "heartbeat": None,
-    "trial": None,
+    "crash_marker": None,
 }
 """Table that is restored alone without being refused, and what `verify` says of it."""
 

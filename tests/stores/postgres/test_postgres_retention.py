@@ -212,7 +212,7 @@ def test_letters_come_back_with_their_exact_bytes(store: PostgresStore) -> None:
     assert kept["duplicates"].to_pylist() == [0, 0, 0]
 
 
-def test_copies_are_counted_on_the_letter_that_holds_the_key(store: PostgresStore) -> None:
+def test_duplicates_are_counted_on_the_letter_that_holds_the_key(store: PostgresStore) -> None:
     """Keys without a letter are ignored."""
     number = epoch(store)
     names = keys(range(3))["key"].to_pylist()

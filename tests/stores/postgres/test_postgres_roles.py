@@ -163,7 +163,7 @@ DASHBOARD = [
     "blocked_by_letter",
     "consumer_action",
 ]
-HIDDEN = ["dead_letter", "letter_history", "reservation", "outbox", "trial"]
+HIDDEN = ["dead_letter", "letter_history", "reservation", "outbox", "crash_marker"]
 
 
 def test_the_role_of_dashboards_reads_no_bodies_and_writes_nothing(place: LeastPlace) -> None:

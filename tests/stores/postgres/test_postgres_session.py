@@ -52,7 +52,7 @@ def test_what_a_handler_did_to_the_session_ends_with_its_batch(store: PostgresSt
         assert tx._connection.execute("select session_user = current_user, current_setting('statement_timeout')").fetchone() == (True, "0")
         finish(tx, 1, 1, reserved=0)
     assert run(postgres, "select a from public.sink") == [(1,)]
-    assert session_of(store, number) == session, "a copy that lives keeps its session: that is how others know"
+    assert session_of(store, number) == session, "an instance that lives keeps its session: that is how others know"
     store.close()
 
 

@@ -1,4 +1,4 @@
-"""Who may commit: takeovers of dead, silent, stopped and living copies, on real processes and sessions."""
+"""Who may commit: takeovers of dead, silent, stopped and living instances, on real processes and sessions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ with store.begin("shop", number) as tx:
 """
 
 
-class Copy:
+class Instance:
     """Another process that holds an open transaction."""
 
     def __init__(self, dsn: str, folder: Path) -> None:
@@ -60,9 +60,9 @@ class Copy:
 
 
 @pytest.fixture
-def copy(postgres: str, tmp_path: Path) -> Iterator[Copy]:
+def instance(postgres: str, tmp_path: Path) -> Iterator[Instance]:
     PostgresStore(postgres).migrate()
-    made = Copy(postgres, tmp_path)
+    made = Instance(postgres, tmp_path)
     yield made
     made.kill()
 
@@ -80,9 +80,9 @@ def take(store: PostgresStore, who: Holder | None = None, **options: Any) -> tup
 
 
 @pytest.mark.crash
-def test_a_killed_process_is_taken_over_at_once(store: PostgresStore, copy: Copy) -> None:
+def test_a_killed_process_is_taken_over_at_once(store: PostgresStore, instance: Instance) -> None:
     """Its session has ended or its process is gone: nobody waits the time-out, and its open transaction is undone."""
-    copy.kill()
+    instance.kill()
     number, told = take(store)
     assert number == 2 and told == []
     assert chunk(store, number, 0, 4) == 0
@@ -100,25 +100,25 @@ def test_a_dead_process_on_this_host_is_taken_over_at_once_though_its_session_li
 
 
 @pytest.mark.crash
-def test_a_stopped_process_is_taken_over_after_the_time_out_and_can_never_commit(store: PostgresStore, copy: Copy) -> None:
-    """SIGSTOP keeps the locks: its session is ended. Continued, the old copy learns that it was fenced."""
-    copy.process.send_signal(signal.SIGSTOP)
+def test_a_stopped_process_is_taken_over_after_the_time_out_and_can_never_commit(store: PostgresStore, instance: Instance) -> None:
+    """SIGSTOP keeps the locks: its session is ended. Continued, the old instance learns that it was fenced."""
+    instance.process.send_signal(signal.SIGSTOP)
     number, told = take(store, takeover_after=1.0)
-    assert number == 2 and told and f"process {copy.process.pid}" in told[0][1]
+    assert number == 2 and told and f"process {instance.process.pid}" in told[0][1]
     assert chunk(store, number, 0, 4) == 0
-    copy.resume.touch()
-    copy.process.send_signal(signal.SIGCONT)
-    assert copy.process.wait(60) != 0 and "errors.Fenced" in copy.errors()
+    instance.resume.touch()
+    instance.process.send_signal(signal.SIGCONT)
+    assert instance.process.wait(60) != 0 and "errors.Fenced" in instance.errors()
     assert store.head("shop").seq == 1
 
 
 @pytest.mark.crash
-def test_the_old_copys_next_statement_says_that_it_was_fenced(store: PostgresStore, postgres: str) -> None:
+def test_the_old_instances_next_statement_says_that_it_was_fenced(store: PostgresStore, postgres: str) -> None:
     """A session ended by a takeover is not an outage: the error is Fenced, in the middle of a chunk and at its commit."""
     for last_words in (lambda tx: tx.reserve(keys([1])), lambda tx: finish(tx, 0, 0)):
         old = PostgresStore(postgres)
         number = epoch(old)
-        with pytest.raises(Fenced, match="Stop this copy"), old.begin("shop", number) as tx:
+        with pytest.raises(Fenced, match="Stop this instance"), old.begin("shop", number) as tx:
             tx.reserve(keys([0]))
             take(PostgresStore(postgres), force=True)
             last_words(tx)
@@ -128,7 +128,7 @@ def test_the_old_copys_next_statement_says_that_it_was_fenced(store: PostgresSto
 
 
 def test_a_handlers_lost_session_is_fenced_too(postgres: str) -> None:
-    """The handler's own statement meets the ended session first: the flow still learns of the takeover."""
+    """The handler's own statement meets the ended session first: the pipeline still learns of the takeover."""
     old = PostgresStore(postgres)
     number = epoch(old)
     with pytest.raises(Fenced), old.begin("shop", number) as tx, tx.attempt():
@@ -156,7 +156,7 @@ def test_a_holder_that_shows_life_is_not_taken_over(store: PostgresStore, postgr
 
 
 def test_commits_are_signs_of_life(store: PostgresStore, postgres: str) -> None:
-    """A copy that commits is alive without any heartbeat: each wait begins anew."""
+    """An instance that commits is alive without any heartbeat: each wait begins anew."""
     number, _ = take(store, holder("elsewhere"))
     batches = iter(range(1000))
 
@@ -175,14 +175,14 @@ def test_the_same_run_takes_its_epoch_again_at_once(store: PostgresStore, postgr
 
 
 def test_a_closed_store_gives_its_epoch_free(store: PostgresStore, postgres: str) -> None:
-    """A clean stop ends the session, and the next copy begins at once, wherever the first one ran."""
+    """A clean stop ends the session, and the next instance begins at once, wherever the first one ran."""
     take(store, holder("elsewhere"))
     store.close()
     until(lambda: run(postgres, "select count(*) from pg_stat_activity a join dedup.heartbeat h on h.backend_pid = a.pid") == [(0,)])
     assert take(PostgresStore(postgres)) == (2, [])
 
 
-def test_a_reconnected_copy_is_looked_for_in_its_new_session(store: PostgresStore, postgres: str) -> None:
+def test_a_reconnected_instance_is_looked_for_in_its_new_session(store: PostgresStore, postgres: str) -> None:
     """A session lost between two chunks is replaced, and the holder does not count as gone."""
     number, _ = take(store, holder("elsewhere"))
     run(postgres, "select pg_terminate_backend(backend_pid) from dedup.heartbeat")
@@ -199,7 +199,7 @@ def test_a_reconnected_copy_is_looked_for_in_its_new_session(store: PostgresStor
 def test_two_processes_want_the_same_keys_and_the_first_one_dies(store: PostgresStore, postgres: str, tmp_path: Path) -> None:
     """The second reserver waits for the first one's end and wins every key."""
     store.migrate()
-    first = Copy(postgres, tmp_path)
+    first = Instance(postgres, tmp_path)
     number = epoch(store, "other")
     command = [sys.executable, "-c", RESERVE, postgres, str(number)]
     second = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -213,7 +213,7 @@ def test_two_processes_want_the_same_keys_and_the_first_one_dies(store: Postgres
 def test_two_processes_want_the_same_keys_and_the_first_one_commits(store: PostgresStore, postgres: str, tmp_path: Path) -> None:
     """The second reserver learns that the keys it waited for are taken, with their payload, and keeps the others."""
     store.migrate()
-    first = Copy(postgres, tmp_path)
+    first = Instance(postgres, tmp_path)
     number = epoch(store, "other")
     with store.begin("other", number) as tx, ThreadPoolExecutor(1) as later:
         later.submit(lambda: (until(lambda: run(postgres, WAITING) == [(1,)]), first.resume.touch()))

@@ -20,7 +20,7 @@ from deadletter.known import SYSTEMIC, TRANSIENT
 from deadletter.selection import Selection
 from dedup import Retry, replay
 from dedup.consumer import Consumer
-from dedup.pipeline.handlers import Event
+from dedup.pipeline.handlers import HandlerEvent
 from dedup.spark import tasks
 from kit.foreach_kit import bare
 from kit.local_tasks import TaskEach, Tasks, run_in, run_in_tasks
@@ -42,7 +42,7 @@ def base(postgres: str) -> PostgresPlace:
     return place
 
 
-def row(event: Event) -> dict[str, Any]:
+def row(event: HandlerEvent) -> dict[str, Any]:
     """What the sink gets of an order."""
     return {"id": event.data["id"], "amount": event.data["amount"]}
 
@@ -52,7 +52,7 @@ def test_events_wait_behind_a_failed_one_of_their_sequence(base: PostgresPlace) 
     made = bare(base.store(), sequence_key="data.amount")
 
     @made.foreach(into="orders")
-    def book(event: Event, tx: Any) -> Any:
+    def book(event: HandlerEvent, tx: Any) -> Any:
         if event.data["id"] == "b1":
             raise ValueError("no")
         return row(event)
@@ -70,7 +70,7 @@ def test_a_transient_error_is_tried_again_and_parks_nothing(base: PostgresPlace,
     made = bare(base.store(), errors=[(Moody, TRANSIENT)], retry=Retry(attempts=3, first=0.01))
 
     @made.foreach(into="orders")
-    def book(event: Event, tx: Any) -> Any:
+    def book(event: HandlerEvent, tx: Any) -> Any:
         tx.write({"id": f"try {event.data['id']}", "amount": 0}, "orders")
         if event.sequence_number == 2 and len(list(tmp_path.iterdir())) < 2:
             (tmp_path / str(time.monotonic_ns())).touch()
@@ -88,7 +88,7 @@ def test_a_systemic_error_parks_nothing(base: PostgresPlace) -> None:
     made, away = bare(base.store(), errors=[(Moody, SYSTEMIC)], max_events_per_transaction=2), [True]
 
     @made.foreach(into="orders")
-    def book(event: Event, tx: Any) -> Any:
+    def book(event: HandlerEvent, tx: Any) -> Any:
         if away[0] and event.sequence_number == 3:
             raise Moody("the service is away")
         return row(event)
@@ -135,7 +135,7 @@ def test_an_outage_of_a_service_is_waited_out(base: PostgresPlace, tmp_path: Pat
     made = bare(base.store(), max_outage=60.0, retry=Retry(attempts=1))
 
     @made.foreach(into="orders")
-    def book(event: Event, tx: Any) -> Any:
+    def book(event: HandlerEvent, tx: Any) -> Any:
         if len(list(tmp_path.iterdir())) < 2:
             (tmp_path / str(time.monotonic_ns())).touch()
             raise error("no price to be had") from ConnectionRefusedError(111, "Connection refused")
@@ -169,7 +169,7 @@ def test_a_failed_statement_of_one_event_is_that_events_alone(base: PostgresPlac
     made = bare(base.store())
 
     @made.foreach(into="orders")
-    def book(event: Event, tx: Any) -> Any:
+    def book(event: HandlerEvent, tx: Any) -> Any:
         tx.connection.execute("insert into orders values (%s, 1 / %s)", [f"own {event.data['id']}", event.data["amount"]])
         return row(event)
 
@@ -185,7 +185,7 @@ def test_after_a_slice_over_the_budget_no_slice_of_another_task_begins(base: Pos
     made, outage = bare(base.store()), [True]
 
     @made.foreach(into="orders")
-    def book(event: Event, tx: Any) -> Any:
+    def book(event: HandlerEvent, tx: Any) -> Any:
         if event.partition == 0 and outage[0]:
             raise ValueError("an outage")
         return row(event)
@@ -200,7 +200,7 @@ def test_after_a_slice_over_the_budget_no_slice_of_another_task_begins(base: Pos
 
 
 def test_a_driver_that_was_taken_over_does_not_end_the_batch_for_the_other_one(base: PostgresPlace) -> None:
-    """Its slices are through when a newer copy with another query takes the epoch: it is fenced, and says nothing in that one's name."""
+    """Its slices are through when a newer instance with another query takes the epoch: it is fenced, and says nothing in its name."""
     made: Consumer = bare(base.store(), query="one")
     made.foreach(into="orders")(lambda event, tx: row(event))
     run_in_tasks(made, batch(*orders(range(2))))
@@ -220,7 +220,7 @@ def test_replay_does_not_repeat_statements_of_the_handler(base: PostgresPlace) -
     made = bare(base.store())
 
     @made.foreach()
-    def book(event: Event, tx: Any) -> None:
+    def book(event: HandlerEvent, tx: Any) -> None:
         tx.connection.execute("insert into orders values (%s, 1)", [event.data["id"]])
 
     events = batch(*orders(range(3)))
@@ -234,8 +234,8 @@ def test_replay_does_not_repeat_statements_of_the_handler(base: PostgresPlace) -
     assert len(base.read()) == 6
 
 
-def test_replay_tells_where_a_purge_has_forgotten_what_were_copies(base: PostgresPlace) -> None:
-    """Outcomes go with the reservations that are purged: a copy would overwrite what the first event did. Refused until it is accepted."""
+def test_replay_tells_where_a_purge_has_forgotten_what_were_duplicates(base: PostgresPlace) -> None:
+    """Outcomes go with the reservations that are purged: a duplicate would overwrite what the first event did. Refused until accepted."""
     base.create_merge_sink("balances")
     made = bare(base.store())
     made.foreach()(lambda event, tx: tx.merge(row(event), "balances", "id"))
@@ -250,7 +250,7 @@ def test_replay_tells_where_a_purge_has_forgotten_what_were_copies(base: Postgre
     assert [r["amount"] for r in base.read("balances")] == [1, 2]
 
 
-RUNNERS = json.dumps({"span": [0, 3], "trial": None})
+RUNNERS = json.dumps({"span": [0, 3], "marker": None})
 
 
 def test_what_a_runner_was_trying_does_not_stop_slices(base: PostgresPlace) -> None:
@@ -258,7 +258,7 @@ def test_what_a_runner_was_trying_does_not_stop_slices(base: PostgresPlace) -> N
     made = bare(base.store())
     made.foreach(into="orders")(lambda event, tx: row(event))
     run_in_tasks(made, batch(*orders(range(2))))
-    made.store.set_trial("shop", RUNNERS, "broker/orders/0")
+    made.store.set_crash_marker("shop", RUNNERS, "broker/orders/0")
     again = bare(base.store())
     again.foreach(into="orders")(lambda event, tx: row(event))
     assert run_in_tasks(again, batch(*orders(range(2, 5))), 1).processed == 3

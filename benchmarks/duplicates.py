@@ -1,4 +1,4 @@
-"""The contests again with other shares of copies than 1 %, and with ten times as many events a batch."""
+"""The contests again with other shares of duplicates than 1 %, and with ten times as many events a batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LARGE = "_500k"
 
 
 def compare(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
-    """Every measure of both contests with no copies and with half of them, its name with the share in percent. Verified as these are."""
+    """The measures of both contests without duplicates and with half of them, its name with the share in percent. Verified as these are."""
     measures, seconds = [], Seconds()
     for share in SHARES:
-        found, taken = _contests(spark, folder, dsn, replace(sizes, copies=share), _of(share))
+        found, taken = _contests(spark, folder, dsn, replace(sizes, duplicates=share), _of(share))
         measures += found
         seconds |= taken
     return measures, seconds
@@ -31,14 +31,14 @@ def compare_large(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[lis
     large = replace(sizes, events=sizes.large, batches=max(sizes.batches // 5, 2), warm=max(sizes.warm // 5, 1))
     measures, seconds = _contests(spark, folder, dsn, large, LARGE, on_delta=False)
     for share in SHARES:
-        found, taken = _contests(spark, folder, dsn, replace(large, copies=share), LARGE + _of(share))
+        found, taken = _contests(spark, folder, dsn, replace(large, duplicates=share), LARGE + _of(share))
         measures += found
         seconds |= taken
     return measures, seconds
 
 
 def _of(share: float) -> str:
-    return f"_copies_{100 * share:.0f}"
+    return f"_duplicates_{100 * share:.0f}"
 
 
 def _contests(spark: Any, folder: Path, dsn: str, sizes: Sizes, ending: str, *, on_delta: bool = True) -> tuple[list[Measure], Seconds]:

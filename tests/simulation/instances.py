@@ -13,17 +13,17 @@ DONE = "its work is done"
 
 
 class Crash(BaseException):
-    """The process of one copy died."""
+    """The process of one instance died."""
 
 
 class Boom(Exception):
     """The handler failed."""
 
 
-class Copy:
+class Instance:
     """One process; it stands right before the step whose name is in `at`."""
 
-    def __init__(self, number: int, what: str, body: Callable[[Copy], None]) -> None:
+    def __init__(self, number: int, what: str, body: Callable[[Instance], None]) -> None:
         self.number, self.what, self.at = number, what, "start"
         self.asleep, self.done, self.ended = 0, False, ""
         self.reads: object = None  # the Spark checkpoint of a query
@@ -44,7 +44,7 @@ class Copy:
         self.done = True
 
     def pause(self, name: str = "") -> None:
-        """Called by the copy before each step: give the turn back. Who is dead does nothing any more on its way out."""
+        """Called by the instance before each step: give the turn back. Who is dead does nothing any more on its way out."""
         if self._dead:
             raise Crash
         parent = self._greenlet.parent

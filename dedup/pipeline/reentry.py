@@ -174,11 +174,11 @@ def _stderr() -> int:
 Identity = tuple[str, str]
 """Name of a consumer, and what its store is."""
 
-_HANDLING: ContextVar[tuple[_Run, ...]] = ContextVar("dedup_handling", default=())
+_HANDLING: ContextVar[tuple[_HandlerRun, ...]] = ContextVar("dedup_handling", default=())
 
 
 @dataclass(eq=False)
-class _Run:
+class _HandlerRun:
     """One run of a handler."""
 
     consumer: Identity
@@ -193,7 +193,7 @@ def identity(name: str, store: object) -> Identity:
 @contextmanager
 def handling(consumer: Identity) -> Iterator[None]:
     """While a handler of this consumer runs, and what it has recorded is evaluated."""
-    run = _Run(consumer)
+    run = _HandlerRun(consumer)
     token = _HANDLING.set((*_HANDLING.get(), run))
     try:
         yield
