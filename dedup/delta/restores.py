@@ -78,7 +78,7 @@ def _lost(state: ConsumerState, sink: Sink, version: int, what: Publication | No
     now, looked_at = sink.table.version(), (sink.table_id, sink.table.version(), version, what)
     if now == version or looked_at in state.sinks.kept:
         return ""
-    if now > version and not _restores(sink.table, version):
+    if now > version and not _restores(sink.table, version)[0]:
         return ""
     if now < version or what is None:
         return "published rows may be missing"
@@ -91,15 +91,15 @@ def _lost(state: ConsumerState, sink: Sink, version: int, what: Publication | No
     return lost
 
 
-def _restores(table: DeltaTable, since: int) -> dict[int, int | None]:
-    """Those after this version; and the first commit that the log has, where that is not all. Raises StoreUnavailable."""
-    found, wanted = dict[int, int | None](), table.version() - since
-    entries = tables.history_of(table, wanted)
+def _restores(table: DeltaTable, since: int) -> tuple[dict[int, int | None], int]:
+    """Those after this version, and the first version that the log tells of. Raises StoreUnavailable."""
+    found = dict[int, int | None]()
+    entries = tables.history_of(table, table.version() - since)
     for number, entry in enumerate(entries):
         if entry.get("operation") == "RESTORE":
             target = str((entry.get("operationParameters") or {}).get("version")).strip('"')
             found[table.version() - number] = int(target) if target.isdecimal() else None
-    return found if len(entries) >= wanted else {table.version() - len(entries) + 1: None, **found}
+    return found, table.version() - len(entries) + 1
 
 
 def path_to(now: int, restores: Restores, looked_at: int, has: Callable[[int], bool]) -> list[int] | None:
@@ -135,7 +135,10 @@ class _Versions:
 
     def lost(self, looked_at: int) -> str:
         """What is missing; empty where nothing is. Raises _Unknown, StoreUnavailable."""
-        path = path_to(self.table.version(), _restores(self.table, -1), looked_at, lambda version: self.what.shown_by(self._at(version)))
+        restores, first = _restores(self.table, -1)
+        if first > 0:  # what is below may have been restored, too
+            restores = {first: None, **restores}
+        path = path_to(self.table.version(), restores, looked_at, lambda version: self.what.shown_by(self._at(version)))
         if path is None:
             return "published rows may be missing"
         return next(filter(None, map(self._gone, path)), "")

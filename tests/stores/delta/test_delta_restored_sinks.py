@@ -212,3 +212,17 @@ def test_what_a_version_has_is_found_by_its_restores(name: str) -> None:
     """Each RESTORE is followed to its version, until none is left behind the publication."""
     now, restores, looked_at, made, path = PATHS[name]
     assert path_to(now, restores, looked_at, lambda version: version >= made) == path
+
+
+def test_a_log_that_was_cleaned_is_no_restore(place: Path) -> None:
+    """Old entries of a sink's log are deleted after a checkpoint of it: where no RESTORE is seen, a batch goes on."""
+    store = open_store(place)
+    number = kit.epoch(store)
+    process(store, number, 1)
+    for _ in range(3):
+        foreign(place)
+    sink(place).create_checkpoint()
+    for version in range(4):
+        (place / "orders" / "_delta_log" / f"{version:020}.json").unlink()
+    process(open_store(place), number, 2)
+    assert kit.ids(str(place / "orders")) == [-1, -1, -1, 1, 2] and open_store(place).problems(kit.NAME) == []
