@@ -256,5 +256,5 @@ def test_python_that_is_missing_is_one_sentence(python: str) -> None:
 def test_make_help_names_every_command_of_the_readme() -> None:
     """`make` alone lists what there is, from the comments of the targets."""
     listed = {line.split()[1] for line in make().stdout.splitlines()}
-    commands = {"demo", "test", "slow", "simulate", "crash", "mutants", "lint", "bench", "bench-smoke", "bench-growth", "clean"}
+    commands = {"demo", "test", "test-full", "simulate", "crash", "mutants", "lint", "bench", "bench-smoke", "bench-growth", "clean"}
     assert listed == {"help", *commands}

@@ -45,7 +45,7 @@ def test_a_commit_whose_answer_was_lost_is_read_back_as_committed(store: Postgre
         proxy.armed = True
         finish(tx, 0, 0)
         assert tx.committed
-    assert proxy.cut.is_set() and told[-1] == "committed"
+    assert proxy.cut.wait(10) and told[-1] == "committed"
     assert run(postgres, "select a from sink") == [(1,)] and store.head("shop").seq == 1
     assert chunk(store, number, 1, 1, batch_id=1) == 1, "the same key again is known"
 
@@ -56,7 +56,7 @@ def test_a_commit_without_a_record_is_read_back_too(store: PostgresStore, proxy:
     with store.begin("shop", number) as tx:
         proxy.armed = True
         tx.execute(Commit())
-    assert proxy.cut.is_set() and store.head("shop").seq == 1
+    assert proxy.cut.wait(10) and store.head("shop").seq == 1
 
 
 def test_a_commit_that_never_arrived_is_read_back_as_not_committed(store: PostgresStore, proxy: Proxy, postgres: str) -> None:
