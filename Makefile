@@ -17,7 +17,7 @@ help: ## Show this help
 demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_ARGS="--store postgresql://... --seed 7")
 	@$(BIN)/dedup demo $(DEMO_ARGS)
 
-test: java $(VENV)/.jars ## Run every promise once a store, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x"): about 8 minutes
+test: java $(VENV)/.jars ## Run every promise once a store, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x")
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-full: java $(VENV)/.jars ## Run all tests, hours of them, or parts of them (PART="brokers docs"; PART=list names them)
