@@ -18,7 +18,7 @@ from kit import cheap, pg_server
 from kit.mutant_patches import MUTANTS, Mutant
 from kit.paths import ROOT
 
-COPIED = ("checkpoint", "deadletter", "dedup", "sql", "tests", "setup.cfg", "pyproject.toml")
+COPIED = ("checkpoint", "deadletter", "dedup", "sql", "tests", "docs", "README.md", "setup.cfg", "pyproject.toml")
 LIMIT = 300
 """Seconds for one test. One that hangs has noticed nothing."""
 

@@ -22,7 +22,7 @@ from kit.paths import ROOT, environment
 OK, FAILED, STOPPED, EMPTY = 0, 1, 2, 5
 """pytest's exit codes: STOPPED where it was interrupted and no test had failed (tests/fixtures/rooms.py), EMPTY where none was selected."""
 
-GRACE = 60.0
+GRACE = 300.0
 """Seconds for a run that is stopped to end its servers."""
 
 
