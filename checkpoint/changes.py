@@ -1,6 +1,6 @@
-"""What a person decides about a consumer's state, as pure functions from head to head, for `store.amend`.
+"""What a person decides about a consumer's state: pure functions from head to head, for `store.amend`, and moves of checkpoints.
 
-Accept a gap, a restore or a topic that was created again, lift the budget, reset; and move checkpoints: to where another system has left
+Accept a gap, a restore or a topic that was created again, reset; and move checkpoints: to where another system has left
 off, or over positions that shall not be waited for. Checkpoints move forward only: what batch records hold as seen is a redelivery
 wherever the checkpoint stands, so moving below it would repeat nothing. Called by `dedup consumer`, `dedup checkpoints` and the runner.
 """

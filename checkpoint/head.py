@@ -89,7 +89,7 @@ class Head:
     """A consumer's state as of its last decision. Empty mappings and seq 0 for a new one."""
 
     consumer: str
-    seq: int = 0  # decisions so far; +1 at each commit of any kind
+    seq: int = 0  # decisions so far; +1 at each commit of any kind (of letters alone on Delta only)
     epoch: int = 0
     generation: int = 0  # +1 at reset and accept-restore
     keyspace: int = 0  # the generation that began with the last reset: keys and batch records of older ones no longer count

@@ -1,11 +1,11 @@
 """What a batch means: pure functions from (head, events) to what has to be written.
 
 The order is: guard -> chunks -> sift (positions) -> redeliveries -> settle (keys) -> handler -> decide. No driver, clock, randomness or
-I/O: the stores execute what is decided here, the simulation runs this very code.
+I/O: the simulation runs this very code. Guard is checkpoint/guards.py, decide is decision.py.
 
 A position that was seen has to hold the event that was decided there: a topic that was created again starts at sequence number 0, and
 without this check its events would be dropped as redeliveries. `Order` keeps the order of a sequence, also behind a dead letter. A
-sequence is the events of one partition with one sequence key. Called by pipeline/commit.py and pipeline/attempts.py.
+sequence is the events of one partition with one sequence key. Called by the pipeline, by spark/committing.py and by reprocessing.
 """
 
 from __future__ import annotations

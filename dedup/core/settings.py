@@ -1,4 +1,4 @@
-"""What the settings of everything but a consumer may be: one table for each constructor or function. Pure.
+"""What the settings of everything but a consumer's constructor may be: one table for each constructor or function. Pure.
 
 The tables are `given.Settings`; the constructors check against them. Those of a consumer are in dedup/settings.py.
 """

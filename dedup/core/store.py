@@ -1,9 +1,10 @@
 """The one seam: what the pipeline asks of a store, and the values that cross it.
 
-A store keeps five things that change together: sink rows, reservations, dead letters, batch records and checkpoints. It decides nothing:
-the pipeline plans with pure functions (planning.py) and the store executes. `StateStore` and `LetterStore` are the parts of `Store` that
-need no sinks. Where tasks of Spark take part a store offers more: `Slicing`, whose tasks commit by themselves, or files that tasks write
-and that the one commit of the driver names. Not a public extension point. Both stores pass the one contract suite in tests/contract.
+A store keeps six things that change together: sink rows, reservations, dead letters, messages, batch records and checkpoints.
+It decides nothing: the pipeline plans with pure functions (planning.py, decision.py) and the store executes. `StateStore` and
+`LetterStore` are the parts of `Store` that need no sinks. Where tasks of Spark take part a store offers more: `Slicing`, whose tasks
+commit by themselves, or files that tasks write and that the one commit of the driver names. Not a public extension point. Both stores
+pass the one contract suite in tests/contract.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Store(LetterStore, Protocol):
         """Open the transaction of one chunk.
 
         Args:
-            claim: the partition of the chunk, where the epoch is shared; in a task its `Slice`.
+            claim: the partition of the chunk, where the epoch is shared; in a task its `SliceClaim`.
 
         Raises Fenced when a newer epoch was taken, PartitionLost when another process claimed the partition.
         """
@@ -141,7 +142,7 @@ class Store(LetterStore, Protocol):
 
 @runtime_checkable
 class Slicing(Protocol):
-    """What a store offers whose slices Spark's tasks can commit by themselves: `begin` takes their `Slice`."""
+    """What a store offers whose slices Spark's tasks can commit by themselves: `begin` takes their `SliceClaim`."""
 
     def in_tasks(self) -> Any:
         """The same store for a process of tasks."""

@@ -157,7 +157,7 @@ class DeltaTransaction:
     def execute(self, step: Step) -> None:
         """Collect a step; Commit decides and publishes.
 
-        Crash: as `ConsumerState.decide` and `Publisher.publish` say.
+        Crash: as `commit.decide` and `SinkPublisher.publish` say.
         """
         collected = self._collected
         if isinstance(step, Park):

@@ -2,7 +2,7 @@
 
 `commit_batch` guards a batch, cuts it into chunks and makes one after the other true: the driver's way in. A process that shares the epoch
 (member.py) and a task of Spark's (spark/committing.py) come in with chunks and claims of their own; all of them run `committed`, and in it
-`decide_chunk`: fence, redeliveries, reserve, handler, write, then what `decision.decide` says. Every store runs it.
+`decide_chunk`: redeliveries, reserve, handler, write, then what `decision.decide` says. Every store runs it.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def take_epoch(connection: Connection, sql: Statements, consumer: str, holder: H
 def acquire(
     connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: TakeoverWait, enter: Enter | None = None
 ) -> int:
-    """`take`, or with `enter` become one of those who share an epoch."""
+    """`take_epoch`, or with `enter` become one of those who share an epoch."""
     connection.execute(sql["ensure_consumer"], {"consumer": consumer})
     until = time.monotonic() + GIVE_UP_SECONDS
     while True:

@@ -186,5 +186,5 @@ def test_a_batch_read_is_bounded(eventhubs: Double, hub: str) -> None:
 
 def test_what_spark_shows_of_it_has_no_secret(eventhubs: Double, hub: str) -> None:
     """Slices go into plans; they hold positions only."""
-    assert repr(SourcePartition(0, 1, 2, "now")) == "Slice(partition=0, first=1, last=2, created='now')"
+    assert repr(SourcePartition(0, 1, 2, "now")) == "SourcePartition(partition=0, first=1, last=2, created='now')"
     assert EventHubsSource.name() == "eventhubs"
