@@ -73,7 +73,7 @@ class Ranges:
             raise ValueError(f"range {firsts[wrong[0]]}-{lasts[wrong[0]]} ends before it starts")
         order = np.argsort(firsts, kind="stable")
         firsts, reach = firsts[order], np.maximum.accumulate(lasts[order])
-        starts = np.flatnonzero(np.r_[True, firsts[1:] - 1 > reach[:-1]])
+        starts = np.flatnonzero(np.r_[True, (firsts[1:] > reach[:-1]) & (firsts[1:] - 1 > reach[:-1])])
         return cls(firsts[starts], reach[np.r_[starts[1:] - 1, len(reach) - 1]])
 
     @classmethod
@@ -167,7 +167,7 @@ class GrowingRanges:
 
     def within(self, first: int, last: int) -> Ranges:
         """What is there of the numbers from first to last, both included."""
-        window = Ranges([first], [last])
+        window = Ranges([max(first, FIRST)], [min(last, LAST)])
         return reduce(or_, (window & piece for piece in self._pieces), Ranges())
 
     def whole(self) -> Ranges:

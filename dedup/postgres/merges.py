@@ -13,6 +13,7 @@ from functools import partial
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg.pq import TransactionStatus
 
 from checkpoint.errors import RowsRefused, SinkMismatch
 from checkpoint.postgres.connection import Connection, ends_transaction
@@ -76,7 +77,7 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
                 _upsert(connection, sql, sink, upserts, how, converted=plain is not None)
                 _delete(connection, sql, sink, deletes, how, converted=plain is not None)
     except psycopg.Error as error:
-        if not ends_transaction(error):
+        if not ends_transaction(error) and connection.info.transaction_status == TransactionStatus.INTRANS:
             merges.each(whole, read)
         raise sinks.refused(sink.name, error) from error
     return sum(turn.num_rows for turn in turns)

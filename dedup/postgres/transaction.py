@@ -228,11 +228,13 @@ class PgTransaction:
 
     def apart(self, tables: Collection[str]) -> bool:
         """Whether these are different tables without triggers, rules and foreign keys, as the handler's session finds them."""
-        try:
-            with self._connection.transaction():
-                row = self._connection.execute(self._sql["sinks_apart"], {"tables": list(tables)}).fetchone()
-        except (psycopg.errors.SyntaxError, psycopg.errors.InvalidName, psycopg.errors.FeatureNotSupported):
-            return False  # `write` tells what is wrong with the name
+        self._refuse_ended()
+        with self._our_statements("looking at sinks", anew=False):
+            try:
+                with self._connection.transaction():
+                    row = self._connection.execute(self._sql["sinks_apart"], {"tables": list(tables)}).fetchone()
+            except (psycopg.errors.SyntaxError, psycopg.errors.InvalidName, psycopg.errors.FeatureNotSupported):
+                return False  # `write` tells what is wrong with the name
         return bool(row and row[0])
 
     def lock(self, ids: Sequence[str]) -> pa.Table:

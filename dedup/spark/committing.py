@@ -122,6 +122,21 @@ def run(batches: Iterable[pa.RecordBatch], job: SliceJob, store: Store) -> Itera
         yield each.outcome()
 
 
+class _UnreadError(Exception):
+    """The rows of a task cannot be read: nothing that a slice has done."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _reading(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    try:
+        yield from tables
+    except Exception as error:
+        raise _UnreadError(error) from error
+
+
 @dataclass
 class _Slice:
     """One partition's events on their way."""
@@ -147,9 +162,11 @@ class _Slice:
         """
         run = replace(self.job.run, joined=True, ends=False)  # the driver alone knows the end of a batch
         try:
-            for done in committed(self._parts(tables), run, self.head, self._commit):
+            for done in committed(self._parts(_reading(tables)), run, self.head, self._commit):
                 self.head = done.head
                 self.states += np.bincount(done.state, minlength=planning.STATES)
+        except _UnreadError as unread:
+            raise unread.error from unread.error.__cause__  # the task fails, and Spark runs it again
         except Exception as error:  # noqa: BLE001 - the driver raises it
             self.error = carried(error, self._policy.on_failure.rules)
             if isinstance(error, BudgetExceeded):

@@ -285,7 +285,6 @@ def in_a_thread(call: Callable[[], Any]) -> None:
 CALLING: dict[str, Callable[[Callable[[], Any]], Any]] = {
     "itself": lambda call: call(),
     "a task": lambda call: asyncio.run(asyncio.to_thread(call)),
-    "a thread": in_a_thread,
 }
 
 
@@ -295,8 +294,7 @@ def test_a_consumer_inside_its_own_handler_is_a_clear_error_at_once(place: Place
     """It would wait for the batch in hand, which waits for the handler; nothing is committed, and the batch passes without it."""
     run = consumer(place.store())
     good, doing = run._handler, [lambda: run(batch(*orders([9])), 0)]
-    if by != "a thread":  # of these only the consumer's own name tells
-        doing += [lambda: consumer(place.store())(batch(*orders([9])), 0), lambda: reprocess(Selection(), run), lambda: run.run(None)]
+    doing += [lambda: consumer(place.store())(batch(*orders([9])), 0), lambda: reprocess(Selection(), run), lambda: run.run(None)]
     for call in doing:
 
         def nested(rows: pa.Table, tx: Any, call: Callable[[], Any] = call) -> None:
