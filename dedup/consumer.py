@@ -42,7 +42,7 @@ from dedup.outbox import Destination
 from dedup.outbox.dispatch import Inline
 from dedup.pipeline import company, reentry
 from dedup.pipeline.batch import ArrowBatch, Batch, Tasks
-from dedup.pipeline.commit import Culprits, Job, LogReader, Policy, Report, Undo, commit_batch
+from dedup.pipeline.commit import Culprits, Job, LogReader, Policy, Report, Undo, commit_batch, known_head
 from dedup.pipeline.handlers import (
     EachSlice,
     EventHandler,
@@ -503,9 +503,7 @@ class Consumer:
 
     def known_head(self) -> Head:
         """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
-        head = self.store.head(self.name)
-        guards.guard(head, Run("", 0), self.settings, {})
-        return head
+        return known_head(self.store, self.name, self.settings)
 
     def starting_offsets(self, log: Log, *topics: str, new: New = "earliest") -> str:
         """Where a stream without a Spark checkpoint goes on, as `startingOffsets` of Spark's Kafka source takes it.

@@ -112,6 +112,13 @@ def nothing_to_send() -> None:
     """No destination is registered."""
 
 
+def known_head(store: Store, name: str, settings: Mapping[str, str]) -> Head:
+    """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
+    head = store.head(name)
+    guards.guard(head, Run("", 0), settings, {})
+    return head
+
+
 @dataclass(frozen=True)
 class Job:
     """A consumer as everything below it has it: made by `Consumer.job`, which knows that there is a handler."""
@@ -150,10 +157,8 @@ class Job:
         return guards.ask(self.identify, {(p.source, p.topic) for p in partitions})
 
     def known_head(self) -> Head:
-        """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
-        head = self.store.head(self.name)
-        guards.guard(head, Run("", 0), self.settings, {})
-        return head
+        """As the function of this name."""
+        return known_head(self.store, self.name, self.settings)
 
 
 Culprits = dict[int, set[int]]
