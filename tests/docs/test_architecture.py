@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = next(folder for folder in Path(__file__).parents if (folder / "setup.cfg").exists())
+from kit.paths import ROOT
+
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 PRODUCT = "\n".join(f.read_text(encoding="utf-8") for p in ("checkpoint", "deadletter", "dedup") for f in (ROOT / p).rglob("*.py"))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable
 
 from checkpoint.head import Checkpoint, Head, Holder, Run
@@ -184,3 +185,19 @@ def ids(uri: str) -> list[int]:
     """What a sink shows, sorted."""
     found: list[int] = DeltaTable(uri).to_pyarrow_table()["id"].to_pylist()
     return sorted(found)
+
+
+def die_before_publishing(store: DeltaStore, number: int, batch: list[Event], batch_id: int = 0, **options: Any) -> None:
+    """Decide a batch and stop before any sink shows it."""
+
+    class Died(Exception):
+        pass
+
+    def on_step(name: str) -> None:
+        if name == "publish":
+            raise Died
+
+    before, store.on_step = store.on_step, on_step
+    with pytest.raises(Died):
+        process(store, number, batch, batch_id, **options)
+    store.on_step = before

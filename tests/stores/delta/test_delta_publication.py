@@ -42,22 +42,6 @@ def show(place: Path, name: str = "orders") -> list[int]:
     return kit.ids(str(place / name))
 
 
-def die_before_publishing(store: DeltaStore, number: int, batch: list[kit.Event], batch_id: int = 0, **options: Any) -> None:
-    """Decide a batch and stop before any sink shows it."""
-
-    class Died(Exception):
-        pass
-
-    def on_step(name: str) -> None:
-        if name == "publish":
-            raise Died
-
-    before, store.on_step = store.on_step, on_step
-    with pytest.raises(Died):
-        kit.process(store, number, batch, batch_id, **options)
-    store.on_step = before
-
-
 def forget_transactions(place: Path, name: str = "orders") -> None:
     """Set the property under which Delta drops old transaction ids at a checkpoint."""
     DeltaTable(str(place / name)).alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 7 days"})
@@ -67,7 +51,7 @@ def test_what_was_decided_is_published_by_the_next_transaction(place: Path) -> N
     """An instance that died after the decision left it to the next one, in both sinks, in order."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1, 2]), sinks=("orders", "audit"), text="x")
+    kit.die_before_publishing(store, number, kit.events([1, 2]), sinks=("orders", "audit"), text="x")
     assert show(place) == show(place, "audit") == []
     assert any("not published" in line for line in open_store(place).problems(kit.NAME))
     kit.process(open_store(place), number, kit.events([3], 2), 1, sinks=("orders", "audit"), text="y")
@@ -79,7 +63,7 @@ def test_publish_brings_what_is_decided_and_counts_it_once(place: Path) -> None:
     """`publish` returns how many decisions it brought; again, and from another process, there is nothing left."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1]))
+    kit.die_before_publishing(store, number, kit.events([1]))
     assert (open_store(place).publish(kit.NAME), open_store(place).publish(kit.NAME), store.publish(kit.NAME)) == (1, 0, 0)
     assert show(place) == [1]
 
@@ -89,7 +73,7 @@ def test_letters_show_before_they_are_published(place: Path) -> None:
     store = open_store(place)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([9]), reject=lambda key: True)
-    die_before_publishing(store, number, kit.events([1], 1), 1, reject=lambda key: True)
+    kit.die_before_publishing(store, number, kit.events([1], 1), 1, reject=lambda key: True)
     assert open_store(place).letters(Selection()).num_rows == 2
     store.publish(kit.NAME)
     assert open_store(place).letters(Selection()).num_rows == 2
@@ -99,7 +83,7 @@ def test_two_publishers_at_once_publish_once(place: Path, monkeypatch: pytest.Mo
     """A publisher that is overtaken between its look and its commit finds the transaction id, does nothing, and counts nothing."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1, 2]))
+    kit.die_before_publishing(store, number, kit.events([1, 2]))
     real, met = SinkPublisher._add, []
 
     def overtaken(self: SinkPublisher, *args: Any) -> bool:
@@ -164,7 +148,7 @@ def test_decided_rows_follow_an_accepted_sink(place: Path) -> None:
     """Files that are still in the folder are published to the table that a person accepted there."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1]))
+    kit.die_before_publishing(store, number, kit.events([1]))
     shutil.rmtree(place / "orders" / "_delta_log")
     kit.create(str(place / "orders"))
     fresh = open_store(place)
@@ -178,7 +162,7 @@ def test_a_sink_that_vanished_is_told(place: Path) -> None:
     """Decided rows without a table: which decision, how many rows, and what to do."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1, 2]))
+    kit.die_before_publishing(store, number, kit.events([1, 2]))
     shutil.rmtree(place / "orders")
     with pytest.raises(PublicationStuck, match=r"Decision 2 \(2 rows\).*accept-sink orders"):
         open_store(place).publish(kit.NAME)
@@ -188,7 +172,7 @@ def test_vacuumed_files_of_an_unpublished_decision_are_told(place: Path) -> None
     """The files of a decision were deleted before it was published: an error, not a table that cannot be read."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1, 2]))
+    kit.die_before_publishing(store, number, kit.events([1, 2]))
     for file in (place / "orders").glob("*.parquet"):
         os.remove(file)
     with pytest.raises(PublicationStuck, match=r"1 of 1 files.*are gone.*--lost"):
@@ -206,7 +190,7 @@ def test_a_column_added_between_decision_and_publication_is_no_obstacle(place: P
 
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1]))
+    kit.die_before_publishing(store, number, kit.events([1]))
     DeltaTable(str(place / "orders")).alter.add_columns([Field("more", PrimitiveType("long"))])
     assert open_store(place).publish(kit.NAME) == 1
     assert DeltaTable(str(place / "orders")).to_pyarrow_table().to_pylist() == [{"id": 1, "text": "", "more": None}]
@@ -216,7 +200,7 @@ def test_a_constraint_added_between_decision_and_publication_stops_it(place: Pat
     """Files are never added behind the back of a CHECK constraint."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1]))
+    kit.die_before_publishing(store, number, kit.events([1]))
     DeltaTable(str(place / "orders")).alter.add_constraint({"big": "id > 5"})
     with pytest.raises(PublicationStuck, match="CHECK constraint big"):
         open_store(place).publish(kit.NAME)
@@ -237,7 +221,7 @@ def test_after_a_reset_nothing_old_comes_up_in_new_sinks(place: Path) -> None:
     """Decided and unpublished rows of the old life are dropped where their sink is gone; the keys are new again."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1, 2]))
+    kit.die_before_publishing(store, number, kit.events([1, 2]))
     shutil.rmtree(place / "orders")
     open_store(place).amend(kit.NAME, changes.reset, by="me", reason="again")
     kit.create(str(place / "orders"))
@@ -287,7 +271,7 @@ def test_files_that_a_waiting_decision_lists_survive_maintenance(place: Path) ->
     """Their table does not name them yet, and however old they are they are the only ones with those letters."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
+    kit.die_before_publishing(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
     folder = Path(store._states.of(kit.NAME).letters_uri)
     (waiting,) = folder.rglob("*.parquet")
     os.utime(waiting, (0, 0))
@@ -311,7 +295,7 @@ def test_nothing_is_published_to_a_sink_that_may_have_forgotten(place: Path) -> 
     """A sink that got the property after the decision stops the next publisher: it cannot tell whether the rows are there already."""
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1]))
+    kit.die_before_publishing(store, number, kit.events([1]))
     forget_transactions(place)
     with pytest.raises(PublicationStuck, match="UNSET TBLPROPERTIES") as told:
         open_store(place).publish(kit.NAME)

@@ -39,22 +39,6 @@ def show(place: Path, name: str = "orders") -> list[int]:
     return kit.ids(str(place / name))
 
 
-def die_before_publishing(store: DeltaStore, number: int, batch: list[kit.Event], batch_id: int = 0, **options: Any) -> None:
-    """Decide a batch and stop before any sink shows it."""
-
-    class Died(Exception):
-        pass
-
-    def on_step(name: str) -> None:
-        if name == "publish":
-            raise Died
-
-    before, store.on_step = store.on_step, on_step
-    with pytest.raises(Died):
-        kit.process(store, number, batch, batch_id, **options)
-    store.on_step = before
-
-
 @pytest.mark.parametrize(
     ("old", "new", "possible"),
     [
@@ -251,7 +235,7 @@ def test_files_go_through_the_object_store_where_there_is_no_local_path(place: P
         (place / "state" / folder).mkdir(parents=True)  # object storage has no folders to make
     store = open_store(place)
     number = kit.epoch(store)
-    die_before_publishing(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
+    kit.die_before_publishing(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
     with store.heartbeat(kit.NAME, number, 10):
         kit.process(open_store(place), number, kit.events([1, 4], 3), 1)
     fresh = open_store(place)
