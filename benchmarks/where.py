@@ -36,7 +36,7 @@ STEPS = (
     ("the ledger's files", "dedup.delta.commit", "write_files"),
     ("commit", "dedup.delta.ledger", "Ledger.commit"),
     ("read back, new keys into the index", "dedup.delta.commit", "_read_back"),
-    ("publish", "dedup.delta.commit", "Publisher.publish"),
+    ("publish", "dedup.delta.commit", "SinkPublisher.publish"),
 )
 """What is told, the module, and the function in it."""
 
