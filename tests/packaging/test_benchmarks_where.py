@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -35,6 +37,15 @@ def outer(seconds: float) -> None:
         beside.submit(slow, 8 * seconds)
         slow(2 * seconds)
     ticks.now += seconds
+
+
+def test_every_clock_stands_around_something_that_is_there() -> None:
+    """The benchmarks name functions of the product; whoever renames one hears of it here, and not from a benchmark."""
+    from benchmarks.where import STEPS
+
+    for _, module, path in STEPS:
+        *owners, name = path.split(".")
+        assert name in vars(functools.reduce(getattr, owners, import_module(module))), f"{module}.{path}"
 
 
 def test_each_second_is_told_once_and_what_threads_do_apart(monkeypatch: pytest.MonkeyPatch) -> None:
