@@ -33,7 +33,7 @@ def session_of(store: PostgresStore, number: int) -> Any:
         "set search_path to other",
         "create temp table sink (a int)",
         "set role pg_read_all_data",
-        "set statement_timeout = '1ms'",
+        "set statement_timeout = '1min'",
         "set datestyle = 'German'",
     ],
 )
