@@ -143,6 +143,7 @@ print("ended well")
 """
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_no_secret_is_shown_anywhere(eventhubs: Double, new_hub: MakeHub, tmp_path: Path) -> None:
     """Not in plans, progress, exceptions, Spark's log at INFO, its event log, or its checkpoint: all of them are searched."""

@@ -101,6 +101,7 @@ def test_a_gap_that_is_accepted_counts_as_absent(spark: SparkSession, place: Pla
     assert checkpoints(place) == sent.ends
 
 
+@pytest.mark.full
 def test_the_log_is_read_again_by_replay_and_reprocess(place: Place, eventhubs: Double, new_hub: MakeHub) -> None:
     """consumer.log(log_reader(...)) is all that replay, reprocess --from-log and large letters need; handlers of Arrow tables here."""
     hub = new_hub()

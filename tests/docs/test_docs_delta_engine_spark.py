@@ -22,6 +22,7 @@ TEXT = (ROOT / "docs/delta-engine-spark.md").read_text()
 FLIGHT = pa.schema([("flight_id", pa.string()), ("dep_time", pa.int64())])
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_the_snippet_and_the_command_run(spark: SparkSession, dedup: Any, tmp_path: Path) -> None:
     """A stream's consumer over a store as shown writes each flight once, and `verify` reads it with Spark."""

@@ -62,6 +62,7 @@ def test_of_two_processes_that_decide_the_same_number_one_lands(lake: Path) -> N
     assert store.head(kit.NAME).seq == 1 + ROUNDS and store.problems(kit.NAME) == []
 
 
+@pytest.mark.full
 def test_a_decision_that_comes_too_late_is_skipped_and_told(lake: Path) -> None:
     """Spark says nothing where a number is behind: the instance that planned on an older head reads who decided it, and is fenced."""
     old, new = open_store(lake), open_store(lake)
@@ -74,7 +75,7 @@ def test_a_decision_that_comes_too_late_is_skipped_and_told(lake: Path) -> None:
     assert rows(lake) == [2] and new.problems(kit.NAME) == []
 
 
-@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize("landed", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_an_answer_that_was_lost_is_read_back(lake: Path, monkeypatch: pytest.MonkeyPatch, landed: bool) -> None:
     """The ledger tells: a commit that landed is ours, one that did not is undone and runs again."""
     from dedup.spark.delta import SparkTables
@@ -217,6 +218,7 @@ def test_the_ledger_lets_readers_skip_files(lake: Path) -> None:
     assert sorted(set(spans)) == [(1, 1), (2, 2)]
 
 
+@pytest.mark.full
 def test_a_dispatcher_whose_turn_was_taken_notes_nothing(lake: Path) -> None:
     """Spark skips its commit in silence: that another one came first is read from the table of marks."""
     from dedup.core.messages import State
