@@ -60,6 +60,7 @@ def _processor(store: Any) -> Callable[[int], None]:
     store.claim_ownership([{**claim, "partition_id": partition} for partition in PARTITIONS])
 
     def turn(number: int) -> None:
+        """Renew every partition, checkpoint it, and check what the store tells."""
         owned = store.list_ownership(*GROUP)
         assert len(store.claim_ownership(owned)) == len(PARTITIONS), "a renewal was lost"
         for partition in PARTITIONS:

@@ -64,6 +64,7 @@ def _ours(made: Consumer, store: PostgresStore) -> Callable[[Rows], None]:
     heads = [take_epoch(store, made.name, "commit path", 1.0, force=True)]
 
     def commit(rows: Rows) -> None:
+        """Commit one chunk by our commit path, from the head of the chunk before."""
         head, (batch, _) = heads[-1], rows
         run = Run("commit path", len(heads), durable=True)
         chunk = Chunk(batch, index_of(batch), run, head)
@@ -75,6 +76,7 @@ def _ours(made: Consumer, store: PostgresStore) -> Callable[[Rows], None]:
 
 def _copy(connection: psycopg.Connection[Any]) -> Callable[[Rows], None]:
     def copy(rows: Rows) -> None:
+        """COPY the rows alone, in one transaction."""
         with connection.transaction():
             postgres.copy_rows(connection, KEYED, rows[1])
 

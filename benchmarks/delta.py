@@ -141,6 +141,7 @@ def _fill(folder: Path, merged: Path, topic: Topic, keys: int) -> None:
 
 def _append(path: Path, *, txn: bool) -> Callable[[Any, int], None]:
     def append(batch: Any, batch_id: int) -> None:
+        """Append the batch as Spark does, with a transaction id or without."""
         options = {"txnAppId": "benchmark", "txnVersion": str(batch_id)} if txn else {}
         decoded(batch).write.format("delta").options(**options).mode("append").save(str(path))
 
@@ -151,6 +152,7 @@ def merge(path: Path) -> Callable[[Any, int], None]:
     """MERGE by key, as one writes it."""
 
     def insert_new(batch: Any, batch_id: int) -> None:
+        """Insert the rows whose key the table does not have."""
         from delta.tables import DeltaTable as SparkDeltaTable
 
         new = decoded(batch).dropDuplicates(["order_id"])

@@ -103,6 +103,7 @@ def _client(double: Any, events: int) -> float:
     done, state = threading.Event(), {"count": 0, "first": 0, "began": 0.0, "seconds": 0.0}
 
     def on_batch(context: Any, batch: list[Any]) -> None:
+        """Count events; the time of the first batch is the start."""
         if not state["began"]:
             state["began"], state["first"] = time.perf_counter(), len(batch)
         state["count"] += len(batch)

@@ -97,6 +97,7 @@ def _compare(
         ours = consumer(store, handler, budget=None)
 
         def timed(batch: Any, batch_id: int) -> None:
+            """Process the batch, and note its seconds."""
             begun = time.perf_counter()
             ours(batch, batch_id)
             taken.append(time.perf_counter() - begun)

@@ -57,6 +57,7 @@ def _consumer(dsn: str, name: str, loops: int) -> Consumer:
 
     @made.foreach(into=SINKS[name])
     def book(event: HandlerEvent, tx: Any) -> Any:
+        """Return the row of one event, after so many rounds of an empty loop."""
         for _ in range(loops):
             pass
         return event.data

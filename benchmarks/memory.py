@@ -60,6 +60,7 @@ def _to_arrow(batch: Any, batch_id: int) -> None:
 
 def _watched(way: Way, held: list[float]) -> Way:
     def watched(batch: Any, batch_id: int) -> None:
+        """Run the way, and note by how many MiB its high-water mark rose."""
         before = _reset()
         way(batch, batch_id)
         held.append((_high_water() - before) / 2**20)

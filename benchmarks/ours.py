@@ -32,6 +32,7 @@ def arrow_consumer(store: Any) -> Consumer:
 
     @made.foreach_batch
     def copy(orders: pa.Table, tx: Any) -> None:
+        """Write the decoded rows to the sink."""
         tx.write(pa.Table.from_struct_array(orders["data"]), SINK)
 
     return made

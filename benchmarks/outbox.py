@@ -106,6 +106,7 @@ def _bare(servers: str) -> Any:
     from dedup.kafka.outbox import SETTINGS
 
     def send(topic: str, bodies: list[bytes]) -> None:
+        """Produce the bodies with a bare producer, and wait until all are acknowledged."""
         producer = Producer({**SETTINGS, "bootstrap.servers": servers, "log_level": 0})
         for number, body in enumerate(bodies):
             producer.produce(topic, body, b"%d" % (number % KEYS), headers=[("message-id", b"%d" % number)])
@@ -123,6 +124,7 @@ def _dispatched(store: PostgresStore, servers: str, topic: str, bodies: list[byt
     destination = Topics(servers)
 
     def send(_topic: str, _bodies: list[bytes]) -> None:
+        """Dispatch the messages that the outbox holds."""
         done = Dispatcher(store.outbox(name), destination).once()
         assert done.sent == len(bodies), done
         destination.close()
@@ -139,5 +141,5 @@ def fill(store: PostgresStore, name: str, topic: str, bodies: list[bytes]) -> No
     rows = [random_ids(len(bodies)), keys, pa.array(bodies), pa.nulls(len(bodies), MESSAGES.field("headers").type), lanes(topic, keys)]
     epoch = take_epoch(store, name, "run", 1.0, force=True).epoch
     with store.begin(name, epoch) as transaction:
-        transaction.publish(Messages(topic, pa.table(rows, schema=MESSAGES), derived=False))
+        transaction.enqueue(Messages(topic, pa.table(rows, schema=MESSAGES), derived=False))
         transaction.execute(Commit())

@@ -80,6 +80,7 @@ def _jdbc(dsn: str) -> Way:
         }
 
     def append(batch: Any, batch_id: int) -> None:
+        """Append the batch by Spark's JDBC writer."""
         decoded(batch).write.format("jdbc").options(**options).mode("append").save()
 
     return append
@@ -89,6 +90,7 @@ def _on_conflict(dsn: str) -> Way:
     statement = INSERT  # what is nested here travels to the tasks whole, without this module
 
     def insert(rows: Iterator[Any]) -> None:
+        """Insert the rows of one partition by executemany, in one transaction."""
         import psycopg
 
         with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
@@ -102,6 +104,7 @@ def staged(dsn: str, table: str = "staged_on_conflict") -> Way:
     stage, insert = STAGED.format(table=table).encode(), INSERT_STAGED.format(table=table).encode()
 
     def way(batch: Any, batch_id: int) -> None:
+        """Stage the batch by COPY, then insert what the table does not have."""
         rows = decoded(batch).toArrow()
         with psycopg.connect(dsn) as connection:
             connection.execute(stage)
@@ -125,6 +128,7 @@ def copied(dsn: str, table: str = "copy_floor") -> Way:
     """One COPY without a key: at least once."""
 
     def way(batch: Any, batch_id: int) -> None:
+        """COPY the batch into the table."""
         rows = decoded(batch).toArrow()
         with psycopg.connect(dsn) as connection:
             copy_rows(connection, table, rows)

@@ -104,6 +104,7 @@ def _delta_empty(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list
 
 def _on_postgres(part: Callable[[Any, str, Path, Sizes], tuple[list[Measure], Seconds]]) -> Part:
     def run_part(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
+        """Run the part in a database of its own."""
         with database(dsn) as own:
             return part(spark, own, folder, sizes)
 

@@ -91,6 +91,7 @@ async def ours(hub: str, dsn: str, events: int) -> float:
     clock, stop, batch = Clock(events), asyncio.Event(), [0]
 
     def on_step(name: str) -> None:
+        """Start the clock at the first fence, and count each commit."""
         if name == "fence":
             clock.begin()
         elif name == "committed":
@@ -103,6 +104,7 @@ async def ours(hub: str, dsn: str, events: int) -> float:
 
     @consumer.foreach_batch
     def append(rows: pa.Table, tx: Any) -> None:
+        """Write the decoded rows to the sink."""
         batch[0] = rows.num_rows
         tx.write(pa.Table.from_struct_array(rows["data"]), SINK)
 
@@ -125,10 +127,12 @@ async def theirs(hub: str, dsn: str, blob: str, events: int, *, writes: bool) ->
     clock, hands, failed = Clock(events), dict[str, Hand](), list[Exception]()
 
     async def on_error(context: Any, error: Exception) -> None:
+        """Keep the error, and end the run."""
         failed.append(error)
         clock.done.set()
 
     async def on_batch(context: Any, received: list[Any]) -> None:
+        """Gather events; once a batch is due, write it and then its checkpoint."""
         hand = hands.get(context.partition_id) or hands.setdefault(context.partition_id, Hand(dsn, writes))
         hand.since = hand.since if hand.events else time.monotonic()
         hand.events += received

@@ -45,6 +45,7 @@ def contest(spark: Any, folder: Path, ways: Mapping[str, Way], warm: int) -> Sec
     seconds: Seconds = {name: [] for name in ways}
 
     def take_turns(batch: Any, batch_id: int) -> None:
+        """Run every way on the batch, each time beginning with the next one."""
         names = list(ways)
         turn = batch_id % len(names)
         for name in [*names[turn:], *names[:turn]]:

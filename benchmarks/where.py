@@ -23,7 +23,7 @@ STEPS = (
     ("the rest of preparing", "dedup.decode.prepare", "prepare_keys"),
     ("positions, redeliveries, decision", "dedup.pipeline.commit", "index_of"),
     ("positions, redeliveries, decision", "dedup.pipeline.commit", "_sift"),
-    ("positions, redeliveries, decision", "dedup.pipeline.commit", "_decide"),
+    ("positions, redeliveries, decision", "dedup.pipeline.commit", "_steps"),
     ("the state before it", "dedup.consumer", "Consumer._hold"),
     ("look keys up", "dedup.postgres.transaction", "PgTransaction.ask"),
     ("write reservations", "dedup.postgres.transaction", "PgTransaction.reserve"),
@@ -63,6 +63,7 @@ class Clock:
 
         @functools.wraps(function)
         def timed(*args: Any, **options: Any) -> Any:
+            """Call the function, and add the seconds that are its own to its step."""
             inner: list[float] = self._local.__dict__.setdefault("inner", [0.0])
             inner.append(0.0)
             begun = time.perf_counter()
@@ -89,6 +90,7 @@ def watched(way: Way) -> Iterator[tuple[Way, dict[str, list[float]]]]:
         setattr(owner, name, clock.around(step, owner.__dict__[name]))
 
     def timed(batch: Any, batch_id: int) -> None:
+        """Run the way on one batch, and keep the seconds of its steps."""
         clock.begin()
         begun = time.perf_counter()
         way(batch, batch_id)

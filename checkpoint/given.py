@@ -1,7 +1,8 @@
 """What settings may be, said once for each kind: the value's type, range and unit, and an example. Pure.
 
 Whatever a user gives is checked where it is given, before anything connects: `check(SETTINGS, given)` raises a ConfigError that names the
-setting, what it was given and what it takes. `SETTINGS` is a table beside what it belongs to: setting -> `Setting`.
+setting, what it was given and what it takes. `SETTINGS` is a table beside what it belongs to: setting -> `Setting`. It stands in the lowest
+package because settings of all packages are checked by it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def check(settings: Settings, given: Mapping[str, Any], of: str = "") -> None:
             refuse(f"{of}.{name}" if of else name, given[name], setting)
 
 
-def settle(settings: Settings, made: object, of: str = "") -> None:
+def check_fields(settings: Settings, made: object, of: str = "") -> None:
     """Check the settings that an object keeps, and keep its numbers with a fraction as floats: arithmetic knows those.
 
     Raises:

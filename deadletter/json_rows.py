@@ -1,6 +1,7 @@
-"""Arrow rows as JSON can hold them, and back, exactly.
+"""Arrow rows as JSON can hold them, and back, exactly. Pure.
 
-Bytes are base64, or hex where they are hashes, and the name says which (`body_base64`, `key_hex`). Times are ISO 8601 in UTC. Pure.
+Bytes are base64, or hex where they are hashes, and the name says which (`body_base64`, `key_hex`). Times are ISO 8601 in UTC. Files of
+letters and the output of `--json` both have this form, which belongs to the columns of letters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What is everybody's fault parks nothing: the batch is tried again, with backoff, until it passes or the patience is over.
+"""An error that is no event's fault parks nothing: the batch is tried again, with backoff, until it passes or the patience is over.
 
 `with_replanning` is the one loop for a decision that another one overtook. An error about a limit of memory is no event's fault either:
-the setting to change is named, of Spark's JVM or of a job's result. Spark has no class for these: they are known by their words. Called
-for what has ended a batch, and by the search for guilty events, because no event is to blame.
+the message names the setting to change, of Spark's JVM or of a job's result. Spark has no class for these errors: they are known by their
+words. It stands beside `policy` because what parks an event must agree with what parks none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import tenacity
 
@@ -138,20 +138,6 @@ def may_pass_in_parts(error: BaseException, rows: int) -> bool:
         return False
     log.warning("what the handler made of %d events is more than spark.driver.maxResultSize allows: it is run on two halves", rows)
     return True
-
-
-def refuse_parts(consumer: str, events: int, most: int, what: str = "batch") -> NoReturn:
-    """Raise BatchTooLarge for a batch that would be cut, where the handler has to have it whole.
-
-    Args:
-        events: of the batch. most: that one transaction takes. what: that is cut, where it is not the whole batch.
-    """
-    raise BatchTooLarge(
-        f"Consumer {consumer!r}: with bisect=False the handler gets a whole {what} in one transaction. This one has {events:,} events, and "
-        f"max_events_per_transaction is {most:,}. Nothing of it was written. Raise max_events_per_transaction to {events:,} or more (Spark "
-        f"brings a batch that it has planned again as it is), and let the source bring smaller ones (maxOffsetsPerTrigger of Kafka, "
-        f"maxEventsPerTrigger of Event Hubs). A handler that means the same on a part of a batch takes bisect=True."
-    )
 
 
 def is_final(error: BaseException) -> bool:

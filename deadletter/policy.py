@@ -145,7 +145,7 @@ class Retry:
     but the first one after the death of a Python worker of Spark's."""
 
     def __post_init__(self) -> None:
-        given.settle(RETRY, self, "Retry")
+        given.check_fields(RETRY, self, "Retry")
         if self.first > self.longest:
             raise ConfigError(f"Retry waits {self.first} to {self.longest} seconds: give 0 <= first <= longest.")
 

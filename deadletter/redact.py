@@ -1,7 +1,7 @@
-"""Secrets out of texts that people will read: error messages, stacks, configurations inside them.
+"""Remove secrets from texts that people will read: error messages, stacks, and configurations inside them.
 
-Promises to hide more rather than less, in time linear to the text; what is hidden becomes `***`. Called for whatever of an error is kept or
-logged.
+`redact` hides more rather than less, in time linear to the text; what is hidden becomes `***`. It stands here because letters keep errors
+of handlers; the stores and brokers above use it for the errors that they log or raise.
 """
 
 from __future__ import annotations

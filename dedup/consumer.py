@@ -375,7 +375,7 @@ class Consumer:
         events finds their positions recorded and drops them.
         """
         job = self.job()
-        reentry.refuse(job.identity, "A call")
+        reentry.refuse(self.identity, "A call")
         started, opened = time.monotonic(), open_batch(batch, self.scratch, collect=self.collect)
         report = self._through_outages(job, opened, int(batch_id))
         with company.sending(self.name):

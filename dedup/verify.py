@@ -21,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint import errors
-from checkpoint.errors import ConfigError, PublicationStuck
+from checkpoint.errors import ConfigError, PublicationStuck, command
 from checkpoint.head import Head
 from checkpoint.position import KEY_ONLY, Ints, Partition, Ranges, overlapping
 from checkpoint.records import RecordFilter
@@ -49,6 +48,10 @@ MANY = 100
 """Contradictions of one kind that are told one by one."""
 
 VERSION = 1
+
+_CHANGED = "Somebody changed the record, or this is a defect: keep the tables as they are and report it."
+_LETTERS = "Letters were deleted, changed or imported by hand: put them back, or note why they differ."
+_ABOVE = "Nothing is lost: what comes again is dropped as a redelivery. If it stays so, somebody set the checkpoint back."
 
 Life = tuple[Partition, int]
 """(partition, incarnation): positions mean something only within one."""
@@ -188,15 +191,15 @@ def _check_passed(partition: Partition, passed: int, checkpoint: int | None) -> 
 
 def _check_checkpoint(consumer: str, partition: Partition, seen: Ranges, checkpoint: int | None) -> list[str]:
     if not seen:
-        return [f"{partition}: checkpoint {checkpoint}, but no batch has seen anything. {errors.CHANGED}"]
+        return [f"{partition}: checkpoint {checkpoint}, but no batch has seen anything. {_CHANGED}"]
     last = _last(seen)
     if checkpoint is None:
-        return [f"{partition}: batches have seen up to {last}, but there is no checkpoint. {errors.ABOVE}"]
+        return [f"{partition}: batches have seen up to {last}, but there is no checkpoint. {_ABOVE}"]
     if checkpoint > last:
-        todo = errors.unseen(consumer, partition, Ranges.of([(last + 1, checkpoint)]))
+        todo = _unseen(consumer, partition, Ranges.of([(last + 1, checkpoint)]))
         return [f"{partition}: positions {last + 1}-{checkpoint} lie below the checkpoint and no batch has seen them. {todo}"]
     if checkpoint < last:
-        return [f"{partition}: positions {checkpoint + 1}-{last} were seen above the checkpoint. {errors.ABOVE}"]
+        return [f"{partition}: positions {checkpoint + 1}-{last} were seen above the checkpoint. {_ABOVE}"]
     return []
 
 
@@ -234,7 +237,7 @@ class Tally:
         for row in np.flatnonzero(total != records["delivered"].to_numpy())[:MANY].tolist():
             record = _record(records, row)
             self.contradictions.append(
-                f"{_name(record)}: {record['delivered']} rows delivered, {int(total[row])} accounted for. {errors.CHANGED}"
+                f"{_name(record)}: {record['delivered']} rows delivered, {int(total[row])} accounted for. {_CHANGED}"
             )
 
     def _check_outcomes(self, records: pa.Table) -> None:
@@ -245,7 +248,7 @@ class Tally:
             for outcome in ("duplicates", "skipped", "late"):
                 outside = _ranges(record[outcome]) - _ranges(record["seen"])
                 if outside:
-                    self.contradictions.append(f"{_name(record)}: {outcome} {outside} were not seen. {errors.CHANGED}")
+                    self.contradictions.append(f"{_name(record)}: {outcome} {outside} were not seen. {_CHANGED}")
 
     def _add_seen(self, records: pa.Table) -> None:
         """No position is seen twice."""
@@ -263,7 +266,7 @@ class Tally:
             record = _record(records, row)
             mine = _ranges(record["seen"])
             if twice := seen & mine:
-                told = errors.seen_twice(self.consumer, _partition(record), twice)
+                told = _seen_twice(self.consumer, _partition(record), twice)
                 self.contradictions.append(f"{_name(record)}: {twice} were seen by an earlier batch as well. {told}")
             seen |= mine
 
@@ -295,11 +298,9 @@ class LetterTally:
 
     def contradictions(self, recorded: int) -> list[str]:
         """Every letter lies at a position that was seen, and there are as many as the records say."""
-        found = [
-            f"{partition}: dead letters at {where}, which no batch has seen. {errors.LETTERS}" for partition, where in self.outside.items()
-        ]
+        found = [f"{partition}: dead letters at {where}, which no batch has seen. {_LETTERS}" for partition, where in self.outside.items()]
         if recorded != self.kept:
-            found.append(f"batch records tell of {recorded} dead letters, there are {self.kept}. {errors.LETTERS}")
+            found.append(f"batch records tell of {recorded} dead letters, there are {self.kept}. {_LETTERS}")
         return found
 
 
@@ -390,3 +391,23 @@ def save(path: Path, proofs: dict[str, Proof]) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps({"version": VERSION, "proofs": told}), encoding="utf-8")
     temporary.replace(path)
+
+
+def _where(partition: Partition, ranges: Ranges) -> list[object]:
+    first, last = ranges.items[0].first, ranges.items[-1].last
+    return ["--topic", partition.topic, "--partition", partition.partition, "--from", first, "--to", last]
+
+
+def _seen_twice(consumer: str, partition: Partition, ranges: Ranges) -> str:
+    """For positions that two batches decided."""
+    return (
+        f"Compare the sink at these positions; {command('replay', f'MODULE:{consumer}', *_where(partition, ranges))} replaces their effect."
+    )
+
+
+def _unseen(consumer: str, partition: Partition, ranges: Ranges) -> str:
+    """For positions that nobody decided."""
+    return (
+        f"{command('dead-letters', 'reprocess', f'MODULE:{consumer}', '--from-log', *_where(partition, ranges))}"
+        " runs those that the log still has."
+    )

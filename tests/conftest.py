@@ -28,7 +28,7 @@ settings.load_profile("dedup")
 cheap.use_memory()
 cheap.compile_quickly()
 
-PLUGINS = ("variants", "rooms", "fix_places", "fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry")
+PLUGINS = ("variants", "rooms", "fix_places", "fix_delta", "fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry")
 pytest_plugins = [f"fixtures.{name}" for name in PLUGINS]
 
 

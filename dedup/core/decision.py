@@ -1,7 +1,7 @@
-"""From a decided chunk to the steps a store executes: letters, notes, batch record, checkpoints, commit. Pure.
+"""From a decided chunk to the steps that a store executes: letters, notes, batch record, checkpoints, commit. Pure.
 
-And what the chunk uses of the budget of each kind of dead letter, with the error that says that it is too much. The budget is judged
-before the handler runs, by the attempts of the handler, and once more by a store whose transactions commit side by side. Called by
+`require` also judges what the chunk uses of the budget of each kind of dead letter, and raises the error if it is too much. The budget is
+judged before the handler runs, while it runs (attempts.py), and once more by a store whose transactions commit side by side. Called by
 pipeline/commit.py.
 """
 
@@ -55,7 +55,7 @@ def decide(
     marks: Mapping[Partition, Checkpoint],
     ids: Mapping[Topic, str] = MappingProxyType({}),
 ) -> tuple[Step, ...]:
-    """Everything that has to become true together, in the order of execution.
+    """The steps that must become true together, in the order of execution.
 
     Args:
         marks: for each partition of the chunk, the checkpoint that its highest row would make.
@@ -150,7 +150,7 @@ def _partition_record(settled: Settled, head: Head, run: Run, partition: Partiti
 
 
 def before_handler(settled: Settled) -> dict[Kind, Used]:
-    """What a chunk uses before any of it comes to the handler: events that do not decode, have no key, or conflict with one."""
+    """What a chunk uses of the budget before the handler runs: events that do not decode, have no key, or have a conflicting one."""
     among, used = settled.state != REDELIVERED, {}
     for state, kind in _BEFORE_THE_HANDLER:
         failed = settled.state == state
@@ -169,7 +169,7 @@ def _used(index: Index, among: Bools, failed: Bools, why: str) -> Used:
 def require(
     consumer: str, budget: Budget | None, before: Mapping[str, Spent], used: Mapping[Kind, Used], also: str = "", what: str = "batch"
 ) -> None:
-    """Raise BudgetExceeded where the chunk brings one of these kinds over its limits.
+    """Raise BudgetExceeded if the chunk brings one of these kinds over its limits.
 
     Args:
         also: words for whose failures are counted with its own. what: of which nothing is parked.

@@ -1,8 +1,8 @@
-"""The columnar view of a batch that decisions are made on: positions, keys and payload hashes, in position order.
+"""The columns of a batch that decisions are made on: positions, keys and payload hashes, in position order.
 
-One row per delivered row. Arrays are numpy, so that fifty thousand rows cost milliseconds. Payload hashes are asked for when they are
-needed: by then the store may be looking the keys up already. Where positions stand in a batch is found by search in one ascending number
-per row, else by sorting both. Pure. Called by all that decides.
+The index has one row per delivered row, as numpy arrays: fifty thousand rows take milliseconds. Payload hashes are computed when they are
+needed, while the store looks the keys up. Positions are found in a batch by binary search where one ascending number per row allows it,
+else by sorting both sides. Pure. Called by all code that decides.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Index:
 
     @classmethod
     def of(cls, table: pa.Table, payloads: Callable[[], Ints]) -> Index:
-        """From a table with INDEX_COLUMNS, one row per delivered row in any order; position columns must not be null.
+        """Make an index from a table with INDEX_COLUMNS, one row per delivered row in any order; position columns must not be null.
 
         Args:
             payloads: the payload hashes of these rows.
@@ -93,7 +93,7 @@ class Index:
         return replace(self, **{f: getattr(self, f)[rows] for f in self._FIELDS})
 
     def only(self, rows: Ints) -> Index:
-        """These rows of it."""
+        """The index of these rows."""
         return replace(self, **{f: getattr(self, f)[rows] for f in self._FIELDS})
 
     def positions(self, rows: Ints) -> pa.Table:
@@ -104,7 +104,7 @@ class Index:
         return pa.table(dict(zip(INDEX_COLUMNS[:5], (*columns, *numbers), strict=True)))
 
     def travelling(self, rows: Ints) -> Index:
-        """These rows of it, for another process: without payload hashes, which are asked of the whole batch."""
+        """The index of these rows, for another process: without payload hashes, which are computed for a whole batch."""
         return replace(self.only(rows), order=np.arange(len(rows)), payloads=_not_here)
 
     @cached_property
@@ -278,7 +278,7 @@ class Ranks(NamedTuple):
         return cls(*ranges, ranks) if bool((ranks[1:] >= ranks[:-1]).all()) else None
 
     def find(self, wanted: Columns) -> Ints:
-        """As `match`."""
+        """Find positions as `match` does."""
         place, numbers, parts = wanted
         possible = (place >= 0) & self.numbers.holds(numbers) & self.parts.holds(parts)
         asked = np.where(possible, _as_one(wanted, self.numbers, self.parts), -1)

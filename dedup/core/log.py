@@ -30,11 +30,11 @@ class AnyLogReader(ABC):
 
     @abstractmethod
     def read(self, topic: str, partition: int, first: int, last: int) -> pa.Table:
-        """As a call gives it, and always an Arrow table."""
+        """Read as a call does, but always return an Arrow table."""
 
     @abstractmethod
     def first_kept(self, source: str, topic: str, partition: int) -> int:
-        """The first position that can still be had."""
+        """The first position that the log still has."""
 
 
 def _session() -> Any:

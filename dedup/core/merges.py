@@ -1,11 +1,10 @@
-"""What a merge of a batch comes down to: the last row of each key, in as few merges as the sets of columns allow. Pure.
+"""Reduce the merges of a batch: the last row of each key, in as few merges as the sets of columns allow. Pure.
 
-Two source rows of one key fail a MERGE, and which of them counts must not depend on how rows happen to arrive. Rows with different
-columns become merges one after the other: what a row lacks stays as it is in the sink.
+A MERGE fails on two source rows of one key, and the order in which rows happen to arrive must not choose between them. Rows with different
+columns become merges one after the other: a column that a row lacks stays as it is in the sink.
 
-Promises that the sink ends as if the rows of each key had been merged one by one, whichever columns the rows of other keys have. Of one
-key and one set of columns a single row is left, so that the number of merges depends on the sets of columns, not on the rows.
-Called by both stores.
+Promises that the sink ends as if the rows of each key had been merged one by one, whichever columns the rows of other keys have. For each
+key and set of columns one row is left, so the number of merges depends on the sets of columns, not on the rows. Called by both stores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Messages of the outbox: their columns on the way in, one value each on the way out, and what is asked of a store's outbox.
+"""Messages of the outbox: their columns when a handler publishes them, one value each when they are sent, and the protocol `Outbox`.
 
-Out of the outbox a message is one value, because brokers' clients take one at a time. `Outbox` is what the dispatcher and people ask of a
-store. Both stores pass the same contract tests.
+A message is one value on its way out, because clients of brokers take one message at a time. The dispatcher and people call `Outbox`. Both
+stores pass the same contract tests.
 """
 
 from __future__ import annotations

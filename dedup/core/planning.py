@@ -1,9 +1,9 @@
-"""What a batch means: pure functions from (head, events) to what has to be written.
+"""Plan a batch: pure functions from (head, events) to what has to be written.
 
 The order is: guard -> chunks -> sift (positions) -> redeliveries -> settle (keys) -> handler -> decide. No driver, clock, randomness or
-I/O: the simulation runs this very code. Guard is checkpoint/guards.py, decide is decision.py.
+I/O: the simulation runs this very code. checkpoint/guards.py guards, decision.py decides.
 
-A position that was seen has to hold the event that was decided there: a topic that was created again starts at sequence number 0, and
+A position that was seen before must hold the event that was decided there. A topic that was created again starts at sequence number 0;
 without this check its events would be dropped as redeliveries. `Order` keeps the order of a sequence, also behind a dead letter. A
 sequence is the events of one partition with one sequence key. Called by the pipeline, by spark/committing.py and by reprocessing.
 """
@@ -57,7 +57,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def reached(known: Head, index: Index, run: Run, *, decided: bool) -> Head:
-    """What the state cannot be behind once this chunk is through."""
+    """The least head that the state has once this chunk is committed."""
     points = dict(known.checkpoints)
     for partition, (_, last) in index.spans.items():
         if partition != KEY_ONLY and (partition not in points or points[partition].sequence_number < last):

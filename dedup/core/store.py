@@ -1,10 +1,10 @@
-"""The one seam: what the pipeline asks of a store, and the values that cross it.
+"""The interface of a store: what the pipeline calls, and the values that it passes.
 
 A store keeps six things that change together: sink rows, reservations, dead letters, messages, batch records and checkpoints.
 It decides nothing: the pipeline plans with pure functions (planning.py, decision.py) and the store executes. `StateStore` and
-`LetterStore` are the parts of `Store` that need no sinks. Where tasks of Spark take part a store offers more: `Slicing`, whose tasks
-commit by themselves, or files that tasks write and that the one commit of the driver names. Not a public extension point. Both stores
-pass the one contract suite in tests/contract.
+`LetterStore` are the parts of `Store` that need no sinks. For tasks of Spark a store offers more: with `Slicing` tasks commit by
+themselves; with `Filing` tasks write files, and one commit of the driver names them. Not a public extension point. Both stores pass the one
+contract suite in tests/contract.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Transaction(Protocol):
         Raises SinkMismatch before any row is sent.
         """
 
-    def publish(self, messages: Messages) -> None:
+    def enqueue(self, messages: Messages) -> None:
         """Put messages into the outbox as part of this transaction, in their order."""
 
     def execute(self, step: Step) -> None:
@@ -122,7 +122,7 @@ class Store(LetterStore, Protocol):
         """Note what is about to be tried, outside any transaction, so that the next process knows what this one died of."""
 
     def publish(self, consumer: str) -> int:
-        """Bring decided batches that their sinks do not show yet; returns how many. Always 0 where sinks commit with the decision."""
+        """Make decided batches visible in their sinks; returns how many became visible. Always 0 where sinks commit with the decision."""
 
     def outbox(self, consumer: str) -> Outbox:
         """The messages that this consumer has published."""
@@ -142,7 +142,7 @@ class Store(LetterStore, Protocol):
 
 @runtime_checkable
 class Slicing(Protocol):
-    """What a store offers whose slices Spark's tasks can commit by themselves: `begin` takes their `SliceClaim`."""
+    """A store whose slices can be committed by Spark's tasks: `begin` takes their `SliceClaim`."""
 
     def in_tasks(self) -> Any:
         """The same store for a process of tasks."""
@@ -155,7 +155,7 @@ class Slicing(Protocol):
 
 
 class Frames(Protocol):
-    """What Tx needs of one kind of rows."""
+    """The operations of `Tx` on one kind of rows (DataFrames, Arrow tables)."""
 
     def columns(self, rows: Any) -> list[str]:
         """Column names."""

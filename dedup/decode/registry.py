@@ -82,7 +82,7 @@ class Confluent:
 
     def __post_init__(self) -> None:
         _check(self.url)
-        given.settle(_CONFLUENT, self)
+        given.check_fields(_CONFLUENT, self)
 
     def framed(self, body: bytes, content_type: bytes | None) -> Framed | None:
         """From the five bytes before the record: zero, and the id in big-endian order."""
@@ -147,7 +147,7 @@ class Azure:
 
     def __post_init__(self) -> None:
         _check(self._url)
-        given.settle(_AZURE, self)
+        given.check_fields(_AZURE, self)
 
     @property
     def _url(self) -> str:

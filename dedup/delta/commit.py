@@ -1,12 +1,11 @@
-"""The decision, one commit of the ledger, and its publication: how the sinks come to show what was decided.
+"""Commit a decision by one commit of the ledger, then publish it: make the sinks show it.
 
-Promises that a decision is tried only against the snapshot that everything it rests on was read from, that it follows exactly the
-decision it was planned on, and that what became of it is read back from the ledger. Called by the transaction, the takeover and the
-store.
+Promises that a decision is committed only against the snapshot that it was planned on, right after the decision before it, and that its
+outcome is read back from the ledger. Called by the transaction, the takeover and the store.
 
-Everything published is read from the ledger. A transaction id in the sink says what is done, so that any number of publishers may try,
-and each decision is published once and in order. Called by the store after each decision, before each transaction, and by `dedup
-publish`.
+Publication reads only the ledger. A transaction id in the sink records what the sink has taken: any number of publishers may try, and the
+sink takes each decision once and in order. Called by the store after each decision and before each transaction, and by the command that
+repairs sinks.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ class Decision:
     lasts: pa.Table = field(default_factory=LASTS.empty_table)  # of the sequences whose letters change
 
 
-def decide(state: ConsumerState, decision: Decision, on_step: Callable[[str], None]) -> None:
-    """Commit the decision, or raise.
+def commit_decision(state: ConsumerState, decision: Decision, on_step: Callable[[str], None]) -> None:
+    """Commit the decision to the ledger, or raise.
 
     Raises:
         Fenced, CommitConflict: another decision came first, of a newer epoch or of this one.
@@ -85,12 +84,12 @@ def decide(state: ConsumerState, decision: Decision, on_step: Callable[[str], No
     Crash: before the commit nothing is true; from then on everything is, and the next reader of the ledger sees it.
     """
     try:
-        _decide(state, decision, on_step)
+        _commit(state, decision, on_step)
     finally:
         state.ledger.forget_written()
 
 
-def _decide(state: ConsumerState, decision: Decision, on_step: Callable[[str], None]) -> None:
+def _commit(state: ConsumerState, decision: Decision, on_step: Callable[[str], None]) -> None:
     header = decision.header
     state.require_sound_for(header)
     adds = write_files(state, decision)
@@ -150,7 +149,10 @@ def _judge(state: ConsumerState, header: Header) -> None:
 
 
 def write_files(state: ConsumerState, decision: Decision) -> list[Add]:
-    """The ledger's own files of a decision, invisible until the commit."""
+    """Write the ledger's own files of a decision; returns what the commit adds.
+
+    Crash: no commit names these files; they are invisible, and a full VACUUM removes them.
+    """
     header, day = decision.header, decision.header.committed_at.date()
     rows: list[LogRow] = [(HEADER, None, None, None, header.to_json())]
     if header.summary == header.seq:
@@ -165,7 +167,7 @@ def write_files(state: ConsumerState, decision: Decision) -> list[Add]:
 
 @dataclass(frozen=True)
 class SinkPublisher:
-    """Publishes for one consumer.
+    """Publishes decisions of one consumer: makes its sinks show them.
 
     Args:
         root: the store's own folder; staged rows are below it.
@@ -340,7 +342,7 @@ class SinkPublisher:
             return False
         if entry.merge is not None:
             self.state.sinks.forget(sink.uri)  # the handle moves on with the merge
-            sinks.publish(sink, filesystem(self.root, self.options), entry.adds, entry.merge, {app: version})
+            sinks.merge_staged(sink, filesystem(self.root, self.options), entry.adds, entry.merge, {app: version})
             return False
         tables.commit(sink.table, entry.adds, {app: version}, exact=False)
         self._mark(header, entry, sink, sink.table.version() + 1, header.version)

@@ -11,7 +11,7 @@ import pyarrow.fs as pafs
 
 from checkpoint.errors import CommitConflict, ConfigError
 from deadletter.letter import SEQUENCES
-from dedup.delta.commit import Decision, decide
+from dedup.delta.commit import Decision, commit_decision
 from dedup.delta.engine import Engine
 from dedup.delta.epoch import Turns, exists
 from dedup.delta.ledger import Header, Ledger
@@ -34,7 +34,7 @@ class States:
         return {**self.__dict__, "_states": {}, "_turns": {}}
 
     def of(self, consumer: str) -> ConsumerState:
-        """As of the last look."""
+        """The state of a consumer as of the last look."""
         if consumer not in self._states:
             name = safe_name(consumer)
             made = SparkLedger if self.engine.name == SPARK else Ledger
@@ -47,7 +47,7 @@ class States:
         return self._turns.setdefault(consumer, Turns.of(self.root, self.options, safe_name(consumer)))
 
     def names(self) -> list[str]:
-        """Of all consumers, sorted."""
+        """The names of all consumers, sorted."""
         if not exists(self.root, self.options):
             return []
         selector = pafs.FileSelector("ledger", allow_not_found=True)
@@ -71,11 +71,11 @@ class States:
             yield state
 
     def header(self, consumer: str) -> Header:
-        """Of the newest decision."""
+        """The header of the newest decision."""
         with self.caught_up(consumer) as state:
             return state.header
 
-    def decide(self, consumer: str, plan: Callable[[ConsumerState], Header]) -> Header:
+    def commit_planned(self, consumer: str, plan: Callable[[ConsumerState], Header]) -> Header:
         """Commit what `plan` makes of the newest state; plan again where another decision comes first.
 
         Crash: it is decided or not.
@@ -83,7 +83,7 @@ class States:
         for _ in range(AMEND_ATTEMPTS):
             with self.existing(consumer) as state:
                 try:
-                    decide(state, Decision(plan(state)), lambda _: None)
+                    commit_decision(state, Decision(plan(state)), lambda _: None)
                 except CommitConflict:
                     continue
                 return state.header

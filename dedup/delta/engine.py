@@ -1,12 +1,12 @@
-"""Who reads and commits Delta tables: delta-rs, or Spark where only Spark gets to the storage.
+"""The engines that read and commit Delta tables: delta-rs, or Spark where only Spark has access to the storage.
 
-Promises that everything above asks the same of both. A table is looked at as a snapshot with the methods of delta-rs's DeltaTable that
-are used here: version, metadata, schema, protocol, history, transaction_version. Called by the store's parts.
+Promises that the code above uses both in the same way. Both give a snapshot with those methods of delta-rs's DeltaTable that are used here:
+version, metadata, schema, protocol, history, transaction_version. Called by the store's parts.
 
-Spark is needed where delta-rs gets no credentials for the storage of tables (Unity Catalog hands none out to it). It is used through its
-public API alone, so that classic Spark, Spark Connect and clusters where the JVM cannot be reached are the same. Spark appends against
-its own newest snapshot, but refuses, or skips silently, a transaction id whose number was written before. It cannot be asked for a
-table's ids; commits of ours repeat theirs in the history.
+Spark is needed where delta-rs gets no credentials for the storage of tables: Unity Catalog gives it none. Only the public API of Spark is
+used, so classic Spark, Spark Connect and clusters without access to the JVM behave the same. Spark appends to its own newest snapshot, but
+it refuses, or silently skips, a transaction id whose number was written before. Spark has no call that lists a table's transaction ids;
+our commits repeat theirs in the history.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Handle(Protocol):
 
 
 class Engine(Protocol):
-    """What the store asks of whoever commits. Picklable."""
+    """Reads and commits tables. Picklable."""
 
     name: str
 

@@ -1,11 +1,11 @@
-"""Who may commit: taking an epoch, the heartbeat of a long batch, and the turns of a stream and of decisions about letters.
+"""Who may commit: taking an epoch, the heartbeat of a long batch, and turns between the stream and decisions about letters.
 
-Promises that a live instance is not taken over without force, and that one which is provably gone is taken over at once.
+Promises that a live instance is not taken over without force, and that an instance which is provably gone is taken over at once.
 
-The stream and people's decisions about letters commit to one ledger, and whoever comes second plans again: so they take turns. For that
-each consumer has small files beside the ledger, which decide nothing: without them, or with wrong ones, work is done twice or waits a
-little, and the commit is still the judge. Who decides about letters leaves a *request* for a turn. A stream that finds one leaves a request
-of its own and waits until the first is through. So neither goes twice while the other waits. Called by the store.
+The stream and people's decisions about letters commit to one ledger, and the one that comes second plans again. To avoid that, they take
+turns by small files beside the ledger. These files decide nothing: without them, or with wrong ones, work is done twice or waits a little,
+and the commit still judges. A process that decides about letters leaves a *request* for a turn. A stream that finds a request leaves one of
+its own and waits until the first is done, so neither goes twice while the other waits. Called by the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow.fs as pafs
 from checkpoint.errors import CommitConflict, StillHeld, StoreUnavailable
 from checkpoint.head import Head, Holder
 from checkpoint.holders import is_alive, this_process
-from dedup.delta.commit import Decision, decide
+from dedup.delta.commit import Decision, commit_decision
 from dedup.delta.ledger import Header
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import StorageOptions, filesystem, is_local, put, remove
@@ -121,7 +121,7 @@ def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> H
         held = {"holder": rules.holder, "held_since": now, "members": () if rules.shared else None}
         header = state.following("epoch", uuid.uuid4().hex, now, head, **held)
         try:
-            decide(state, Decision(header), rules.on_step)
+            commit_decision(state, Decision(header), rules.on_step)
         except CommitConflict:
             continue  # somebody else was quicker: who holds it has to be asked again
         return state.header.head

@@ -1,7 +1,7 @@
-"""Rows made to fit a sink: columns by name, types without loss, no NULL where the sink forbids it.
+"""Make rows fit a sink: columns by name, types without loss, no NULL where the sink forbids it.
 
-Promises that what does not fit is refused with the `ALTER TABLE` it would take, before a file is written; what is called a fit keeps
-every value, or fails loudly at the value that does not. Pure. Called by what writes to sinks.
+Promises to refuse what does not fit before a file is written, with the `ALTER TABLE` that would make it fit. A column that fits keeps every
+value, or fails at the value that it cannot keep. Pure. Called by the modules that write to sinks.
 """
 
 from __future__ import annotations

@@ -204,7 +204,10 @@ class Ledger:
             return pq.ParquetFile(file).read(columns=names)
 
     def write(self, section: str, day: dt.date, rows: pa.Table) -> list[Add]:
-        """Write rows (any subset of the columns) as one invisible file; none for no rows."""
+        """Write rows (any subset of the columns) as one file that no commit names yet; none for no rows.
+
+        Crash: the file stays invisible, and a full VACUUM removes it.
+        """
         if not rows.num_rows:
             return []
         codec = {"compression": "zstd"} if section in (LOG, ORDER) else {"compression": "none", "use_dictionary": ["kind", "seq"]}

@@ -1,16 +1,16 @@
-"""The dead letters of one consumer: a table of events that only grows, and the letters as they stand, as of the ledger's head.
+"""The dead letters of one consumer: a table of events that only grows, and the letters as of the ledger's head.
 
-A letter's state is its newest row by seq among these events. They are published like rows of a sink:
+The newest event of a letter, by seq, is its state. Events are published like rows of a sink:
 
 * `parked`: a whole letter, as it came in. Of several for one id the first counts.
 * `changed`: the letter after a change, in all columns but those of HEAVY, which stay as they were.
 * `edited`: the letter after a change, in all columns.
 
-And beside them `duplicate`: later duplicates of a held key were dropped; `history`: one row of HISTORY.
+Two more kinds say nothing about the state: `duplicate` (later duplicates of a held key were dropped) and `history` (one row of HISTORY).
 
-Reads what the question needs and no more: first ids, positions and the columns that are asked about, then of the letters that match the
-columns that are wanted. Conditions on what never changes about a letter are pushed down. Rows of the table and of files beside it, which
-are decided and not published yet, count as one. Called by the store and the transaction.
+A read takes only the columns that it needs: first ids, positions and the columns of the condition, then the wanted columns of the letters
+that match. Conditions on columns that never change are pushed down. Rows of the table, and of files that are decided and not published yet,
+are read as one. Called by the store and the transaction.
 """
 
 from __future__ import annotations

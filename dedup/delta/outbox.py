@@ -1,8 +1,8 @@
-"""The outbox on Delta: messages are a table of their own, filled from the ledger's decisions; what became of them is another one.
+"""The outbox on Delta: one table of messages, filled by the ledger's decisions, and one table of marks, which say what became of them.
 
-The table of messages is a sink like any other: its files are written before the decision that names them, and published after it. The
-table of marks has one dispatcher at a time: each commit is tried against exactly the snapshot that was read, and whoever began last wins.
-Called by the transaction, and through the store by the dispatcher and `dedup outbox`.
+The table of messages is a sink like any other: its files are written before the decision that names them, and published after it. One
+dispatcher at a time writes the table of marks: each commit is tried against exactly the snapshot that was read, and the dispatcher that
+began last wins. Called by the transaction, and through the store by the dispatcher and `dedup outbox`.
 """
 
 from __future__ import annotations
@@ -368,16 +368,16 @@ class DeltaOutbox:
 
         Crash: all of it, or nothing.
         """
-        return self._decide(numbers, (State.DEAD,), State.WAITING)
+        return self._change_state(numbers, (State.DEAD,), State.WAITING)
 
     def discard(self, numbers: Sequence[int]) -> int:
         """Give up messages that are not sent. One that a dispatcher has in hand may be sent all the same.
 
         Crash: all of it, or nothing.
         """
-        return self._decide(numbers, (State.WAITING, State.BEHIND, State.DEAD), State.DISCARDED)
+        return self._change_state(numbers, (State.WAITING, State.BEHIND, State.DEAD), State.DISCARDED)
 
-    def _decide(self, numbers: Sequence[int], of: tuple[State, ...], to: State) -> int:
+    def _change_state(self, numbers: Sequence[int], of: tuple[State, ...], to: State) -> int:
         if not numbers or self._now() is None:
             return 0
         chosen = Chosen(of, numbers=tuple(numbers), limit=None)

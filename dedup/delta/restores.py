@@ -1,8 +1,8 @@
-"""Whether a RESTORE took rows of ours back from a table. It keeps transaction ids, so that these alone do not tell.
+"""Find out whether a RESTORE removed rows of ours from a table. A RESTORE keeps transaction ids, so these alone do not show it.
 
-Promises that a table in which something of ours may be missing is told before anything is written to it, and that one which was only taken
-back to a version that has all of it goes on. What cannot be told counts as missing: a RESTORE to a time, a version whose log is gone, an
-engine that does not show old versions. Called by the transaction and the publisher.
+Promises that a table which may lack something of ours is reported before anything is written to it. A table that was restored to a version
+which has all of ours goes on. What cannot be known counts as missing: a RESTORE to a time, a version whose log is gone, an engine that does
+not show old versions. Called by the transaction and the publisher.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Sink:
     indexed: int = INDEXED_COLUMNS
 
     def travelling(self) -> Sink:
-        """Without the handle of the table, which stays here: what tasks write rows by."""
+        """A copy for tasks, which write rows by it: without the handle of the table, which stays here."""
         return replace(self, table=None)  # type: ignore[arg-type]
 
     @property
@@ -286,16 +286,19 @@ def _check_keys(rows: pa.Table, merge: Merge, sink: Sink) -> None:
 
 
 def stage(writer: FileWriter, rows: pa.Table, *, deletes: bool) -> list[Add]:
-    """Write rows that nothing names yet. Raises RowsRefused."""
+    """Write rows into a file that no commit names yet. Raises RowsRefused.
+
+    Crash: the file stays invisible; `upkeep.clear_staged` removes it after some days.
+    """
     return writer.write(rows.append_column(DELETE, pa.repeat(deletes, rows.num_rows)))
 
 
 def staged_schema(sink: Sink, names: Sequence[str]) -> pa.Schema:
-    """Of staged rows that have these columns of the sink."""
+    """The schema of staged rows that have these columns of the sink."""
     return pa.schema([*(sink.schema.field(n) for n in sink.schema.names if n in names), pa.field(DELETE, pa.bool_(), nullable=False)])
 
 
-def publish(sink: Sink, system: pafs.FileSystem, adds: Sequence[Add], merge: Merge, transactions: Mapping[str, int]) -> None:
+def merge_staged(sink: Sink, system: pafs.FileSystem, adds: Sequence[Add], merge: Merge, transactions: Mapping[str, int]) -> None:
     """Merge staged rows into exactly this snapshot of the sink, with transaction ids.
 
     Raises:
@@ -339,7 +342,7 @@ class SinkNames:
 
     @classmethod
     def of(cls, tables: Mapping[str, str], options: StorageOptions, engine: Engine) -> SinkNames:
-        """With the tables as a person gave them. Raises ConfigError where their storage cannot decide between two writers."""
+        """Make names from the tables that a person gave. Raises ConfigError if their storage cannot decide between two writers."""
         by_name = {n: str(u) for n, u in tables.items() if engine.name == SPARK and "/" not in str(u)}
         by_path = {n: absolute(str(u)) for n, u in tables.items() if n not in by_name}
         for uri in by_path.values():

@@ -1,8 +1,8 @@
 """The ledger of a consumer whose tables only Spark can write.
 
-The compare-and-swap: one transaction id for the whole life of the table, whose version is the generation and the number of the decision.
-Spark commits a version only where the table has none that is as high, and two that overlap conflict on it. So of all who decide number n
-one lands, and everybody reads back who it was. Called by the consumer state.
+It compares and swaps by one transaction id for the whole life of the table; the id's version is the generation and the number of the
+decision. Spark commits a version only if the table has none that is as high, and two commits that overlap conflict on the id. So of all
+instances that decide number n one succeeds, and each of them reads back which. Called by the consumer state.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What one process knows of one consumer's ledger: the head, the seen positions, the keys; and the decision protocol.
 
-Promises that everything known was read from the ledger, that a decision is tried only against the snapshot everything known is as of,
-and that its outcome is told by the ledger and by nothing else. Called by the store.
+Promises that everything known was read from the ledger, that a decision is tried only against the snapshot that was read, and that only the
+ledger says what became of it. Called by the store.
 
 Reservations are the rows of the sections `keys` and `held`, without those that a later decision freed. The tables that the consumer
-publishes to are compared with the ledger: a table which shows a decision that the ledger does not have, or has another one for, is told
-before anything is decided; one which lacks a publication that is known is told before anything is published.
+publishes to are compared with the ledger. A table that shows a decision which the ledger lacks, or has differently, is reported before
+anything is decided. A table that lacks a known publication is reported before anything is published.
 """
 
 from __future__ import annotations
@@ -161,12 +161,12 @@ class ConsumerState:
         return f"{self.ledger.app(self.table, generation)}/{sink}"
 
     def outbox_uris(self) -> tuple[str, str]:
-        """Of its messages and of what became of them: below the ledger's own id, because another ledger begins to number anew."""
+        """URIs of its tables of messages and of marks: below the ledger's own id, because another ledger begins to number anew."""
         below = (safe_name(self.ledger.consumer), str(self.table.metadata().id) if self.table is not None else "none")
         return join(self.root, "outbox", *below, "messages"), join(self.root, "outbox", *below, "marks")
 
     def header_at(self, seq: int) -> Header | None:
-        """Of a decision, read from the ledger where it is not known; None where there is none."""
+        """The header of a decision, read from the ledger where it is not known; None where there is none."""
         if seq > self.header.seq or self.table is None:
             return None
         return self.decided.get(seq) or self._headers(self.ledger.files(self.table), {seq}).get(seq)
@@ -405,7 +405,7 @@ def _kept(rows: pa.Table, gone: pa.Table) -> pa.Table:
 
 
 class Agreement:
-    """As far as this process has looked. A table is looked at again where somebody else has committed to it since."""
+    """Compares the tables with the ledger, as far as this process has looked. It looks again at a table that others committed to."""
 
     def __init__(self, state: ConsumerState) -> None:
         self._state = state

@@ -113,7 +113,7 @@ def put(uri: str, options: StorageOptions, path: str, content: pa.Buffer) -> Non
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Whether this is about the storage that a table lies on, and not about the table: it may pass, and nobody has to repair anything."""
+    """Whether the storage failed, and not the table: the error may pass, and nobody has to repair anything."""
     if isinstance(error, StoreUnavailable) and (cause := error.__cause__) is not None:
         # Spark's refusal of rows is passed on as this, too; of Spark's own errors those count that may pass.
         return is_away(cause) or (isinstance(cause, Exception) and classify(cause) == ErrorClass.TRANSIENT)

@@ -27,7 +27,7 @@ from deadletter.letter import HISTORY
 from deadletter.selection import Selection
 from dedup.core.settings import DELTA_STORE
 from dedup.delta import letters, upkeep, verify
-from dedup.delta.commit import Decision, SinkPublisher, decide
+from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
 from dedup.delta.engine import DeltaRs, SparkEngine
 from dedup.delta.epoch import Heartbeat, Takeover, is_gone, take_epoch
@@ -96,7 +96,7 @@ class Joins:
         with (state := self._states.of(consumer)).lock:
             rules = Takeover(holder, takeover_after, force, on_wait, lambda _: None, shared=True)
             epoch = take_epoch(state, self._heartbeat(consumer), rules).epoch
-            return self._decide(state, epoch, "join", lambda header: {"members": _entered(header, holder)}).head
+            return self._commit_change(state, epoch, "join", lambda header: {"members": _entered(header, holder)}).head
 
     def leave(self, consumer: str, epoch: int, run_id: str) -> None:
         """Take this process off the record, so that nobody waits for it.
@@ -104,7 +104,7 @@ class Joins:
         Crash: as if it had not been called.
         """
         with self._states.caught_up(consumer) as state:
-            self._decide(state, epoch, "leave", lambda h: {"members": tuple(m for m in h.members or () if m.run_id != run_id)})
+            self._commit_change(state, epoch, "leave", lambda h: {"members": tuple(m for m in h.members or () if m.run_id != run_id)})
 
     def claim(self, consumer: str, epoch: int, run_id: str, partition: Partition, *, takeover_after: float) -> Claim:
         """Make one partition this process's own: whoever had it cannot commit any more. It never waits.
@@ -115,10 +115,12 @@ class Joins:
         Crash: the number is raised or not; raised, nobody commits for the partition until the next claim.
         """
         with self._states.caught_up(consumer) as state:
-            raised = self._decide(state, epoch, "claim", lambda h: {"claims": {**h.claims, partition: h.claims.get(partition, 0) + 1}})
+            raised = self._commit_change(
+                state, epoch, "claim", lambda h: {"claims": {**h.claims, partition: h.claims.get(partition, 0) + 1}}
+            )
         return Claim(partition, raised.claims[partition], run_id)
 
-    def _decide(self, state: ConsumerState, epoch: int, kind: str, change: Callable[[Header], dict[str, Any]]) -> Header:
+    def _commit_change(self, state: ConsumerState, epoch: int, kind: str, change: Callable[[Header], dict[str, Any]]) -> Header:
         """One decision that changes who runs; planned again where another one comes first. Raises Fenced."""
         for _ in range(AMEND_ATTEMPTS):
             state.catch_up()
@@ -128,7 +130,7 @@ class Joins:
             now = dt.datetime.now(dt.UTC)
             header = state.following(kind, uuid.uuid4().hex, now, state.header.head, **change(state.header))
             try:
-                decide(state, Decision(header), lambda _: None)
+                commit_decision(state, Decision(header), lambda _: None)
             except CommitConflict:
                 continue
             return header
@@ -238,6 +240,8 @@ class DeltaStore(Joins):
             PartitionLost: another process claimed the partition.
             StoreRestored: the ledger is older than this instance, or than a table that it publishes to.
             PublicationStuck: an earlier decision cannot be published, or a table lacks one that was.
+
+        Crash: without a commit nothing of the chunk is true; what was published of earlier decisions stays published.
         """
         self.on_step("catch_up")
         with self._states.turns(consumer).stream(), self._states.caught_up(consumer) as state:
@@ -265,6 +269,8 @@ class DeltaStore(Joins):
             ConfigError: there is no such consumer.
             StoreRestored: the ledger contradicts itself, or a table that it publishes to.
             PublicationStuck: an earlier decision cannot be published, or a table lacks one that was.
+
+        Crash: without a commit nothing of the transaction is true; a stream waits for its request once, or sees that its process is gone.
         """
         turn = self._states.turns(consumer).letters(lambda: self._states.header(consumer))
         with turn, self._states.existing(consumer) as state:
@@ -281,7 +287,9 @@ class DeltaStore(Joins):
 
         Crash: the change is made, with its record, or it is not.
         """
-        return self._states.decide(consumer, lambda state: amendment(state, self._publisher(state), change, by=by, reason=reason)).head
+        return self._states.commit_planned(
+            consumer, lambda state: amendment(state, self._publisher(state), change, by=by, reason=reason)
+        ).head
 
     def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str) -> None:
         """Go on with the table that is under a sink's name now: it was dropped and created again, moved, or restored, on purpose.
@@ -298,7 +306,7 @@ class DeltaStore(Joins):
 
         Crash: it is accepted, with its record, or it is not.
         """
-        self._states.decide(
+        self._states.commit_planned(
             consumer, lambda state: acceptance(state, self._publisher(state), sink, self.tables.get(sink), lost=lost, by=by, reason=reason)
         )
 
@@ -311,7 +319,7 @@ class DeltaStore(Joins):
         """
         with self._states.existing(consumer) as state:
             floors = verify.floors(state, before)
-        self._states.decide(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
+        self._states.commit_planned(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
         with state.lock:
             state.ledger.drop_reservations(before)
 

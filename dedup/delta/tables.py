@@ -1,11 +1,11 @@
-"""delta-rs, with its errors told in our words: opening tables, committing files, and which decision a table shows.
+"""delta-rs, with its errors translated: opening tables, committing files, and which decision a table shows.
 
-The only calls that change a Delta table are here. Promises that a commit either is tried against exactly the snapshot that was read,
-or says so. Called by all modules of this package that touch a table.
+Commits of files and merges by delta-rs are made here; engine.py deletes and compacts. Promises that a commit is tried against exactly the
+snapshot that was read, unless its caller says otherwise. Called by all modules of this package that touch a table.
 
-A decision's number and bits of its identity stand in the one transaction id that its commit carries. A number alone is not enough: a
-ledger that was copied back gives the same numbers to other decisions. Versions grow with the number, so Spark's idempotent writes take
-them; both engines read them from the table's newest snapshot.
+The one transaction id of a commit holds the decision's number and bits of its identity. A number alone is not enough: a ledger that was
+copied back gives the same numbers to other decisions. Versions grow with the number, as Spark's idempotent writes require; both engines
+read them from the table's newest snapshot.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One chunk, or some letters, on the way into the ledger: collects what becomes true together, then decides and publishes.
+"""One chunk, or some letters, on the way into the ledger: collect what belongs together, then decide and publish it.
 
-Promises that nothing of it is visible before the ledger commit. What a decision does to letters is collected step by step, and turned
-into events, reservations and sequences at its commit: after it each sequence that it touched has one open letter, its first by position,
-and each other one is blocked by the one before. Called by the pipeline, through the store.
+Promises that nothing of it is visible before the ledger commit. Changes of letters are collected step by step. At the commit they become
+events, reservations and sequences: then the first letter by position of each touched sequence is OPEN, and each other one is blocked by the
+one before it. Called by the pipeline, through the store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dedup.core.rows import Rows
 from dedup.core.steps import Advance, Merge, Record, Step
 from dedup.core.store import Meanwhile, TaskFiles
 from dedup.delta import letters, sequences, upkeep
-from dedup.delta.commit import Decision, SinkPublisher, decide
+from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.ledger import Header
 from dedup.delta.letters import ALL_LETTERS, PLACE, Letters
 from dedup.delta.outbox import MessageWrites
@@ -138,7 +138,7 @@ class DeltaTransaction:
         """
         return self._writes.merge(table, rows, merge)
 
-    def publish(self, messages: Messages) -> None:
+    def enqueue(self, messages: Messages) -> None:
         """Send messages after the commit.
 
         Crash: files that no commit names are invisible; VACUUM takes them.
@@ -157,7 +157,7 @@ class DeltaTransaction:
     def execute(self, step: Step) -> None:
         """Collect a step; Commit decides and publishes.
 
-        Crash: as `commit.decide` and `SinkPublisher.publish` say.
+        Crash: as `commit.commit_decision` and `SinkPublisher.publish` say.
         """
         collected = self._collected
         if isinstance(step, Park):
@@ -188,12 +188,12 @@ class DeltaTransaction:
         self._new = self._new.filter(pc.invert(_in(self._new["key"], asked["key"])))
 
     def _commit(self, _step: Commit) -> None:
-        lasts = self._letters.settle()
+        lasts = self._letters.put_in_order()
         keys, held = self._reservations()
         freed = self._collected.freed
         self._write_events(held)
         header = self._header(len(keys) + len(held), len(freed))
-        decide(self._state, Decision(header, self._collected.batches, keys, held, freed, lasts), self._context.on_step)
+        commit_decision(self._state, Decision(header, self._collected.batches, keys, held, freed, lasts), self._context.on_step)
         if self._collected.tried and self._kind == "batch":
             self._context.committed()
         self._context.on_step("publish")
@@ -314,7 +314,7 @@ class LetterChanges:
         changed = self._of(self._changed)
         return changed["key"].filter(pc.less(changed["generation"], self.head.keyspace)).drop_null()
 
-    def settle(self) -> pa.Table:
+    def put_in_order(self) -> pa.Table:
         """Put the chains in order, once after all steps; returns LASTS of all sequences that were touched."""
         touched = [self._of(self._changed)["sequence"], waiting(self.parked)["sequence"]]
         names = pa.chunked_array([c for t in touched for c in t.cast(pa.binary()).drop_null().chunks], pa.binary()).unique()

@@ -1,7 +1,7 @@
-"""Housekeeping of our own tables (few files, short logs; changes no row), and the headers of what people decide about a state.
+"""Housekeeping of our own tables (few files, short logs; it changes no row), and the headers of changes that a person makes.
 
-A failure of housekeeping never fails a batch: it is logged, and the next turn tries again. Nothing that people decide is committed here.
-Called by the store and the transaction.
+A failure of housekeeping never fails a batch: it is logged, and the next turn tries again. This module only makes those headers; the store
+commits them. Called by the store and the transaction.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ def amendment(state: ConsumerState, publisher: SinkPublisher, change: Callable[[
 
     Raises:
         PublicationStuck: something cannot be published, and the change does not begin all over.
+
+    Crash: the change is not made; what was published stays published.
     """
     head = _unused(state, replace(change(state.header.head), seq=state.header.seq))
     dropped: tuple[tuple[int, str], ...] = ()

@@ -1,7 +1,7 @@
-"""Contradictions between what the ledger says in one place and in another, and between it and the sinks.
+"""Contradictions inside the ledger, and between the ledger and the sinks.
 
-And the ledger as a whole: its batch records, and dead letters as of its head. Reads everything, so it is for people and `verify`, and for
-a transaction that changes letters, not for each batch. Called by the store.
+It also reads the ledger as a whole: its batch records, and dead letters as of its head. It reads everything, so it serves people, `verify`
+and transactions that change letters, but no batch. Called by the store.
 """
 
 from __future__ import annotations

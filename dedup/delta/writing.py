@@ -78,7 +78,10 @@ class RowWriter:
         return FileWriter(self.root, self.options, schema, sink.name, prefix=self.staging + _given(schema), indexed=0)
 
     def write(self, rows: Rows) -> list[str]:
-        """Write these rows now; returns `Add` lines. Raises SinkMismatch, RowsRefused."""
+        """Write these rows into files that no commit names yet; returns `Add` lines. Raises SinkMismatch, RowsRefused.
+
+        Crash: the files stay invisible; they are removed after some days.
+        """
         given = given_rows(SinkColumns(self.sink), rows)
         columns = self.columns(given.schema)
         return [add.to_json() for add in self.files(columns).write(given.select(columns))]
@@ -104,7 +107,7 @@ class SinkWrites:
             raise
 
     def entries(self) -> tuple[SinkFiles, ...]:
-        """What the decision lists. Raises ConfigError for more writes to one sink than can be told apart."""
+        """The files that the decision lists. Raises ConfigError for more writes to one sink than can be told apart."""
         names = [entry.name for entry in self._entries]
         for name, count in Counter(names).items():
             if count > 1 << PART_BITS:

@@ -74,7 +74,7 @@ class Receive:
     """False: positions that are not in the log any more are left out, with a warning."""
 
     def __post_init__(self) -> None:
-        given.settle(RECEIVE, self)
+        given.check_fields(RECEIVE, self)
 
 
 class PartitionReader:

@@ -314,9 +314,9 @@ class Runner:
         if missing := part.hole(now):
             await self._judge(context.partition_id, part, *missing)
         if part.running is not None and part.running.done():
-            await self._settle(context.partition_id, part)
+            await self._await_batch(context.partition_id, part)
         while part.due(time.monotonic()):
-            await self._settle(context.partition_id, part)
+            await self._await_batch(context.partition_id, part)
             part.running = asyncio.get_running_loop().run_in_executor(self._worker, self._process, part, part.take())
 
     async def _ask_life(self, part: Gathered, link: int) -> None:
@@ -324,7 +324,7 @@ class Runner:
         told = await asyncio.to_thread(self._namespace.created)
         part.assignment.topic_ids, part.link = {(self._source, self._connection.hub): told}, link
 
-    async def _settle(self, partition: str, part: Gathered) -> None:
+    async def _await_batch(self, partition: str, part: Gathered) -> None:
         """Wait for the batch that is in the store: the next one is gathered meanwhile, and no more. Raises what it ended with."""
         running = part.running
         if running is None:
@@ -385,7 +385,7 @@ class Runner:
         part = self._owned.get(context.partition_id)
         if part is not None:
             with contextlib.suppress(Exception):  # noted
-                await self._settle(context.partition_id, part)
+                await self._await_batch(context.partition_id, part)
             self._owned.pop(context.partition_id, None)
 
     async def _on_error(self, context: Any, error: Exception) -> None:

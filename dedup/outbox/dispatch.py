@@ -49,7 +49,7 @@ class Patience:
     most: float = 60.0
 
     def __post_init__(self) -> None:
-        given.settle(PATIENCE, self, "Patience")
+        given.check_fields(PATIENCE, self, "Patience")
 
     def wait(self, attempts: int) -> float:
         """Seconds before the next attempt, somewhere between half and all of the step."""
@@ -334,9 +334,9 @@ class Inline:
         finally:
             self._lock.release()
 
-    def settle(self, seconds: float) -> bool:
+    def wait_for_calls(self, seconds: float) -> bool:
         """Wait so long for calls that were left behind; returns whether none hangs any more."""
-        return self._bounded.settle(seconds)
+        return self._bounded.wait_for_calls(seconds)
 
 
 class Bounded:
@@ -387,7 +387,7 @@ class Bounded:
             "still arrive. They wait in the outbox and are sent again with the same ids, unless it tells that it has sent them."
         )
 
-    def settle(self, seconds: float) -> bool:
+    def wait_for_calls(self, seconds: float) -> bool:
         """Wait so long for calls that were left behind; returns whether none hangs any more."""
         return all(call.done.wait(seconds) for call in self._left)
 

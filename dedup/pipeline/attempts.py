@@ -1,7 +1,7 @@
-"""The handler over the new rows of a chunk, until every one of them is decided: retries, bisect, order, budget, deaths.
+"""Run the handler over the new rows of a chunk until each row is decided: retries, bisect, order, budget, deaths.
 
-Rows are tried together. Where the handler fails they are halved, in position order, until the guilty ones are alone; what failed
-parts wrote is undone. Called by the pipeline inside the chunk's transaction.
+The handler first gets all rows together. If it fails, the rows are halved in position order until the rows that fail are alone. What a
+failed part wrote is undone. Called by the pipeline inside the chunk's transaction.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger("dedup")
 
 @dataclass
 class HandlerOutcome:
-    """What became of the rows that the handler was given; those in none of these were processed."""
+    """What became of the rows that the handler was given. A row that is in none of these was processed."""
 
     rejected: dict[int, str] = field(default_factory=dict)  # row -> reason
     skipped: set[int] = field(default_factory=set)
@@ -48,7 +48,7 @@ class HandlerOutcome:
 
 
 class HandlerExited(Exception):
-    """The handler called sys.exit, or raised something else that is no Exception and still means itself alone."""
+    """The handler called sys.exit, was cancelled, or panicked in a library: this ends the handler, not the process."""
 
 
 class _OutOfOrder(Exception):
@@ -94,7 +94,7 @@ class Attempts:
         """
         try:
             for rows in self._parts():
-                self._decide(rows, fails=False)
+                self._bisect(rows, fails=False)
             self._check_budget()
         except BaseException:
             self.marker.survived()
@@ -111,8 +111,8 @@ class Attempts:
             return
         yield from (part for part in np.split(self._new, np.unique([known, known + 1])) if len(part))
 
-    def _decide(self, rows: Ints, *, fails: bool) -> bool:
-        """Decide these rows; returns whether any of them failed.
+    def _bisect(self, rows: Ints, *, fails: bool) -> bool:
+        """Try these rows, and halve them where they fail; returns whether any of them failed.
 
         Args:
             fails: they were seen to fail together with others that passed alone: not tried together again.
@@ -133,9 +133,9 @@ class Attempts:
                 self._park(int(rows[0]), failures)
                 return True
         middle = (len(rows) + 1) // 2
-        first_failed = self._decide(rows[:middle], fails=False)
+        first_failed = self._bisect(rows[:middle], fails=False)
         # If the failure is of single events, it must be in the other half.
-        second_failed = self._decide(rows[middle:], fails=not first_failed and not self.marker.careful)
+        second_failed = self._bisect(rows[middle:], fails=not first_failed and not self.marker.careful)
         return first_failed or second_failed
 
     def _pending(self, rows: Ints) -> Ints:
@@ -347,7 +347,7 @@ def _out_of_time(consumer: str, where: str, last: Failure) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether it is an error of the store or a broken rule, and no event's."""
+    """Whether the store or a broken rule caused this error, and not an event."""
     return isinstance(error, DedupError) and not isinstance(error, RowsRefused)
 
 
@@ -361,10 +361,10 @@ IN_A_ROW = 5
 
 @dataclass
 class Brownout:
-    """The events of a chunk that ran out of time since one passed: one event's fault, or everybody's for a while?
+    """Tell a slow event from an overloaded database, by the events that ran out of time since one passed.
 
-    Where all tries of an event end in a time-out, or wait for a lock in vain, its own statement may be too slow, or its own row locked. Or
-    the database is overloaded, and what comes next runs out of time, too: what passes beside it tells.
+    If all tries of an event end in a time-out, either its own statement is too slow or its row is locked, or the database is overloaded. In
+    the second case the events after it run out of time as well.
 
     Args:
         known: rows that failed alone when this chunk was tried before.
@@ -376,14 +376,14 @@ class Brownout:
     rows: list[int] = field(default_factory=list)
 
     def add(self, row: int) -> bool:
-        """This event ran out of time with all its tries; returns whether it must be an outage."""
+        """Note that all tries of this event ran out of time; returns whether it must be an outage."""
         self.rows.append(row)
         return self.before + len(self.rows) >= IN_A_ROW
 
     def passed(self) -> bool:
-        """Something passed; returns whether it is over: several ran out of time before, and have not been tried since.
+        """Note that an event passed; returns whether an outage is over, so that the events that ran out of time must be tried again.
 
-        One event alone between others that pass is not tried again: it is slow by itself.
+        A single event that ran out of time between others that passed is not tried again: it is slow by itself.
         """
         over = len(self.rows) > 1 and any(row not in self.known for row in self.rows)
         self.rows, self.before = [], 0
@@ -408,7 +408,7 @@ _FRAMES = ("DataFrame", "Table", "RecordBatch")
 
 
 def refuse_answer(answer: object) -> None:
-    """Raise HandlerError where a handler of batches has returned what it may have meant to be written, or awaited."""
+    """Raise HandlerError if a handler of batches returned something: rows that it meant to write, or a coroutine."""
     if inspect.iscoroutine(answer):
         answer.close()  # else Python warns that nobody has awaited it
     lazy = inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer)

@@ -1,7 +1,7 @@
-"""What the pipeline needs of a batch, whatever brought it: evaluated rows by number, and frames for the handler.
+"""The pipeline's view of a batch, whatever its source: evaluated rows, named by number, and frames for the handler.
 
-A batch is evaluated once, here, before anything is decided; handler, reservations, outcomes and checkpoint speak of these rows. This is how
-Arrow tables do it; Spark's DataFrames have spark/batch.py.
+A batch is evaluated once, before anything is decided. Handler, reservations, outcomes and checkpoints all refer to these rows. This module
+evaluates Arrow tables; spark/batch.py evaluates Spark's DataFrames.
 """
 
 from __future__ import annotations

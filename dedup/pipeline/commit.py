@@ -1,8 +1,8 @@
-"""One batch from its rows to its commit: the whole protocol in one place, and the one loop over its chunks.
+"""One batch from its rows to its commit: the whole protocol, and the one loop over the chunks of a batch.
 
-`commit_batch` guards a batch, cuts it into chunks and makes one after the other true: the driver's way in. A process that shares the epoch
-(member.py) and a task of Spark's (spark/committing.py) come in with chunks and claims of their own; all of them run `committed`, and in it
-`decide_chunk`: redeliveries, reserve, handler, write, then what `decision.decide` says. Every store runs it.
+The driver calls `commit_batch`, which guards the batch, cuts it into chunks and commits them one after the other. A process that shares the
+epoch (member.py) and a task of Spark (spark/committing.py) bring chunks and claims of their own. All of them run `committed`, which runs
+`decide_chunk` for each chunk: redeliveries, reserve, handler, write, then the steps that `decision.decide` returns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint import guards, start
-from checkpoint.errors import CommitConflict
+from checkpoint.errors import BatchTooLarge, CommitConflict
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import Checkpoint, Claim, Head, Run, Topic
 from checkpoint.position import KEY_ONLY, Ints, Partition
-from deadletter import outage
 from deadletter.crashes import CrashMarker, untried
 from deadletter.letter import Kind, Status
 from deadletter.policy import FailurePolicy, Used
@@ -40,7 +39,7 @@ from dedup.core.rows import picked
 from dedup.core.steps import Record, Step
 from dedup.core.store import Store, Transaction
 from dedup.decode.prepare import Prepare
-from dedup.pipeline import company, reentry
+from dedup.pipeline import company
 from dedup.pipeline.attempts import Attempts
 from dedup.pipeline.batch import Batch, EvaluatedBatch
 from dedup.pipeline.tx import Handler, Tx
@@ -104,7 +103,7 @@ class Policy:
     marker: CrashMarker = field(default_factory=untried)
 
     def unwatched(self) -> Policy:
-        """For what a person runs: failures do not count against the budget, and no crash marker is kept."""
+        """The policy for rows that a person runs: failures do not count against the budget, and no crash marker is kept."""
         return replace(self, on_failure=replace(self.on_failure, budget=None), marker=untried())
 
 
@@ -121,7 +120,7 @@ def known_head(store: Store, name: str, settings: Mapping[str, str]) -> Head:
 
 @dataclass(frozen=True)
 class Job:
-    """A consumer as everything below it has it: made by `Consumer.job`, which knows that there is a handler."""
+    """A consumer, frozen, as the code below `Consumer` gets it. `Consumer.job` makes it, and makes sure that there is a handler."""
 
     name: str
     store: Store
@@ -138,27 +137,17 @@ class Job:
     scratch: str | None = None
     send_messages: Callable[[], None] = nothing_to_send  # those that a batch has published, where there is a destination
 
-    @property
-    def identity(self) -> reentry.Identity:
-        """Tells it from the job of a consumer of the same name on another store."""
-        return self.policy.on_failure.owner
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """The settings that decide which keys and positions are equal; the state is bound to them."""
-        return self.policy.settings
-
     def prepare(self, head: Head) -> Prepare:
-        """What turns an input into this consumer's events with keys, under this head."""
+        """The preparation that turns an input into events with keys, under this head."""
         return replace(self.preparation, keyspace=head.keyspace, incarnations=dict(head.incarnations))
 
     def topic_ids(self, partitions: Iterable[Partition]) -> dict[Topic, str]:
-        """What their broker says now of the topics of these partitions, where it can be asked. Raises SourceUnavailable."""
+        """Ask the broker for the ids of these partitions' topics, where it can be asked. Raises SourceUnavailable."""
         return guards.ask(self.identify, {(p.source, p.topic) for p in partitions})
 
     def known_head(self) -> Head:
-        """As the function of this name."""
-        return known_head(self.store, self.name, self.settings)
+        """The state now. Raises SettingsChanged where it was written with other key settings than this consumer has."""
+        return known_head(self.store, self.name, self.policy.settings)
 
 
 Culprits = dict[int, set[int]]
@@ -208,7 +197,7 @@ class Committed(NamedTuple):
 
 
 def commit_batch(job: Job, batch: Batch, head: Head, run: Run, culprits: Culprits) -> tuple[Report, Head]:
-    """Commit a batch chunk by chunk, alone under the epoch; returns what became of its rows, and what the state cannot be behind.
+    """Commit a batch chunk by chunk, as the only instance under the epoch; returns the report and the least head that the state has now.
 
     Crash: chunks that were committed are true, the others are not; the batch is delivered again, and drops what is decided.
     """
@@ -229,22 +218,36 @@ def guard(job: Job, head: Head, run: Run, firsts: Mapping[Partition, int]) -> No
     Args:
         firsts: lowest sequence number of each partition in the batch; empty where no gap can be told yet.
     """
-    guards.guard(head, run, job.settings, start.without_absent(head, run, firsts, job.read_log))
+    guards.guard(head, run, job.policy.settings, start.without_absent(head, run, firsts, job.read_log))
 
 
 def parts_of(job: Job, batch: EvaluatedBatch, index: Index, topic_ids: Mapping[Topic, str]) -> Iterator[Part]:
-    """The chunks of a batch that is here. Raises BatchTooLarge where there are several, and the handler has to have it whole."""
+    """Cut a batch into chunks. Raises BatchTooLarge for more than one chunk if the handler needs the batch whole (bisect=False)."""
     parts = planning.chunks(index, job.max_events)
     if len(parts) > 1 and not job.policy.on_failure.bisect:
-        outage.refuse_parts(job.name, len(index), job.max_events)
+        refuse_parts(job.name, len(index), job.max_events)
     for rows in parts:
         yield Part(batch, index[rows], topic_ids, last=rows is parts[-1])
+
+
+def refuse_parts(consumer: str, events: int, most: int, what: str = "batch") -> NoReturn:
+    """Raise BatchTooLarge for a batch that would be cut although the handler needs it whole (bisect=False).
+
+    Args:
+        events: of the batch. most: that one transaction takes. what: that is cut, where it is not the whole batch.
+    """
+    raise BatchTooLarge(
+        f"Consumer {consumer!r}: with bisect=False the handler gets a whole {what} in one transaction. This one has {events:,} events, and "
+        f"max_events_per_transaction is {most:,}. Nothing of it was written. Raise max_events_per_transaction to {events:,} or more (Spark "
+        f"brings a batch that it has planned again as it is), and let the source bring smaller ones (maxOffsetsPerTrigger of Kafka, "
+        f"maxEventsPerTrigger of Event Hubs). A handler that means the same on a part of a batch takes bisect=True."
+    )
 
 
 def committed(
     parts: Iterable[Part], run: Run, head: Head, commit: Callable[[Chunk], RowStates], culprits: Culprits | None = None
 ) -> Iterator[Committed]:
-    """The one loop: make chunk after chunk of a batch true, each on top of those before it; yields each one that is.
+    """The one loop: commit the chunks of a batch one after the other, each on the head of the one before; yields each.
 
     Args:
         parts: in the order of their positions; one is asked for when those before it are true.
@@ -290,12 +293,15 @@ def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> RowState
 
 
 def reached(chunk: Chunk, state: RowStates) -> Head:
-    """What the state cannot be behind after this chunk; `state` is what `commit_chunk` returned."""
+    """The least head that the state has after this chunk; `state` is what `commit_chunk` returned."""
     return planning.reached(chunk.assumed, chunk.index, chunk.run, decided=bool((state != planning.REDELIVERED).any()))
 
 
 def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> RowStates:
-    """`commit_chunk` inside a transaction that is open."""
+    """Do what `commit_chunk` does, inside a transaction that is open; returns what became of each row.
+
+    Crash: until the commit step has acted nothing of the chunk is true; from then on all of it is.
+    """
     head = transaction.head
     _check_assumptions(chunk.assumed, head)
     guards.refuse_others(head, chunk.topic_ids)
@@ -312,7 +318,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     used = decision.before_handler(settled)
     decision.require(head.consumer, policy.on_failure.budget, head.spent, used)
     settled, why, handled = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
-    for step in _decide(chunk, settled, why, {**handled, **used}, head, policy):
+    for step in _steps(chunk, settled, why, {**handled, **used}, head, policy):
         store.on_step(step.name)
         transaction.execute(step)
     return settled.state
@@ -362,7 +368,7 @@ def _nothing_to_record(chunk: Chunk, sifted: Sifted, head: Head) -> bool:
 
 
 def refuse_other_events(chunk: Chunk, sifted: Sifted, transaction: Transaction, store: Store, on_conflict: OnKeyConflict) -> None:
-    """Raise IncarnationChanged for a topic that was created again: its positions were seen, its events were not."""
+    """Raise IncarnationChanged if a topic was created again: its positions were seen before, but with other events."""
     head = transaction.head
     if head.floors:
         _check_purged(chunk, sifted, head)
@@ -409,7 +415,7 @@ def _log_times(content: pa.Table) -> pa.ChunkedArray:
 def handle(
     chunk: Chunk, settled: Settled, order: Order, transaction: Transaction, policy: Policy, on_step: Callable[[str], None]
 ) -> tuple[Settled, Why, dict[Kind, Used]]:
-    """Run the handler on the new rows until each is decided. Without any it is not called.
+    """Run the handler on the new rows until each is decided. Without new rows the handler is not called.
 
     Returns what became of them, why, and what that uses of the budget.
     """
@@ -431,7 +437,7 @@ def handle(
 
 
 def order_of(chunk: Chunk, settled: Settled, transaction: Transaction) -> Order:
-    """The sequences of the chunk: blocked by letters that are there, and by rows that become letters before the handler."""
+    """The sequences of the chunk. Existing letters block them, and so do rows that become letters before the handler runs."""
     order = sequences(chunk, settled)
     if not order.kept:
         return order
@@ -451,7 +457,8 @@ def sequences(chunk: Chunk, settled: Settled) -> Order:
     return Order(picked(index.select(SEQUENCE[:1]), settled.index.order)[SEQUENCE[0]], len(settled.index))
 
 
-def _decide(chunk: Chunk, settled: Settled, why: Why, used: Mapping[Kind, Used], head: Head, policy: Policy) -> tuple[Step, ...]:
+def _steps(chunk: Chunk, settled: Settled, why: Why, used: Mapping[Kind, Used], head: Head, policy: Policy) -> tuple[Step, ...]:
+    """The letters, the record and the checkpoints of the chunk, as the steps that `decision.decide` makes of them."""
     rows = letter_rows(settled)
     content = chunk.batch.content(settled.index.order[rows]) if len(rows) else None
     parked = None

@@ -1,8 +1,7 @@
-"""Who is tried beside whom in this process: where it dies, only what was alone can be told from what killed it.
+"""Which chunks are tried at the same time in this process. When the process dies, only a chunk that was alone can be blamed.
 
-Promises that a chunk in which a process died before is tried while no other chunk is in hand in this process, and that an end of the
-process that is none of a chunk's doing is not held against it. Called around the transaction of each chunk, so that nobody waits in here
-who holds locks of the store.
+Promises that a chunk in which a process died before is tried while this process has no other chunk in hand. If the process ends for another
+reason, no chunk is blamed. Called around the transaction of each chunk, so that no thread waits here while it holds locks of the store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Handlers of single events: one event at a time, in order; what they return is written together, what they raise parks one event.
+"""Handlers of single events: one event at a time, in order. What they return is written together; what they raise parks one event.
 
-Of coroutines several events are in hand at once, and what they record comes in the order of the positions all the same. And of Arrow
-tables, one for each slice. Called by `Consumer.foreach` and `foreach_arrow`, which register them as handlers of whole batches.
+An async handler has several events in hand at once; what it records still comes in the order of the positions. A handler of Arrow tables
+gets one table for each slice. Called by `Consumer.foreach` and `foreach_arrow`, which register them as handlers of whole batches.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ Registers = Callable[[EventHandler], EventHandler]
 
 @dataclass(frozen=True)
 class EachEvent:
-    """A handler of batches that calls one of events. Picklable where that is."""
+    """A handler of batches that calls a handler of events. Picklable where the handler of events is."""
 
     handler: EventHandler
     into: str | None
@@ -147,7 +147,7 @@ class EventsOutcome:
     failed: dict[int, BaseException] = field(default_factory=dict)  # row -> what it raised
 
     def add(self, number: int, rows: Sequence[dict[str, Any]], tx: Tx, *, skipped: bool) -> None:
-        """The event passed. Nothing was to be done for it where it did not say anything either."""
+        """Note that the event passed. With `skipped`, it counts as skipped if it recorded nothing."""
         if rows:
             self.written += rows
             self.by += (tx.position,) * len(rows)
@@ -325,7 +325,7 @@ class _LanesRun:
     failed: dict[int, BaseException] = field(default_factory=dict)
 
     async def all(self) -> None:
-        """As many workers as events may be in hand, each with one lane at a time."""
+        """Start as many workers as events may be in hand at once. Each works on one lane at a time."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self.each.concurrency):
                 group.create_task(self._work())

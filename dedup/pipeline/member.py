@@ -78,7 +78,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Of the consumer."""
+        """Name of the consumer."""
         return self.job.name
 
     def join(self) -> None:
@@ -90,7 +90,7 @@ class Member:
         Crash: this process is on record or not; it counts as gone.
         """
         job = self.job
-        reentry.refuse(job.identity, "A runner")
+        reentry.refuse(job.policy.on_failure.owner, "A runner")
         ArrowBatch(ENVELOPE.empty_table()).check(job.prepare(job.known_head()))
         holder = Holder(*this_process(), self.run_id)
         head = job.store.join(
@@ -105,7 +105,7 @@ class Member:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """While the block runs this process shows life, with events or without."""
+        """Show life while the block runs, whether events come or not."""
         every = max(self.job.takeover_after / BEATS, 0.1)
         with self.job.store.heartbeat(self.name, self.epoch, every, self.run_id):
             yield
@@ -153,7 +153,7 @@ class Member:
         checkpoint.
         """
         job = self.job
-        reentry.refuse(job.identity, "A batch")
+        reentry.refuse(job.policy.on_failure.owner, "A batch")
         number, report = next(self._batches), Report()
         what = f"{self.name} {assignment.partition} batch {number}"
         for part in self._parts(assignment, events):

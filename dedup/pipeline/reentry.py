@@ -186,7 +186,7 @@ class _HandlerRun:
 
 
 def identity(name: str, store: object) -> Identity:
-    """A store says in its repr where it is, without a password."""
+    """What tells a consumer from every other one: its name, and the repr of its store, which has no password."""
     return name, repr(store)
 
 
@@ -203,7 +203,7 @@ def handling(consumer: Identity) -> Iterator[None]:
 
 
 def refuse(consumer: Identity, doing: str) -> None:
-    """Raise HandlerError where this is called by the consumer's own handler. Another consumer's handler may do as it likes."""
+    """Raise HandlerError if the consumer's own handler calls this. The handler of another consumer may."""
     if any(run.consumer == consumer and not run.ended for run in _HANDLING.get()):
         raise HandlerError(
             f"{doing} of consumer {consumer[0]!r} inside its own handler: it would wait for the batch in hand, which waits for it. "

@@ -135,11 +135,11 @@ class Tx:
             condition: Spark: SQL text or Column; Arrow: a boolean array or a pyarrow expression.
             reason: what the letter says.
         """
-        return self._settle_rows(rows, condition, reason, rejected=True)
+        return self._mark_where(rows, condition, reason, rejected=True)
 
     def skip(self, rows: Any, condition: Any) -> Any:
-        """Say that nothing is to be done for the events for which `condition` is true; returns the rest."""
-        return self._settle_rows(rows, condition, "", rejected=False)
+        """Skip the events for which `condition` is true: they count as decided, without an effect. Returns the rest."""
+        return self._mark_where(rows, condition, "", rejected=False)
 
     def dead_letter(self, rows: Any, reason: str) -> None:
         """Park all events of `rows`, which must have their position columns; in a handler of single events: the event."""
@@ -155,7 +155,7 @@ class Tx:
         else:
             self._calls.writes.append(RecordedWrite(table, given, how))
 
-    def _settle_rows(self, rows: Any, condition: Any, reason: str, *, rejected: bool) -> Any:
+    def _mark_where(self, rows: Any, condition: Any, reason: str, *, rejected: bool) -> Any:
         positions = self._positions(rows, condition)
         self._mark(positions, reason, rejected=rejected)
         return self._frames.without(rows, positions) if positions.num_rows else rows
@@ -186,11 +186,11 @@ class Tx:
     # The pipeline's side.
 
     def close(self) -> None:
-        """The handler has returned: from now on its tx refuses everything."""
+        """Refuse every call from now on: the handler has returned."""
         self._closed = True
 
     def take(self, frames: Frames) -> None:
-        """The handler's frames are of this kind, whatever the batch's are."""
+        """Use frames of this kind for the handler, whatever kind the batch has."""
         self._frames = frames
 
     def at_event(self, position: tuple[Any, ...]) -> None:
@@ -208,7 +208,7 @@ class Tx:
         return rows if bool((found[1:] > found[:-1]).all()) else rows.take(pa.array(np.argsort(found, kind="stable")))
 
     def returns(self, rows: Any, table: str, authors: list[Any] | None = None) -> None:
-        """What the handler returned: it comes behind everything that was recorded.
+        """Record what the handler returned, behind everything that it recorded before.
 
         Args:
             authors: of rows of single events, the `position` of each one's event.
@@ -312,7 +312,7 @@ Misfits = Mapping[str, tuple[str, int]]
 
 
 class EventsFailed(Exception):
-    """A handler of single events knows by itself which of them failed: the others need no search."""
+    """Some events of a handler of single events failed. It names them, so that no search is needed."""
 
     def __init__(self, positions: pa.Table, errors: Sequence[BaseException], misfits: Misfits | None = None) -> None:
         super().__init__(f"{len(errors)} events failed")
@@ -353,12 +353,12 @@ class Refusals:
         self.rows[table] = self.rows.get(table, 0) + rows
 
     def add_fitting(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A call whose rows all fit."""
+        """Add a call whose rows all fit."""
         self.fitting |= {(table, name) for row in rows for name, value in row.items() if value is not None}
         self.rows[table] = self.rows.get(table, 0) + len(rows)
 
     def error(self) -> EventsFailed | ValuesRefused:
-        """What to raise."""
+        """The error to raise."""
         misfits = {at: misfit for at, misfit in self.misfits.items() if at not in self.fitting}
         if not self.why and self.first is not None:
             kept = {f"{table}.{name}": (why, n) for (table, name), (why, n) in misfits.items() if are_the_columns(n, self.rows[table])}
@@ -472,7 +472,7 @@ class Performance:
             if recorded.files is not None:
                 self.transaction.adopt(*recorded.files)  # type: ignore[attr-defined]
             for messages in made:
-                self.transaction.publish(messages())
+                self.transaction.enqueue(messages())
 
     def _gathered(self, writes: list[RecordedWrite]) -> list[RecordedWrite]:
         """The calls; those of single events for one table together, where no other table can see when it gets its rows."""
@@ -535,7 +535,7 @@ class Performance:
 
 
 class Checked:
-    """Rows that must not carry a parked position, where they carry positions at all."""
+    """Rows that are checked for parked positions, if they have position columns."""
 
     def __init__(self, rows: Rows, index: Index, parked: Ints, table: str) -> None:
         self._rows, self._table = rows, table
@@ -545,18 +545,18 @@ class Checked:
 
     @property
     def schema(self) -> pa.Schema:
-        """As that of the rows."""
+        """Arrow schema of the rows."""
         return self._rows.schema
 
     def arrow(self) -> pa.Table:
-        """The rows, looked through. Raises HandlerError for a parked one."""
+        """The rows, checked. Raises HandlerError for a parked position."""
         table = self._rows.arrow()
         if self._forbidden is not None:
             self._forbidden.check(table, self._table)
         return table
 
     def plain(self) -> PlainRows | None:
-        """The rows where they are Python objects, looked through. Raises HandlerError for a parked one."""
+        """The rows where they are Python objects, checked. Raises HandlerError for a parked position."""
         rows = self._rows.plain()
         if rows is not None and self._forbidden is not None:
             carrying = PlainRows([row for row in rows.rows if row.keys() >= set(POSITION)])
@@ -564,7 +564,7 @@ class Checked:
         return rows
 
     def files(self, write: Callable[[Any], Any], columns: list[str]) -> list[str]:
-        """The results of `write`, in tasks that look the rows through; a parked one fails the task."""
+        """The results of `write`, in tasks that check the rows; a parked position fails the task."""
         if self._forbidden is None or not set(POSITION) <= set(columns):
             return self._rows.files(write, columns)
         forbidden, table = self._forbidden, self._table  # what travels to the tasks

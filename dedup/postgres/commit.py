@@ -1,8 +1,8 @@
-"""The commit of a decision, and of one whose answer was lost: ask the tables what became of it.
+"""Record a decision in our tables, and find out what became of a commit whose answer was lost.
 
-What a decision leaves in our own tables besides letters are the batch record and checkpoints: the steps of dedup/core/steps.py, executed
-inside the open transaction. Promises to say "not committed" only when that can no longer change, which is once the lost commit's database
-session is known to be done. Called by the transaction.
+Besides letters a decision leaves the batch record and checkpoints: the steps of dedup/core/steps.py, executed inside the open transaction.
+Promises to say "not committed" only when that can no longer change, which is once the lost commit's database session has ended. Called by
+the transaction.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ Ask = Callable[[Any, Statements, ConsumerState, Attempt], bool]
 """Whether an attempt was committed, once that cannot change any more."""
 
 
-def settle(store: Any, sql: Statements, state: ConsumerState, attempt: Attempt, error: psycopg.Error, ask: Ask | None = None) -> None:
-    """Return if the attempt was committed after all.
+def resolve_unknown_commit(
+    store: Any, sql: Statements, state: ConsumerState, attempt: Attempt, error: psycopg.Error, ask: Ask | None = None
+) -> None:
+    """Find out what became of a commit whose answer was lost. Returns if the attempt was committed.
 
     Raises:
         StoreUnavailable: it was not, and never will be.

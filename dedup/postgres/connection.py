@@ -1,10 +1,10 @@
-"""Connections: opened when first needed, kept between batches, never shared by two users at once; and the one a handler gets.
+"""Connections: opened at first use, kept between batches, never shared by two users at once; and the connection that a handler gets.
 
-Promises that nothing here prints a password, and that a connection of another process (after a fork) is never used.
+Promises that no password is printed, and that a connection of another process (after a fork) is never used.
 
-A handler gets everything psycopg can do inside the transaction, nothing that ends it. Promises that a transaction which a handler has
-ended, or in which the server has given up, is never taken for a good one, whatever the handler did with the error. A COMMIT is refused by
-the server (sql/postgres: refuse_commit), however it got there; no SQL text is read. Called by the store and the transaction.
+A handler can do everything that psycopg can do inside a transaction, but it cannot end the transaction. Promises to notice a transaction
+that a handler has ended, or that the server has aborted, whatever the handler did with the error. The server refuses a COMMIT in any form
+(sql/postgres: refuse_commit); no SQL text is parsed. Called by the store and the transaction.
 """
 
 from __future__ import annotations

@@ -91,7 +91,10 @@ def take_epoch(connection: Connection, sql: Statements, consumer: str, holder: H
 def acquire(
     connection: Connection, sql: Statements, consumer: str, holder: Holder, patience: TakeoverWait, enter: Enter | None = None
 ) -> int:
-    """`take_epoch`, or with `enter` become one of those who share an epoch."""
+    """Take the epoch as `take_epoch` does, or with `enter` become one of the processes that share it.
+
+    Crash: the epoch is raised, or this process is on record; or nothing has changed.
+    """
     connection.execute(sql["ensure_consumer"], {"consumer": consumer})
     until = time.monotonic() + GIVE_UP_SECONDS
     while True:
@@ -189,7 +192,10 @@ def _raise_epoch(
 
 
 def end_session(connection: Connection, sql: Statements, consumer: str, row: dict[str, Any]) -> None:
-    """End the database session on record, which blocks us. Raises StillHeld where this role may not."""
+    """End the database session on record, which blocks us. Raises StillHeld where this role may not.
+
+    Crash: the session is ended or not; its open transaction is rolled back with it.
+    """
     try:
         connection.execute(sql["end_session"], {"pid": row["backend_pid"], "start": row["backend_start"]})
     except psycopg.errors.InsufficientPrivilege as error:
@@ -203,7 +209,10 @@ def end_session(connection: Connection, sql: Statements, consumer: str, row: dic
 def begin_fenced(
     connection: Connection, sql: Statements, consumer: str, epoch: int, claim: Claim | None
 ) -> tuple[state.ConsumerState, Attempt]:
-    """Open the transaction, fence it, lock the checkpoints, read the head. Raises Fenced, ConfigError, psycopg.Error."""
+    """Open the transaction, fence it, lock the checkpoints, read the head. Raises Fenced, ConfigError, psycopg.Error.
+
+    Crash: nothing of it is true, and its locks end with the session.
+    """
     attempt = open_guarded(connection, sql)
     row = state.one(connection, sql, "fence", consumer=consumer)
     check_epoch(consumer, epoch, row)

@@ -1,7 +1,7 @@
-"""Does an Arrow column fit a PostgreSQL column, and what must it be cast to: judged by types first, then by values.
+"""Decide whether an Arrow column fits a PostgreSQL column, and what it must be cast to: first by types, then by values.
 
-Promises that what is sent is what was given: a cast that would lose anything is refused, and the refusal names the ALTER TABLE
-that would make room, with Arrow types as PostgreSQL calls them. Pure; called by sinks.py before any row is sent.
+Promises that the server gets what the handler gave: a cast that would lose anything is refused, and the error names the ALTER TABLE that
+would make room, with Arrow types as PostgreSQL calls them. Pure; called by sinks.py before any row is sent.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""A Bloom filter of known keys beside the consumer, so that the database is asked only about those that may be known.
+"""A Bloom filter of known keys in the consumer's memory: the database is asked only about keys that may be known.
 
-What it must hold, and why a key that it does not know need not be looked up:
-* every key of the closed tables of reservations, which take no new ones, and every key that a letter holds. It is read from them while one
-  and the same table is current, and counts only under that table, and in that database: an older copy of it, which is put in its place,
-  may know what was purged or freed since.
-* A key reserved since then is in the current table, where the unique index judges the COPY. Most of those are in the filter, too, since
-  this process put them in; of one that is not, the COPY fails, keys are then reserved one by one, and the filter is read anew.
+A key that the filter does not know need not be looked up, because the filter holds:
+* every key of the closed tables of reservations, which take no new ones, and every key that a letter holds. They are read while one table
+  is current, and count only for that table in that database: an older copy of the database, put in its place, may hold keys that were
+  purged or freed since.
+* most keys that were reserved since then, because this process added them. Such a key is in the current table, where the unique index
+  judges the COPY. If the filter lacks it, the COPY fails, keys are then reserved one by one, and the filter is read anew.
 
-A filter that holds too much only asks too much. Nothing of it is stored. It is read by a thread of its own, when the keys that were
-looked up without it have cost about as much as reading it will. Called by keys.py.
+A filter that holds too many keys only asks too often. It is never stored. A thread of its own reads it, once the keys that were looked up
+without it have cost about as much as reading it will. Called by keys.py.
 
 Source: Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007): bits of a key together in a word. Here they
-are in two words, the second of which is looked at where the first one has them: where there is room, that rules out nearly all.
+are in two words, and the second word is read only if the bits of the first are set: where there is room, that rules out nearly all keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reservations: ask for known keys in one round trip, COPY the new ones.
+"""Reservations: ask for known keys in one round trip, then COPY the new ones.
 
-Promises that of all transactions that want one key at the same time, the first to commit has it, and the others learn of it.
+Promises that if several transactions want one key at the same time, the first to commit gets it, and the others learn of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dead letters in PostgreSQL: changed by the steps of a decision, read by a selection, and kept in the order of their sequences.
 
-The steps are planned elsewhere and executed inside the open transaction; nothing is decided here. Reading takes no lock, but for
-`locked`. Promises that nobody overtakes and nobody waits for ever: whoever parks behind a letter or releases one holds the sequence's
-row. Called by the transaction and by the store.
+The steps are planned elsewhere and executed inside the open transaction. Reads take no lock, except `locked`. Promises that no letter
+overtakes another one of its sequence and none waits for ever: a transaction that parks behind a letter, or releases one, locks the row of
+the sequence. Called by the transaction and by the store.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ def parked(connection: Connection, sql: Statements, letters: pa.Table, consumer:
     behind = [
         letter for letter, s in zip(there["id"].to_pylist(), there["sequence"].to_pylist(), strict=True) if uuid.UUID(bytes=s) in known
     ]
-    _settle(connection, sql, sequences, behind)
+    _reorder(connection, sql, sequences, behind)
 
 
 def changed(connection: Connection, sql: Statements, ids: Sequence[str], sequences: Sequence[uuid.UUID]) -> None:
@@ -409,7 +409,7 @@ def changed(connection: Connection, sql: Statements, ids: Sequence[str], sequenc
     Crash: undone with the transaction.
     """
     if sequences:
-        _settle(connection, sql, sequences, ids)
+        _reorder(connection, sql, sequences, ids)
 
 
 def lock(connection: Connection, sql: Statements, ids: Sequence[str], consumer: str) -> list[uuid.UUID]:
@@ -433,7 +433,7 @@ def _lock(connection: Connection, sql: Statements, sequences: Sequence[uuid.UUID
     return [row[0] for row in rows if row[0] is not None]
 
 
-def _settle(connection: Connection, sql: Statements, sequences: Sequence[uuid.UUID], ids: Sequence[str]) -> None:
+def _reorder(connection: Connection, sql: Statements, sequences: Sequence[uuid.UUID], ids: Sequence[str]) -> None:
     if ids:
         connection.execute(sql["link_letters"], {"ids": list(ids)})
-    connection.execute(sql["settle_sequences"], {"sequences": list(sequences)})
+    connection.execute(sql["reorder_sequences"], {"sequences": list(sequences)})

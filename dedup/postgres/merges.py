@@ -1,6 +1,6 @@
-"""Rows into a table of the user's: appended, or merged into one that keeps one row per key (insert, update what is older, delete).
+"""Write rows into a table of the user's: append them, or merge them into one row per key (insert, update what is older, delete).
 
-Promises of a merge that the sink ends as if all rows of a key had come in the order of `newer_by`, whichever transaction is first.
+Promises that after a merge the sink is as if all rows of a key had come in the order of `newer_by`, whichever transaction commits first.
 Rows are staged by COPY and merged by one statement. Called by the transaction.
 """
 

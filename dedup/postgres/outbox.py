@@ -1,10 +1,10 @@
-"""The outbox in PostgreSQL: messages are rows of the batch's transaction, and each is marked in a row of its own.
+"""The outbox in PostgreSQL: messages are rows that the batch's transaction writes; separate rows mark what became of each.
 
-A dispatcher's turn is one transaction: it locks lanes (buckets of destination keys) with advisory locks that end with it, takes the first
-waiting messages of each, and marks them. The lock is over no earlier than the marks are true.
+A dispatcher's turn is one transaction. It locks lanes (buckets of destination keys) with advisory locks, takes the first waiting messages
+of each lane, and marks them. The transaction holds the locks until its marks are committed.
 
-Many messages of one topic and lane are one page: a row with each kind of value as an array, so that storing and marking a page costs what
-a single row costs. The n-th message of a page has the number 1000 * page + n - 1.
+Many messages of one topic and lane are stored as one page: a row that holds each kind of value as an array. Storing or marking a page costs
+as much as a single row. The n-th message of a page has the number 1000 * page + n - 1.
 Called by the transaction, and through the store by the dispatcher and `dedup outbox`.
 """
 
@@ -103,7 +103,7 @@ Taken = tuple[list[tuple[Message, str]], list[Page]]
 """Rows with their places, and pages."""
 
 
-def publish(connection: Connection, sql: Statements, consumer_id: int, messages: Messages) -> None:
+def enqueue(connection: Connection, sql: Statements, consumer_id: int, messages: Messages) -> None:
     """Store messages, numbered in their order. Raises StoreError if the table does not take them all.
 
     Crash: undone with the transaction.

@@ -1,7 +1,7 @@
-"""Rows into a table of the user's: columns matched by name, everything that can be judged is judged before a row is sent.
+"""Rows into a table of the user's: columns are matched by name, and everything that can be judged is judged before a row is sent.
 
-What only the server can judge (CHECK, UNIQUE, foreign keys, triggers) it judges during the COPY; the refusal is translated here. A
-table's columns are the targets of Python values (dedup/core/values.py). Called by merges.py and the transaction.
+The server judges the rest during the COPY (CHECK, UNIQUE, foreign keys, triggers); this module translates its refusal. The table's columns
+are the targets of Python values (dedup/core/values.py). Called by merges.py and the transaction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """PostgresStore: sink rows, reservations, dead letters, batch records and checkpoints in one database transaction.
 
-The store of `Consumer(..., store=PostgresStore(dsn))`. Each part is a module of this package; this one holds them together, in three
-parts: what people and `verify` read, what processes that share an epoch need, and the store itself, with what is kept of a process
-outside its transactions.
+The store of `Consumer(..., store=PostgresStore(dsn))`. The modules of this package implement its parts; this one has three classes: `Reads`
+for people and `verify`, `Joins` for processes that share an epoch, and the store itself.
 """
 
 from __future__ import annotations

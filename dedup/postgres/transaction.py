@@ -1,7 +1,7 @@
-"""One chunk, or some letters, as one database transaction; left without a commit, nothing of it is true.
+"""One chunk, or some letters, as one database transaction. Without a commit nothing of it is true.
 
-The transaction of a chunk is READ COMMITTED, durable and fenced by its epoch; called by the pipeline through `PostgresStore.begin`. That
-of letters takes no epoch, stalls no stream, and is fenced against a reset only; called by reprocess, discard and the like through
+The transaction of a chunk is READ COMMITTED, durable and fenced by its epoch; the pipeline opens it by `PostgresStore.begin`. The
+transaction of letters takes no epoch and stalls no stream; it is fenced only against a reset. Reprocess, discard and the like open it by
 `PostgresStore.begin_letters`. The statements are in sql/postgres/queries.sql, each with the rule that keeps it correct.
 """
 
@@ -260,7 +260,7 @@ class PgTransaction:
     def _writer(self) -> sinks.Writer:
         return sinks.Writer(self._state.id, self.head.generation, self.head.consumer, self._lease.changed)
 
-    def publish(self, messages: Messages) -> None:
+    def enqueue(self, messages: Messages) -> None:
         """Store messages to send as part of this transaction.
 
         Crash: undone with the transaction.
@@ -268,7 +268,7 @@ class PgTransaction:
         self._refuse_ended()
         self._store.on_step("outbox")
         with self._our_statements(f"storing messages to {messages.topic!r}"):
-            outbox.publish(self._connection, self._sql, self._state.id, messages)
+            outbox.enqueue(self._connection, self._sql, self._state.id, messages)
 
     def execute(self, step: Step) -> None:
         """Do one step of the decision.
@@ -321,7 +321,7 @@ class PgTransaction:
         except psycopg.Error as error:
             if not (is_lost(error) or self._connection.closed):
                 raise
-            self._settle(error)
+            self._resolve_unknown_commit(error)
             answer = "COMMIT"
         if answer != "COMMIT":
             raise HandlerError(
@@ -330,9 +330,9 @@ class PgTransaction:
         self.committed = True
         self._store.on_step("committed")
 
-    def _settle(self, error: psycopg.Error) -> None:
+    def _resolve_unknown_commit(self, error: psycopg.Error) -> None:
         try:
-            commit.settle(self._store, self._sql, self._state, self._attempt, error)
+            commit.resolve_unknown_commit(self._store, self._sql, self._state, self._attempt, error)
         except StoreUnavailable:
             self._refuse_fenced(error)
             raise
@@ -343,6 +343,8 @@ def begin(connection: Connection, sql: Statements, consumer: str, *, positions: 
 
     Args:
         positions: lock the checkpoints, too, as a batch does: the stream waits from here to the end.
+
+    Crash: nothing of it is true, and its locks end with the session.
     """
     attempt = open_guarded(connection, sql)
     row = state.one(connection, sql, "fence_letters", consumer=consumer)
@@ -366,5 +368,5 @@ class LettersTransaction(PgTransaction):
     def _refuse_fenced(self, cause: BaseException) -> None:
         """A takeover does not concern letters."""
 
-    def _settle(self, error: psycopg.Error) -> None:
-        commit.settle(self._store, self._sql, self._state, self._attempt, error, commit.ask_server)
+    def _resolve_unknown_commit(self, error: psycopg.Error) -> None:
+        commit.resolve_unknown_commit(self._store, self._sql, self._state, self._attempt, error, commit.ask_server)

@@ -57,7 +57,7 @@ class ReprocessOptions:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        given.settle(REPROCESS, self, "ReprocessOptions")
+        given.check_fields(REPROCESS, self, "ReprocessOptions")
 
     @property
     def at_once(self) -> int:

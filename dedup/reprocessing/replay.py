@@ -225,12 +225,12 @@ class _Anew:
 
     def __getattr__(self, name: str) -> Any:
         if name not in PASSED_ON:
-            raise AttributeError(f"The transaction of a replay has no {name!r}: handlers have {', '.join(sorted(PASSED_ON))} and publish.")
+            raise AttributeError(f"The transaction of a replay has no {name!r}: handlers have {', '.join(sorted(PASSED_ON))} and enqueue.")
         return getattr(self._transaction, name)
 
-    def publish(self, messages: Messages) -> None:
+    def enqueue(self, messages: Messages) -> None:
         """With ids of their own."""
-        self._transaction.publish(messages.renamed() if messages.derived else messages)
+        self._transaction.enqueue(messages.renamed() if messages.derived else messages)
 
 
 class _NoAppends(_Anew):
@@ -244,7 +244,7 @@ class _NoAppends(_Anew):
             "what takes the old rows back with @consumer.undo, or accept doubles with --accept-double."
         )
 
-    def publish(self, messages: Messages) -> None:
+    def enqueue(self, messages: Messages) -> None:
         """Refused."""
         raise HandlerError(
             f"The handler publishes to {messages.topic!r}, and what was sent before cannot be taken back. Register what makes up for it "

@@ -23,7 +23,6 @@ from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, Position
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import OVER_BUDGET, Head, Run, SliceClaim
 from checkpoint.position import Partition
-from deadletter import outage
 from deadletter.classify import Rule, classify, outlasted
 from deadletter.crashes import CrashMarker
 from deadletter.failure import Elsewhere, describe
@@ -33,7 +32,7 @@ from dedup.core import planning
 from dedup.core.index import Index
 from dedup.core.store import Store
 from dedup.pipeline.batch import EvaluatedArrow, process_run
-from dedup.pipeline.commit import Chunk, Part, Policy, RowStates, committed, decide_chunk, index_of
+from dedup.pipeline.commit import Chunk, Part, Policy, RowStates, committed, decide_chunk, index_of, refuse_parts
 
 OUTCOMES = pa.schema(
     [
@@ -176,7 +175,7 @@ class _Slice:
         """The chunks of this slice as they come. With bisect=False a slice of several is refused before any of it is true."""
         first = next(tables)
         if not self._policy.on_failure.bisect and (others := sum(table.num_rows for table in tables)):
-            outage.refuse_parts(self.head.consumer, first.num_rows + others, self.job.max_events, "slice")
+            refuse_parts(self.head.consumer, first.num_rows + others, self.job.max_events, "slice")
         for number, table in enumerate(itertools.chain([first], tables)):
             rows = EvaluatedArrow(table)
             index = index_of(rows)

@@ -147,7 +147,7 @@ def _adopt(outcomes: Sequence[TaskOutcome], tx: Tx, into: str | None) -> None:
         tx.adopt_files(str(into), files)
     _write([each for made in outcomes for each in made.writes], tx)
     for messages in _by_topic([each for made in outcomes for each in made.messages]):
-        tx.transaction.publish(messages)
+        tx.transaction.enqueue(messages)
 
 
 def _write(writes: list[Written], tx: Tx) -> None:
@@ -267,6 +267,6 @@ class _Made:
         self.writes.append(Written(table, found, how, None if plain is None else plain.authors))
         return len(found)
 
-    def publish(self, messages: Messages) -> None:
+    def enqueue(self, messages: Messages) -> None:
         """Kept for the driver."""
         self.messages.append(messages)

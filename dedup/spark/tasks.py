@@ -137,7 +137,7 @@ def process(job: Job, batch: Batch, tasks: Tasks, head: Head, run: Run, culprits
     if isinstance(job.store, Slicing):
         return _commit_in_tasks(job, tasks, head, run, first=first)
     handler: Any = job.policy.handler
-    in_tasks = InTasks(job.identity, handler, tasks, job.policy.on_failure.rules)
+    in_tasks = InTasks(job.policy.on_failure.owner, handler, tasks, job.policy.on_failure.rules)
     return commit_batch(replace(job, policy=replace(job.policy, handler=in_tasks)), batch, head, run, culprits)
 
 

@@ -633,7 +633,7 @@ from (
 ) c
 where d.id = c.id and (d.status, d.blocked_by) is distinct from (case when c.before is null then 'OPEN' else 'BLOCKED' end, c.before);
 
--- name: settle_sequences
+-- name: reorder_sequences
 -- Note the last waiting letter of each of these sequences; a sequence without one is free.
 -- Under `lock_sequences`. Whoever waits for a row that is deleted here finds that nothing blocks any more.
 with last as materialized (

@@ -34,7 +34,7 @@ def fill(dsn: str, topic: str, bodies: list[bytes], keys: int = 5) -> None:
     rows = pa.table([random_ids(len(bodies)), column, pa.array(bodies), nothing, lanes(topic, column)], schema=MESSAGES)
     epoch = take_epoch(store, NAME, uuid.uuid4().hex, 0.1, force=True).epoch
     with store.begin(NAME, epoch) as transaction:
-        transaction.publish(Messages(topic, rows, derived=False))
+        transaction.enqueue(Messages(topic, rows, derived=False))
         transaction.execute(Commit())
     store.close()
 

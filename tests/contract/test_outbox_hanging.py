@@ -43,7 +43,7 @@ def hanging() -> Iterator[Hanging]:
 
 def settle(run: Consumer) -> None:
     """The call that was left behind has returned, and from here on there is time enough."""
-    assert run._inline is not None and run._inline.settle(30)
+    assert run._inline is not None and run._inline.wait_for_calls(30)
     run._inline._seconds = 60.0
 
 

@@ -65,7 +65,7 @@ def test_a_replay_passes_on_nothing_but_what_handlers_use(place: Place) -> None:
     """What a transaction learns to do is refused in a replay until somebody has thought about it."""
     fixed(place.store())(batch(event(0, "a")), 0)
     with place.store().begin_letters("shop", positions=True) as transaction:
-        others = {name for name in dir(transaction) if not name.startswith("_")} - replaying.PASSED_ON - {"publish"}
+        others = {name for name in dir(transaction) if not name.startswith("_")} - replaying.PASSED_ON - {"enqueue"}
         assert {"execute", "reserve", "lock"} <= others
         for guarded in (replaying._Anew(transaction), replaying._NoAppends(transaction)):
             assert not [name for name in others if hasattr(guarded, name)]

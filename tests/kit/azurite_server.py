@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import fcntl
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +18,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from kit.servers import die_with_parent, free_ports
 
 AZURITE = "azurite@3.35.0"
 """The last version that asks for no newer Node than distributions have."""
@@ -35,7 +35,7 @@ HOME = Path(sys.prefix) / "azurite"
 def running_azurite() -> Iterator[str]:
     """The connection string of a server that keeps blobs in memory, for the length of the block."""
     node, main = _installed()
-    port, key = _free_port(), new_key()
+    port, key = free_ports(1)[0], new_key()
     with tempfile.TemporaryDirectory(prefix="azurite-") as folder, (Path(folder) / "log").open("wb") as log:
         options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
         process = subprocess.Popen(
@@ -44,7 +44,7 @@ def running_azurite() -> Iterator[str]:
             stdout=log,
             stderr=log,
             cwd=folder,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         try:
             _wait(process, port, Path(log.name))
@@ -106,14 +106,3 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, cwd=HOME, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} could not install what Azurite needs:\n" + (done.stdout + done.stderr)[-2000:])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a killed test run leaves no server behind

@@ -30,7 +30,7 @@ def log(number: int) -> list[kit.Event]:
 
 def open_store(folder: Path) -> DeltaStore:
     """Two sinks, one of them partitioned."""
-    return DeltaStore(str(folder / "state"), tables={"orders": str(folder / "orders"), "copy": str(folder / "copy")})
+    return kit.open_store(folder, sinks=("orders", "copy"))
 
 
 def create(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -185,6 +186,25 @@ def ids(uri: str) -> list[int]:
     """What a sink shows, sorted."""
     found: list[int] = DeltaTable(uri).to_pyarrow_table()["id"].to_pylist()
     return sorted(found)
+
+
+def open_store(folder: Path, *, sinks: Sequence[str] = ("orders", "audit", "late"), **options: Any) -> DeltaStore:
+    """The store as a new process opens it.
+
+    Args:
+        sinks: names that it knows; the tables lie beside the store.
+    """
+    return DeltaStore(str(folder / "state"), tables={name: str(folder / name) for name in sinks}, **options)
+
+
+def show(folder: Path, name: str = "orders") -> list[int]:
+    """What a sink beside the store shows."""
+    return ids(str(folder / name))
+
+
+def ledger(folder: Path) -> DeltaTable:
+    """The ledger's table."""
+    return DeltaTable(str(folder / "state" / "ledger" / NAME))
 
 
 def die_before_publishing(store: DeltaStore, number: int, batch: list[Event], batch_id: int = 0, **options: Any) -> None:

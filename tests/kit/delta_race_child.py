@@ -10,7 +10,7 @@ from pathlib import Path
 
 from checkpoint.errors import CommitConflict
 from dedup.delta import DeltaStore
-from dedup.delta.commit import Decision, decide
+from dedup.delta.commit import Decision, commit_decision
 
 NAME = "shop"
 
@@ -28,7 +28,7 @@ def race(folder: Path, rounds: int, me: int) -> list[bool]:
                     _meet(folder, f"planned-{number}", me)
 
             try:
-                decide(state, Decision(header), on_step)
+                commit_decision(state, Decision(header), on_step)
                 won.append(True)
             except CommitConflict:
                 won.append(False)

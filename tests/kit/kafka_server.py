@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -22,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit import maven, token_server
+from kit.servers import RunsProcess, die_with_parent, free_ports
 
 START_SECONDS = 90.0
 ATTEMPTS = 3
@@ -69,7 +68,7 @@ log.retention.check.interval.ms=500
 
 
 @dataclass
-class Broker:
+class Broker(RunsProcess):
     """One broker. Its second port asks for a login, as the Kafka endpoint of Event Hubs does; clients of the third are sent to a proxy.
 
     The last one asks for a token that token_server.py has signed.
@@ -111,7 +110,7 @@ class Broker:
             command = _java(
                 "-Xmx512m", "-Xms128m", f"-D{ALLOWED}={keys_url(self.home)}", "kafka.Kafka", str(self.home / "server.properties")
             )
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.home, preexec_fn=_die_with_parent)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.home, preexec_fn=die_with_parent)
 
     def gone(self) -> bool:
         """Whether it ended by itself."""
@@ -135,21 +134,10 @@ class Broker:
         """Shut down in order; data stays."""
         self._end(signal.SIGTERM)
 
-    def _end(self, how: signal.Signals) -> None:
-        if self.process is not None:
-            self.process.send_signal(how)
-            self.process.wait(START_SECONDS)
-            self.process = None
-
     def remove(self) -> None:
         """Kill it and delete its data."""
         self.kill()
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a killed test run leaves no broker behind
 
 
 def _java(*arguments: str) -> list[str]:
@@ -175,7 +163,7 @@ def start_broker() -> Broker:
 def prepared() -> tuple[Path, int, int, int, int, int]:
     """A folder with the properties of a broker, and its ports."""
     home = Path(tempfile.mkdtemp(prefix="kafka-"))
-    ports = _free_ports(6)
+    ports = free_ports(6)
     token_server.new_key(home)
     user, password = "$ConnectionString", connection_string(ports[1])
     users = f'username="{user}" password="{password}" user_{user}="{password}"'
@@ -203,16 +191,6 @@ def _start_broker() -> Broker:
         raise RuntimeError("Kafka's folder could not be formatted:\n" + (done.stdout + done.stderr)[-3000:])
     broker.start()
     return broker
-
-
-def _free_ports(number: int) -> list[int]:
-    probes = [socket.socket() for _ in range(number)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @contextlib.contextmanager

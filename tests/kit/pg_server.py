@@ -7,23 +7,22 @@ as `nobody`). Used by fix_postgres.py; plain functions, no pytest.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib.util
 import os
 import pwd
 import shutil
 import signal
-import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from kit.servers import RunsProcess, die_with_parent, free_ports
 
 START_SECONDS = 60.0
 
@@ -91,13 +90,8 @@ def _identity() -> dict[str, Any]:
     return {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if os.geteuid() == 0 else {}
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG: a killed test run leaves no server behind
-
-
 @dataclass
-class Server:
+class Server(RunsProcess):
     """One running server. `dsn` has no password: it trusts local connections."""
 
     dsn: str
@@ -117,7 +111,7 @@ class Server:
                 stdout=log,
                 stderr=log,
                 cwd=self.data,
-                preexec_fn=_die_with_parent,
+                preexec_fn=functools.partial(die_with_parent, signal.SIGQUIT),
                 **_identity(),
             )
         self._wait()
@@ -140,12 +134,6 @@ class Server:
         """Stop at once as if the machine had failed; the next start recovers from the log."""
         self._end(signal.SIGQUIT)
 
-    def _end(self, how: signal.Signals) -> None:
-        if self.process is not None:
-            self.process.send_signal(how)
-            self.process.wait(START_SECONDS)
-            self.process = None
-
     def remove(self) -> None:
         """Stop at once and delete the data."""
         self.kill()
@@ -160,7 +148,7 @@ def start_server(folder: Path | None = None, settings: Mapping[str, str] | None 
     made = subprocess.run(list(map(str, initdb)), capture_output=True, text=True, cwd=home, check=False, **_identity())  # type: ignore[call-overload]
     if made.returncode:
         raise RuntimeError("initdb failed:\n" + made.stderr[-2000:])
-    port = _free_port()
+    port = free_ports(1)[0]
     server = Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", data, port, settings=dict(settings or {}))
     server.start()
     return server
@@ -175,12 +163,6 @@ def _home(folder: Path | None) -> Path:
         home.chmod(0o755)
         shutil.chown(home, "nobody", pwd.getpwnam("nobody").pw_gid)
     return home
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

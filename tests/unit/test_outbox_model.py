@@ -262,7 +262,7 @@ class RealTables:
         nothing = pa.nulls(len(ids), MESSAGES.field("headers").type)
         rows = pa.table([pa.array(ids), keys, pa.array([b""] * len(ids)), nothing, lanes("t", keys)], schema=MESSAGES)
         with self.postgres.begin(self.name, self._epoch) as transaction:
-            transaction.publish(Messages("t", rows, derived=False))
+            transaction.enqueue(Messages("t", rows, derived=False))
             transaction.execute(Commit())
 
     def recount(self, fewer: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -20,135 +19,119 @@ from checkpoint.errors import (
 from deadletter.selection import Selection
 from dedup.delta import DeltaStore
 from kit import delta_kit as kit
+from kit.delta_kit import ledger, open_store
 
 pytestmark = pytest.mark.delta
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with one sink."""
-    kit.create(str(tmp_path / "orders"))
-    return tmp_path
-
-
-def open_store(place: Path, **options: Any) -> DeltaStore:
-    """What a new process would open."""
-    return DeltaStore(str(place / "state"), tables={"orders": str(place / "orders")}, **options)
-
-
-def ledger(place: Path) -> DeltaTable:
-    """The ledger's table."""
-    return DeltaTable(str(place / "state" / "ledger" / kit.NAME))
-
-
-def test_a_restored_ledger_is_refused_until_a_person_accepts(place: Path) -> None:
+def test_a_restored_ledger_is_refused_until_a_person_accepts(folder: Path) -> None:
     """RESTORE keeps transaction ids and takes rows back: that they disagree is noticed, by old instances and by new ones."""
-    running = open_store(place)
+    running = open_store(folder)
     number = kit.epoch(running)
     for i in range(3):
         kit.process(running, number, kit.events([i], i), i)
-    ledger(place).restore(3)  # of the versions 0: create, 1: epoch, 2-4: batches
-    for store in (running, open_store(place)):
+    ledger(folder).restore(3)  # of the versions 0: create, 1: epoch, 2-4: batches
+    for store in (running, open_store(folder)):
         with pytest.raises(StoreRestored, match="accept-restore shop"), store.begin(kit.NAME, number):
             pass
         with pytest.raises(StoreRestored):
             kit.epoch(store)
-    assert "restored" in open_store(place).problems(kit.NAME)[0]
+    assert "restored" in open_store(folder).problems(kit.NAME)[0]
     with pytest.raises(StoreRestored):
-        open_store(place).amend(kit.NAME, changes.accept_gap, by="me", reason="this does not accept it")
-    head = open_store(place).amend(kit.NAME, changes.accept_restore, by="me", reason="backup")
+        open_store(folder).amend(kit.NAME, changes.accept_gap, by="me", reason="this does not accept it")
+    head = open_store(folder).amend(kit.NAME, changes.accept_restore, by="me", reason="backup")
     assert (head.generation, head.seq) == (1, 4)
-    fresh = open_store(place)
+    fresh = open_store(folder)
     number = kit.epoch(fresh)
     assert kit.process(fresh, number, kit.events([2], 2), 2).written == [
         2
     ]  # its reservation was lost with the restore, and its row doubles: a person said so
-    assert open_store(place).problems(kit.NAME) == []
+    assert open_store(folder).problems(kit.NAME) == []
 
 
-def test_a_restore_to_an_older_generation_is_noticed(place: Path) -> None:
+def test_a_restore_to_an_older_generation_is_noticed(folder: Path) -> None:
     """The old generation's transaction id moves on with the change of generation: its last state is not taken for the present one."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
-    before = ledger(place).version()
+    before = ledger(folder).version()
     store.amend(kit.NAME, changes.reset, by="me", reason="again")
-    ledger(place).restore(before)
+    ledger(folder).restore(before)
     with pytest.raises(StoreRestored):
-        kit.epoch(open_store(place))
+        kit.epoch(open_store(folder))
 
 
-def test_a_ledger_that_is_deleted_or_replaced_stops_a_running_instance(place: Path) -> None:
+def test_a_ledger_that_is_deleted_or_replaced_stops_a_running_instance(folder: Path) -> None:
     """Nothing is decided in an empty ledger by an instance that knew a full one."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
-    shutil.rmtree(place / "state" / "ledger")
+    shutil.rmtree(folder / "state" / "ledger")
     with pytest.raises(StoreRestored, match="deleted or re-created"), store.begin(kit.NAME, number):
         pass
-    other = open_store(place)
+    other = open_store(folder)
     for i in range(6):  # longer than the old one
         kit.epoch(other, run_id=str(i))
     with pytest.raises(StoreRestored, match="deleted or re-created"), store.begin(kit.NAME, number):
         pass
 
 
-def test_a_lost_header_is_named(place: Path) -> None:
+def test_a_lost_header_is_named(folder: Path) -> None:
     """Somebody deleted rows of the ledger: problems says which decisions, and a new process refuses."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for i in range(3):
         kit.process(store, number, kit.events([i], i), i)
-    ledger(place).delete("seq = 3 and section = 'log'")
-    told = open_store(place).problems(kit.NAME)
+    ledger(folder).delete("seq = 3 and section = 'log'")
+    told = open_store(folder).problems(kit.NAME)
     assert any("[3] have no header" in line for line in told)
-    with pytest.raises(StoreRestored), open_store(place).begin(kit.NAME, number):
+    with pytest.raises(StoreRestored), open_store(folder).begin(kit.NAME, number):
         pass
 
 
-def test_doubled_reservations_are_a_problem(place: Path) -> None:
+def test_doubled_reservations_are_a_problem(folder: Path) -> None:
     """A key that stands in the ledger twice, and a decision with more rows than it says, are both told."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1, 2]))
-    rows = ledger(place).to_pyarrow_table(filters=[("section", "=", "keys")])
+    rows = ledger(folder).to_pyarrow_table(filters=[("section", "=", "keys")])
     from deltalake import write_deltalake
 
-    write_deltalake(ledger(place), rows.slice(0, 1), mode="append")
-    told = open_store(place).problems(kit.NAME)
+    write_deltalake(ledger(folder), rows.slice(0, 1), mode="append")
+    told = open_store(folder).problems(kit.NAME)
     assert any("1 keys are reserved more than once" in line for line in told)
     assert any("decision 2 reserved 2 keys and the ledger has 3 rows" in line for line in told)
 
 
-def test_a_property_that_forgets_transactions_is_refused(place: Path) -> None:
+def test_a_property_that_forgets_transactions_is_refused(folder: Path) -> None:
     """delta.setTransactionRetentionDuration on the ledger is refused at start, with the command that takes it off."""
-    kit.epoch(open_store(place))
-    ledger(place).alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 1 days"})
+    kit.epoch(open_store(folder))
+    ledger(folder).alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 1 days"})
     with pytest.raises(ConfigError, match="UNSET TBLPROPERTIES"):
-        kit.epoch(open_store(place))
+        kit.epoch(open_store(folder))
 
 
-def test_a_newer_state_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_state_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older library does not touch what a newer one wrote."""
     from dedup.delta import ledger as header
 
     with monkeypatch.context() as patch:
         patch.setattr(header, "STATE_VERSION", header.STATE_VERSION + 1)
-        kit.epoch(open_store(place))
+        kit.epoch(open_store(folder))
     for act in (DeltaStore.migrate, kit.epoch):
         with pytest.raises(StateTooNew, match="Upgrade"):
-            act(open_store(place))
+            act(open_store(folder))
 
 
-def test_an_older_state_is_refused_before_anything_is_compared_or_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_state_is_refused_before_anything_is_compared_or_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """State that cannot be converted is no restored store: every way in says so, advises no repair, and changes nothing."""
     from dedup.delta import ledger as header
 
     with monkeypatch.context() as patch:
         patch.setattr(header, "STATE_VERSION", 3)
-        store = open_store(place)
+        store = open_store(folder)
         kit.process(store, kit.epoch(store), kit.events([1]))
-    before, sinks = ledger(place).version(), DeltaTable(str(place / "orders")).version()
+    before, sinks = ledger(folder).version(), DeltaTable(str(folder / "orders")).version()
     ways: tuple[Callable[[DeltaStore], object], ...] = (
         kit.epoch,
         lambda store: store.head(kit.NAME),
@@ -162,5 +145,5 @@ def test_an_older_state_is_refused_before_anything_is_compared_or_written(place:
     )
     for act in ways:
         with pytest.raises(SchemaOutdated, match=r"no conversion.*new store folder and a new consumer"):
-            act(open_store(place))
-    assert (ledger(place).version(), DeltaTable(str(place / "orders")).version()) == (before, sinks)
+            act(open_store(folder))
+    assert (ledger(folder).version(), DeltaTable(str(folder / "orders")).version()) == (before, sinks)

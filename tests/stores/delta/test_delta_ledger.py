@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -17,45 +16,24 @@ from checkpoint.errors import (
 from checkpoint.head import Holder
 from deadletter.selection import Selection
 from deadletter.store import Commit
-from dedup.delta import DeltaStore, state
+from dedup.delta import state
 from kit import delta_kit as kit
+from kit.delta_kit import ledger, open_store, show
 
 pytestmark = pytest.mark.delta
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with one sink."""
-    kit.create(str(tmp_path / "orders"))
-    return tmp_path
-
-
-def open_store(place: Path, **options: Any) -> DeltaStore:
-    """What a new process would open."""
-    return DeltaStore(str(place / "state"), tables={"orders": str(place / "orders")}, **options)
-
-
-def ledger(place: Path) -> DeltaTable:
-    """The ledger's table."""
-    return DeltaTable(str(place / "state" / "ledger" / kit.NAME))
-
-
-def show(place: Path) -> list[int]:
-    """The sink."""
-    return kit.ids(str(place / "orders"))
-
-
-def test_the_ledger_says_its_properties(place: Path) -> None:
+def test_the_ledger_says_its_properties(folder: Path) -> None:
     """Catalogs have other defaults: what the protocol needs is set explicitly, and the forbidden property is not."""
-    kit.epoch(open_store(place))
-    settings = ledger(place).metadata().configuration
+    kit.epoch(open_store(folder))
+    settings = ledger(folder).metadata().configuration
     assert settings["delta.enableDeletionVectors"] == "false" and settings["delta.checkpointInterval"] == "50"
     assert not any("setTransactionRetention" in name for name in settings)
 
 
-def test_a_store_travels_and_knows_the_same(place: Path) -> None:
+def test_a_store_travels_and_knows_the_same(folder: Path) -> None:
     """Pickled while in use: settings travel, what was read is read again."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
     copy = pickle.loads(pickle.dumps(store))
@@ -63,18 +41,18 @@ def test_a_store_travels_and_knows_the_same(place: Path) -> None:
     assert kit.process(copy, number, kit.events([1, 2], 1), 1).written == [2]
 
 
-def test_an_empty_batch_is_decided_without_touching_a_sink(place: Path) -> None:
+def test_an_empty_batch_is_decided_without_touching_a_sink(folder: Path) -> None:
     """The batch id is recorded; no file, no sink commit."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
-    version = DeltaTable(str(place / "orders")).version()
+    version = DeltaTable(str(folder / "orders")).version()
     kit.process(store, number, [], 7)
-    assert store.head(kit.NAME).batch_id == 7 and DeltaTable(str(place / "orders")).version() == version
+    assert store.head(kit.NAME).batch_id == 7 and DeltaTable(str(folder / "orders")).version() == version
 
 
-def test_a_transaction_that_does_not_commit_leaves_nothing(place: Path) -> None:
+def test_a_transaction_that_does_not_commit_leaves_nothing(folder: Path) -> None:
     """Reservations, rows and letters of a handler that raised are not there; its files are invisible."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
 
     def boom(_key: int) -> bool:
@@ -82,39 +60,39 @@ def test_a_transaction_that_does_not_commit_leaves_nothing(place: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         kit.process(store, number, kit.events([1]), reject=boom)
-    assert show(place) == [] and store.reserved(kit.NAME) == 0 and store.head(kit.NAME).seq == 1
+    assert show(folder) == [] and store.reserved(kit.NAME) == 0 and store.head(kit.NAME).seq == 1
 
 
-def test_letters_hold_their_keys_and_count_duplicates(place: Path) -> None:
+def test_letters_hold_their_keys_and_count_duplicates(folder: Path) -> None:
     """An event with a held key is a duplicate that its letter counts; those of written keys are not; nothing is counted twice."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     assert kit.process(store, number, kit.events([1, 2, 1])).duplicates == [1]
     kit.process(store, number, kit.events([5, 6, 5], 3), 1, reject=lambda key: key == 5)
     kit.process(store, number, kit.events([5, 6, 5, 1], 6), 2)
-    (letter,) = open_store(place).letters(Selection(consumer=kit.NAME)).to_pylist()
+    (letter,) = open_store(folder).letters(Selection(consumer=kit.NAME)).to_pylist()
     assert (letter["sequence_number"], letter["duplicates"], letter["status"]) == (3, 3, "OPEN")
-    assert show(place) == [1, 2, 6]
+    assert show(folder) == [1, 2, 6]
     assert store.problems(kit.NAME) == []
 
 
-def test_a_letter_that_is_parked_again_is_one_letter(place: Path) -> None:
+def test_a_letter_that_is_parked_again_is_one_letter(folder: Path) -> None:
     """The same id twice, even if a caller parks it twice, is shown once, as it was first."""
     from deadletter.store import Park
 
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for _ in range(2):
         with store.begin(kit.NAME, number) as tx:
             tx.execute(Park(kit.letters(tx.head, kit.events([1]))))
             tx.execute(Commit())
-    assert open_store(place).letters(Selection()).num_rows == 1
-    assert open_store(place).reserved(kit.NAME) == 1
+    assert open_store(folder).letters(Selection()).num_rows == 1
+    assert open_store(folder).reserved(kit.NAME) == 1
 
 
-def test_letters_are_selected_by_everything_that_is_asked(place: Path) -> None:
+def test_letters_are_selected_by_everything_that_is_asked(folder: Path) -> None:
     """All conditions must match; id may be a prefix; limit bounds the answer."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events(range(6)), reject=lambda key: True)
     all_of_them = store.letters(Selection())
@@ -125,52 +103,52 @@ def test_letters_are_selected_by_everything_that_is_asked(place: Path) -> None:
     assert store.letters(Selection(kind="NO_KEY")).num_rows == store.letters(Selection(consumer="nobody")).num_rows == 0
 
 
-def test_batches_come_back_as_they_were_recorded(place: Path) -> None:
+def test_batches_come_back_as_they_were_recorded(folder: Path) -> None:
     """Batch records with generation, epoch and seq, in order."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, [*kit.events([1, 2]), *kit.events([3], number=1)], 4)
-    found = open_store(place).batches(kit.NAME).to_pylist()
+    found = open_store(folder).batches(kit.NAME).to_pylist()
     assert [(b["partition"], b["seen"], b["batch_id"], b["epoch"], b["seq"]) for b in found] == [
         (0, [{"first": 0, "last": 1}], 4, 1, 2),
         (1, [{"first": 0, "last": 0}], 4, 1, 2),
     ]
 
 
-def test_a_summary_stands_for_the_batches_before_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_stands_for_the_batches_before_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new process that begins to read at the newest summary knows every seen position all the same."""
     monkeypatch.setattr(state, "SUMMARY_EVERY", 3)
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for i in range(11):
         kit.process(store, number, kit.events([i], 2 * i), i)
-    fresh = open_store(place)
+    fresh = open_store(folder)
     with fresh.begin(kit.NAME, number) as tx:
         seen = tx.seen({kit.partition(0): (0, 100)})
     assert [r.first for r in seen[kit.partition(0)].items] == [2 * i for i in range(11)]
     assert len(fresh._states.of(kit.NAME).decided) < 6, "it read the whole log"
 
 
-def test_a_consumer_of_any_name_has_a_folder_of_its_own(place: Path) -> None:
+def test_a_consumer_of_any_name_has_a_folder_of_its_own(folder: Path) -> None:
     """Names that no file system likes come back as they were given."""
-    store = open_store(place)
+    store = open_store(folder)
     names = ["a/b", "..", "_x", "ä ö", "A", "a~b", "a%2Fb"]
     process = kit.this_process()
     for name in names:
         store.take_epoch(name, Holder(*process, "r"), takeover_after=0.1)
-    assert open_store(place).consumers() == sorted(names)
+    assert open_store(folder).consumers() == sorted(names)
 
 
-def test_a_name_too_long_for_a_folder_is_refused(place: Path) -> None:
+def test_a_name_too_long_for_a_folder_is_refused(folder: Path) -> None:
     """Other letters than a-z take six bytes and more of a folder's name: a name that cannot be one is refused before anything is made."""
     with pytest.raises(ConfigError, match=r"1200 bytes.*at most 200.*Shorten the name"):
-        open_store(place).take_epoch("é" * 200, Holder(*kit.this_process(), "r"), takeover_after=0.1)
-    assert open_store(place).consumers() == []
+        open_store(folder).take_epoch("é" * 200, Holder(*kit.this_process(), "r"), takeover_after=0.1)
+    assert open_store(folder).consumers() == []
 
 
-def test_a_live_holder_is_not_taken_over_while_it_beats(place: Path) -> None:
+def test_a_live_holder_is_not_taken_over_while_it_beats(folder: Path) -> None:
     """An unknowable holder with a heartbeat is waited for, then StillHeld names it; force takes over."""
-    one, two = open_store(place), open_store(place)
+    one, two = open_store(folder), open_store(folder)
     stranger = Holder("elsewhere", 7, "boot/ns/1", "r")
     one.take_epoch(kit.NAME, stranger, takeover_after=0.1)
     waits: list[str] = []
@@ -181,20 +159,20 @@ def test_a_live_holder_is_not_taken_over_while_it_beats(place: Path) -> None:
         assert kit.epoch(two, takeover_after=60, force=True) == 2
 
 
-def test_a_silent_holder_is_taken_over_after_the_time(place: Path) -> None:
+def test_a_silent_holder_is_taken_over_after_the_time(folder: Path) -> None:
     """No heartbeat and no commit for `takeover_after`: the epoch changes hands."""
-    one, two = open_store(place), open_store(place)
+    one, two = open_store(folder), open_store(folder)
     one.take_epoch(kit.NAME, Holder("elsewhere", 7, "", "r"), takeover_after=0.1)
     waits: list[float] = []
     assert kit.epoch(two, takeover_after=0.2, on_wait=lambda seconds, who: waits.append(seconds)) == 2
     assert waits
 
 
-def test_a_holder_that_is_provably_gone_is_taken_over_at_once(place: Path) -> None:
+def test_a_holder_that_is_provably_gone_is_taken_over_at_once(folder: Path) -> None:
     """Same host, same boot, and no process of that start time: nobody waits."""
     process = kit.this_process()
     gone = Holder(process.host, process.pid, process.started.rpartition("/")[0] + "/1", "r")
-    one, two = open_store(place), open_store(place)
+    one, two = open_store(folder), open_store(folder)
     one.take_epoch(kit.NAME, gone, takeover_after=0.1)
 
     def never(_seconds: float, _who: str) -> None:
@@ -203,59 +181,59 @@ def test_a_holder_that_is_provably_gone_is_taken_over_at_once(place: Path) -> No
     assert kit.epoch(two, takeover_after=3600, on_wait=never) == 2
 
 
-def test_purged_reservations_are_forgotten_and_held_keys_are_not(place: Path) -> None:
+def test_purged_reservations_are_forgotten_and_held_keys_are_not(folder: Path) -> None:
     """A whole day goes by metadata; letters keep their keys; positions stay redeliveries; the problems stay empty."""
     import datetime as dt
 
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
     store.purge(kit.NAME, dt.date.today() + dt.timedelta(days=2), by="me", reason="retention")
-    fresh = open_store(place)
+    fresh = open_store(folder)
     assert fresh.reserved(kit.NAME) == 1 and fresh.problems(kit.NAME) == []
     assert fresh.head(kit.NAME).floors == {kit.partition(0): 2}
     assert kit.process(fresh, number, kit.events([1, 2, 3]), 1).written == []
     assert kit.process(fresh, number, kit.events([1, 3], 3), 2) == kit.Outcome([1], [], [3])
 
 
-def test_maintenance_changes_no_answer(place: Path) -> None:
+def test_maintenance_changes_no_answer(folder: Path) -> None:
     """Compaction of ledger and letters leaves every row; the next process reads few files."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for i in range(5):
         kit.process(store, number, kit.events([2 * i, 2 * i + 1], 2 * i), i, reject=lambda key: key % 2 == 0)
     before = (store.letters(Selection()), store.batches(kit.NAME), store.reserved(kit.NAME))
     store.maintain(kit.NAME)
-    fresh = open_store(place)
+    fresh = open_store(folder)
     assert (fresh.letters(Selection()), fresh.batches(kit.NAME), fresh.reserved(kit.NAME)) == before
-    assert len(ledger(place).file_uris()) == 3 and fresh.problems(kit.NAME) == []
+    assert len(ledger(folder).file_uris()) == 3 and fresh.problems(kit.NAME) == []
 
 
-def test_a_running_consumer_keeps_its_files_few(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_consumer_keeps_its_files_few(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every so many decisions ledger and letters are compacted and cleaned, with nothing lost."""
     from dedup.delta import upkeep
 
     monkeypatch.setattr(upkeep, "COMPACT_EVERY", 4)
     monkeypatch.setattr(upkeep, "VACUUM_EVERY", 8)
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for i in range(16):
         kit.process(store, number, kit.events([2 * i, 2 * i + 1], 2 * i), i, reject=lambda key: key % 2 == 1)
-    assert len(ledger(place).file_uris()) < 8 and open_store(place).letters(Selection()).num_rows == 16
-    assert open_store(place).problems(kit.NAME) == [] and open_store(place).reserved(kit.NAME) == 32
+    assert len(ledger(folder).file_uris()) < 8 and open_store(folder).letters(Selection()).num_rows == 16
+    assert open_store(folder).problems(kit.NAME) == [] and open_store(folder).reserved(kit.NAME) == 32
 
 
-def test_a_header_survives_its_own_text(place: Path) -> None:
+def test_a_header_survives_its_own_text(folder: Path) -> None:
     """Every field of the last header comes back from JSON; a foreign transaction in the ledger's log changes nothing."""
     from dedup.delta.ledger import Header
 
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
-    DeltaTable(str(place / "state/ledger/shop")).create_write_transaction(
+    DeltaTable(str(folder / "state/ledger/shop")).create_write_transaction(
         [],
         "append",
-        ledger(place).schema(),
+        ledger(folder).schema(),
         ["section", "day"],
         commit_properties=CommitProperties(app_transactions=[Transaction("foreign", 1)]),
     )
@@ -264,11 +242,11 @@ def test_a_header_survives_its_own_text(place: Path) -> None:
     assert json.loads(header.to_json())["head"]["checkpoints"] == [["broker", "orders", 0, 0, None, None, "q", False]]
 
 
-def test_people_may_ask_from_another_thread_while_a_batch_runs(place: Path) -> None:
+def test_people_may_ask_from_another_thread_while_a_batch_runs(folder: Path) -> None:
     """One store object, a stream in one thread and a person in another: every answer is of a decided state, nothing breaks."""
     from concurrent.futures import ThreadPoolExecutor
 
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
 
     def ask(_: int) -> tuple[int, int | None]:
@@ -279,4 +257,4 @@ def test_people_may_ask_from_another_thread_while_a_batch_runs(place: Path) -> N
         for i in range(12):
             kit.process(store, number, kit.events([2 * i, 2 * i + 1], 2 * i), i)
         assert all(reserved is not None and 0 <= reserved <= 24 and seq >= 1 for seq, reserved in (a.result() for a in answers))
-    assert store.problems(kit.NAME) == [] and show(place) == list(range(24))
+    assert store.problems(kit.NAME) == [] and show(folder) == list(range(24))

@@ -24,20 +24,9 @@ from deadletter.store import KEYS, Change, Commit, Free, Park
 from dedup.core.steps import Record
 from dedup.delta import DeltaStore
 from kit import delta_kit as kit
+from kit.delta_kit import open_store
 
 pytestmark = pytest.mark.delta
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with an empty sink."""
-    kit.create(str(tmp_path / "orders"))
-    return tmp_path
-
-
-def open_store(place: Path) -> DeltaStore:
-    """A process's own view of the store."""
-    return DeltaStore(str(place / "state"), tables={"orders": str(place / "orders")})
 
 
 def history(ids: list[str], action: str = "FAILED", **values: Any) -> pa.Table:
@@ -46,25 +35,25 @@ def history(ids: list[str], action: str = "FAILED", **values: Any) -> pa.Table:
     return pa.Table.from_pylist([{"letter_id": i, **row} for i in ids], schema=HISTORY)
 
 
-def test_sequence_extras_and_history_are_kept(place: Path) -> None:
+def test_sequence_extras_and_history_are_kept(folder: Path) -> None:
     """What is parked comes back as it was given, and its attempts are its history."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     with store.begin(kit.NAME, number) as tx:
         rows = kit.letters(tx.head, kit.events([7])).to_pylist()
         given = pa.Table.from_pylist([{**rows[0], "sequence": b"s" * 16, "extras": b"\x00ipc"}], schema=LETTERS)
         tx.execute(Park(given, history([rows[0]["id"]] * 2, error_type="ValueError", error_message="bad \u2603")))
         tx.execute(Commit())
-    again = open_store(place)
+    again = open_store(folder)
     assert again.letters(Selection()).drop_columns("duplicates").equals(given)
     told = again.history(rows[0]["id"])
     assert told.schema == HISTORY and told["error_message"].to_pylist() == ["bad \u2603"] * 2
     assert again.history("0" * 32).num_rows == 0
 
 
-def test_budget_state_is_written_by_batches_and_lifted_by_people(place: Path) -> None:
+def test_budget_state_is_written_by_batches_and_lifted_by_people(folder: Path) -> None:
     """A batch of the stream keeps decided and failures, not `lifted`; positions that a person runs touch none of it, nor the settings."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     lifted = {Kind.NO_KEY: Spent(lifted=2)}
     store.amend(kit.NAME, lambda head: dataclasses.replace(head, spent=lifted, gap_accepted=True), by="me", reason="known")
@@ -76,10 +65,10 @@ def test_budget_state_is_written_by_batches_and_lifted_by_people(place: Path) ->
             tx.execute(Commit())
 
     record(5, stream=False)
-    head = open_store(place).head(kit.NAME)
+    head = open_store(folder).head(kit.NAME)
     assert (head.spent, head.gap_accepted, head.query_id, head.settings) == (lifted, True, None, None)
     record(6, stream=True)
-    head = open_store(place).head(kit.NAME)
+    head = open_store(folder).head(kit.NAME)
     assert (head.spent, head.gap_accepted, head.batch_id) == ({Kind.NO_KEY: Spent(6, (6,), 2)}, False, 6)
     assert store.batches(kit.NAME).num_rows == 2
 
@@ -114,16 +103,16 @@ def change(store: DeltaStore, ids: list[str], *others: Any, action: str = "REPRO
         tx.execute(Commit())
 
 
-def chain(place: Path) -> list[tuple[int, str, int | None]]:
+def chain(folder: Path) -> list[tuple[int, str, int | None]]:
     """(position, status, position of the one before) of all letters, as a fresh process sees them."""
-    rows = open_store(place).letters(Selection(limit=None), ["id", "sequence_number", "status", "blocked_by"]).to_pylist()
+    rows = open_store(folder).letters(Selection(limit=None), ["id", "sequence_number", "status", "blocked_by"]).to_pylist()
     at = {r["id"]: r["sequence_number"] for r in rows}
     return [(r["sequence_number"], r["status"], at.get(r["blocked_by"])) for r in rows]
 
 
-def blocked(place: Path) -> list[tuple[bytes, int]]:
+def blocked(folder: Path) -> list[tuple[bytes, int]]:
     """(sequence, position of its last letter), as a fresh process plans with them."""
-    store = open_store(place)
+    store = open_store(folder)
     at = {r["id"]: r["sequence_number"] for r in store.letters(Selection(limit=None), ["id", "sequence_number"]).to_pylist()}
     with store.begin_letters(kit.NAME) as tx:
         found = tx.blocked(pa.array([SEQUENCE, b"t" * 16], pa.binary(16))).to_pylist()
@@ -138,77 +127,77 @@ def free(*keys: int) -> Free:
 GONE = {"status": "REPROCESSED", "holds_key": False}
 
 
-def test_a_sequence_stays_in_order_whatever_is_changed(place: Path) -> None:
+def test_a_sequence_stays_in_order_whatever_is_changed(folder: Path) -> None:
     """The first letter that waits is open, each other one blocked by the one before: parked, late, reprocessed, discarded, restored."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     one, _, three = park(store, number, [1, 2, 3])
     (five,) = park(store, number, [5])
-    assert chain(place) == [(1, "OPEN", None), (2, "BLOCKED", 1), (3, "BLOCKED", 2), (5, "BLOCKED", 3)]
-    assert blocked(place) == [(SEQUENCE, 5)]
-    change(open_store(place), [one], **GONE)
-    assert chain(place) == [(1, "REPROCESSED", None), (2, "OPEN", None), (3, "BLOCKED", 2), (5, "BLOCKED", 3)]
-    change(open_store(place), [three, five], action="DISCARDED", status="DISCARDED")
-    assert chain(place)[1:] == [(2, "OPEN", None), (3, "DISCARDED", 2), (5, "DISCARDED", 3)]
-    assert blocked(place) == [(SEQUENCE, 2)]
+    assert chain(folder) == [(1, "OPEN", None), (2, "BLOCKED", 1), (3, "BLOCKED", 2), (5, "BLOCKED", 3)]
+    assert blocked(folder) == [(SEQUENCE, 5)]
+    change(open_store(folder), [one], **GONE)
+    assert chain(folder) == [(1, "REPROCESSED", None), (2, "OPEN", None), (3, "BLOCKED", 2), (5, "BLOCKED", 3)]
+    change(open_store(folder), [three, five], action="DISCARDED", status="DISCARDED")
+    assert chain(folder)[1:] == [(2, "OPEN", None), (3, "DISCARDED", 2), (5, "DISCARDED", 3)]
+    assert blocked(folder) == [(SEQUENCE, 2)]
     park(store, number, [0])
-    assert chain(place)[:3] == [(0, "OPEN", None), (1, "REPROCESSED", None), (2, "BLOCKED", 0)]
-    change(open_store(place), [five], action="RESTORED", status="OPEN")
-    assert chain(place)[2:] == [(2, "BLOCKED", 0), (3, "DISCARDED", 2), (5, "BLOCKED", 2)]
-    rest = open_store(place).letters(Selection(statuses=("OPEN", "BLOCKED")), ["id"])["id"].to_pylist()
-    change(open_store(place), rest, **GONE)
-    assert blocked(place) == []
-    assert [s for _, s, _ in chain(place)] == ["REPROCESSED"] * 3 + ["DISCARDED", "REPROCESSED"]
-    assert open_store(place).problems(kit.NAME) == []
+    assert chain(folder)[:3] == [(0, "OPEN", None), (1, "REPROCESSED", None), (2, "BLOCKED", 0)]
+    change(open_store(folder), [five], action="RESTORED", status="OPEN")
+    assert chain(folder)[2:] == [(2, "BLOCKED", 0), (3, "DISCARDED", 2), (5, "BLOCKED", 2)]
+    rest = open_store(folder).letters(Selection(statuses=("OPEN", "BLOCKED")), ["id"])["id"].to_pylist()
+    change(open_store(folder), rest, **GONE)
+    assert blocked(folder) == []
+    assert [s for _, s, _ in chain(folder)] == ["REPROCESSED"] * 3 + ["DISCARDED", "REPROCESSED"]
+    assert open_store(folder).problems(kit.NAME) == []
 
 
-def test_a_change_sets_its_columns_and_no_other(place: Path) -> None:
+def test_a_change_sets_its_columns_and_no_other(folder: Path) -> None:
     """Bodies, headers and all that a change does not name stay to the byte; an edit replaces what it names; duplicates stay counted."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([4, 5, 4]), reject=lambda key: key == 4)
     (before,) = store.letters(Selection()).to_pylist()
     change(store, [before["id"]], action="FAILED", attempts=2, reason="again")
     kit.process(store, number, kit.events([4], 3), 1)
-    (after,) = open_store(place).letters(Selection()).to_pylist()
+    (after,) = open_store(folder).letters(Selection()).to_pylist()
     assert after == {**before, "attempts": 2, "reason": "again", "duplicates": 2}
     change(store, [before["id"]], action="EDITED", body=b"\x00new", body_size=4)
     change(store, [before["id"]], **GONE)
     kit.process(store, number, kit.events([4], 4), 2)
-    (last,) = open_store(place).letters(Selection()).to_pylist()
+    (last,) = open_store(folder).letters(Selection()).to_pylist()
     assert last == {**after, "body": b"\x00new", "body_size": 4, **GONE}, "a letter that holds no key counts no duplicates"
-    assert open_store(place).history(before["id"])["action"].to_pylist() == ["FAILED", "EDITED", "REPROCESSED"]
-    assert open_store(place).problems(kit.NAME) == []
+    assert open_store(folder).history(before["id"])["action"].to_pylist() == ["FAILED", "EDITED", "REPROCESSED"]
+    assert open_store(folder).problems(kit.NAME) == []
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_freed_key_is_new_again_and_stays_so(place: Path, compact: bool) -> None:
+def test_a_freed_key_is_new_again_and_stays_so(folder: Path, compact: bool) -> None:
     """Freed in the index of every process, also one that starts later, after compaction and after a purge; then reserved again."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 1)
-    other = open_store(place)
+    other = open_store(folder)
     other.head(kit.NAME)
     (letter,) = store.letters(Selection())["id"].to_pylist()
     change(store, [letter], free(1), action="RELEASED", status="DISCARDED", holds_key=False)
     if compact:
         store.maintain(kit.NAME)
-    for process in (store, other, open_store(place)):
+    for process in (store, other, open_store(folder)):
         assert process.reserved(kit.NAME) == 2
     assert kit.process(store, number, kit.events([1, 2], 3), 1).written == [1]
     if compact:
         store.maintain(kit.NAME)
         store.purge(kit.NAME, dt.datetime.now(dt.UTC).date() + dt.timedelta(days=1), by="me", reason="old")
-        assert open_store(place).reserved(kit.NAME) == 0, "a purge brought the letter's old key back"
-    for process in (store, other, open_store(place))[: 0 if compact else 3]:
+        assert open_store(folder).reserved(kit.NAME) == 0, "a purge brought the letter's old key back"
+    for process in (store, other, open_store(folder))[: 0 if compact else 3]:
         assert process.reserved(kit.NAME) == 3
         assert kit.process(process, number, kit.events([1], 100), 2).duplicates in ([1], [])
-    assert open_store(place).problems(kit.NAME) == []
+    assert open_store(folder).problems(kit.NAME) == []
 
 
-def test_two_people_cannot_both_change_what_they_read(place: Path) -> None:
+def test_two_people_cannot_both_change_what_they_read(folder: Path) -> None:
     """Of two decisions about letters that were planned on one head, the second is told to plan again, and nothing of it is true."""
-    store, other = open_store(place), open_store(place)
+    store, other = open_store(folder), open_store(folder)
     number = kit.epoch(store)
     one, two = park(store, number, [1, 2], sequence=None)
     with store.begin_letters(kit.NAME) as tx:
@@ -217,40 +206,40 @@ def test_two_people_cannot_both_change_what_they_read(place: Path) -> None:
         tx.execute(Change(pa.table({"id": [one], "status": ["DISCARDED"]}), history([one], "DISCARDED")))
         with pytest.raises(CommitConflict):
             tx.execute(Commit())
-    assert [s for _, s, _ in chain(place)] == ["OPEN", "REPROCESSED"]
+    assert [s for _, s, _ in chain(folder)] == ["OPEN", "REPROCESSED"]
 
 
-def test_letters_take_no_epoch_and_leave_the_batch_alone(place: Path) -> None:
+def test_letters_take_no_epoch_and_leave_the_batch_alone(folder: Path) -> None:
     """A decision about letters keeps epoch, query, batch and checkpoints, and needs a consumer that exists."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1, 2]), 7, reject=lambda key: key == 1)
     before = store.head(kit.NAME)
-    change(open_store(place), store.letters(Selection())["id"].to_pylist(), **GONE)
-    after = open_store(place).head(kit.NAME)
+    change(open_store(folder), store.letters(Selection())["id"].to_pylist(), **GONE)
+    after = open_store(folder).head(kit.NAME)
     assert dataclasses.replace(after, seq=before.seq) == before and after.seq == before.seq + 1
     with pytest.raises(ConfigError, match="no consumer"), store.begin_letters("nobody"):
         pass
 
 
-def test_the_crash_marker_outlives_its_process_and_ends_with_the_batch(place: Path) -> None:
+def test_the_crash_marker_outlives_its_process_and_ends_with_the_batch(folder: Path) -> None:
     """What is about to be tried is read by the next process; a committed batch takes it away, a decision about letters does not."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     assert store.crash_marker(kit.NAME) is None
     store.set_crash_marker(kit.NAME, "one")
     store.set_crash_marker(kit.NAME, "two \u2603")
-    assert open_store(place).crash_marker(kit.NAME) == "two \u2603"
+    assert open_store(folder).crash_marker(kit.NAME) == "two \u2603"
     kit.process(store, number, kit.events([1]))
-    assert open_store(place).crash_marker(kit.NAME) is None
+    assert open_store(folder).crash_marker(kit.NAME) is None
     store.set_crash_marker(kit.NAME, "three")
     store.set_crash_marker(kit.NAME, None)
-    assert open_store(place).crash_marker(kit.NAME) is None
+    assert open_store(folder).crash_marker(kit.NAME) is None
 
 
-def test_every_condition_of_a_selection_counts(place: Path) -> None:
+def test_every_condition_of_a_selection_counts(folder: Path) -> None:
     """Each field of a selection gives what a loop over all letters gives, also for letters that changed, by page and grouped."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for part in (0, 1):
         ids = park(store, number, [10 * part + p for p in range(6)], bytes([part]) * 16, part)
@@ -294,9 +283,9 @@ def test_every_condition_of_a_selection_counts(place: Path) -> None:
         store.letters(Selection(after="0" * 32))
 
 
-def work(place: Path, seconds: float, handler: float, log: list[str]) -> None:
+def work(folder: Path, seconds: float, handler: float, log: list[str]) -> None:
     """A stream: batch after batch, with a handler that takes its time; what came of each goes into the log."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store, takeover_after=0.2)
     end, at = time.monotonic() + seconds, 1000
     while time.monotonic() < end:
@@ -313,14 +302,14 @@ def work(place: Path, seconds: float, handler: float, log: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("handler", "letter"), [(0.3, 0.0), (0.05, 0.4)])
-def test_stream_and_reprocess_take_turns(place: Path, handler: float, letter: float) -> None:
+def test_stream_and_reprocess_take_turns(folder: Path, handler: float, letter: float) -> None:
     """Batches without a pause and a reprocess without a pause: each gets every other turn, and little is done twice."""
-    store = open_store(place)
+    store = open_store(folder)
     ids = park(store, kit.epoch(store), list(range(200)), sequence=None)
     log: list[str] = []
-    stream = threading.Thread(target=work, args=(place, 5.0, handler, log))
+    stream = threading.Thread(target=work, args=(folder, 5.0, handler, log))
     stream.start()
-    mine = open_store(place)
+    mine = open_store(folder)
     while stream.is_alive() and ids:
         try:
             with mine.begin_letters(kit.NAME) as tx:
@@ -339,20 +328,20 @@ def test_stream_and_reprocess_take_turns(place: Path, handler: float, letter: fl
     assert counts["batch again"] + counts["letter again"] <= 3, counts
 
 
-def test_a_dead_reprocess_stalls_the_stream_once_at_most(place: Path) -> None:
+def test_a_dead_reprocess_stalls_the_stream_once_at_most(folder: Path) -> None:
     """A request that a killed process left behind is not waited for; nor are letters stalled by what a killed stream left."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     script = (
         "import sys, os; from kit import delta_kit as kit; from dedup.delta import DeltaStore\n"
         "s = DeltaStore(sys.argv[1]); t = s._states.turns(kit.NAME)\n"
         "from dedup.delta import epoch; t.letters_turn.write(epoch._sign()); t.batch_turn.write(epoch._sign()); os.kill(os.getpid(), 9)"
     )
-    command = [sys.executable, "-c", script, str(place / "state")]
+    command = [sys.executable, "-c", script, str(folder / "state")]
     assert subprocess.run(command, check=False).returncode == -9
     started = time.monotonic()
     kit.process(store, number, kit.events([1]))
-    with open_store(place).begin_letters(kit.NAME):
+    with open_store(folder).begin_letters(kit.NAME):
         pass
     assert time.monotonic() - started < 5
 
@@ -366,25 +355,25 @@ def test_a_dead_reprocess_stalls_the_stream_once_at_most(place: Path) -> None:
         ("key = x'00000000000000000000000000000000' WHERE sequence_number = 1", "hold a key that is not reserved"),
     ],
 )
-def test_contradictions_between_letters_and_ledger_are_told(place: Path, damage: str, says: str) -> None:
+def test_contradictions_between_letters_and_ledger_are_told(folder: Path, damage: str, says: str) -> None:
     """What somebody does to the table of letters behind our back is found by verify."""
-    store = open_store(place)
+    store = open_store(folder)
     park(store, kit.epoch(store), [1, 2, 3])
     assert store.problems(kit.NAME) == []
-    table = DeltaTable(str(place / "state" / "dead_letters" / kit.NAME))
+    table = DeltaTable(str(folder / "state" / "dead_letters" / kit.NAME))
     column, _, rest = damage.partition(" = ")
     value, _, where = rest.partition(" WHERE ")
     table.update(updates={column: value}, predicate=where)
-    assert any(says in line for line in open_store(place).problems(kit.NAME)), open_store(place).problems(kit.NAME)
+    assert any(says in line for line in open_store(folder).problems(kit.NAME)), open_store(folder).problems(kit.NAME)
 
 
-def test_a_decision_must_reserve_what_its_records_and_letters_say(place: Path) -> None:
+def test_a_decision_must_reserve_what_its_records_and_letters_say(folder: Path) -> None:
     """A freed key that no history tells of is a contradiction."""
-    store = open_store(place)
+    store = open_store(folder)
     (letter,) = park(store, kit.epoch(store), [1], sequence=None)
     with store.begin_letters(kit.NAME) as tx:
         tx.lock([letter])
         tx.execute(Change(pa.table({"id": [letter], "holds_key": [False]}), history([letter], "RELEASED")))
         tx.execute(free(1))
         tx.execute(Commit())
-    assert any("decision 3 reserved -1 keys more than it freed" in line for line in open_store(place).problems(kit.NAME))
+    assert any("decision 3 reserved -1 keys more than it freed" in line for line in open_store(folder).problems(kit.NAME))

@@ -21,6 +21,7 @@ from dedup.core.rows import ArrowRows
 from dedup.core.steps import Merge, Record
 from dedup.delta import DeltaStore, tables
 from kit import delta_kit as kit
+from kit.delta_kit import open_store
 
 pytestmark = pytest.mark.delta
 
@@ -29,15 +30,10 @@ NEWER = Merge(("id x",), "at", "gone")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A folder with an empty sink."""
     DeltaTable.create(str(tmp_path / "orders"), SINK)
     return tmp_path
-
-
-def open_store(place: Path, **options: Any) -> DeltaStore:
-    """A process's own view of the store."""
-    return DeltaStore(str(place / "state"), tables={"orders": str(place / "orders")}, **options)
 
 
 Row = tuple[int, int | None, str | None, bool]
@@ -61,9 +57,9 @@ def decide(store: DeltaStore, number: int, writes: list[Write], batch: int = 0) 
         tx.execute(Commit())
 
 
-def shown(place: Path) -> list[tuple[Any, ...]]:
+def shown(folder: Path) -> list[tuple[Any, ...]]:
     """The sink's rows, sorted."""
-    return sorted((tuple(r.values()) for r in DeltaTable(str(place / "orders")).to_pyarrow_table().to_pylist()), key=str)
+    return sorted((tuple(r.values()) for r in DeltaTable(str(folder / "orders")).to_pyarrow_table().to_pylist()), key=str)
 
 
 def expected(decisions: list[list[Write]]) -> list[tuple[Any, ...]]:
@@ -97,25 +93,25 @@ def random_decisions(seed: int, count: int) -> list[list[Write]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_merges_and_appends_end_as_if_one_after_the_other(place: Path, seed: int) -> None:
+def test_merges_and_appends_end_as_if_one_after_the_other(folder: Path, seed: int) -> None:
     """Whatever is merged and appended, within a decision and over decisions, the sink is what a dictionary would hold; nothing is left."""
-    store, decisions = open_store(place), random_decisions(seed, 8)
+    store, decisions = open_store(folder), random_decisions(seed, 8)
     number = kit.epoch(store)
     for batch, writes in enumerate(decisions):
         decide(store, number, writes, batch)
-    assert shown(place) == expected(decisions)
-    assert open_store(place).publish(kit.NAME) == 0 and open_store(place).problems(kit.NAME) == []
-    assert not [p for p in (place / "state" / "staged").rglob("*") if p.is_file()]
+    assert shown(folder) == expected(decisions)
+    assert open_store(folder).publish(kit.NAME) == 0 and open_store(folder).problems(kit.NAME) == []
+    assert not [p for p in (folder / "state" / "staged").rglob("*") if p.is_file()]
 
 
-def test_a_merge_that_changes_nothing_is_published_all_the_same(place: Path) -> None:
+def test_a_merge_that_changes_nothing_is_published_all_the_same(folder: Path) -> None:
     """delta-rs commits nothing where no row changes; the sink shows the decision nevertheless, and the next one is not held up."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for batch in range(3):
         decide(store, number, [(NEWER, [(1, 5, "a", False)]), (NEWER, [(2, 1, None, True)])], batch)
-    assert shown(place) == [(1, 5, "a")] and open_store(place).problems(kit.NAME) == []
-    assert open_store(place).publish(kit.NAME) == 0
+    assert shown(folder) == [(1, 5, "a")] and open_store(folder).problems(kit.NAME) == []
+    assert open_store(folder).publish(kit.NAME) == 0
 
 
 CHILD = """
@@ -125,7 +121,7 @@ import test_delta_merge as t
 from kit import delta_kit as kit
 from dedup.delta import tables
 from pathlib import Path
-place, die = Path(sys.argv[1]), int(sys.argv[2])
+folder, die = Path(sys.argv[1]), int(sys.argv[2])
 real, count = tables.merge, [0]
 def merge(*a):
     count[0] += 1
@@ -133,7 +129,7 @@ def merge(*a):
     real(*a)
     if count[0] == -die: os.kill(os.getpid(), 9)
 tables.merge = merge
-store = t.open_store(place)
+store = t.open_store(folder)
 t.decide(store, kit.epoch(store), t.PARTS)
 """
 
@@ -145,22 +141,22 @@ PARTS: list[Write] = [
 
 
 @pytest.mark.parametrize("die", [1, -1, 2, -2])
-def test_a_kill_between_decision_and_publication_loses_and_doubles_nothing(place: Path, die: int) -> None:
+def test_a_kill_between_decision_and_publication_loses_and_doubles_nothing(folder: Path, die: int) -> None:
     """kill -9 right before and right after each merge of a decided batch: the next process goes on there, each part once."""
-    command = [sys.executable, "-c", CHILD, str(place), str(die), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", CHILD, str(folder), str(die), str(Path(__file__).parent)]
     assert subprocess.run(command, check=False).returncode == -9
-    store = open_store(place)
+    store = open_store(folder)
     head = store.head(kit.NAME)
     assert head.batch_id == 0, "it died before the decision"
     store.publish(kit.NAME)
-    assert shown(place) == expected([PARTS]) and open_store(place).problems(kit.NAME) == []
+    assert shown(folder) == expected([PARTS]) and open_store(folder).problems(kit.NAME) == []
     decide(store, kit.epoch(store), [(NEWER, [(2, 7, "z", False)])], 1)
-    assert shown(place) == expected([PARTS, [(NEWER, [(2, 7, "z", False)])]])
+    assert shown(folder) == expected([PARTS, [(NEWER, [(2, 7, "z", False)])]])
 
 
-def test_two_publishers_at_once_merge_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_publishers_at_once_merge_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find the decision unpublished and merge at the same time: one lands, the other sees it."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     decide(store, number, [(None, [(1, 1, "old", False)])])
     real = tables.merge
@@ -181,21 +177,21 @@ def test_two_publishers_at_once_merge_once(place: Path, monkeypatch: pytest.Monk
 
     local = threading.local()
     monkeypatch.setattr(tables, "merge", together)
-    stores = [open_store(place), open_store(place)]
+    stores = [open_store(folder), open_store(folder)]
     counts: list[int] = []
     threads = [threading.Thread(target=lambda s=s: counts.append(s.publish(kit.NAME))) for s in stores]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(counts) == 2 and shown(place) == [(1, 2, "new"), (2, 2, "new")]
-    versions = [e for e in DeltaTable(str(place / "orders")).history() if e["operation"] == "MERGE"]
-    assert len(versions) == 1 and open_store(place).problems(kit.NAME) == []
+    assert len(counts) == 2 and shown(folder) == [(1, 2, "new"), (2, 2, "new")]
+    versions = [e for e in DeltaTable(str(folder / "orders")).history() if e["operation"] == "MERGE"]
+    assert len(versions) == 1 and open_store(folder).problems(kit.NAME) == []
 
 
-def test_a_commit_of_somebody_else_in_between_is_taken_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_of_somebody_else_in_between_is_taken_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that another writer adds while a merge is computed is met by the merge, not doubled by it."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     real, once = tables.merge, [True]
 
@@ -204,18 +200,18 @@ def test_a_commit_of_somebody_else_in_between_is_taken_in(place: Path, monkeypat
             once.clear()
             rows = pa.table({"id x": [7], "at": [1], "Text": ["theirs"]}).cast(SINK)
             write_deltalake(
-                str(place / "orders"), rows, mode="append", commit_properties=CommitProperties(app_transactions=[Transaction("x", 1)])
+                str(folder / "orders"), rows, mode="append", commit_properties=CommitProperties(app_transactions=[Transaction("x", 1)])
             )
         real(*given)
 
     monkeypatch.setattr(tables, "merge", late)
     decide(store, number, [(NEWER, [(7, 2, "ours", False)])])
-    assert shown(place) == [(7, 2, "ours")] and not once
+    assert shown(folder) == [(7, 2, "ours")] and not once
 
 
-def test_what_events_are_to_blame_for_is_told_apart(place: Path) -> None:
+def test_what_events_are_to_blame_for_is_told_apart(folder: Path) -> None:
     """NULL where it is forbidden, and keys that are null, are the fault of rows; missing columns and other types are the table's."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     good = {"id x": [1], "at": [1], "Text": ["a"]}
     with store.begin(kit.NAME, number) as tx:
@@ -234,12 +230,12 @@ def test_what_events_are_to_blame_for_is_told_apart(place: Path) -> None:
         places = {"source": ["b"], "topic": ["t"], "partition": [0], "sequence_number": [1]}
         assert tx.merge("orders", ArrowRows(pa.table({**good, **places})), Merge(("id x",))) == 1
         tx.execute(Commit())
-    assert shown(place) == [(1, 1, "a")]
+    assert shown(folder) == [(1, 1, "a")]
 
 
-def test_a_merge_that_failed_in_an_attempt_is_no_part_of_the_decision(place: Path) -> None:
+def test_a_merge_that_failed_in_an_attempt_is_no_part_of_the_decision(folder: Path) -> None:
     """What an attempt merged before it raised is not listed, and what was written before it stays."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     with store.begin(kit.NAME, number) as tx:
         tx.merge("orders", rows_of([(1, 1, "a", False)], NEWER), NEWER)
@@ -247,14 +243,14 @@ def test_a_merge_that_failed_in_an_attempt_is_no_part_of_the_decision(place: Pat
             tx.merge("orders", rows_of([(2, 1, "b", False)], NEWER), NEWER)
             raise ZeroDivisionError
         tx.execute(Commit())
-    assert shown(place) == [(1, 1, "a")]
+    assert shown(folder) == [(1, 1, "a")]
 
 
-def test_a_task_tells_whose_fault_it_is(place: Path) -> None:
+def test_a_task_tells_whose_fault_it_is(folder: Path) -> None:
     """What a task reports crosses to the driver as the same kind of error."""
     from dedup.delta.files import Add, FileWriter
 
-    writer = FileWriter(str(place / "orders"), None, SINK, "orders")
+    writer = FileWriter(str(folder / "orders"), None, SINK, "orders")
     for columns, kind in (({"id x": pa.nulls(1, pa.int64())}, RowsRefused), ({"id x": [{"a": 1}]}, SinkMismatch)):
         (line,) = writer(pa.table(columns).to_batches())
         with pytest.raises(SinkMismatch) as told:

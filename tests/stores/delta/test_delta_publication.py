@@ -17,71 +17,53 @@ from checkpoint.errors import CommitConflict, PublicationStuck, SinkMismatch
 from deadletter.selection import Selection
 from deadletter.store import Commit
 from dedup.core.rows import ArrowRows
-from dedup.delta import DeltaStore
 from dedup.delta.commit import SinkPublisher
 from kit import delta_kit as kit
+from kit.delta_kit import open_store, show
 
 pytestmark = pytest.mark.delta
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with two sinks."""
-    kit.create(str(tmp_path / "orders"))
-    kit.create(str(tmp_path / "audit"), partition_by=["text"])
-    return tmp_path
-
-
-def open_store(place: Path, **options: Any) -> DeltaStore:
-    """What a new process would open."""
-    return DeltaStore(str(place / "state"), tables={n: str(place / n) for n in ("orders", "audit", "late")}, **options)
-
-
-def show(place: Path, name: str = "orders") -> list[int]:
-    """A sink."""
-    return kit.ids(str(place / name))
-
-
-def forget_transactions(place: Path, name: str = "orders") -> None:
+def forget_transactions(folder: Path, name: str = "orders") -> None:
     """Set the property under which Delta drops old transaction ids at a checkpoint."""
-    DeltaTable(str(place / name)).alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 7 days"})
+    DeltaTable(str(folder / name)).alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 7 days"})
 
 
-def test_what_was_decided_is_published_by_the_next_transaction(place: Path) -> None:
+def test_what_was_decided_is_published_by_the_next_transaction(folder: Path) -> None:
     """An instance that died after the decision left it to the next one, in both sinks, in order."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1, 2]), sinks=("orders", "audit"), text="x")
-    assert show(place) == show(place, "audit") == []
-    assert any("not published" in line for line in open_store(place).problems(kit.NAME))
-    kit.process(open_store(place), number, kit.events([3], 2), 1, sinks=("orders", "audit"), text="y")
-    assert show(place) == show(place, "audit") == [1, 2, 3]
-    assert open_store(place).problems(kit.NAME) == []
+    assert show(folder) == show(folder, "audit") == []
+    assert any("not published" in line for line in open_store(folder).problems(kit.NAME))
+    kit.process(open_store(folder), number, kit.events([3], 2), 1, sinks=("orders", "audit"), text="y")
+    assert show(folder) == show(folder, "audit") == [1, 2, 3]
+    assert open_store(folder).problems(kit.NAME) == []
 
 
-def test_publish_brings_what_is_decided_and_counts_it_once(place: Path) -> None:
+def test_publish_brings_what_is_decided_and_counts_it_once(folder: Path) -> None:
     """`publish` returns how many decisions it brought; again, and from another process, there is nothing left."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1]))
-    assert (open_store(place).publish(kit.NAME), open_store(place).publish(kit.NAME), store.publish(kit.NAME)) == (1, 0, 0)
-    assert show(place) == [1]
+    assert (open_store(folder).publish(kit.NAME), open_store(folder).publish(kit.NAME), store.publish(kit.NAME)) == (1, 0, 0)
+    assert show(folder) == [1]
 
 
-def test_letters_show_before_they_are_published(place: Path) -> None:
+def test_letters_show_before_they_are_published(folder: Path) -> None:
     """A decided letter is a letter, whether or not its table shows it already."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([9]), reject=lambda key: True)
     kit.die_before_publishing(store, number, kit.events([1], 1), 1, reject=lambda key: True)
-    assert open_store(place).letters(Selection()).num_rows == 2
+    assert open_store(folder).letters(Selection()).num_rows == 2
     store.publish(kit.NAME)
-    assert open_store(place).letters(Selection()).num_rows == 2
+    assert open_store(folder).letters(Selection()).num_rows == 2
 
 
-def test_two_publishers_at_once_publish_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_publishers_at_once_publish_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A publisher that is overtaken between its look and its commit finds the transaction id, does nothing, and counts nothing."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1, 2]))
     real, met = SinkPublisher._add, []
@@ -89,176 +71,176 @@ def test_two_publishers_at_once_publish_once(place: Path, monkeypatch: pytest.Mo
     def overtaken(self: SinkPublisher, *args: Any) -> bool:
         if not met:
             met.append(1)
-            assert open_store(place).publish(kit.NAME) == 1
+            assert open_store(folder).publish(kit.NAME) == 1
         return real(self, *args)
 
     monkeypatch.setattr(SinkPublisher, "_add", overtaken)
-    assert open_store(place).publish(kit.NAME) == 0
-    assert show(place) == [1, 2] and DeltaTable(str(place / "orders")).version() == 1
+    assert open_store(folder).publish(kit.NAME) == 0
+    assert show(folder) == [1, 2] and DeltaTable(str(folder / "orders")).version() == 1
 
 
-def test_a_sink_with_other_writers_and_compaction_shows_each_row_once(place: Path) -> None:
+def test_a_sink_with_other_writers_and_compaction_shows_each_row_once(folder: Path) -> None:
     """Foreign appends and OPTIMIZE between our publications disturb neither side."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for i in range(4):
         kit.process(store, number, kit.events([i], i), i)
-        other = DeltaTable(str(place / "orders"))
+        other = DeltaTable(str(folder / "orders"))
         other.optimize.compact()
         write_deltalake(other, pa.table({"id": [100 + i], "text": ["foreign"]}, schema=kit.SINK), mode="append")
-    assert show(place) == [0, 1, 2, 3, 100, 101, 102, 103]
+    assert show(folder) == [0, 1, 2, 3, 100, 101, 102, 103]
     assert store.problems(kit.NAME) == []
 
 
-def test_a_sink_that_was_dropped_and_created_again_is_told_and_accepted(place: Path) -> None:
+def test_a_sink_that_was_dropped_and_created_again_is_told_and_accepted(folder: Path) -> None:
     """Another table under the old name stops the consumer with the command to go on; accepted, only new rows go there."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
     kit.process(store, number, kit.events([2], 1), 1)
-    shutil.rmtree(place / "orders")
-    kit.create(str(place / "orders"))
-    for who in (store, open_store(place)):
+    shutil.rmtree(folder / "orders")
+    kit.create(str(folder / "orders"))
+    for who in (store, open_store(folder)):
         with pytest.raises(PublicationStuck, match="publish shop --accept-sink orders"):
             kit.process(who, number, kit.events([3], 2), 2)
-    assert any("another table" in line for line in open_store(place).problems(kit.NAME))
-    fresh = open_store(place)
+    assert any("another table" in line for line in open_store(folder).problems(kit.NAME))
+    fresh = open_store(folder)
     with pytest.raises(PublicationStuck, match="--lost"):  # nothing tells a new process that decision 3 was published before the drop
         fresh.accept_sink(kit.NAME, "orders", by="me", reason="re-created")
     fresh.accept_sink(kit.NAME, "orders", lost=True, by="me", reason="re-created")
     assert fresh.publish(kit.NAME) == 0
     assert kit.process(fresh, number, kit.events([3], 2), 2).written == [3]
-    assert show(place) == [3]
-    assert open_store(place).problems(kit.NAME) == []
+    assert show(folder) == [3]
+    assert open_store(folder).problems(kit.NAME) == []
 
 
-def test_the_running_instance_accepts_without_losing_anything(place: Path) -> None:
+def test_the_running_instance_accepts_without_losing_anything(folder: Path) -> None:
     """Where it is known that everything was published, nothing has to be given up."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
-    shutil.rmtree(place / "orders")
-    kit.create(str(place / "orders"))
+    shutil.rmtree(folder / "orders")
+    kit.create(str(folder / "orders"))
     store.accept_sink(kit.NAME, "orders", by="me", reason="re-created")
     kit.process(store, number, kit.events([2], 1), 1)
-    assert show(place) == [2]
+    assert show(folder) == [2]
 
 
-def test_decided_rows_follow_an_accepted_sink(place: Path) -> None:
+def test_decided_rows_follow_an_accepted_sink(folder: Path) -> None:
     """Files that are still in the folder are published to the table that a person accepted there."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1]))
-    shutil.rmtree(place / "orders" / "_delta_log")
-    kit.create(str(place / "orders"))
-    fresh = open_store(place)
+    shutil.rmtree(folder / "orders" / "_delta_log")
+    kit.create(str(folder / "orders"))
+    fresh = open_store(folder)
     with pytest.raises(PublicationStuck):
         fresh.publish(kit.NAME)
     fresh.accept_sink(kit.NAME, "orders", by="me", reason="log lost")
-    assert fresh.publish(kit.NAME) == 1 and show(place) == [1]
+    assert fresh.publish(kit.NAME) == 1 and show(folder) == [1]
 
 
-def test_a_sink_that_vanished_is_told(place: Path) -> None:
+def test_a_sink_that_vanished_is_told(folder: Path) -> None:
     """Decided rows without a table: which decision, how many rows, and what to do."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1, 2]))
-    shutil.rmtree(place / "orders")
+    shutil.rmtree(folder / "orders")
     with pytest.raises(PublicationStuck, match=r"Decision 2 \(2 rows\).*accept-sink orders"):
-        open_store(place).publish(kit.NAME)
+        open_store(folder).publish(kit.NAME)
 
 
-def test_vacuumed_files_of_an_unpublished_decision_are_told(place: Path) -> None:
+def test_vacuumed_files_of_an_unpublished_decision_are_told(folder: Path) -> None:
     """The files of a decision were deleted before it was published: an error, not a table that cannot be read."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1, 2]))
-    for file in (place / "orders").glob("*.parquet"):
+    for file in (folder / "orders").glob("*.parquet"):
         os.remove(file)
     with pytest.raises(PublicationStuck, match=r"1 of 1 files.*are gone.*--lost"):
-        open_store(place).publish(kit.NAME)
-    fresh = open_store(place)
+        open_store(folder).publish(kit.NAME)
+    fresh = open_store(folder)
     fresh.accept_sink(kit.NAME, "orders", lost=True, by="me", reason="vacuumed")
-    assert open_store(place).problems(kit.NAME) == []
+    assert open_store(folder).problems(kit.NAME) == []
     kit.process(fresh, number, kit.events([3], 2), 1)
-    assert show(place) == [3]
+    assert show(folder) == [3]
 
 
-def test_a_column_added_between_decision_and_publication_is_no_obstacle(place: Path) -> None:
+def test_a_column_added_between_decision_and_publication_is_no_obstacle(folder: Path) -> None:
     """The rows were checked against fewer columns; they still fit."""
     from deltalake.schema import Field, PrimitiveType
 
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1]))
-    DeltaTable(str(place / "orders")).alter.add_columns([Field("more", PrimitiveType("long"))])
-    assert open_store(place).publish(kit.NAME) == 1
-    assert DeltaTable(str(place / "orders")).to_pyarrow_table().to_pylist() == [{"id": 1, "text": "", "more": None}]
+    DeltaTable(str(folder / "orders")).alter.add_columns([Field("more", PrimitiveType("long"))])
+    assert open_store(folder).publish(kit.NAME) == 1
+    assert DeltaTable(str(folder / "orders")).to_pyarrow_table().to_pylist() == [{"id": 1, "text": "", "more": None}]
 
 
-def test_a_constraint_added_between_decision_and_publication_stops_it(place: Path) -> None:
+def test_a_constraint_added_between_decision_and_publication_stops_it(folder: Path) -> None:
     """Files are never added behind the back of a CHECK constraint."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1]))
-    DeltaTable(str(place / "orders")).alter.add_constraint({"big": "id > 5"})
+    DeltaTable(str(folder / "orders")).alter.add_constraint({"big": "id > 5"})
     with pytest.raises(PublicationStuck, match="CHECK constraint big"):
-        open_store(place).publish(kit.NAME)
-    assert show(place) == []
+        open_store(folder).publish(kit.NAME)
+    assert show(folder) == []
 
 
-def test_a_sink_added_later_gets_what_is_written_from_then_on(place: Path) -> None:
+def test_a_sink_added_later_gets_what_is_written_from_then_on(folder: Path) -> None:
     """A new name in the handler needs no ceremony."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
-    kit.create(str(place / "late"))
+    kit.create(str(folder / "late"))
     kit.process(store, number, kit.events([2], 1), 1, sinks=("orders", "late"))
-    assert (show(place), show(place, "late")) == ([1, 2], [2])
+    assert (show(folder), show(folder, "late")) == ([1, 2], [2])
 
 
-def test_after_a_reset_nothing_old_comes_up_in_new_sinks(place: Path) -> None:
+def test_after_a_reset_nothing_old_comes_up_in_new_sinks(folder: Path) -> None:
     """Decided and unpublished rows of the old life are dropped where their sink is gone; the keys are new again."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1, 2]))
-    shutil.rmtree(place / "orders")
-    open_store(place).amend(kit.NAME, changes.reset, by="me", reason="again")
-    kit.create(str(place / "orders"))
-    fresh = open_store(place)
+    shutil.rmtree(folder / "orders")
+    open_store(folder).amend(kit.NAME, changes.reset, by="me", reason="again")
+    kit.create(str(folder / "orders"))
+    fresh = open_store(folder)
     assert kit.process(fresh, number, kit.events([1, 2])).written == [1, 2]
-    assert show(place) == [1, 2] and open_store(place).problems(kit.NAME) == []
+    assert show(folder) == [1, 2] and open_store(folder).problems(kit.NAME) == []
 
 
-def test_a_transaction_of_a_fenced_instance_publishes_nothing_of_its_own(place: Path) -> None:
+def test_a_transaction_of_a_fenced_instance_publishes_nothing_of_its_own(folder: Path) -> None:
     """Its files lie in the sink's folder and no commit names them."""
-    old, new = open_store(place), open_store(place)
+    old, new = open_store(folder), open_store(folder)
     number = kit.epoch(old)
     with pytest.raises(CommitConflict), old.begin(kit.NAME, number) as tx:
         tx.write("orders", ArrowRows(pa.table({"id": [1]})))
         kit.process(new, number, kit.events([2]))
         tx.execute(Commit())
-    assert show(place) == [2] and len(list((place / "orders").glob("*.parquet"))) == 2
+    assert show(folder) == [2] and len(list((folder / "orders").glob("*.parquet"))) == 2
 
 
-def test_several_decisions_are_published_in_their_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_decisions_are_published_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink's transaction id says that everything up to it is there: the older decision comes first."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     with monkeypatch.context() as patch:
         patch.setattr(SinkPublisher, "publish", lambda self, fresh=None: 0)
         for i in range(3):
             kit.process(store, number, kit.events([i], i), i)
-    assert show(place) == []
-    assert open_store(place).publish(kit.NAME) == 3
-    assert show(place) == [0, 1, 2]
+    assert show(folder) == []
+    assert open_store(folder).publish(kit.NAME) == 3
+    assert show(folder) == [0, 1, 2]
 
 
-def test_staged_rows_of_dead_attempts_are_cleared_in_time(place: Path) -> None:
+def test_staged_rows_of_dead_attempts_are_cleared_in_time(folder: Path) -> None:
     """A week old and named by no pending decision: gone; anything younger stays."""
-    store = open_store(place)
+    store = open_store(folder)
     kit.epoch(store)
-    old, young = (place / "state" / "staged" / kit.NAME / n / "part.parquet" for n in ("old", "young"))
+    old, young = (folder / "state" / "staged" / kit.NAME / n / "part.parquet" for n in ("old", "young"))
     for file in (old, young):
         file.parent.mkdir(parents=True)
         file.touch()
@@ -267,58 +249,58 @@ def test_staged_rows_of_dead_attempts_are_cleared_in_time(place: Path) -> None:
     assert not old.exists() and young.exists()
 
 
-def test_files_that_a_waiting_decision_lists_survive_maintenance(place: Path) -> None:
+def test_files_that_a_waiting_decision_lists_survive_maintenance(folder: Path) -> None:
     """Their table does not name them yet, and however old they are they are the only ones with those letters."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
-    folder = Path(store._states.of(kit.NAME).letters_uri)
-    (waiting,) = folder.rglob("*.parquet")
+    letters = Path(store._states.of(kit.NAME).letters_uri)
+    (waiting,) = letters.rglob("*.parquet")
     os.utime(waiting, (0, 0))
     store.maintain(kit.NAME)
     assert waiting.exists()
-    fresh = open_store(place)
-    assert fresh.publish(kit.NAME) == 1 and fresh.letters(Selection()).num_rows == 1 and show(place) == [1, 2]
+    fresh = open_store(folder)
+    assert fresh.publish(kit.NAME) == 1 and fresh.letters(Selection()).num_rows == 1 and show(folder) == [1, 2]
 
 
-def test_a_sink_that_forgets_transactions_is_refused(place: Path) -> None:
+def test_a_sink_that_forgets_transactions_is_refused(folder: Path) -> None:
     """delta.setTransactionRetentionDuration on a sink stops the first write, with the statement that takes it off."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
-    forget_transactions(place)
+    forget_transactions(folder)
     with pytest.raises(SinkMismatch, match=r"ALTER TABLE delta.`.*orders` UNSET TBLPROPERTIES \('delta.setTransactionRetentionDuration'\)"):
         kit.process(store, number, kit.events([1]))
-    assert show(place) == [] and store.batches(kit.NAME).num_rows == 0
+    assert show(folder) == [] and store.batches(kit.NAME).num_rows == 0
 
 
-def test_nothing_is_published_to_a_sink_that_may_have_forgotten(place: Path) -> None:
+def test_nothing_is_published_to_a_sink_that_may_have_forgotten(folder: Path) -> None:
     """A sink that got the property after the decision stops the next publisher: it cannot tell whether the rows are there already."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1]))
-    forget_transactions(place)
+    forget_transactions(folder)
     with pytest.raises(PublicationStuck, match="UNSET TBLPROPERTIES") as told:
-        open_store(place).publish(kit.NAME)
+        open_store(folder).publish(kit.NAME)
     assert "Decision 2 (1 rows)" in str(told.value) and "accept-sink" not in str(told.value)
-    assert any("UNSET TBLPROPERTIES" in line for line in open_store(place).problems(kit.NAME))
-    assert show(place) == []
+    assert any("UNSET TBLPROPERTIES" in line for line in open_store(folder).problems(kit.NAME))
+    assert show(folder) == []
 
 
-def test_transaction_ids_say_when_they_were_written(place: Path) -> None:
+def test_transaction_ids_say_when_they_were_written(folder: Path) -> None:
     """Delta drops ids without a time at once where they may expire: those in a sink have the time of their publication."""
-    store = open_store(place)
+    store = open_store(folder)
     kit.process(store, kit.epoch(store), kit.events([1]))
-    entry = (place / "orders" / "_delta_log" / f"{1:020}.json").read_text().splitlines()
+    entry = (folder / "orders" / "_delta_log" / f"{1:020}.json").read_text().splitlines()
     (txn,) = [json.loads(line)["txn"] for line in entry if "txn" in json.loads(line)]
-    written = DeltaTable(str(place / "orders")).history(1)[0]["timestamp"]
+    written = DeltaTable(str(folder / "orders")).history(1)[0]["timestamp"]
     assert abs(txn["lastUpdated"] - written) < 60_000
 
 
-def test_a_header_without_the_version_of_its_sinks_is_read(place: Path) -> None:
+def test_a_header_without_the_version_of_its_sinks_is_read(folder: Path) -> None:
     """Ledgers of the time before headers told the sink's version go on: nothing is checked that was not written down."""
     from dedup.delta.ledger import Header
 
-    store = open_store(place)
+    store = open_store(folder)
     kit.process(store, kit.epoch(store), kit.events([1]))
     header = store._states.of(kit.NAME).header
     assert header.sinks[0].version == 0

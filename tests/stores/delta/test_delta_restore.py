@@ -20,27 +20,11 @@ from dedup.core.envelope import ENVELOPE
 from dedup.delta import DeltaStore
 from dedup.verify import verify
 from kit import delta_kit as kit
+from kit.delta_kit import ledger, open_store, show
 
 pytestmark = pytest.mark.delta
 
 ORDER = pa.schema([("id", pa.int64()), ("text", pa.string())])
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with one sink."""
-    kit.create(str(tmp_path / "orders"))
-    return tmp_path
-
-
-def open_store(place: Path) -> DeltaStore:
-    """What a new process would open."""
-    return DeltaStore(str(place / "state"), tables={"orders": str(place / "orders")})
-
-
-def ledger(place: Path) -> DeltaTable:
-    """The ledger's table."""
-    return DeltaTable(str(place / "state" / "ledger" / kit.NAME))
 
 
 def consumer(store: DeltaStore, query: str = "q") -> Consumer:
@@ -64,65 +48,65 @@ def batch(ids: Iterable[int]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=ENVELOPE)
 
 
-def test_people_are_told_to_restore_the_sinks_first(place: Path) -> None:
+def test_people_are_told_to_restore_the_sinks_first(folder: Path) -> None:
     """A restored ledger knows less than its sinks hold: what to restore with it is said before the command that accepts."""
-    consumer(open_store(place))(batch([0]), 0)
-    before = ledger(place).version()
-    consumer(open_store(place))(batch([1]), 1)
-    ledger(place).restore(before)
+    consumer(open_store(folder))(batch([0]), 0)
+    before = ledger(folder).version()
+    consumer(open_store(folder))(batch([1]), 1)
+    ledger(folder).restore(before)
     with pytest.raises(StoreRestored) as told:
-        consumer(open_store(place))(batch([1]), 1)
+        consumer(open_store(folder))(batch([1]), 1)
     text = str(told.value)
-    steps = ["the sinks", str(place / "state" / "dead_letters" / kit.NAME), "twice", "accept-restore shop", "--accept-sink"]
+    steps = ["the sinks", str(folder / "state" / "dead_letters" / kit.NAME), "twice", "accept-restore shop", "--accept-sink"]
     assert [text.find(step) for step in steps] == sorted(text.find(step) for step in steps) and -1 not in map(text.find, steps)
 
 
-def test_letters_of_lost_decisions_do_not_count(place: Path) -> None:
+def test_letters_of_lost_decisions_do_not_count(folder: Path) -> None:
     """After an accepted restore the same events park their letter again: there is one letter, and the tables prove themselves."""
-    consumer(open_store(place))(batch([0, 1]), 0)
-    before = ledger(place).version()
-    consumer(open_store(place))(batch([2, 3]), 1)
-    consumer(open_store(place))(batch([3, 4, 5]), 2)  # a duplicate of a held key is noted, and a redelivery
-    ledger(place).restore(before)
-    open_store(place).amend(kit.NAME, changes.accept_restore, by="me", reason="backup")
-    assert open_store(place).letters(Selection())["sequence_number"].to_pylist() == [1]
-    consumer(open_store(place), "at the checkpoint")(batch([2, 3]), 0)
-    letters = open_store(place).letters(Selection()).select(["sequence_number", "generation", "duplicates"]).to_pylist()
+    consumer(open_store(folder))(batch([0, 1]), 0)
+    before = ledger(folder).version()
+    consumer(open_store(folder))(batch([2, 3]), 1)
+    consumer(open_store(folder))(batch([3, 4, 5]), 2)  # a duplicate of a held key is noted, and a redelivery
+    ledger(folder).restore(before)
+    open_store(folder).amend(kit.NAME, changes.accept_restore, by="me", reason="backup")
+    assert open_store(folder).letters(Selection())["sequence_number"].to_pylist() == [1]
+    consumer(open_store(folder), "at the checkpoint")(batch([2, 3]), 0)
+    letters = open_store(folder).letters(Selection()).select(["sequence_number", "generation", "duplicates"]).to_pylist()
     assert letters == [
         {"sequence_number": 1, "generation": 0, "duplicates": 0},
         {"sequence_number": 3, "generation": 1, "duplicates": 0},
     ]
-    assert verify(open_store(place), kit.NAME).contradictions == []
+    assert verify(open_store(folder), kit.NAME).contradictions == []
 
 
-def test_sinks_restored_with_the_ledger_hold_each_row_once(place: Path) -> None:
+def test_sinks_restored_with_the_ledger_hold_each_row_once(folder: Path) -> None:
     """Ledger, sink and dead letters taken back to the same time, all accepted: the events come again, and nothing is doubled."""
-    paths = [place / "state" / "ledger" / kit.NAME, place / "orders", place / "state" / "dead_letters" / kit.NAME]
-    consumer(open_store(place))(batch([0, 1]), 0)
+    paths = [folder / "state" / "ledger" / kit.NAME, folder / "orders", folder / "state" / "dead_letters" / kit.NAME]
+    consumer(open_store(folder))(batch([0, 1]), 0)
     before = [DeltaTable(str(path)).version() for path in paths]
-    consumer(open_store(place))(batch([2, 3]), 1)
+    consumer(open_store(folder))(batch([2, 3]), 1)
     for path, version in zip(paths, before, strict=True):
         DeltaTable(str(path)).restore(version)
-    store = open_store(place)
+    store = open_store(folder)
     store.amend(kit.NAME, changes.accept_restore, by="me", reason="backup")
     for sink in ("orders", "dedup.dead_letters"):
         store.accept_sink(kit.NAME, sink, by="me", reason="backup")
-    consumer(open_store(place), "at the checkpoint")(batch([2, 3]), 0)
-    assert kit.ids(str(place / "orders")) == [0, 2]
-    assert open_store(place).letters(Selection())["sequence_number"].to_pylist() == [1, 3]
-    assert verify(open_store(place), kit.NAME).contradictions == []
+    consumer(open_store(folder), "at the checkpoint")(batch([2, 3]), 0)
+    assert show(folder) == [0, 2]
+    assert open_store(folder).letters(Selection())["sequence_number"].to_pylist() == [1, 3]
+    assert verify(open_store(folder), kit.NAME).contradictions == []
 
 
 @pytest.mark.parametrize("change", [changes.accept_restore, changes.reset])
-def test_a_generation_is_never_used_twice(place: Path, change: Any) -> None:
+def test_a_generation_is_never_used_twice(folder: Path, change: Any) -> None:
     """A ledger restored to before a change of generation gets one that no sink has met: the old transaction ids hide no new rows."""
-    consumer(open_store(place))(batch([0]), 0)
-    before = ledger(place).version()
-    open_store(place).amend(kit.NAME, changes.reset, by="me", reason="again")
+    consumer(open_store(folder))(batch([0]), 0)
+    before = ledger(folder).version()
+    open_store(folder).amend(kit.NAME, changes.reset, by="me", reason="again")
     for i in range(4):
-        consumer(open_store(place))(batch([2 * i + 2]), i)
-    ledger(place).restore(before)
-    head = open_store(place).amend(kit.NAME, change, by="me", reason="backup")
+        consumer(open_store(folder))(batch([2 * i + 2]), i)
+    ledger(folder).restore(before)
+    head = open_store(folder).amend(kit.NAME, change, by="me", reason="backup")
     assert head.generation == 2 and head.keyspace == (2 if change is changes.reset else 0)
-    consumer(open_store(place), "at the checkpoint")(batch([1, 100]), 0)
-    assert 100 in kit.ids(str(place / "orders"))
+    consumer(open_store(folder), "at the checkpoint")(batch([1, 100]), 0)
+    assert 100 in show(folder)

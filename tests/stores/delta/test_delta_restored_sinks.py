@@ -12,30 +12,19 @@ from checkpoint.errors import PublicationStuck
 from dedup.delta import DeltaStore
 from dedup.delta.restores import path_to
 from kit import delta_kit as kit
+from kit.delta_kit import open_store, show
 
 pytestmark = pytest.mark.delta
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with one sink."""
-    kit.create(str(tmp_path / "orders"))
-    return tmp_path
-
-
-def open_store(place: Path) -> DeltaStore:
-    """What a new process would open."""
-    return DeltaStore(str(place / "state"), tables={"orders": str(place / "orders")})
-
-
-def sink(place: Path) -> DeltaTable:
+def sink(folder: Path) -> DeltaTable:
     """The sink now."""
-    return DeltaTable(str(place / "orders"))
+    return DeltaTable(str(folder / "orders"))
 
 
-def foreign(place: Path) -> None:
+def foreign(folder: Path) -> None:
     """Somebody else appends a row."""
-    write_deltalake(str(place / "orders"), pa.table({"id": [-1], "text": ["foreign"]}, schema=kit.SINK), mode="append")
+    write_deltalake(str(folder / "orders"), pa.table({"id": [-1], "text": ["foreign"]}, schema=kit.SINK), mode="append")
 
 
 def process(store: DeltaStore, number: int, key: int) -> None:
@@ -43,145 +32,145 @@ def process(store: DeltaStore, number: int, key: int) -> None:
     kit.process(store, number, kit.events([key], key), key)
 
 
-def assert_told(place: Path, store: DeltaStore, number: int, what: str = "restored to an older version") -> None:
+def assert_told(folder: Path, store: DeltaStore, number: int, what: str = "restored to an older version") -> None:
     """`problems`, a publication by a new process and the next batch say it, and nothing is written."""
-    before = sink(place).version()
-    assert any("restored" in line for line in open_store(place).problems(kit.NAME))
+    before = sink(folder).version()
+    assert any("restored" in line for line in open_store(folder).problems(kit.NAME))
     with pytest.raises(PublicationStuck, match=what):
         process(store, number, 99)
-    assert sink(place).version() == before
+    assert sink(folder).version() == before
 
 
-def test_a_sink_that_was_restored_is_told_and_accepted(place: Path) -> None:
+def test_a_sink_that_was_restored_is_told_and_accepted(folder: Path) -> None:
     """RESTORE takes published rows back and keeps transaction ids: noticed at the next write, and by `problems`."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for i in range(3):
         kit.process(store, number, kit.events([i], i), i)
-    DeltaTable(str(place / "orders")).restore(1)
+    DeltaTable(str(folder / "orders")).restore(1)
     with pytest.raises(PublicationStuck, match="restored to an older version"):
         kit.process(store, number, kit.events([3], 3), 3)
-    assert any("restored" in line for line in open_store(place).problems(kit.NAME))
+    assert any("restored" in line for line in open_store(folder).problems(kit.NAME))
     store.accept_sink(kit.NAME, "orders", by="me", reason="meant")
     kit.process(store, number, kit.events([3], 3), 3)
-    assert kit.ids(str(place / "orders")) == [0, 3] and store.problems(kit.NAME) == []
+    assert show(folder) == [0, 3] and store.problems(kit.NAME) == []
 
 
-def test_a_restore_right_after_the_first_publication_is_told(place: Path) -> None:
+def test_a_restore_right_after_the_first_publication_is_told(folder: Path) -> None:
     """No header tells yet where the first publication is: a new process knows from the decision what the sink was before it."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
-    DeltaTable(str(place / "orders")).restore(0)
-    assert any("restored" in line for line in open_store(place).problems(kit.NAME))
-    fresh = open_store(place)
+    DeltaTable(str(folder / "orders")).restore(0)
+    assert any("restored" in line for line in open_store(folder).problems(kit.NAME))
+    fresh = open_store(folder)
     with pytest.raises(PublicationStuck, match=r"restored to an older version .*decision 2.*--accept-sink orders"):
         kit.process(fresh, number, kit.events([2], 1), 1)
     fresh.accept_sink(kit.NAME, "orders", by="me", reason="meant")
     kit.process(fresh, number, kit.events([2], 1), 1)
-    assert kit.ids(str(place / "orders")) == [2] and open_store(place).problems(kit.NAME) == []
+    assert show(folder) == [2] and open_store(folder).problems(kit.NAME) == []
 
 
-def test_restored_dead_letters_are_told_from_the_first_one_on(place: Path) -> None:
+def test_restored_dead_letters_are_told_from_the_first_one_on(folder: Path) -> None:
     """What holds for sinks holds for the table of dead letters: a letter that a RESTORE took back is missed."""
-    store = open_store(place)
+    store = open_store(folder)
     kit.process(store, kit.epoch(store), kit.events([1]), reject=lambda key: True)
-    DeltaTable(str(place / "state" / "dead_letters" / kit.NAME)).restore(0)
-    assert any("'dedup.dead_letters'" in line and "restored" in line for line in open_store(place).problems(kit.NAME))
+    DeltaTable(str(folder / "state" / "dead_letters" / kit.NAME)).restore(0)
+    assert any("'dedup.dead_letters'" in line and "restored" in line for line in open_store(folder).problems(kit.NAME))
     with pytest.raises(PublicationStuck, match="restored"):
-        open_store(place).publish(kit.NAME)
+        open_store(folder).publish(kit.NAME)
 
 
-def test_a_restore_before_the_decision_is_no_concern(place: Path) -> None:
+def test_a_restore_before_the_decision_is_no_concern(folder: Path) -> None:
     """What a sink was taken back to before we ever wrote to it is nobody's loss."""
-    write_deltalake(str(place / "orders"), pa.table({"id": [7], "text": ["foreign"]}, schema=kit.SINK), mode="append")
-    DeltaTable(str(place / "orders")).restore(0)
-    store = open_store(place)
+    write_deltalake(str(folder / "orders"), pa.table({"id": [7], "text": ["foreign"]}, schema=kit.SINK), mode="append")
+    DeltaTable(str(folder / "orders")).restore(0)
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
-    fresh = open_store(place)
+    fresh = open_store(folder)
     assert fresh.problems(kit.NAME) == [] and fresh.publish(kit.NAME) == 0
     kit.process(fresh, number, kit.events([2], 1), 1)
-    assert kit.ids(str(place / "orders")) == [1, 2]
+    assert show(folder) == [1, 2]
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_foreign_append_that_is_undone_is_no_concern(place: Path, anew: bool) -> None:
+def test_a_foreign_append_that_is_undone_is_no_concern(folder: Path, anew: bool) -> None:
     """RESTORE to a version that has all that we published: nothing of ours is lost, so the stream goes on, also in a new process."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for key in (1, 2):
         process(store, number, key)
     for _ in range(2):
-        foreign(place)
-        sink(place).restore(2)
-    store = open_store(place) if anew else store
-    assert open_store(place).problems(kit.NAME) == []
+        foreign(folder)
+        sink(folder).restore(2)
+    store = open_store(folder) if anew else store
+    assert open_store(folder).problems(kit.NAME) == []
     process(store, number, 3)
-    foreign(place)
-    sink(place).restore(sink(place).version() - 1)
+    foreign(folder)
+    sink(folder).restore(sink(folder).version() - 1)
     process(store, number, 4)
-    assert kit.ids(str(place / "orders")) == [1, 2, 3, 4]
-    assert open_store(place).problems(kit.NAME) == []
+    assert show(folder) == [1, 2, 3, 4]
+    assert open_store(folder).problems(kit.NAME) == []
 
 
-def test_restores_back_and_forth_are_followed(place: Path) -> None:
+def test_restores_back_and_forth_are_followed(folder: Path) -> None:
     """Rows that a RESTORE took back are missing until another one brings them again; one to the first RESTORE takes them back again."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for key in (1, 2):
         process(store, number, key)
-    sink(place).restore(1)
-    assert_told(place, store, number)
-    sink(place).restore(2)
-    assert open_store(place).problems(kit.NAME) == []
+    sink(folder).restore(1)
+    assert_told(folder, store, number)
+    sink(folder).restore(2)
+    assert open_store(folder).problems(kit.NAME) == []
     process(store, number, 3)
-    foreign(place)
-    sink(place).restore(3)  # the first RESTORE
-    assert_told(place, store, number)
-    sink(place).restore(5)
+    foreign(folder)
+    sink(folder).restore(3)  # the first RESTORE
+    assert_told(folder, store, number)
+    sink(folder).restore(5)
     process(store, number, 4)
-    assert kit.ids(str(place / "orders")) == [1, 2, 3, 4]
+    assert show(folder) == [1, 2, 3, 4]
 
 
-def test_a_publication_that_no_header_tells_of_is_missed(place: Path) -> None:
+def test_a_publication_that_no_header_tells_of_is_missed(folder: Path) -> None:
     """The last publication of a process that died, taken back to the one before it, which the header knows: not taken for done."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for key in (1, 2, 3):
         process(store, number, key)
-    sink(place).restore(2)
-    fresh = open_store(place)
+    sink(folder).restore(2)
+    fresh = open_store(folder)
     with pytest.raises(PublicationStuck, match=r"restored to an older version .*decision 4.*--accept-sink orders"):
         fresh.publish(kit.NAME)
-    assert_told(place, open_store(place), number)
+    assert_told(folder, open_store(folder), number)
     fresh.accept_sink(kit.NAME, "orders", by="me", reason="meant")
     process(fresh, number, 4)
-    assert kit.ids(str(place / "orders")) == [1, 2, 4] and open_store(place).problems(kit.NAME) == []
+    assert show(folder) == [1, 2, 4] and open_store(folder).problems(kit.NAME) == []
 
 
-def test_files_that_vacuum_removed_do_not_come_back(place: Path) -> None:
+def test_files_that_vacuum_removed_do_not_come_back(folder: Path) -> None:
     """A RESTORE that lists files which VACUUM has deleted brings nothing back: that is told, with the files."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for key in (1, 2):
         process(store, number, key)
-    sink(place).optimize.compact()
-    sink(place).vacuum(0, dry_run=False, enforce_retention_duration=False)
-    sink(place).restore(2, ignore_missing_files=True)
-    assert_told(place, store, number, "are gone|may be missing")
+    sink(folder).optimize.compact()
+    sink(folder).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    sink(folder).restore(2, ignore_missing_files=True)
+    assert_told(folder, store, number, "are gone|may be missing")
 
 
-def test_a_restore_to_a_time_is_told(place: Path) -> None:
+def test_a_restore_to_a_time_is_told(folder: Path) -> None:
     """The log does not say which version that was, so it cannot be told what is missing."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     process(store, number, 1)
-    foreign(place)
-    at = sink(place).history()[0]["timestamp"]
-    foreign(place)
-    sink(place).restore(_moment(at))
-    assert_told(place, store, number)
+    foreign(folder)
+    at = sink(folder).history()[0]["timestamp"]
+    foreign(folder)
+    sink(folder).restore(_moment(at))
+    assert_told(folder, store, number)
 
 
 def _moment(millis: int) -> str:
@@ -214,15 +203,15 @@ def test_what_a_version_has_is_found_by_its_restores(name: str) -> None:
     assert path_to(now, restores, looked_at, lambda version: version >= made) == path
 
 
-def test_a_log_that_was_cleaned_is_no_restore(place: Path) -> None:
+def test_a_log_that_was_cleaned_is_no_restore(folder: Path) -> None:
     """Old entries of a sink's log are deleted after a checkpoint of it: where no RESTORE is seen, a batch goes on."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     process(store, number, 1)
     for _ in range(3):
-        foreign(place)
-    sink(place).create_checkpoint()
+        foreign(folder)
+    sink(folder).create_checkpoint()
     for version in range(4):
-        (place / "orders" / "_delta_log" / f"{version:020}.json").unlink()
-    process(open_store(place), number, 2)
-    assert kit.ids(str(place / "orders")) == [-1, -1, -1, 1, 2] and open_store(place).problems(kit.NAME) == []
+        (folder / "orders" / "_delta_log" / f"{version:020}.json").unlink()
+    process(open_store(folder), number, 2)
+    assert show(folder) == [-1, -1, -1, 1, 2] and open_store(folder).problems(kit.NAME) == []

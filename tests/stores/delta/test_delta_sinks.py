@@ -17,26 +17,9 @@ from dedup.delta import DeltaStore, sinks
 from dedup.delta.engine import DeltaRs
 from dedup.delta.storage import require_put_if_absent
 from kit import delta_kit as kit
+from kit.delta_kit import open_store, show
 
 pytestmark = pytest.mark.delta
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder with two sinks."""
-    kit.create(str(tmp_path / "orders"))
-    kit.create(str(tmp_path / "audit"), partition_by=["text"])
-    return tmp_path
-
-
-def open_store(place: Path, **options: Any) -> DeltaStore:
-    """What a new process would open."""
-    return DeltaStore(str(place / "state"), tables={n: str(place / n) for n in ("orders", "audit", "late")}, **options)
-
-
-def show(place: Path, name: str = "orders") -> list[int]:
-    """A sink."""
-    return kit.ids(str(place / name))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +46,7 @@ def test_only_what_delta_can_widen_is_advised(old: pa.DataType, new: pa.DataType
     assert widens(old, new) is possible
 
 
-def test_partition_values_are_written_as_the_protocol_says(place: Path) -> None:
+def test_partition_values_are_written_as_the_protocol_says(folder: Path) -> None:
     """Numbers, dates, decimals, booleans, text with spaces and slashes, and NULL come back as they were given."""
     import datetime as dt
     from decimal import Decimal
@@ -72,35 +55,35 @@ def test_partition_values_are_written_as_the_protocol_says(place: Path) -> None:
     schema = pa.schema(
         [("id", pa.int64()), ("n", pa.int32()), ("d", pa.date32()), ("m", pa.decimal128(10, 2)), ("b", pa.bool_()), ("t", pa.string())]
     )
-    kit.create(str(place / "late"), schema, partition_by=list(names))
+    kit.create(str(folder / "late"), schema, partition_by=list(names))
     rows = [
         {"id": 1, "n": -5, "d": dt.date(2024, 2, 29), "m": Decimal("7.10"), "b": True, "t": "a b/c=%20é"},
         {"id": 2, "n": None, "d": None, "m": None, "b": None, "t": None},
         {"id": 3, "n": -5, "d": dt.date(2024, 2, 29), "m": Decimal("7.10"), "b": True, "t": "a b/c=%20é"},
     ]
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     with store.begin(kit.NAME, number) as tx:
         assert tx.write("late", ArrowRows(pa.Table.from_pylist(rows, schema=schema))) == 3
         tx.execute(Commit())
-    table = DeltaTable(str(place / "late"))
+    table = DeltaTable(str(folder / "late"))
     assert sorted(table.to_pyarrow_table().select(schema.names).to_pylist(), key=lambda r: r["id"]) == rows
     assert len(table.file_uris()) == 2
 
 
-def test_an_empty_string_cannot_be_a_required_partition_value(place: Path) -> None:
+def test_an_empty_string_cannot_be_a_required_partition_value(folder: Path) -> None:
     """Delta reads it as NULL; where NULL is forbidden it is refused, not changed."""
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("t", pa.string(), nullable=False)])
-    kit.create(str(place / "late"), schema, partition_by=["t"])
-    store = open_store(place)
+    kit.create(str(folder / "late"), schema, partition_by=["t"])
+    store = open_store(folder)
     number = kit.epoch(store)
     with store.begin(kit.NAME, number) as tx, pytest.raises(SinkMismatch, match="empty string"):
         tx.write("late", ArrowRows(pa.table({"id": [1], "t": [""]})))
 
 
-def test_what_an_attempt_wrote_vanishes_with_it(place: Path) -> None:
+def test_what_an_attempt_wrote_vanishes_with_it(folder: Path) -> None:
     """A half of a bisected batch that raises leaves nothing; what was written before and after it stays."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
 
     def rows(key: int) -> ArrowRows:
@@ -115,33 +98,33 @@ def test_what_an_attempt_wrote_vanishes_with_it(place: Path) -> None:
         with tx.attempt():
             tx.write("audit", rows(3))
         tx.execute(Commit())
-    assert (show(place), show(place, "audit")) == ([1], [3])
+    assert (show(folder), show(folder, "audit")) == ([1], [3])
 
 
-def test_no_file_is_left_for_rows_that_do_not_fit(place: Path) -> None:
+def test_no_file_is_left_for_rows_that_do_not_fit(folder: Path) -> None:
     """Wrong types, unknown columns and forbidden NULLs are found before a file exists."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     for table, says in (({"id": ["x"]}, "ALTER TABLE"), ({"id": [1], "x": [1]}, "ADD COLUMNS")):
         with store.begin(kit.NAME, number) as tx, pytest.raises(SinkMismatch, match=says):
             tx.write("orders", ArrowRows(pa.table(table)))
-    assert not list((place / "orders").glob("*.parquet"))
+    assert not list((folder / "orders").glob("*.parquet"))
 
 
-def test_a_missing_sink_is_told_with_the_statement_that_creates_it(place: Path) -> None:
+def test_a_missing_sink_is_told_with_the_statement_that_creates_it(folder: Path) -> None:
     """CREATE TABLE with the columns of the rows."""
-    store = open_store(place)
+    store = open_store(folder)
     with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(SinkMismatch, match=r"CREATE TABLE .*`id` BIGINT, `text` STRING"):
         tx.write("late", ArrowRows(pa.table({"id": [1], "text": ["x"]})))
 
 
-def test_a_name_that_means_nothing_is_told_with_the_ways_to_say_it(place: Path) -> None:
+def test_a_name_that_means_nothing_is_told_with_the_ways_to_say_it(folder: Path) -> None:
     """Without Spark a plain name is a path or a key of tables=."""
-    store = DeltaStore(str(place / "state"))
+    store = DeltaStore(str(folder / "state"))
     with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(ConfigError, match="tables="):
         tx.write("orders", ArrowRows(pa.table({"id": [1]})))
     with store.begin(kit.NAME, 1) as tx:
-        assert tx.write(str(place / "orders"), ArrowRows(pa.table({"id": [1]}))) == 1
+        assert tx.write(str(folder / "orders"), ArrowRows(pa.table({"id": [1]}))) == 1
 
 
 @pytest.mark.parametrize(
@@ -158,30 +141,30 @@ def test_a_name_that_means_nothing_is_told_with_the_ways_to_say_it(place: Path) 
     ],
 )
 def test_only_tables_known_to_be_safe_get_files(
-    place: Path, settings: dict[str, str], schema_metadata: dict[str, Any], reason: str | None
+    folder: Path, settings: dict[str, str], schema_metadata: dict[str, Any], reason: str | None
 ) -> None:
     """Whatever Spark would do at a write, and delta-rs would not, sends the rows through Spark."""
     from deltalake.schema import Field, PrimitiveType, Schema
 
     schema = Schema([Field("id", PrimitiveType("long"), metadata=schema_metadata)])
-    DeltaTable.create(str(place / "late"), schema, configuration=settings)
-    found = sinks.Sinks(DeltaRs(None)).open("late", str(place / "late"))
+    DeltaTable.create(str(folder / "late"), schema, configuration=settings)
+    found = sinks.Sinks(DeltaRs(None)).open("late", str(folder / "late"))
     assert (found.mode == "files") == (reason is None)
     assert reason is None or any(reason in told for told in found.special)
 
 
-def test_a_check_constraint_or_an_unknown_feature_sends_rows_through_spark(place: Path) -> None:
+def test_a_check_constraint_or_an_unknown_feature_sends_rows_through_spark(folder: Path) -> None:
     """delta-rs's plain commit evaluates no constraint: without Spark such a sink is refused before anything is written."""
     from deltalake import TableFeatures
 
-    DeltaTable(str(place / "orders")).alter.add_constraint({"positive": "id > 0"})
-    DeltaTable(str(place / "audit")).alter.add_feature(TableFeatures.DomainMetadata, allow_protocol_versions_increase=True)
-    store = open_store(place)
+    DeltaTable(str(folder / "orders")).alter.add_constraint({"positive": "id > 0"})
+    DeltaTable(str(folder / "audit")).alter.add_feature(TableFeatures.DomainMetadata, allow_protocol_versions_increase=True)
+    store = open_store(folder)
     number = kit.epoch(store)
     for name in ("orders", "audit"):
         with store.begin(kit.NAME, number) as tx, pytest.raises(ConfigError, match="only be written by Spark"):
             tx.write(name, ArrowRows(pa.table({"id": [-1], "text": ["x"]})))
-    assert sinks.Sinks(DeltaRs(None)).open("audit", str(place / "audit")).special == ("table feature domainMetadata",)
+    assert sinks.Sinks(DeltaRs(None)).open("audit", str(folder / "audit")).special == ("table feature domainMetadata",)
 
 
 @pytest.mark.parametrize(
@@ -214,31 +197,31 @@ def test_a_store_on_such_storage_cannot_be_made() -> None:
         DeltaStore("s3://bucket/dedup")
 
 
-def test_a_sink_written_twice_in_one_transaction_shows_both(place: Path) -> None:
+def test_a_sink_written_twice_in_one_transaction_shows_both(folder: Path) -> None:
     """Two writes of one handler are one publication."""
-    store = open_store(place)
+    store = open_store(folder)
     number = kit.epoch(store)
     with store.begin(kit.NAME, number) as tx:
         for key in (1, 2):
             tx.write("orders", ArrowRows(pa.table({"id": [key]})))
         tx.execute(Commit())
-    assert show(place) == [1, 2] and DeltaTable(str(place / "orders")).version() == 1
+    assert show(folder) == [1, 2] and DeltaTable(str(folder / "orders")).version() == 1
 
 
-def test_files_go_through_the_object_store_where_there_is_no_local_path(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_go_through_the_object_store_where_there_is_no_local_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage that only delta-rs can reach: its file system writes, reads, lists and deletes, with the same result."""
     from dedup.delta import epoch, storage
 
     for module in (storage, epoch):
         monkeypatch.setattr(module, "is_local", lambda uri: False)
-    for folder in (f"ledger/{kit.NAME}", f"dead_letters/{kit.NAME}", "heartbeat"):
-        (place / "state" / folder).mkdir(parents=True)  # object storage has no folders to make
-    store = open_store(place)
+    for part in (f"ledger/{kit.NAME}", f"dead_letters/{kit.NAME}", "heartbeat"):
+        (folder / "state" / part).mkdir(parents=True)  # object storage has no folders to make
+    store = open_store(folder)
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
     with store.heartbeat(kit.NAME, number, 10):
-        kit.process(open_store(place), number, kit.events([1, 4], 3), 1)
-    fresh = open_store(place)
-    assert show(place) == [1, 2, 4] and fresh.reserved(kit.NAME) == 4 and fresh.letters(Selection()).num_rows == 1
+        kit.process(open_store(folder), number, kit.events([1, 4], 3), 1)
+    fresh = open_store(folder)
+    assert show(folder) == [1, 2, 4] and fresh.reserved(kit.NAME) == 4 and fresh.letters(Selection()).num_rows == 1
     assert fresh.consumers() == [kit.NAME] and fresh.problems(kit.NAME) == []
     assert '"epoch": 1' in (fresh._heartbeat(kit.NAME).read() or "")
