@@ -39,6 +39,7 @@ def options(sent: Orders, **more: str) -> dict[str, str]:
     return {"connectionString": sent.double.connection_string, "eventHubName": sent.hub, **more}
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_stream_has_each_effect_once_through_faults_and_a_lost_checkpoint(
     spark: SparkSession, place: Place, sent: Orders, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def _ends(store: Any) -> list[int]:
     return [point.sequence_number for point in store.head("shop").checkpoints.values()]
 
 
+@pytest.mark.fast_on("delta")
 def test_a_gap_that_is_accepted_counts_as_absent(spark: SparkSession, place: Place, sent: Orders, tmp_path: Path) -> None:
     """failOnDataLoss=false: verify names the positions as never delivered, and reading the log again does not find them either."""
     connection = Connection.of(sent.double.connection_string, sent.hub)

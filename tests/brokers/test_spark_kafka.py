@@ -53,6 +53,7 @@ def start(stream: DataFrame, consumer: Any, checkpoint: Path, **trigger: Any) ->
     return stream.writeStream.foreachBatch(consumer).option("checkpointLocation", str(checkpoint)).trigger(**trigger).start()
 
 
+@pytest.mark.fast_on("delta")
 def test_a_broker_that_dies_and_a_spark_checkpoint_that_is_lost(
     spark: SparkSession, place: Place, kafka: kafka_server.Broker, topic: Topic, tmp_path: Path
 ) -> None:

@@ -28,11 +28,11 @@ FRESH = itertools.count()
 """Numbers the examples: they share a database or a folder, and each has positions and keys of its own."""
 
 EXAMPLES = int(os.environ.get("DEDUP_EXAMPLES", 0))
-"""More of them, others each time; 0: twelve, the same each time."""
+"""More of them, others each time; 0: six, the same each time."""
 
 PATIENT = settings(
     phases=(Phase.explicit, Phase.generate),
-    max_examples=EXAMPLES or 12,
+    max_examples=EXAMPLES or 6,
     deadline=None,
     derandomize=not EXAMPLES,
     suppress_health_check=list(HealthCheck),

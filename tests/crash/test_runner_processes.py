@@ -78,6 +78,7 @@ def test_two_processes_share_a_hub_and_one_takes_over_when_the_other_is_killed(p
     sent.check(place)
 
 
+@pytest.mark.fast_on("delta")
 def test_three_processes_that_are_killed_while_they_balance(place: Place, start: Start, sent: Orders) -> None:
     """Each in its turn is killed, or stopped until another one has its partition: each event has its effect once."""
     running = [start() for _ in range(3)]
@@ -97,6 +98,7 @@ def test_three_processes_that_are_killed_while_they_balance(place: Place, start:
     sent.check(place)
 
 
+@pytest.mark.fast_on("delta")
 def test_a_process_that_was_stopped_for_longer_than_its_ownership_commits_nothing(
     place: Place, start: Start, sent: Orders, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_process_that_was_stopped_for_longer_than_its_ownership_commits_nothin
     sent.check(place)
 
 
+@pytest.mark.fast_on("delta")
 def test_sigterm_finishes_the_batch_in_hand_and_gives_the_partitions_back(place: Place, start: Start, sent: Orders, tmp_path: Path) -> None:
     """The process ends well, the batch that it was in is committed, and the next process need not wait for anything to expire."""
     sent.send(400)
@@ -128,6 +131,7 @@ def test_sigterm_finishes_the_batch_in_hand_and_gives_the_partitions_back(place:
     sent.check(place)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_query_stops_the_processes_and_a_process_does_not_stop_a_query(place: Place, start: Start, sent: Orders) -> None:
     """A Spark query of the same consumer that takes the epoch ends the runner with Fenced; a runner beside a living query is StillHeld."""
     sent.send(40)
@@ -216,6 +220,7 @@ def check_lines(place: Place, days: list[pa.Table], delivered: int) -> None:
     print({"delivered": delivered, **report.counts})
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_event_that_kills_its_process_is_parked(place: Place, start: Start, sent: Orders) -> None:
     """However differently its batches are cut after a restart: the batch that a process died in is tried again with the same rows."""
     sent.send(40)

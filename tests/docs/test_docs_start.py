@@ -57,6 +57,7 @@ class Shell:
 
 
 @pytest.mark.postgres
+@pytest.mark.full
 def test_the_page_leads_from_nothing_to_a_repaired_letter(
     kafka: kafka_server.Broker, topic: Topic, empty_postgres: str, tmp_path: Path
 ) -> None:
