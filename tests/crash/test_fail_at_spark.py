@@ -231,6 +231,7 @@ def runs(spark: SparkSession, tmp_path: Path, new_place: Callable[[str], Place])
 
 
 @SOME_CASES
+@pytest.mark.full
 def test_actions_of_spark_may_fail(case: Case, runs: Callable[[Case], Runs]) -> None:
     """Job, read or commit of Spark: it fails, or its answer is lost; the query is started again, and every row is there once."""
     made, turns, number = runs(case), cycle(get_args(Way)), case.stride

@@ -64,7 +64,8 @@ def test_a_decision_that_comes_too_late_is_skipped_and_told(folder: Path) -> Non
     assert show(folder) == [2] and new.problems(kit.NAME) == []
 
 
-@pytest.mark.parametrize("landed", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.full
 def test_an_answer_that_was_lost_is_read_back(folder: Path, monkeypatch: pytest.MonkeyPatch, landed: bool) -> None:
     """The ledger tells: a commit that landed is ours, one that did not is undone and runs again."""
     from dedup.spark.delta import SparkTables
@@ -89,6 +90,7 @@ def test_an_answer_that_was_lost_is_read_back(folder: Path, monkeypatch: pytest.
     assert show(folder) == [1, 2] and open_store(folder).reserved(kit.NAME) == 2
 
 
+@pytest.mark.full
 def test_a_publication_that_died_is_gone_on_with_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decided and not visible: another process publishes the first before the second, from the ledger, each once, also when told twice."""
     from dedup.spark.delta import SparkTables
