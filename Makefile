@@ -1,10 +1,11 @@
 # Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full simulate mutants crash lint bench bench-smoke bench-growth clean python java
+.PHONY: help demo test test-full simulate mutants crash lint bench bench-smoke bench-growth release clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= 100
+EVENTS ?= 20000
 JOBS ?= 3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 NEW_ENOUGH := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
@@ -48,6 +49,15 @@ bench-smoke: java $(VENV)/.jars ## Measure a little: has anything become much sl
 bench-growth: java $(VENV)/.jars ## Measure batches beside 1 M to 100 M reservations (BENCH_ARGS="delta --reservations 1000000 10000000"), draw growth.svg
 	@$(BIN)/python -m benchmarks.growth --keep $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.plot
+
+release: java $(VENV)/.ready ## Build sdist and wheel into dist/, check them, and run the demo from the wheel in an empty environment (EVENTS=20000)
+	@rm -rf build dist *.egg-info
+	@$(BIN)/python -m build --quiet --no-isolation
+	@$(BIN)/python -m twine check --strict dist/*
+	@empty=$$(mktemp -d) && trap 'rm -rf "$$empty"' EXIT && wheel=$$(ls "$(CURDIR)"/dist/*.whl) && \
+	$(BIN)/python -m venv "$$empty/venv" && cd "$$empty" && unset PYTHONPATH && \
+	venv/bin/python -m pip install --quiet --disable-pip-version-check "$$wheel[demo]" && \
+	venv/bin/dedup --version && venv/bin/dedup demo --events $(EVENTS)
 
 clean: ## Remove .venv and everything that the other targets made
 	rm -rf $(VENV) build dist *.egg-info .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

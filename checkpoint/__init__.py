@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from checkpoint.errors import DedupError
+from checkpoint.install import Extra, needs
 from checkpoint.position import Partition, Range, Ranges
 from checkpoint.processors import Group
 
@@ -18,17 +19,20 @@ if TYPE_CHECKING:
 
 __all__ = ["BlobMirror", "DedupError", "Group", "Partition", "PostgresCheckpointStore", "Range", "Ranges"]
 
-_HOMES = {"BlobMirror": ("checkpoint.blob", "blob"), "PostgresCheckpointStore": ("checkpoint.eventhub", "eventhubs,postgres")}
+_HOMES: dict[str, tuple[str, tuple[Extra, ...]]] = {
+    "BlobMirror": ("checkpoint.blob", ("blob",)),
+    "PostgresCheckpointStore": ("checkpoint.eventhub", ("eventhubs", "postgres")),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, extra = _HOMES[name]
+    home, extras = _HOMES[name]
     try:
         return getattr(importlib.import_module(home), name)
     except ModuleNotFoundError as missing:
         package = missing.name or "checkpoint"
         if package.split(".")[0] == "checkpoint":
             raise
-        raise ImportError(f"{name} needs {package}: pip install 'dedup[{extra}]'") from missing
+        raise ImportError(needs(name, package, *extras)) from missing

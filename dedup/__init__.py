@@ -23,7 +23,7 @@ def _refuse_namesakes() -> None:
         if found == home / name / "__init__.py":
             continue
         sentence = f"dedup has a package of its own named {name!r}, and Python finds {found or 'none'} in its place: " + (
-            f"rename {found.name}, or start Python from another folder." if found else "install dedup again."
+            f"rename {found.name}, or start Python from another folder." if found else "run pip install --force-reinstall dedup-spark."
         )
         # under `python -m dedup` nothing of ours runs before this that could catch an exception
         raise SystemExit(f"dedup: {sentence}") if sys.argv[:1] == ["-m"] and "dedup" in sys.orig_argv else ImportError(sentence)
@@ -40,6 +40,7 @@ from checkpoint.errors import (  # noqa: E402  a namesake has to be refused befo
     KeyConflict,
     StoreError,
 )
+from checkpoint.install import Extra, needs  # noqa: E402
 
 if TYPE_CHECKING:
     from deadletter.known import ErrorClass
@@ -95,6 +96,8 @@ _HOMES = {
     "reprocess": "dedup.reprocessing.letters",
 }
 
+_EXTRAS: dict[str, Extra] = {"dedup.delta": "delta", "dedup.postgres": "postgres"}
+
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for only then: a program that uses one store needs the other one's driver as little as Spark's shell does."""
@@ -105,7 +108,7 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(home)
     except ModuleNotFoundError as missing:
         package = (missing.name or "dedup").split(".")[0]
-        if package == "dedup":
+        if home not in _EXTRAS or package == "dedup":
             raise
-        raise ImportError(f"{name} needs {package}: pip install 'dedup[{home.removeprefix('dedup.')}]'") from missing
+        raise ImportError(needs(name, package, _EXTRAS[home])) from missing
     return module if name == "decode" else getattr(module, name)

@@ -435,7 +435,8 @@ class Consumer:
 
     def check(self, frame: Any) -> None:
         """Refuse now what the first batch would be refused for: no handler, a frame that cannot be mapped, stateful operators
-        upstream, a store that cannot be reached or was written with other settings, a topic that was created again. Changes nothing.
+        upstream, a store that cannot be reached or was written with other settings, a topic that was created again, Spark workers that lack
+        what a handler in tasks needs (one worker is asked). Changes nothing.
 
         Logs a warning where events will be known by their positions alone (no headers and no `idempotence_key=`), and for a Kafka stream
         without `source=` or `incarnation=`. So does the first batch.

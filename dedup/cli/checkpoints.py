@@ -15,6 +15,7 @@ import dedup
 from checkpoint import changes
 from checkpoint.changes import Move
 from checkpoint.head import Checkpoint, Head
+from checkpoint.install import needs
 from checkpoint.position import Partition
 from checkpoint.processors import Group, Position
 from dedup.cli.consumers import CHECKPOINTS, By, Reason, Yes, checkpoint_rows, who
@@ -290,4 +291,4 @@ def _blobs() -> ModuleType:
     try:
         return importlib.import_module("checkpoint.blob")
     except ModuleNotFoundError as missing:
-        raise ImportError(f"Blob storage needs {missing.name}: pip install 'dedup[blob]'") from missing
+        raise ImportError(needs("Blob storage", missing.name, "blob")) from missing

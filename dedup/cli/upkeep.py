@@ -33,7 +33,7 @@ def demo(
 ) -> None:
     """Stream 336,776 flights, kill the process group three times in mid-run, and count what arrived.
 
-    Exits with 1 where anything is lost, doubled or off by one. Starts Spark, so it needs Java and `pip install 'dedup[demo]'`.
+    Exits with 1 where anything is lost, doubled or off by one. Starts Spark, so it needs Java and `pip install 'dedup-spark[demo]'`.
     """
     from dedup.demo.main import run
 

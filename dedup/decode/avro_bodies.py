@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
+from checkpoint.install import needs
 from dedup.decode import schemas
 from dedup.decode.values import Read, Unreadable
 
@@ -65,7 +66,7 @@ def library() -> Any:
     try:
         import fastavro
     except ImportError as error:
-        raise ConfigError("Decoding Avro needs fastavro: pip install 'dedup[avro]'.") from error
+        raise ConfigError(needs("Decoding Avro", "fastavro", "avro")) from error
     return fastavro
 
 

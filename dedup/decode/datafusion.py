@@ -1,6 +1,6 @@
 """SHA-256 of whole columns by DataFusion: a fifth to a quarter of the CPU of a loop of hashlib, and without Python's lock.
 
-Optional (`dedup[fast]`). The digests are the same ones. Called by dedup/decode/hashing.py.
+Optional (`dedup-spark[fast]`). The digests are the same ones. Called by dedup/decode/hashing.py.
 """
 
 from __future__ import annotations

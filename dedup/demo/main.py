@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from checkpoint.install import needs
 from dedup import ConfigError
 from dedup.demo import audit, driver, input, supervise
 from dedup.demo.audit import Audit
@@ -130,7 +131,7 @@ class Demo:
 def _require(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"The demo needs {' and '.join(missing)}: pip install 'dedup[demo,postgres]'")
+        raise ConfigError(needs("The demo", " and ".join(missing), "demo", "postgres"))
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         raise ConfigError("Spark needs Java 17 or newer, and there is none: install it, or point JAVA_HOME to it.")
 

@@ -11,12 +11,12 @@ import shlex
 from pathlib import Path
 from typing import Protocol
 
-import psycopg
 import pyarrow as pa
 import pyarrow.csv as csv
 from deltalake import DeltaTable
 
-from dedup import ConfigError, DeltaStore, PostgresStore
+import dedup
+from dedup import ConfigError, DeltaStore
 from dedup.core.store import Store
 from dedup.demo.input import FLIGHT
 from dedup.urls import is_postgres, mask_secrets
@@ -84,6 +84,8 @@ class PostgresTarget:
 
         Crash: one transaction; the old schema is there, or the new one.
         """
+        import psycopg  # here: the extra `demo` does not bring it
+
         columns = ", ".join(f'"{field.name}" {TYPES[field.type]}' for field in FLIGHT)
         with psycopg.connect(self._dsn) as connection:
             found = connection.execute(
@@ -98,10 +100,12 @@ class PostgresTarget:
 
     def store(self) -> Store:
         """The store in that schema."""
-        return PostgresStore(self._dsn, schema=SCHEMA)
+        return dedup.PostgresStore(self._dsn, schema=SCHEMA)
 
     def rows(self) -> pa.Table:
         """All rows of the sink, by COPY: 300,000 rows as Python objects would take longer than writing them did."""
+        import psycopg
+
         statement = f"COPY (SELECT {', '.join(FLIGHT.names)} FROM {self.sink}) TO STDOUT (FORMAT csv, HEADER)"
         with psycopg.connect(self._dsn) as connection:
             connection.execute("SET TIME ZONE 'UTC'")

@@ -1,8 +1,8 @@
 """Event Hubs over AMQP, by azure-eventhub: `format("eventhubs")` for Spark, the runner without Spark, reading again by position,
 sending the messages of an outbox.
 
-Needs azure-eventhub: `pip install 'dedup[eventhubs]'`. Importing this imports neither Spark nor a database; each name loads its module
-when it is used, because Spark imports this package anew in each of its Python processes.
+Needs azure-eventhub: `pip install 'dedup-spark[eventhubs]'`. Importing this imports neither Spark nor a database; each name loads its
+module when it is used, because Spark imports this package anew in each of its Python processes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from checkpoint.install import needs
+
 try:
     import azure.eventhub  # noqa: F401  asked here, so that who lacks it reads one sentence
 except ModuleNotFoundError as missing:
-    raise ImportError("dedup.eventhub needs azure-eventhub: pip install 'dedup[eventhubs]'") from missing
+    raise ImportError(needs("dedup.eventhub", "azure-eventhub", "eventhubs")) from missing
 
 if TYPE_CHECKING:
     from dedup.eventhub.connection import Connection, ReceiverStolen

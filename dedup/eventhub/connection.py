@@ -14,6 +14,7 @@ from azure.eventhub import EventHubConsumerClient, TransportType, parse_connecti
 
 from checkpoint import given
 from checkpoint.errors import ConfigError, SourceUnavailable
+from checkpoint.install import needs
 from dedup.core.settings import CONNECTION
 
 DEFAULT_GROUP = "$Default"
@@ -111,7 +112,7 @@ def made(credential: Any) -> Any:
     try:
         return getattr(importlib.import_module(module or "azure.identity"), name)()
     except ModuleNotFoundError as error:
-        raise ConfigError(f"Credential {credential!r} needs the module {error.name}: pip install 'dedup[entra]'.") from None
+        raise ConfigError(needs(f"Credential {credential!r}", error.name, "entra")) from None
     except AttributeError:
         raise ConfigError(f"There is no credential {credential!r}: name a class of azure.identity or 'module:function'.") from None
 

@@ -1,12 +1,14 @@
 """Kafka, and the Kafka endpoint of Event Hubs: who a broker is, where its topics end, reading them again by position, and sending messages.
 
-The stream itself comes through Spark's own Kafka source. Needs confluent-kafka: `pip install 'dedup[kafka]'`.
+The stream itself comes through Spark's own Kafka source. Needs confluent-kafka: `pip install 'dedup-spark[kafka]'`.
 """
+
+from checkpoint.install import needs
 
 try:
     import confluent_kafka  # noqa: F401  asked here, so that who lacks it reads one sentence
 except ModuleNotFoundError as missing:
-    raise ImportError("dedup.kafka needs confluent-kafka: pip install 'dedup[kafka]'") from missing
+    raise ImportError(needs("dedup.kafka", "confluent-kafka", "kafka")) from missing
 
 from dedup.kafka.broker import Broker
 from dedup.kafka.eventhubs import EventHubs, Options, eventhubs_options

@@ -66,6 +66,9 @@ class Tasks(Protocol):
     def pack(self, what: object) -> bytes:
         """What travels to the tasks, for `pickle.loads`. Raises ConfigError where it cannot."""
 
+    def ask_worker(self, consumer: str, *packed: bytes) -> None:
+        """Ask whether tasks can unpack this, once for each consumer. Raises ConfigError, with what to set, where they cannot."""
+
     def prepared(self, prepare: Prepare) -> Any:
         """The rows of the batch as events with keys, for `run`: evaluated where it brings them, each time anew."""
 

@@ -36,7 +36,7 @@ from dedup.pipeline import company
 from dedup.pipeline.batch import Batch, EvaluatedArrow, RunTask, Tasks
 from dedup.pipeline.commit import Chunk, Culprits, Job, Report, commit_batch, commit_chunk, guard, index_of, reached
 from dedup.pipeline.handlers import A_TASK, MOST_TASKS, Where
-from dedup.spark import committing
+from dedup.spark import committing, workers
 from dedup.spark.committing import OUTCOMES, SliceJob
 from dedup.spark.handling import InTasks
 from dedup.spark.prepare import answers as registry_answers
@@ -78,6 +78,10 @@ class SparkTasks:
                 f"driver: @consumer.foreach(..., on='driver')."
             ) from error
 
+    def ask_worker(self, consumer: str, *packed: bytes) -> None:
+        """Ask one worker whether it can unpack this. Raises ConfigError, with what to set, where it cannot."""
+        workers.check(self._batch.sparkSession, consumer, packed)
+
     def prepared(self, prepare: Prepare) -> DataFrame:
         """The rows of the batch as events with keys, evaluated where `run` brings them."""
         return prepare_columns(self._batch, prepare)
@@ -112,11 +116,13 @@ _NO_ROWS = pa.schema([*ENVELOPE, *(pa.field(*item) for item in _PREPARED.items()
 
 
 def check(job: Job, tasks: Tasks, head: Head) -> None:
-    """Refuse, before anything is written, a handler that cannot travel and a database with too few connections. Raises ConfigError."""
+    """Refuse, before anything is written, a handler that cannot travel, workers that lack what it takes to run it, and a database with
+    too few connections. Raises ConfigError.
+    """
     if not isinstance(job.store, Slicing):
-        tasks.pack(job.policy.handler)
+        tasks.ask_worker(job.name, tasks.pack(job.policy.handler))
         return
-    _pack(job, tasks, slice_job(job, head, Run("", 0), frozenset()))
+    tasks.ask_worker(job.name, tasks.pack(job.store), tasks.pack(slice_job(job, head, Run("", 0), frozenset())))
     wanted, free = A_TASK * _at_once(job, tasks), job.store.room(job.name)
     if wanted > free:
         raise ConfigError(

@@ -255,4 +255,4 @@ def test_a_missing_driver_is_one_sentence_with_the_extra(name: str, hidden: str,
     """Who lacks azure's package reads what to install."""
     program = f"import sys; sys.modules[{hidden!r}] = None\ntry:\n    from checkpoint import {name}\nexcept ImportError as e: print(e)"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert f"pip install 'dedup[{extra}]'" in told and told.count("\n") == 1
+    assert f"pip install 'dedup-spark[{extra}]'" in told and told.count("\n") == 1

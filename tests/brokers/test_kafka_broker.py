@@ -97,4 +97,4 @@ def test_without_the_client_one_sentence_says_what_to_install() -> None:
     """`import dedup` works without confluent-kafka, and `dedup.kafka` names the extra."""
     program = "import sys; sys.modules['confluent_kafka'] = None\nimport dedup\nfrom dedup import Consumer\nimport dedup.kafka"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stderr.splitlines()[-1] == "ImportError: dedup.kafka needs confluent-kafka: pip install 'dedup[kafka]'"
+    assert done.stderr.splitlines()[-1] == "ImportError: dedup.kafka needs confluent-kafka: pip install 'dedup-spark[kafka]'"

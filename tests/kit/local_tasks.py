@@ -36,6 +36,9 @@ class Tasks:
 
         return bytes(cloudpickle.dumps(what))  # type: ignore[no-untyped-call]
 
+    def ask_worker(self, consumer: str, *packed: bytes) -> None:
+        """This process has what it takes."""
+
     def firsts(self, prepare: Prepare) -> dict[Partition, int]:
         """The lowest sequence number of each partition."""
         rows = prepare_events(self._rows, prepare).group_by(["source", "topic", "partition"]).aggregate([("sequence_number", "min")])

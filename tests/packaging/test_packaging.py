@@ -17,12 +17,15 @@ import zipfile
 from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import dataclass
+from email import message_from_bytes
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+import dedup
+from checkpoint.install import DISTRIBUTION
 from kit.paths import ROOT
 
 PACKAGES = ("checkpoint", "deadletter", "dedup")
@@ -34,6 +37,12 @@ names = [f.name for f in importlib.resources.files("dedup.sql").joinpath("postgr
 assert "queries.sql" in names and any(n.startswith("0001_") for n in names), names
 assert importlib.resources.files("dedup").joinpath("py.typed").is_file()
 print(dedup.__version__, dedup.__file__)
+"""
+
+NO_DEADLINE = """
+from hypothesis import settings
+settings.register_profile("wheel", deadline=None)
+settings.load_profile("wheel")
 """
 
 
@@ -55,14 +64,19 @@ class Environment:
         return done
 
 
+def not_of_the_checkout(folder: str, names: list[str]) -> list[str]:
+    """What Python and an editable install leave in the folders."""
+    return [name for name in names if name == "__pycache__" or Path(folder, name).is_symlink()]
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist of the checkout and the wheel built from that sdist."""
     folder = tmp_path_factory.mktemp("built")
     source = folder / "source"
     source.mkdir()
-    for name in (*PACKAGES, "sql", "tests"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*PACKAGES, "sql", "tests", "docs", "benchmarks", ".ci"):
+        shutil.copytree(ROOT / name, source / name, ignore=not_of_the_checkout)
     for file in ROOT.iterdir():
         if file.is_file():
             shutil.copy(file, source)
@@ -73,7 +87,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def core_closure() -> set[str]:
-    """The names of what `pip install dedup` brings: install_requires of setup.cfg and what these require in turn."""
+    """The names of what `pip install dedup-spark` brings: install_requires of setup.cfg and what these require in turn."""
     config = ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     todo, found = [Requirement(line) for line in config["options"]["install_requires"].split("\n") if line], set[str]()
@@ -126,11 +140,31 @@ def test_the_wheel_holds_every_module_and_every_sql_file(built: Path) -> None:
 
 
 def test_the_sdist_holds_what_it_takes_to_test_it(built: Path) -> None:
-    """Sources, SQL, tests, licence and change log travel together."""
+    """Each file of the folders, and each file at the top that somebody needs who builds, tests or changes it, travels along."""
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    assert {"setup.cfg", "pyproject.toml", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"} <= names
-    assert {"tests/conftest.py", "sql/postgres/queries.sql", "dedup/py.typed"} <= names
+    assert {"setup.cfg", "pyproject.toml", "Makefile", "constraints.txt", ".pre-commit-config.yaml"} <= names
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"} <= names
+    source = built / "source"
+    folders = [folder for folder in source.iterdir() if folder.is_dir() and folder.suffix != ".egg-info"]
+    assert {str(f.relative_to(source)) for folder in folders for f in folder.rglob("*") if f.is_file()} - names == set()
+
+
+def test_the_metadata_is_what_a_package_index_shows(built: Path) -> None:
+    """Name, version, licence and the README as its description; every declared extra; no licence classifier beside the expression."""
+    wheel = zipfile.ZipFile(next(built.glob("dedup_spark-*.whl")))
+    (file,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    found = message_from_bytes(wheel.read(file))
+    assert (found["Name"], found["Version"]) == (DISTRIBUTION, dedup.__version__)
+    assert (found["License-Expression"], found["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert f"{file.removesuffix('METADATA')}licenses/LICENSE" in wheel.namelist()
+    description = found.get_payload(decode=True)
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert isinstance(description, bytes) and description.decode().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    config = ConfigParser(interpolation=None)
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert set(found.get_all("Provides-Extra", [])) == set(config["options.extras_require"])
+    assert not [name for name in found.get_all("Classifier", []) if name.startswith("License")]
 
 
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
@@ -153,7 +187,7 @@ def test_a_missing_driver_is_one_sentence_with_the_extra(url: str, extra: str, w
     done = wheel_environment.run(str(wheel_environment.folder / "bin/dedup"), "verify", "--store", url, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert f"pip install 'dedup[{extra}]'" in done.stderr
+    assert f"pip install 'dedup-spark[{extra}]'" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "deadletter"])
@@ -177,6 +211,7 @@ def test_the_tests_pass_on_the_installed_wheel(wheel_environment: Environment, t
     """Tests that need no driver pass against the wheel, in a folder from which the checkout cannot be seen."""
     for file in ("test_position.py", "test_errors.py"):
         shutil.copy(ROOT / "tests/unit" / file, tmp_path / file)
+    (tmp_path / "conftest.py").write_text(NO_DEADLINE)
     # the tools come last on the path, as a folder: what makes the checkout importable there, a .pth file, does not count
     tools = str(Path(str(distribution("pytest").locate_file("."))).resolve())
     program = (
@@ -256,5 +291,6 @@ def test_python_that_is_missing_is_one_sentence(python: str) -> None:
 def test_make_help_names_every_command_of_the_readme() -> None:
     """`make` alone lists what there is, from the comments of the targets."""
     listed = {line.split()[1] for line in make().stdout.splitlines()}
-    commands = {"demo", "test", "test-full", "simulate", "crash", "mutants", "lint", "bench", "bench-smoke", "bench-growth", "clean"}
+    commands = {"demo", "test", "test-full", "simulate", "crash", "mutants", "lint", "bench", "bench-smoke", "bench-growth"}
+    commands |= {"release", "clean"}
     assert listed == {"help", *commands}

@@ -73,3 +73,10 @@ def test_no_module_imports_the_private_names_of_another() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("dedup", "checkpoint", "deadletter"):
                 assert not [a.name for a in node.names if a.name.startswith("_") and not a.name.startswith("__")], file
+
+
+def test_the_demo_on_delta_needs_no_driver_of_postgresql() -> None:
+    """Who installs the extra `demo` alone can run the demo."""
+    program = "import sys; sys.modules |= {'psycopg': None, 'pgpq': None}; import dedup.demo.main, dedup.demo.driver"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr

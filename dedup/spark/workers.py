@@ -1,0 +1,121 @@
+"""Whether Spark's workers can run a consumer's tasks: one of them is asked for its interpreter and for what that lacks.
+
+Spark takes the interpreter of its workers from PYSPARK_PYTHON in the driver's environment, else `python3` of the PATH, which is not the one
+of a virtual environment that was not activated. Called by dedup/spark/tasks.py before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from checkpoint.errors import ConfigError
+from deadletter.outage import words
+from dedup.spark.session import ERRORS
+
+NEEDED = ("numpy", "pyarrow", "dedup")
+"""What every task imports."""
+
+SEND = "Install it for that interpreter; send a module of your own with spark-submit --py-files, or SparkContext.addPyFile."
+"""What to do where workers have the driver's interpreter."""
+
+_asked: set[tuple[str, str]] = set()
+"""Spark application, consumer."""
+
+
+def check(session: SparkSession, consumer: str, packed: Sequence[bytes]) -> None:
+    """Ask one worker, by one task of one row, once for each consumer and Spark application, unless it was refused.
+
+    Args:
+        packed: pickles that the tasks of this consumer will load.
+
+    Raises:
+        ConfigError: the worker's interpreter does not start, has another minor version, or lacks packages.
+    """
+    asked = (_application(session), consumer)
+    if asked in _asked:
+        return
+    problem = _problem(session, packed)
+    if problem is not None:
+        raise ConfigError(f"Consumer {consumer!r}: {problem}")
+    _asked.add(asked)
+
+
+def _application(session: SparkSession) -> str:
+    try:
+        return str(session.sparkContext.applicationId)
+    except (PySparkException, AttributeError):  # Spark Connect
+        return str(session.session_id)  # type: ignore[attr-defined]
+
+
+def _problem(session: SparkSession, packed: Sequence[bytes]) -> str | None:
+    """What is wrong with the worker, and what to do. Raises what Spark raises for another reason."""
+    try:
+        answer = F.udf(_question(packed), "string", useArrow=False)
+        found = json.loads(session.range(0, 1, 1, 1).select(answer("id")).collect()[0][0])
+    except ERRORS as error:
+        problem = _known(words(error), _configured(session))
+        if problem is None:
+            raise
+        return f"{problem} {_other_interpreter()}"
+    if not found["lacks"]:
+        return None
+    advice = SEND if found["path"] == sys.executable else _other_interpreter()
+    return f"Spark's workers run {found['path']} (Python {found['version']}), which lacks {found['lacks']}. {advice}"
+
+
+def _configured(session: SparkSession) -> str:
+    try:
+        return str(session.sparkContext.pythonExec)
+    except (PySparkException, AttributeError):  # Spark Connect does not tell
+        return "another interpreter"
+
+
+def _known(text: str, path: str) -> str | None:
+    """What an error of a worker that does not get as far as the question means; None: something else."""
+    if found := re.search(r"different version: (\S+) than", text):
+        return f"Spark's workers run {path} (Python {found[1]}), and Spark needs one minor version of Python everywhere."
+    if found := re.search(r'Cannot run program "([^"]+)"', text):
+        return f"Spark cannot start {found[1]}, the interpreter of its workers."
+    if found := re.search(r"No module named '([\w.]+)'", text):
+        return f"Spark's workers run {path}, which lacks {found[1]}."
+    return f"Spark's workers run {path}, which cannot start PySpark." if "Error from python worker" in text else None
+
+
+def _other_interpreter() -> str:
+    return (
+        f"This process runs {sys.executable} (Python {platform.python_version()}). Name an interpreter of the workers with the same minor "
+        f"version and the same packages before Spark starts: PYSPARK_PYTHON in the environment, or spark.pyspark.python for spark-submit. "
+        f"Where workers run on this machine: export PYSPARK_PYTHON={shlex.quote(sys.executable)}"
+    )
+
+
+def _question(packed: Sequence[bytes]) -> Callable[[Any], str]:
+    """What the worker runs. A function inside a function travels by value: the worker needs none of our modules for it."""
+    needed = NEEDED
+
+    def answer(_: Any) -> str:
+        import importlib.util
+        import json
+        import pickle
+        import platform
+        import sys
+
+        lacks = [name for name in needed if importlib.util.find_spec(name) is None]
+        try:
+            for each in () if lacks else packed:
+                pickle.loads(each)
+        except ImportError as missing:
+            lacks = [missing.name or str(missing)]
+        return json.dumps({"path": sys.executable, "version": platform.python_version(), "lacks": ", ".join(lacks)})
+
+    return answer
