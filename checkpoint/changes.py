@@ -2,7 +2,7 @@
 
 Accept a gap, a restore or a topic that was created again, reset; and move checkpoints: to where another system has left
 off, or over positions that shall not be waited for. Checkpoints move forward only: what batch records hold as seen is a redelivery
-wherever the checkpoint stands, so moving below it would repeat nothing. Called by `dedup consumer`, `dedup checkpoints` and the runner.
+wherever the checkpoint stands, so moving below it would repeat nothing. Called by `dedup consumer`, `dedup checkpoint list` and the runner.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from checkpoint.errors import ConfigError, command
+from checkpoint.errors import ConfigError, Refused, command
 from checkpoint.head import Checkpoint, Head, Holder, StateStore
 from checkpoint.holders import this_process
 from checkpoint.position import Partition, Range, Ranges
@@ -102,11 +102,11 @@ def plan(store: StateStore, head: Head, wanted: Mapping[Partition, Checkpoint]) 
 def _move(head: Head, last: int | None, partition: Partition, then: Checkpoint) -> Move:
     if last is not None and then.sequence_number < last:
         where = ("--topic", partition.topic, "--partition", partition.partition, "--from", then.sequence_number + 1, "--to", last)
-        raise ConfigError(
+        raise Refused(
             f"{partition}: positions up to {last} are on record as decided: a checkpoint at {then.sequence_number} would repeat nothing, "
             f"they would be dropped as redeliveries. To repeat them with their effect replaced: "
-            f"{command('replay', 'MODULE:CONSUMER', *where)}. "
-            f"Positions that were never delivered: `dedup dead-letters reprocess MODULE:CONSUMER --from-log`."
+            f"{command('consumer', 'replay', 'MODULE:CONSUMER', *where)}. "
+            f"Positions that were never delivered: `dedup dead-letter reprocess MODULE:CONSUMER --from-log`."
         )
     point = head.checkpoints.get(partition)
     now = point.sequence_number if point else None
@@ -135,7 +135,7 @@ def moved(head: Head, moves: Iterable[Move]) -> Head:
     for move in moves:
         point = head.checkpoints.get(move.partition)
         if (point.sequence_number if point else None) != move.now:
-            raise ConfigError(f"{move.partition}: the checkpoint has moved meanwhile. Stop the consumer, and repeat the command.")
+            raise Refused(f"{move.partition}: the checkpoint has moved meanwhile. Stop the consumer, and repeat the command.")
         checkpoints[move.partition] = replace(move.then, query_id="")
         passed[move.partition] = move.then.sequence_number
     return replace(head, checkpoints=checkpoints, passed=passed)
@@ -151,7 +151,7 @@ def move(store: StateStore, consumer: str, moves: list[Move], *, by: str, reason
     """
     if consumer not in store.consumers():
         here = this_process()
-        store.take_epoch(consumer, Holder(here.host, here.pid, here.started, "dedup checkpoints"), takeover_after=0)
+        store.take_epoch(consumer, Holder(here.host, here.pid, here.started, "dedup checkpoint"), takeover_after=0)
     return store.amend(consumer, lambda head: moved(head, moves), by=by, reason=reason)
 
 

@@ -3,7 +3,8 @@
     DedupError
     ├── ConfigError              wrong settings or input shape          -> fix and restart
     │   ├── SettingsChanged      state was written with other settings  -> old settings, another name, or reset
-    │   └── AmbiguousPosition    one position, different contents       -> name the part column
+    │   ├── AmbiguousPosition    one position, different contents       -> name the part column
+    │   └── Refused              the state does not allow what was asked -> read what to do first
     ├── StoreError               the store could not do its part        -> batch is undone; run it again
     │   ├── SchemaOutdated       state is missing or older than this library
     │   ├── StateTooNew          state was written by a newer library
@@ -63,6 +64,10 @@ class SettingsChanged(ConfigError):
 
 class AmbiguousPosition(ConfigError):
     """One position occurs twice in a batch with different contents. Name the column that tells the rows apart with part=."""
+
+
+class Refused(ConfigError):
+    """The state does not allow what was asked for. Nothing was changed."""
 
 
 class StoreError(DedupError):
@@ -169,7 +174,7 @@ class PositionsMissing(CheckpointError):
 
 
 class ResendTooLate(CheckpointError):
-    """Events wait to be sent again for longer than consumers remember ids. Look at them with `dedup publishers show`."""
+    """Events wait to be sent again for longer than consumers remember ids. Look at them with `dedup publisher show`."""
 
 
 class BudgetExceeded(DedupError):

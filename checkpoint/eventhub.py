@@ -90,12 +90,17 @@ class PostgresCheckpointStore(CheckpointStore):
         """
         return self._checkpoints.ask(processors.put(group, partition, number, offset, seen=seen, by=by, reason=reason))
 
-    def import_checkpoints(self, group: Group, positions: Iterable[Position]) -> list[str]:
+    def import_checkpoints(
+        self, group: Group, positions: Iterable[Position], *, by: str | None = None, reason: str | None = None
+    ) -> list[str]:
         """Take over checkpoints that are further on than ours; returns the partitions that moved. Raises StoreError.
+
+        Args:
+            by: who does that, and why (`reason`): both are kept with the checkpoints that move.
 
         Crash: all of them or none.
         """
-        return self._checkpoints.ask(processors.advance(group, positions))
+        return self._checkpoints.ask(processors.advance(group, positions, by=by, reason=reason))
 
     def close(self) -> None:
         """Let go of the connections. The store can be used again."""

@@ -16,7 +16,7 @@ from checkpoint.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-_LATE = "%s partition %s: the checkpoint stays at %d, %d is behind it. If this hub was created again: `dedup checkpoints set`."
+_LATE = "%s partition %s: the checkpoint stays at %d, %d is behind it. If this hub was created again: `dedup checkpoint set`."
 
 Answer = TypeVar("Answer")
 Rows = list[dict[str, Any]]
@@ -141,10 +141,15 @@ def _position(group: Group, partition_id: str, sequence_number: int, event_offse
     return {**group.keys, "partition_id": partition_id, "offset": offset, "sequence_number": sequence_number}
 
 
-def advance(group: Group, positions: Iterable[Mapping[str, Any]]) -> ProcessorCall[list[str]]:
+def advance(
+    group: Group, positions: Iterable[Mapping[str, Any]], *, by: str | None = None, reason: str | None = None
+) -> ProcessorCall[list[str]]:
     """Move checkpoints forward; the answer names the partitions that moved.
 
     One that stands further on already stays, and a warning says so: a processor that has lost its partition may be late with an old event.
+
+    Args:
+        by: the person who decided that, if one did, and why (`reason`): both are kept with the checkpoints that move.
 
     Raises:
         ConfigError: a checkpoint without a sequence number.
@@ -157,7 +162,14 @@ def advance(group: Group, positions: Iterable[Mapping[str, Any]]) -> ProcessorCa
         raise ConfigError(f"{group}: a checkpoint needs the sequence number of its event; partitions {', '.join(wrong)} have none.")
     numbers = {partition: int(p["sequence_number"]) for partition, p in given.items()}
     offsets = [_offset(p.get("offset")) for p in given.values()]
-    parameters = {**group.parameters, "partitions": list(numbers), "numbers": list(numbers.values()), "offsets": offsets}
+    parameters = {
+        **group.parameters,
+        "partitions": list(numbers),
+        "numbers": list(numbers.values()),
+        "offsets": offsets,
+        "by": by,
+        "reason": reason,
+    }
 
     def moved(rows: Rows) -> list[str]:
         for row in rows:

@@ -1,7 +1,7 @@
 """Where a stream begins that has lost its own checkpoint, and how far a consumer is behind its log.
 
 A stream begins right after our checkpoint, wherever there is one. The lag of a partition is what lies between the checkpoint and the end
-of the log. Pure but for what the log is asked. Called by the consumer, by the sources of this project and by `dedup lag`.
+of the log. Pure but for what the log is asked. Called by the consumer, by the sources of this project and by `dedup consumer lag`.
 """
 
 from __future__ import annotations

@@ -382,7 +382,7 @@ class Consumer:
             self.send_messages()
         log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
         if report.dead_lettered:
-            log.warning("%s batch %s: parked %d; `dedup dead-letters groups` says why", self.name, batch_id, report.dead_lettered)
+            log.warning("%s batch %s: parked %d; `dedup dead-letter group` says why", self.name, batch_id, report.dead_lettered)
         return report
 
     def _through_outages(self, job: Job, batch: Batch, batch_id: int) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +23,22 @@ StoreUrl = Annotated[
         envvar="DEDUP_STORE",
         show_envvar=True,
         show_default=False,
-        help="postgresql://..., or the folder or URL of a Delta store; spark:FOLDER where Spark makes the commits.",
+        help="The store: postgresql://..., or the folder or URL of a Delta store. spark:FOLDER: Spark commits to it.",
     ),
 ]
 """The option every command has that needs a store."""
+
+
+class StoreAddress(str):
+    """A store's URL, with what --storage-option says about the storage that it is on."""
+
+    storage_options: Mapping[str, str]
+
+    def __new__(cls, url: str, storage_options: Mapping[str, str]) -> StoreAddress:
+        """Keep the settings beside the text."""
+        made = super().__new__(cls, url)
+        made.storage_options = storage_options
+        return made
 
 
 def is_postgres(url: str) -> bool:
@@ -41,19 +54,27 @@ def postgres_schema() -> str:
 def open_store(url: str, *, new: bool = False) -> Store:
     """The store at this URL. `new`: it may not be there yet.
 
+    Args:
+        url: a StoreAddress brings the settings of its storage with it.
+
     Raises:
-        ConfigError: no URL was given, or there is no such folder.
+        ConfigError: no URL was given, there is no such folder, or settings were given that PostgreSQL has no use for.
         ImportError: the driver is missing; the message names the extra to install.
     """
     if not url:
         raise dedup.ConfigError("No store given. Use --store postgresql://... or --store /path/to/delta, or set DEDUP_STORE.")
+    options = dict(url.storage_options) if isinstance(url, StoreAddress) else {}
     if is_postgres(url):
+        if options:
+            raise dedup.ConfigError(
+                "--storage-option is for Delta stores. PostgreSQL takes its settings from the URL or from PG* variables."
+            )
         # who only looks creates no tables in a database that was mistyped
         return dedup.PostgresStore(url, schema=postgres_schema(), auto_migrate=False)
     path = url.removeprefix(SPARK)
     if not new and "://" not in path and not Path(path).exists():
         raise dedup.ConfigError(f"There is no folder {path}. Check --store, or let `dedup migrate` begin a new store there.")
-    return dedup.DeltaStore(path, engine="spark" if url.startswith(SPARK) else "delta-rs")
+    return dedup.DeltaStore(path, storage_options=options, engine="spark" if url.startswith(SPARK) else "delta-rs")
 
 
 def check_consumer(store: Store, name: str) -> None:

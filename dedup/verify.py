@@ -400,14 +400,13 @@ def _where(partition: Partition, ranges: Ranges) -> list[object]:
 
 def _seen_twice(consumer: str, partition: Partition, ranges: Ranges) -> str:
     """For positions that two batches decided."""
-    return (
-        f"Compare the sink at these positions; {command('replay', f'MODULE:{consumer}', *_where(partition, ranges))} replaces their effect."
-    )
+    replay = command("consumer", "replay", f"MODULE:{consumer}", *_where(partition, ranges))
+    return f"Compare the sink at these positions; {replay} replaces their effect."
 
 
 def _unseen(consumer: str, partition: Partition, ranges: Ranges) -> str:
     """For positions that nobody decided."""
     return (
-        f"{command('dead-letters', 'reprocess', f'MODULE:{consumer}', '--from-log', *_where(partition, ranges))}"
+        f"{command('dead-letter', 'reprocess', f'MODULE:{consumer}', '--from-log', *_where(partition, ranges))}"
         " runs those that the log still has."
     )

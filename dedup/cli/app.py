@@ -1,45 +1,47 @@
-"""The command `dedup`: tables for people, `--json` for programs, one sentence for whatever goes wrong.
+"""The command `dedup`: tables for people, `--json` for programs, one line for each error.
 
-Nothing that changes a decision is done without `--yes`; without it the command tells what it would do.
-Exit codes: 0 done, 1 `verify` or `demo` found a contradiction, 2 the command could not do its work.
+Names are `dedup NOUN VERB`; `demo`, `migrate` and `verify` are about the whole store. A command that carries out a person's decision makes
+the change with `--yes` only; without it the command shows what would change. exits.py has the exit codes.
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import sys
 from typing import Annotated
 
 import typer
 
 import dedup
-from dedup.cli import checkpoints, consumers, lag, letters, outbox, publishers, reprocess, upkeep, verify
-from dedup.urls import mask_secrets
+from dedup.cli import checkpoint, consumer, dead_letter, exits, lag, outbox, publisher, reprocess, sink, upkeep, verify
+from dedup.cli.options import Commands
 
 YOUNG = 50_000
 """Objects made and not freed, after which Python searches the youngest for cycles: its own 700 are those of some fifty messages."""
 
-app = typer.Typer(
+app = Commands(
     name="dedup",
-    help="Every message has its effect once, and none is lost. The store is --store URL or the variable DEDUP_STORE; "
-    "the schema of its state in PostgreSQL, where it is not `dedup`, is the variable DEDUP_SCHEMA.",
-    epilog="Example: dedup verify --store postgresql://localhost/shop",
+    help="Inspect and repair what dedup has stored: consumers, checkpoints, dead letters, outgoing messages. "
+    "Name the store with --store URL or the variable DEDUP_STORE. "
+    "DEDUP_SCHEMA names its schema in PostgreSQL, if that is not `dedup`. "
+    "A command that changes a decision shows what it would do; repeat it with --yes to make the change.",
+    epilog=f"Example: dedup verify --store postgresql://localhost/shop\n\n{exits.HELP}",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 upkeep.register(app)
-consumers.register(app)
-checkpoints.register(app)
 verify.register(app)
-lag.register(app)
-letters.register(app)
-reprocess.register(app, letters.commands)
-consumers.register_budget(app)
+consumer.register(app)
+lag.register(consumer.commands)
+checkpoint.register(app)
+verify.register_batch(app)
+dead_letter.register(app)
+reprocess.register(consumer.commands, dead_letter.commands)
+consumer.register_budget(app)
+sink.register(app)
 outbox.register(app)
-publishers.register(app)
+publisher.register(app)
 
 
 def _version(wanted: bool) -> None:
@@ -54,20 +56,9 @@ def _app(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 
 def main() -> None:
-    """Run the command; an error is one line on standard error and exit code 2, a stack trace only with DEDUP_DEBUG=1."""
+    """Run the command. An error is one line on standard error and an exit code of exits.py."""
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     try:
         app(prog_name="dedup")
-    except Exception as error:  # the last place that can turn an error into a sentence
-        if os.environ.get("DEDUP_DEBUG"):
-            raise
-        typer.echo(f"dedup: {_sentence(error)}", err=True)
-        sys.exit(2)
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, UnicodeEncodeError):
-        return f"{error.object!r} is no text in UTF-8. A body of any bytes is given as @FILE."
-    known = isinstance(error, (dedup.DedupError, ImportError))
-    text = str(error) if known else f"{type(error).__name__}: {error} (DEDUP_DEBUG=1 shows where)"
-    return mask_secrets(" ".join(text.split()))
+    except Exception as error:  # noqa: BLE001  the last place that can turn an error into a sentence
+        exits.fail(error)

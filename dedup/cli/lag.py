@@ -1,7 +1,8 @@
-"""`dedup lag`: how far consumers are behind Kafka or Event Hubs."""
+"""`dedup consumer lag`: how far consumers are behind Kafka or Event Hubs."""
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 from typing import Annotated, Any
 
@@ -9,75 +10,73 @@ import typer
 
 import dedup
 from checkpoint.start import Ends, Lag, lags
-from dedup.cli.outbox import settings_of
+from dedup.cli.brokers import EventHubs, KafkaSettings, connection_string, settings_of
+from dedup.cli.exits import found
+from dedup.cli.options import AnyName, FailAbove, Topics, above
 from dedup.cli.show import AsJson, print_json, print_table
 from dedup.urls import StoreUrl, check_consumer, open_store
 
-COLUMNS = ["consumer", "source", "topic", "partition", "checkpoint", "end", "events", "seconds", "what is wrong"]
+COLUMNS = ["consumer", "source", "topic", "partition", "checkpoint", "end", "events", "seconds", "problem"]
 
 Kafka = Annotated[
-    str, typer.Option("--kafka", envvar="DEDUP_KAFKA", show_envvar=True, help="Ask this Kafka broker: host:9092.", show_default=False)
+    str, typer.Option("--kafka", help="The Kafka broker: host:9092.  [default: the variable DEDUP_KAFKA]", show_default=False)
 ]
-KafkaSettings = Annotated[
-    str,
-    typer.Option(
-        "--kafka-settings", help="A file with settings of librdkafka, one name=value a line: logins belong there.", show_default=False
-    ),
+Source = Annotated[
+    str, typer.Option("--source", help="The name of this broker in the state.  [default: the only one there is]", show_default=False)
 ]
-EventHubs = Annotated[
-    str,
-    typer.Option("--eventhubs", metavar="VARIABLE", help="Ask Event Hubs; the connection string is in this variable.", show_default=False),
-]
-Topics = Annotated[list[str] | None, typer.Option("--topic", help="May be repeated.  [default: those that were read]", show_default=False)]
-Source = Annotated[str, typer.Option("--source", help="What the state calls this broker.  [default: the only one]", show_default=False)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add `dedup lag`."""
-    app.command(epilog="Example: dedup lag orders --kafka localhost:9092 --store postgresql://localhost/shop")(lag)
+def register(commands: typer.Typer) -> None:
+    """Add `dedup consumer lag`."""
+    commands.command(epilog="Example: dedup consumer lag orders --kafka localhost:9092 --store postgresql://localhost/shop")(lag)
 
 
 def lag(
-    name: Annotated[str, typer.Argument(help="The consumer's name; all of them where none is given.", show_default=False)] = "",
+    name: AnyName = "",
     kafka: Kafka = "",
     kafka_settings: KafkaSettings = "",
     eventhubs: EventHubs = "",
     topic: Topics = None,
     source: Source = "",
+    fail_above: FailAbove = None,
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Per partition: checkpoint, end of the log, and the lag between them in events and in time.
+    """Show how far consumers are behind the broker.
 
-    Seconds are those between the event at the checkpoint and the newest one in the log.
+    The table has for each partition the checkpoint, the end of the log, and the lag between them in events and in seconds. Seconds are the
+    time between the event at the checkpoint and the newest event. With --fail-above the exit code is 1 if a lag is above the limit, if the
+    limit is a duration and a time is not known, or if the log no longer has the positions that come next.
     """
     opened = open_store(store)
     if name:
         check_consumer(opened, name)
     broker = _broker(kafka, kafka_settings, eventhubs)
-    found = [
+    rows = [
         one for each in ([name] if name else opened.consumers()) for one in lags(opened.head(each), broker, topic or (), source or None)
     ]
     if as_json:
-        print_json([_row(one) for one in found])
-        return
-    print_table(COLUMNS, [_cells(one) for one in found], empty="no consumers yet")
+        print_json([_row(one) for one in rows])
+    else:
+        print_table(COLUMNS, [_cells(one) for one in rows], empty="no consumers yet")
+    found(fail_above is not None and any(_too_far(one, fail_above) for one in rows))
+
+
+def _too_far(one: Lag, limit: int | dt.timedelta) -> bool:
+    return bool(one.lost or one.another) or above(one.events, one.seconds, limit)
 
 
 def _broker(kafka: str, settings: str, eventhubs: str) -> Ends:
+    kafka = kafka or ("" if eventhubs else os.environ.get("DEDUP_KAFKA", ""))
     if bool(kafka) == bool(eventhubs):
-        raise dedup.ConfigError("Say who is asked: --kafka host:9092, or --eventhubs VARIABLE.")
+        raise dedup.ConfigError("Name the broker: --kafka host:9092, or --eventhubs VARIABLE.")
     if kafka:
         from dedup.kafka import Broker
 
-        return Broker(kafka, settings_of(settings) if settings else {})
-    if "=" in eventhubs:
-        raise dedup.ConfigError("--eventhubs takes the name of a variable: a connection string among the arguments can be read by anybody.")
-    if not (text := os.environ.get(eventhubs)):
-        raise dedup.ConfigError(f"The variable {eventhubs} is not set. It has to hold the connection string.")
+        return Broker(kafka, settings_of(settings))
     from dedup.eventhub.namespace import Hubs
 
-    return Hubs(text)
+    return Hubs(connection_string(eventhubs))
 
 
 def _row(one: Lag) -> dict[str, Any]:
@@ -97,12 +96,12 @@ def _row(one: Lag) -> dict[str, Any]:
 
 
 def _cells(one: Lag) -> list[Any]:
-    wrong = (
-        f"retention took {one.lost} positions"
+    problem = (
+        f"the log no longer has {one.lost} positions"
         if one.lost
-        else "the log ends before the checkpoint: was it re-created?"
+        else "the log ends before the checkpoint: was the topic created again?"
         if one.another
         else ""
     )
-    seconds = None if one.seconds is None else f"{one.seconds:.1f}"
-    return [one.consumer, *one.partition, one.checkpoint, one.end.end, one.events, seconds, wrong]
+    seconds = None if one.seconds is None else round(one.seconds, 1)
+    return [one.consumer, *one.partition, one.checkpoint, one.end.end, one.events, seconds, problem]

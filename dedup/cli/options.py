@@ -1,15 +1,17 @@
-"""What commands share: the options that choose dead letters, `module:attribute` as a user's own object, and a progress bar.
+"""What commands share: options that mean the same everywhere, durations, `module:attribute` as a user's own object, a progress bar.
 
-The module is imported here, and nowhere else. The bar is on standard error, and only where somebody looks at it.
+A user's module is imported here, and nowhere else. The bar is on standard error, and only where somebody looks at it.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import getpass
 import importlib
 import inspect
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +24,44 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import dedup
 from deadletter import Kind, Status
 from deadletter.selection import Selection
+from dedup.urls import StoreAddress
 
-LIMIT = Annotated[int, typer.Option(min=0, help="At most so many; 0 for all.")]
+Name = Annotated[str, typer.Argument(help="The consumer's name.", show_default=False)]
+AnyName = Annotated[str, typer.Argument(help="The consumer's name. Without it: all consumers of the store.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", help="Make the change. Without it the command only shows what would change.")]
+By = Annotated[str, typer.Option("--by", help="Who makes the change; kept with it.  [default: the login name]", show_default=False)]
+Reason = Annotated[str, typer.Option("--reason", help="Why the change is made; kept with it.", show_default=False)]
+Topics = Annotated[list[str] | None, typer.Option("--topic", help="Only this topic. May be repeated.", show_default=False)]
+
+LIMIT = Annotated[int, typer.Option(min=0, help="Show at most this many; 0: all.")]
+
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        help="A setting of the object storage that a Delta store is on, as delta-rs names it. May be repeated. "
+        "Secrets belong in the environment: arguments can be read by everybody on this machine.",
+        show_default=False,
+    ),
+]
+
+FailAbove = Annotated[
+    Any,
+    typer.Option(
+        "--fail-above",
+        parser=lambda text: amount(text),
+        metavar="NUMBER|DURATION",
+        help="Exit with code 1 if a lag is above this number (10000), or longer than this time (90s, 30m, 12h, 14d).",
+        show_default=False,
+    ),
+]
+
+LONGEST = 36_500
+"""Days of the longest duration."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 POSITIONS = ("source", "topic", "partition", "first", "last")
 """What says which positions of the log."""
@@ -31,32 +69,117 @@ POSITIONS = ("source", "topic", "partition", "first", "last")
 Command = Callable[..., None]
 
 
+class Commands(typer.Typer):
+    """Commands that take --storage-option wherever they take --store."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:  # type: ignore[override]
+        """As typer's; `store` is a StoreAddress then."""
+        register = super().command(name, **settings)
+
+        def decorate(command: Command) -> Command:
+            register(_with_storage_options(command))
+            return command
+
+        return decorate
+
+
+def _with_storage_options(command: Command) -> Command:
+    own = inspect.signature(command, eval_str=True)
+    if "store" not in own.parameters:
+        return command
+
+    def called(*, storage_option: list[str] | None, **given: Any) -> None:
+        command(**{**given, "store": StoreAddress(given["store"], dict(map(_setting, storage_option or ())))})
+
+    option = inspect.Parameter("storage_option", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=StorageOption)
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.parameters.values()]
+    parameters.insert([p.name for p in parameters].index("store") + 1, option)
+    return _as(called, command, parameters)
+
+
+def _as(called: Command, command: Command, parameters: list[inspect.Parameter]) -> Command:
+    """`called`, which looks like `command` with these parameters."""
+    called.__name__, called.__doc__, called.__module__ = command.__name__, command.__doc__, command.__module__
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    return called
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter("give --storage-option as KEY=VALUE, as in azure_storage_account_name=shop.")
+    return name, value
+
+
+def who(by: str) -> str:
+    """Who makes a change: as told, else the login name, else the number of a user without one, as containers have them."""
+    try:
+        return by or getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def duration(text: str) -> dt.timedelta:
+    """A number with a unit: 90s, 30m, 12h, 14d."""
+    found = _DURATION.fullmatch(text.strip())
+    if not found:
+        raise typer.BadParameter(f"{text!r} is not a duration. Give a number with a unit: 90s, 30m, 12h or 14d.")
+    if float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] > LONGEST * 86400:
+        raise typer.BadParameter(f"{text!r} is longer than {LONGEST}d.")
+    return dt.timedelta(**{_UNITS[found[2]]: float(found[1])})
+
+
+def amount(text: str) -> int | dt.timedelta:
+    """A number, or a duration."""
+    if text.strip().isdecimal():
+        return int(text)
+    try:
+        return duration(text)
+    except typer.BadParameter:
+        raise typer.BadParameter(f"{text!r} is neither a number nor a duration. Give 10000, or 90s, 30m, 12h, 14d.") from None
+
+
 def moment(text: str) -> dt.datetime:
-    """A time in ISO 8601; without a zone it is UTC, without a time of day midnight."""
+    """A time in ISO 8601, without a zone in UTC and without a time of day at midnight; or how long ago it was, as a duration."""
+    if _DURATION.fullmatch(text.strip()):
+        return dt.datetime.now(dt.UTC) - duration(text)
     try:
         value = dt.datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time; give one as 2026-01-31 or 2026-01-31T14:00.") from None
+        raise typer.BadParameter(
+            f"{text!r} is not a time. Give one as 2026-01-31 or 2026-01-31T14:00, or as an age: 90s, 30m, 12h, 14d."
+        ) from None
     return value if value.tzinfo else value.replace(tzinfo=dt.UTC)
 
 
 OPTIONS: dict[str, Any] = {
-    "consumer": Annotated[str | None, typer.Option(help="Of this consumer.")],
-    "source": Annotated[str | None, typer.Option(help="From this source.")],
-    "topic": Annotated[str | None, typer.Option(help="Of this topic.")],
-    "partition": Annotated[int | None, typer.Option(help="Of this partition.")],
-    "first": Annotated[int | None, typer.Option("--from", help="From this sequence number (Kafka's offset) on.")],
-    "last": Annotated[int | None, typer.Option("--to", help="Up to this sequence number, included.")],
-    "since": Annotated[dt.datetime | None, typer.Option(parser=moment, metavar="TIME", help="Last failed then or later; ISO 8601, UTC.")],
-    "until": Annotated[dt.datetime | None, typer.Option(parser=moment, metavar="TIME", help="Last failed before then; ISO 8601, UTC.")],
-    "kind": Annotated[Kind | None, typer.Option(case_sensitive=False, help="Of this kind.")],
-    "status": Annotated[Status | None, typer.Option(case_sensitive=False, help="In this status.")],
-    "fingerprint": Annotated[str | None, typer.Option(help="With this fingerprint: the same error at the same place.")],
-    "key": Annotated[str | None, typer.Option(help="With this idempotence key, as `show` prints it.")],
-    "sequence_key": Annotated[str | None, typer.Option(help="With this sequence key, as `show` prints it.")],
-    "text": Annotated[str | None, typer.Option(help="With this text in reason, error message or stack.")],
+    "consumer": Annotated[str | None, typer.Option(help="Only of this consumer.")],
+    "source": Annotated[str | None, typer.Option(help="Only from this source, which is the name of the broker.")],
+    "topic": Annotated[str | None, typer.Option(help="Only of this topic.")],
+    "partition": Annotated[int | None, typer.Option(help="Only of this partition.")],
+    "first": Annotated[int | None, typer.Option("--from", help="Only from this sequence number (Kafka: offset) on.")],
+    "last": Annotated[int | None, typer.Option("--to", help="Only up to this sequence number, which is included.")],
+    "since": Annotated[
+        dt.datetime | None,
+        typer.Option(
+            parser=moment, metavar="TIME", help="Only if it last failed at this time or later; an ISO 8601 time in UTC, or an age: 12h."
+        ),
+    ],
+    "until": Annotated[
+        dt.datetime | None,
+        typer.Option(
+            parser=moment, metavar="TIME", help="Only if it last failed before this time; an ISO 8601 time in UTC, or an age: 12h."
+        ),
+    ],
+    "kind": Annotated[Kind | None, typer.Option(case_sensitive=False, help="Only of this kind.")],
+    "status": Annotated[Status | None, typer.Option(case_sensitive=False, help="Only in this status.")],
+    "fingerprint": Annotated[str | None, typer.Option(help="Only with this fingerprint: the same error at the same place.")],
+    "key": Annotated[str | None, typer.Option(help="Only with this idempotence key, as `show` prints it.")],
+    "sequence_key": Annotated[str | None, typer.Option(help="Only with this sequence key, as `show` prints it.")],
+    "text": Annotated[str | None, typer.Option(help="Only with this text in reason, error message or stack.")],
 }
-"""Name of the parameter -> its option. All that are given must match."""
+"""Name of the parameter -> its option. A letter is selected if it matches all options that are given."""
 
 
 def selecting(*, limit: int | None = 0, only: tuple[str, ...] = tuple(OPTIONS)) -> Callable[[Command], Command]:
@@ -78,11 +201,7 @@ def selecting(*, limit: int | None = 0, only: tuple[str, ...] = tuple(OPTIONS)) 
         def called(**given: Any) -> None:
             command(selection=_selection({name: given.pop(name, None) for name in [*names, "limit"]}), **given)
 
-        called.__name__, called.__doc__, called.__module__ = command.__name__, command.__doc__, command.__module__
-        parameters = [*(p for p in kept if _is_argument(p)), *added, *(p for p in kept if not _is_argument(p))]
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in parameters}
-        return called
+        return _as(called, command, [*(p for p in kept if _is_argument(p)), *added, *(p for p in kept if not _is_argument(p))])
 
     return decorate
 
@@ -126,6 +245,13 @@ def find(target: str, what: str, example: str) -> Any:
         raise dedup.ConfigError(f"There is no module {module!r}. Start the command in the folder that it is in.") from error
     except AttributeError as error:
         raise dedup.ConfigError(f"Module {module!r} has no {attribute!r}: {error}.") from error
+
+
+def above(count: int, seconds: float | None, limit: int | dt.timedelta) -> bool:
+    """Whether that many are above the limit, or so old that they are; an age that is not known counts as too old."""
+    if isinstance(limit, int):
+        return count > limit
+    return bool(count) and (seconds is None or seconds > limit.total_seconds())
 
 
 @contextmanager

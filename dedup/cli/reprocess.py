@@ -1,4 +1,4 @@
-"""`dedup dead-letters reprocess` and `dedup replay`: events that run through the user's handler again."""
+"""`dedup dead-letter reprocess` and `dedup consumer replay`: events that run through the user's handler again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import typer
 
 import dedup
 from deadletter.selection import Selection
-from dedup.cli.consumers import By, Reason, Yes, who
-from dedup.cli.options import OPTIONS, POSITIONS, find, progress, selecting
-from dedup.cli.show import AsJson, print_json, print_table
+from dedup.cli.exits import found
+from dedup.cli.options import OPTIONS, POSITIONS, By, Reason, Yes, find, progress, selecting, who
+from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.consumer import Consumer
 from dedup.core.log import AnyLogReader
 from dedup.reprocessing.letters import reprocess
@@ -32,30 +32,28 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:ATTRIBUTE",
-        help="Where the Consumer is, as uvicorn and celery find theirs: `shop.stream:consumer`. Its module must not start the stream.",
+        help="Your Consumer object: `shop.stream:consumer`. The module must not start the stream when it is imported.",
         show_default=False,
     ),
 ]
 Frame = Annotated[
     FrameKind | None,
-    typer.Option("--frames", help="What the handler takes.  [default: spark where pyspark is installed]", show_default=False),
+    typer.Option("--frames", help="What the handler takes.  [default: spark if pyspark is installed]", show_default=False),
 ]
-SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="Go on without positions that the log does not have any more.")]
+SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="Continue without positions that the log no longer has.")]
 
 FILTERS = tuple(name for name in OPTIONS if name not in ("consumer", "status"))
 """The consumer is the one that is named, and what can be run is what is open or blocked."""
 
-NOTHING_RUN = "Nothing was run. Repeat the command with --yes to do it."
 
-
-def register(app: typer.Typer, letters: typer.Typer) -> None:
+def register(consumers: typer.Typer, letters: typer.Typer) -> None:
     """Add the commands."""
-    letters.command("reprocess", epilog="Example: dedup dead-letters reprocess shop.stream:consumer --topic orders --from 1000 --to 2000")(
+    letters.command("reprocess", epilog="Example: dedup dead-letter reprocess shop.stream:consumer --topic orders --from 1000 --to 2000")(
         reprocess_
     )
-    app.command("replay", epilog="Example: dedup replay shop.stream:consumer --topic orders --partition 3 --from 1000 --to 2000 --yes")(
-        replay_
-    )
+    consumers.command(
+        "replay", epilog="Example: dedup consumer replay shop.stream:consumer --topic orders --partition 3 --from 1000 --to 2000 --yes"
+    )(replay_)
 
 
 @selecting(only=FILTERS)
@@ -63,30 +61,31 @@ def reprocess_(
     target: Target,
     selection: Selection,
     from_log: Annotated[
-        bool, typer.Option("--from-log", help="Run no letters, but positions of the range that were never delivered.")
+        bool, typer.Option("--from-log", help="Do not run letters, but positions of the range that were never delivered.")
     ] = False,
     skip_missing: SkipMissing = False,
-    rate: Annotated[float | None, typer.Option(help="At most so many letters a second.", show_default=False)] = None,
-    stop_after: Annotated[int, typer.Option(min=1, help="Stop when so many in a row failed again.")] = 20,
+    rate: Annotated[float | None, typer.Option(help="Run at most this many letters per second.", show_default=False)] = None,
+    stop_after: Annotated[int, typer.Option(min=1, help="Stop after this many letters in a row have failed again.")] = 20,
     frames: Frame = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be run; so it is without --yes, too.")] = False,
     as_json: AsJson = False,
     yes: Yes = False,
     by: By = "",
     reason: Reason = "",
 ) -> None:
-    """Send dead letters through the handler again, while the stream goes on. Safe to stop at any moment and to repeat."""
-    consumer, look = _consumer(target), dry_run or not yes
+    """Run the handler again on dead letters.
+
+    The stream may run at the same time. The command is safe to stop and to repeat. The exit code is 1 if letters failed again.
+    """
+    consumer, look = _consumer(target), not yes
     spark = None if look else _session(consumer, frames)
     with progress("reprocessing") as told:
         options = ReprocessOptions(who(by), reason or None, selection.limit, rate, stop_after, skip_missing, told)
         done = reprocess(selection, consumer, spark=spark, from_log=from_log, dry_run=look, options=options)
     if as_json:
         print_json(_plain(done))
-        return
-    _print_reprocessed(done, from_log)
-    if look:
-        typer.echo(NOTHING_RUN)
+    else:
+        _print_reprocessed(done, from_log)
+    found(done.failed > 0 or (done.filled is not None and done.filled.dead_lettered > 0))
 
 
 @selecting(limit=None, only=POSITIONS)
@@ -94,25 +93,25 @@ def replay_(
     target: Target,
     selection: Selection,
     accept_double: Annotated[
-        bool, typer.Option("--accept-double", help="Let tx.write append again what it wrote before. Nothing takes the old rows back.")
+        bool, typer.Option("--accept-double", help="Let tx.write append its rows a second time. The first ones stay.")
     ] = False,
     accept_other_keys: Annotated[
         bool,
-        typer.Option("--accept-other-keys", help="Decode reads other keys on purpose: do not compare the log."),
+        typer.Option("--accept-other-keys", help="Do not compare keys with the log, because `decode` reads other keys on purpose."),
     ] = False,
     skip_missing: SkipMissing = False,
     frames: Frame = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be run; so it is without --yes, too.")] = False,
     as_json: AsJson = False,
     yes: Yes = False,
     by: By = "",
     reason: Reason = "",
 ) -> None:
-    """Repeat positions that were processed, on purpose: the handler had a bug.
+    """Run the handler again on processed positions.
 
-    It replaces what tx.merge wrote, or takes back the old effect with @consumer.undo. Events are read again through @consumer.log.
+    Use it if the handler had a bug. Rows that tx.merge wrote are replaced; the function registered with @consumer.undo takes back other
+    effects. The function registered with @consumer.log reads the events again.
     """
-    consumer, look = _consumer(target), dry_run or not yes
+    consumer, look = _consumer(target), not yes
     if not look:
         _session(consumer, frames)
     with progress("replaying") as told:
@@ -123,8 +122,6 @@ def replay_(
         print_json(_plain(done))
         return
     _print_replayed(done)
-    if look:
-        typer.echo(NOTHING_RUN)
 
 
 def _consumer(target: str) -> Consumer:
@@ -151,6 +148,7 @@ def _session(consumer: Consumer, frames: FrameKind | None) -> Any | None:
 def _plain(done: Reprocessed | Replayed) -> dict[str, Any]:
     """The report as JSON can hold it."""
     values = asdict(done)
+    values["done"] = not values.pop("dry_run")
     if isinstance(done, Replayed):
         values["missing"] = [r._asdict() for r in done.missing.items]
     return values
@@ -160,23 +158,31 @@ def _print_reprocessed(done: Reprocessed, from_log: bool) -> None:
     if from_log:
         rows: list[tuple[str, Any]] = [
             ("absent", done.absent),
-            ("ran", "" if done.filled is None else str(done.filled)),
+            ("run", "" if done.filled is None else str(done.filled)),
             ("lost", done.lost),
         ]
-        print_table(["positions", ""], rows)
+        print_table(["result", "positions"], rows)
+        _tell_nothing(done)
         return
     print_table(["kind", "letters"], [*done.by_kind.items(), ("all", done.selected)])
     names = ("reprocessed", "duplicates", "failed", "waiting", "left", "expired", "lost")
     if not done.dry_run:
-        print_table(["became of them", "letters"], [(name, getattr(done, name)) for name in names])
+        print_table(["result", "letters"], [(name, getattr(done, name)) for name in names])
     if done.failed:
-        typer.echo("Why they failed again: `dedup dead-letters groups`, and `show ID`.")
+        typer.echo("`dedup dead-letter group` and `dedup dead-letter show ID` tell why they failed again.")
     if done.processed:
-        typer.echo(f"{done.processed} positions of this range were processed already: `dedup replay` repeats those.")
+        typer.echo(f"{done.processed} positions of this range were processed already: `dedup consumer replay` runs those again.")
     if done.absent:
         typer.echo(f"{done.absent} positions of this range were never delivered: --from-log runs those.")
+    _tell_nothing(done)
+
+
+def _tell_nothing(done: Reprocessed | Replayed) -> None:
+    if done.dry_run:
+        typer.echo(NOTHING_DONE)
 
 
 def _print_replayed(done: Replayed) -> None:
     names = ("processed", "lettered", "duplicates", "skipped", "absent", "replayed")
-    print_table(["positions", ""], [*((name, getattr(done, name)) for name in names), ("missing", str(done.missing).strip("[]"))])
+    print_table(["result", "positions"], [*((name, getattr(done, name)) for name in names), ("missing", str(done.missing).strip("[]"))])
+    _tell_nothing(done)

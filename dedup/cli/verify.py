@@ -1,4 +1,4 @@
-"""`dedup batches` and `verify`: what consumers decided, and whether it adds up."""
+"""`dedup verify` and `dedup batch list`: what consumers decided, and whether it adds up."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import typer
 
 from checkpoint.position import Partition, Ranges
 from deadletter.json_rows import json_rows
-from dedup.cli.consumers import Name
-from dedup.cli.show import AsJson, cell, print_json, print_table
+from dedup.cli.exits import found
+from dedup.cli.options import Commands, Name
+from dedup.cli.show import AsJson, print_fields, print_json, print_table
 from dedup.core.store import Store
 from dedup.urls import StoreUrl, check_consumer, open_store
 from dedup.verify import PartitionProof, VerifyReport, load, save, verify
@@ -29,18 +30,29 @@ BATCH_COLUMNS += ["skipped_rows", "dead_lettered", "late"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the reading commands."""
-    app.command(epilog="Example: dedup batches orders --limit 10 --store /lake/dedup")(batches)
+    """Add `dedup verify`."""
     app.command("verify", epilog="Example: dedup verify orders --store postgresql://localhost/shop")(verify_consumers)
+
+
+def register_batch(app: typer.Typer) -> None:
+    """Add `dedup batch ...`."""
+    commands = Commands(help="Batches that consumers have committed.", no_args_is_help=True)
+    commands.command("list", epilog="Example: dedup batch list orders --limit 10 --store /lake/dedup")(batches)
+    app.add_typer(commands, name="batch")
 
 
 def batches(
     name: Name,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the newest so many.  [default: 50 in a table, all with --json]")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Show only this many of the newest.  [default: 50 in a table, all with --json]")
+    ] = None,
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """What each batch decided, partition by partition: positions seen, and what became of the rows."""
+    """List committed batches by partition.
+
+    Each row names the positions that a batch has seen in one partition, and counts the results of their rows.
+    """
     opened = open_store(store)
     check_consumer(opened, name)
     table: pa.Table = opened.batches(name)
@@ -50,24 +62,26 @@ def batches(
         print_json(json_rows(newest))
         return
     if newest.num_rows < table.num_rows:
-        typer.echo(f"the newest {newest.num_rows} of {table.num_rows}; --limit shows more")
+        typer.echo(f"These are the newest {newest.num_rows} of {table.num_rows}; --limit shows more.")
     rows = [{**row, "partition": str(Partition(row["source"], row["topic"], row["partition"]))} for row in newest.to_pylist()]
     print_table(BATCH_COLUMNS, [[row[c] for c in BATCH_COLUMNS] for row in rows], empty="no batches yet")
 
 
 def verify_consumers(
-    names: Annotated[list[str] | None, typer.Argument(help="Consumers; all of them where none is named.", show_default=False)] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of consumers. Without them: all consumers of the store.", show_default=False)
+    ] = None,
     kept: Annotated[
-        str, typer.Option("--proof", show_default=False, help="A file that keeps what is proven: only what was decided since is read.")
+        str, typer.Option("--proof", show_default=False, help="Keep what is proven in this file, and read only what was committed since.")
     ] = "",
-    full: Annotated[bool, typer.Option("--full", help="With --proof: check everything, and keep that.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="With --proof: check everything once more.")] = False,
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Prove from the tables that every position up to the checkpoints is accounted for once.
+    """Check that each position has exactly one outcome.
 
-    Exits with 1 where something contradicts, and names the ranges and what to do about each. It cannot see whether a handler forgot to
-    write a row.
+    The command reads our own records, up to the checkpoints. The exit code is 1 if records contradict each other; the output names the
+    positions and what to do. The command cannot see that a handler forgot to write a row.
     """
     opened = open_store(store)
     known = load(Path(kept)) if kept else {}
@@ -81,8 +95,7 @@ def verify_consumers(
             _print_report(report)
         if not reports:
             typer.echo("no consumers yet")
-    if not all(report.ok for report in reports):
-        raise typer.Exit(1)
+    found(not all(report.ok for report in reports))
 
 
 def _names(store: Store, wanted: list[str]) -> list[str]:
@@ -118,7 +131,7 @@ def _proof_json(proof: PartitionProof) -> dict[str, Any]:
 def _print_report(report: VerifyReport) -> None:
     rows = [[*p.partition, p.checkpoint, len(p.seen), _few(p.seen), len(p.absent), _few(p.absent)] for p in report.partitions]
     print_table(PROOF_COLUMNS, rows, title=report.consumer, empty=f"{report.consumer}: no positions")
-    typer.echo(f"rows: {cell(report.counts)}")
+    print_fields(report.counts.items(), title=f"rows of {report.consumer}")
     for note in report.notes:
         typer.echo(f"note: {note}")
     for contradiction in report.contradictions:

@@ -90,6 +90,8 @@ class Entry:
     changed_at: dt.datetime | None
     error_type: str | None
     error_message: str | None
+    set_by: str | None  # who decided about it last: to send it again, or to give it up
+    set_reason: str | None
 
 
 @dataclass(frozen=True)
@@ -207,11 +209,15 @@ class Outbox(Protocol):
     def lag(self, topics: Sequence[str] = ()) -> OutboxLag:
         """What is not sent yet."""
 
-    def retry(self, numbers: Sequence[int]) -> int:
-        """Let dead messages be sent again, and those behind them after them. Returns how many were dead."""
+    def retry(self, numbers: Sequence[int], *, by: str | None = None, reason: str | None = None) -> int:
+        """Let dead messages be sent again, and those behind them after them. Returns how many were dead.
 
-    def discard(self, numbers: Sequence[int]) -> int:
-        """Give up messages that are not sent; those behind them go on. Returns how many."""
+        Args:
+            by: who decides that, and why (`reason`): both are kept with the messages.
+        """
+
+    def discard(self, numbers: Sequence[int], *, by: str | None = None, reason: str | None = None) -> int:
+        """Give up messages that are not sent; those behind them go on. Returns how many. `by` and `reason`: as for `retry`."""
 
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
         """Delete what was sent or discarded before that time. Returns how many."""

@@ -241,7 +241,7 @@ class SinkPublisher:
             )
         return PublicationStuck(
             f"Decision {header.seq} ({entry.rows} rows) cannot be published to the sink {entry.name!r} at {entry.uri}: {failure}. "
-            f"Repair the sink and run {command('publish', self.state.ledger.consumer)}."
+            f"Repair the sink and run {command('sink', 'sync', self.state.ledger.consumer)}."
         )
 
     def app(self, header: Header, sink: str) -> str:
@@ -272,10 +272,10 @@ class SinkPublisher:
         except SinkMismatch as error:
             gone = self.state.sinks.table(uri) is None
             advice = (
-                f"What it would take: the table back under that name, or {command('publish', consumer, '--accept-sink', entry.name)} "
+                f"What it would take: the table back under that name, or {command('sink', 'accept', consumer, entry.name)} "
                 "once a new one is there."
                 if gone
-                else f"Look whether its rows are there already; if not, run {command('publish', consumer)} after that."
+                else f"Look whether its rows are there already; if not, run {command('sink', 'sync', consumer)} after that."
             )
             raise PublicationStuck(f"Decision {header.seq} ({entry.rows} rows) cannot be published: {error} {advice}") from error
         expected = mark.table_id if mark and mark.accepted >= header.seq else entry.table_id
@@ -299,7 +299,7 @@ class SinkPublisher:
             raise PublicationStuck(
                 f"Decision {header.seq} for the sink {entry.name!r}: {len(gone)} of {len(entry.adds)} files with its rows are gone "
                 f"(VACUUM, or the folder was deleted or copied back): {', '.join(gone[:3])}. Bring them back, or give those rows up with "
-                f"{command('publish', self.state.ledger.consumer, '--accept-sink', entry.name, '--lost')}."
+                f"{command('sink', 'accept', self.state.ledger.consumer, entry.name, '--lost')}."
             )
 
     def missing(self, entry: SinkFiles, sink_uri: str) -> list[str]:
@@ -322,7 +322,7 @@ class SinkPublisher:
         except SinkMismatch as error:
             raise PublicationStuck(
                 f"Decision {header.seq} ({entry.rows} rows) was made when the sink {entry.name!r} had other columns: {error} "
-                f"Change it back and run {command('publish', self.state.ledger.consumer)}."
+                f"Change it back and run {command('sink', 'sync', self.state.ledger.consumer)}."
             ) from error
 
     def _add(self, header: Header, entry: SinkFiles, sink: Sink) -> bool:

@@ -17,7 +17,7 @@ from dedup.delta.epoch import Turns, exists
 from dedup.delta.ledger import Header, Ledger
 from dedup.delta.spark_ledger import SparkLedger
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import SPARK, StorageOptions, consumer_name, filesystem, join, safe_name
+from dedup.delta.storage import SPARK, StorageOptions, answering, consumer_name, filesystem, join, safe_name
 
 AMEND_ATTEMPTS = 20
 
@@ -47,11 +47,12 @@ class States:
         return self._turns.setdefault(consumer, Turns.of(self.root, self.options, safe_name(consumer)))
 
     def names(self) -> list[str]:
-        """The names of all consumers, sorted."""
+        """The names of all consumers, sorted. Raises StoreUnavailable where the storage does not answer."""
         if not exists(self.root, self.options):
             return []
         selector = pafs.FileSelector("ledger", allow_not_found=True)
-        found = filesystem(self.root, self.options).get_file_info(selector)
+        with answering(self.root):
+            found = filesystem(self.root, self.options).get_file_info(selector)
         return sorted(consumer_name(info.base_name) for info in found if info.type == pafs.FileType.Directory)
 
     @contextmanager

@@ -30,7 +30,7 @@ from checkpoint.holders import is_alive, this_process
 from dedup.delta.commit import Decision, commit_decision
 from dedup.delta.ledger import Header
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import StorageOptions, filesystem, is_local, put, remove
+from dedup.delta.storage import StorageOptions, answering, filesystem, is_local, put, remove
 from dedup.delta.tables import DELTA_ERRORS
 
 log = logging.getLogger("dedup")
@@ -166,10 +166,11 @@ def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
 
 
 def exists(root: str, options: StorageOptions) -> bool:
-    """Whether a store folder is there at all."""
+    """Whether a store folder is there at all. Raises StoreUnavailable where the storage does not answer."""
     if is_local(root):
         return bool(pafs.LocalFileSystem().get_file_info(root).type == pafs.FileType.Directory)
-    return bool(filesystem(root, options).get_file_info(pafs.FileSelector("", allow_not_found=True)))
+    with answering(root):
+        return bool(filesystem(root, options).get_file_info(pafs.FileSelector("", allow_not_found=True)))
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,16 @@ MARKS = pa.schema(
         pa.field("attempts", pa.int32(), nullable=False),
         pa.field("error_type", pa.string()),
         pa.field("error_message", pa.string()),
+        pa.field("set_by", pa.string()),
+        pa.field("set_reason", pa.string()),
         pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("attempt", pa.string(), nullable=False),  # the dispatcher, and its commit
     ]
 )
 """What became of messages: of several rows for one number that of the last turn counts."""
+
+TOLD = ("error_type", "error_message", "set_by", "set_reason", "at")
+"""What a mark says beside the state and the attempts."""
 
 SEEN = ["seq", "number", "topic", "key", "id", "size", "created_at"]
 """What is kept in memory of a message."""
@@ -89,7 +94,7 @@ class OutboxSnapshot:
         claims = self._marks.filter(pc.less(self._marks["number"], 0))
         self.turn = pc.max(self._marks["turn"]).as_py() or 0
         self.dispatcher = claims["attempt"][-1].as_py().partition("/")[0] if claims.num_rows else None
-        latest = {name: (name, "last") for name in ("state", "attempts", "error_type", "error_message", "at")}
+        latest = {name: (name, "last") for name in ("state", "attempts", *TOLD)}
         grouped = self._marks.group_by("number", use_threads=False).aggregate(list(latest.values()))
         self._latest = grouped.rename_columns(["number", *latest] if grouped.column_names[0] == "number" else [*latest, "number"])
         self._all = _joined(self._seen, self._latest)
@@ -363,27 +368,32 @@ class DeltaOutbox:
         self._publish(self.consumer)
         return self._look()
 
-    def retry(self, numbers: Sequence[int]) -> int:
-        """Let dead messages be sent again.
+    def retry(self, numbers: Sequence[int], *, by: str | None = None, reason: str | None = None) -> int:
+        """Let dead messages be sent again. Who decides that and why is kept with them.
 
         Crash: all of it, or nothing.
         """
-        return self._change_state(numbers, (State.DEAD,), State.WAITING)
+        return self._change_state(numbers, (State.DEAD,), State.WAITING, by, reason)
 
-    def discard(self, numbers: Sequence[int]) -> int:
-        """Give up messages that are not sent. One that a dispatcher has in hand may be sent all the same.
+    def discard(self, numbers: Sequence[int], *, by: str | None = None, reason: str | None = None) -> int:
+        """Give up messages that are not sent. Who decides that and why is kept with them.
+
+        One that a dispatcher has in hand may be sent all the same.
 
         Crash: all of it, or nothing.
         """
-        return self._change_state(numbers, (State.WAITING, State.BEHIND, State.DEAD), State.DISCARDED)
+        return self._change_state(numbers, (State.WAITING, State.BEHIND, State.DEAD), State.DISCARDED, by, reason)
 
-    def _change_state(self, numbers: Sequence[int], of: tuple[State, ...], to: State) -> int:
+    def _change_state(self, numbers: Sequence[int], of: tuple[State, ...], to: State, by: str | None, reason: str | None) -> int:
         if not numbers or self._now() is None:
             return 0
         chosen = Chosen(of, numbers=tuple(numbers), limit=None)
-        return self.note(
-            lambda found: [_row(e.number, to, e.attempts if to == State.DISCARDED else 0) for e in found.entries(chosen)], dispatching=False
-        )
+        person = {"set_by": by, "set_reason": reason}
+
+        def plan(found: OutboxSnapshot) -> list[dict[str, Any]]:
+            return [{**_row(e.number, to, e.attempts if to == State.DISCARDED else 0), **person} for e in found.entries(chosen)]
+
+        return self.note(plan, dispatching=False)
 
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
         """Delete what was sent or discarded before that time, up to the first decision with a message that was not; returns how many.
@@ -453,7 +463,7 @@ def _joined(messages: pa.Table, latest: pa.Table) -> pa.Table:
     """Messages with what became of them; those without a mark wait."""
     at = pc.index_in(messages["number"], value_set=latest["number"].combine_chunks())
     marks = latest.take(at)
-    for name in ("error_type", "error_message", "at"):
+    for name in TOLD:
         messages = messages.append_column(name, marks[name])
     for name in ("state", "attempts"):
         messages = messages.append_column(name, pc.fill_null(marks[name], 0))
@@ -464,7 +474,7 @@ def _entry(row: dict[str, Any], dead: set[Line]) -> Entry:
     state = State(row["state"])
     if state == State.WAITING and (row["topic"], row["key"]) in dead:
         state = State.BEHIND
-    names = ("number", "topic", "key", "id", "attempts", "size", "created_at", "error_type", "error_message")
+    names = ("number", "topic", "key", "id", "attempts", "size", "created_at", "error_type", "error_message", "set_by", "set_reason")
     return Entry(**{name: row[name] for name in names}, state=state, changed_at=row["at"])
 
 

@@ -48,7 +48,7 @@ def require_same(state: ConsumerState, sink: Sink, table_id: str, mark: Mark | N
     if sink.table_id != table_id:
         raise PublicationStuck(
             f"The sink {sink.name!r} at {sink.uri} is another table than the one that was written to before (dropped and created again?). "
-            f"If that is meant, run {command('publish', consumer, '--accept-sink', sink.name)}: what was published before stays out of the "
+            f"If that is meant, run {command('sink', 'accept', consumer, sink.name)}: what was published before stays out of the "
             "new one."
         )
     if mark is not None and mark.table_id == table_id:
@@ -69,7 +69,7 @@ def _require_kept(state: ConsumerState, sink: Sink, version: int, what: Publicat
     if lost := _lost(state, sink, version, what):
         raise PublicationStuck(
             f"The sink {sink.name!r} at {sink.uri} was restored to an older version after {since}: {lost}. "
-            f"Put them back if they are wanted, then run {command('publish', state.ledger.consumer, '--accept-sink', sink.name)}."
+            f"Put them back if they are wanted, then run {command('sink', 'accept', state.ledger.consumer, sink.name)}."
         )
 
 

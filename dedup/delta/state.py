@@ -343,7 +343,7 @@ class ConsumerState:
             f"The ledger {self.ledger.uri} of consumer {name!r} {what}. First restore the sinks, and the table "
             f"{self.letters_uri}, to the same time: they may hold more than the ledger knows, and those rows would come twice. Then run "
             f"{command('consumer', 'accept-restore', name)}, and "
-            f"{command('publish', name, '--accept-sink', 'SINK')} for each table that you "
+            f"{command('sink', 'accept', name, 'SINK')} for each table that you "
             f"restored (the dead letters are the sink {LETTERS_SINK})."
         )
 
@@ -512,5 +512,5 @@ class Agreement:
             raise PublicationStuck(
                 f"The sink {name!r} at {table.table_uri} was taken back to an older state: decision {tables.seq_of(mark.shown)} was "
                 f"published to it, and the last one that it shows is {last}, so published rows are missing. Put the newer state back; or "
-                f"go on without those rows: {command('publish', consumer, '--accept-sink', name)}."
+                f"go on without those rows: {command('sink', 'accept', consumer, name)}."
             )

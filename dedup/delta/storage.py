@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -22,6 +23,7 @@ from deltalake.fs import DeltaStorageHandler
 from checkpoint.errors import ConfigError, StoreUnavailable
 from deadletter.classify import classify
 from deadletter.known import ErrorClass
+from deadletter.redact import redact
 
 log = logging.getLogger("dedup")
 
@@ -38,6 +40,22 @@ Source: https://delta-io.github.io/delta-rs/usage/writing/ and docs.rs/object_st
 
 _AWAY = re.compile(r"Generic \w+ error|No space left on device")
 """How delta-rs tells of it. Source: https://docs.rs/object_store/latest/object_store/enum.Error.html, read 2026-11."""
+
+_AZURE = (
+    "AZURE_STORAGE_ACCOUNT_NAME and one of AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, or AZURE_STORAGE_CLIENT_ID with "
+    "AZURE_STORAGE_CLIENT_SECRET and AZURE_STORAGE_TENANT_ID"
+)
+_CREDENTIALS = {
+    **dict.fromkeys(("az", "azure", "abfs", "abfss", "adl"), _AZURE),
+    **dict.fromkeys(("s3", "s3a"), "AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    "gs": "GOOGLE_SERVICE_ACCOUNT (the path of a key file)",
+}
+"""Scheme -> what delta-rs reads of the environment. Source: docs.rs/object_store, AzureConfigKey, AmazonS3ConfigKey and GoogleConfigKey."""
+
+_UNKNOWN_CALLER = re.compile(
+    r"must be specified|token request|credential|\b40[13]\b|[Uu]nauthori[sz]ed|Forbidden|[Aa]uthenticat|[Pp]ermission"
+)
+"""That nobody said who asks, or that who asks may not."""
 
 AT_ONCE = 16
 """Requests to object storage at the same time."""
@@ -64,10 +82,36 @@ def join(uri: str, *parts: str) -> str:
 
 
 def filesystem(uri: str, options: StorageOptions) -> pafs.FileSystem:
-    """A file system whose root is the (absolute) URI; credentials come from the same options that the tables use."""
+    """A file system whose root is the (absolute) URI; credentials come from the same options that the tables use.
+
+    Raises:
+        StoreUnavailable: nothing says which account, or which credentials; the message says what to set.
+    """
     if is_local(uri):
         return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
-    return pafs.PyFileSystem(_Handler(uri, options=dict(options or {})))
+    with answering(uri):
+        return pafs.PyFileSystem(_Handler(uri, options=dict(options or {})))
+
+
+@contextmanager
+def answering(uri: str) -> Iterator[None]:
+    """Raises StoreUnavailable in place of an OSError; the message has no secrets, and says what to set where credentials are missing."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"{uri} cannot be reached: {explained(uri, error)}") from error
+
+
+def explained(uri: str, error: BaseException) -> str:
+    """What the storage says, without secrets, and what to set where it is about credentials."""
+    said = redact(" ".join(str(error).split()))
+    variables = _CREDENTIALS.get(urlparse(uri).scheme)
+    if variables is None or not _UNKNOWN_CALLER.search(said):
+        return said
+    return (
+        f"{said.rstrip('.')}. Set these environment variables: {variables}. Or give the same settings in lower case: "
+        "storage_options={...} in Python, --storage-option KEY=VALUE on the command line."
+    )
 
 
 class _Handler(DeltaStorageHandler):

@@ -27,7 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.files import Add
-from dedup.delta.storage import AT_ONCE, StorageOptions, absolute, filesystem, is_away
+from dedup.delta.storage import AT_ONCE, StorageOptions, absolute, explained, filesystem, is_away
 
 COMMIT_REFUSED = CommitFailedError
 """delta-rs says that the commit did not land; still read back, because its own retry may have met its own commit."""
@@ -60,7 +60,7 @@ def open_table(uri: str, options: StorageOptions) -> DeltaTable | None:
     except TableNotFoundError:
         return None
     except DELTA_ERRORS as error:
-        raise StoreUnavailable(f"The Delta table {uri} cannot be opened: {error}") from error
+        raise StoreUnavailable(f"The Delta table {uri} cannot be opened: {explained(uri, error)}") from error
 
 
 def open_version(uri: str, version: int, options: StorageOptions) -> DeltaTable | None:
@@ -69,7 +69,7 @@ def open_version(uri: str, version: int, options: StorageOptions) -> DeltaTable 
         return DeltaTable(uri, version=version, storage_options=dict(options) if options else None)
     except DELTA_ERRORS as error:
         if is_away(error):
-            raise StoreUnavailable(f"Version {version} of the Delta table {uri} cannot be opened: {error}") from error
+            raise StoreUnavailable(f"Version {version} of the Delta table {uri} cannot be opened: {explained(uri, error)}") from error
         return None
 
 
@@ -79,7 +79,7 @@ def reading(uri: str) -> Iterator[None]:
     try:
         yield
     except DELTA_ERRORS as error:
-        raise StoreUnavailable(f"The Delta table {uri} cannot be read: {error}") from error
+        raise StoreUnavailable(f"The Delta table {uri} cannot be read: {explained(uri, error)}") from error
 
 
 def transaction_of(table: DeltaTable, app: str) -> int | None:

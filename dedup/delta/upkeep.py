@@ -155,7 +155,7 @@ def acceptance(state: ConsumerState, publisher: SinkPublisher, sink: str, uri: s
         raise PublicationStuck(
             f"Decisions {gone} with {rows} rows for {sink!r} are not known to be published, and their files are gone. "
             "If those rows were in the old table, or may be lost, say so: "
-            f"{command('publish', state.ledger.consumer, '--accept-sink', sink, '--lost')}."
+            f"{command('sink', 'accept', state.ledger.consumer, sink, '--lost')}."
         )
     header = _next(state, "accept-sink", state.header.head, by, reason)
     generation = state.header.head.generation

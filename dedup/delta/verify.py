@@ -187,7 +187,7 @@ def _publications(state: ConsumerState, publisher: SinkPublisher) -> Iterator[st
             if not done:
                 yield (
                     f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run "
-                    f"{command('publish', state.ledger.consumer)}"
+                    f"{command('sink', 'sync', state.ledger.consumer)}"
                 )
             try:
                 if table is not None:

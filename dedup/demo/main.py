@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,6 +40,9 @@ IN_FILE, FEWEST_FILES = 10_500, 12
 """Flights in a file of the landing folder, and so in a batch of the stream; a short demo has smaller ones, to be killed between."""
 
 KILLS = 3
+
+PIPE_WIDTH = 250
+"""Columns in a pipe: more than any line of the table has."""
 
 MARK = ".dedup-demo"
 """Tells a folder that the demo made from one that somebody else needs."""
@@ -66,12 +70,17 @@ def run(store: str | None = None, seed: int | None = None, as_json: bool = False
     _require("pyspark", "psycopg" if store and is_postgres(store) else "deltalake")
     seed = random.SystemRandom().randrange(10_000) if seed is None else seed
     demo = Demo(store, seed)
-    console = Console(stderr=as_json, highlight=False)
+    console = console_for(sys.stderr if as_json else sys.stdout)
     table, planned = demo.prepare(events)
     outcome = demo.stream(planned, console)
     found = demo.examine(planned, table)
     part = "" if events in (None, ALL) else f", shortened to the first {events:,} of {ALL:,} flights"
     return conclude(demo, found, outcome.kills, f"dedup demo --seed {seed}, {outcome.seconds:.0f} s{part}", console, as_json)
+
+
+def console_for(file: IO[str]) -> Console:
+    """Where the demo prints: as wide as the terminal; in a pipe no line is broken."""
+    return Console(file=file, highlight=False, width=None if file.isatty() else PIPE_WIDTH)
 
 
 def conclude(demo: Demo, found: audit.Audit, kills: int, title: str, console: Console, as_json: bool) -> int:
@@ -179,9 +188,9 @@ def audit_json(audit: Audit, kills: int) -> str:
 def as_table(audit: Audit, kills: int, title: str) -> Table:
     """The same, with what each line means."""
     table = Table(title=title, title_justify="left")
-    table.add_column("")
+    table.add_column("result")
     table.add_column("count", justify="right")
-    table.add_column("", style="dim", overflow="fold")
+    table.add_column("meaning", style="dim", overflow="fold")
     for name, count, meaning in _lines(audit, kills):
         style = "bold red" if name in ("lost", "doubled") and count else None
         table.add_row(name, f"{count:,}", meaning, style=style)
@@ -189,15 +198,15 @@ def as_table(audit: Audit, kills: int, title: str) -> Table:
 
 
 def _lines(audit: Audit, kills: int) -> Iterator[tuple[str, int, str]]:
-    yield "delivered", audit.delivered, "by the topic, whether for the first time or again"
-    yield "redelivered", audit.redelivered, "a position that was delivered before, after a rebalance: dropped"
-    yield "duplicates", audit.duplicates, "a known flight at a new position: dropped"
+    yield "delivered", audit.delivered, "events from the topic, for the first time or again"
+    yield "redelivered", audit.redelivered, "events at a position that was delivered before, after a rebalance: dropped"
+    yield "duplicates", audit.duplicates, "events of a known flight at a new position: dropped"
     yield "written", audit.written, "rows in the sink"
     for (kind, reason), count in audit.dead_letters.items():
         yield f"dead letters {kind}", count, reason
-    yield "kills", kills, f"SIGKILL to Python and JVM in mid-run; {audit.replayed:,} events came once more although they were decided"
-    yield "lost", audit.lost, "expected and not there"
-    yield "doubled", audit.doubled, "there and not expected"
+    yield "kills", kills, f"SIGKILL to Python and JVM while they ran; Spark delivered {audit.replayed:,} decided events once more"
+    yield "lost", audit.lost, "expected rows that are missing"
+    yield "doubled", audit.doubled, "rows that are there and not expected"
 
 
 def show_problems(console: Console, problems: Sequence[str]) -> None:
@@ -223,7 +232,7 @@ def progress(console: Console, events: int, kills: int) -> Iterator[Callable[[in
 def show_where(console: Console, place: DemoTarget, folder: Path) -> None:
     """Paths to look into and commands to type."""
     places = {**place.where(), "what was delivered": f"{folder}/delivery-log.parquet", "the driver's log": f"{folder}/driver.log"}
-    commands = map(place.command, ("dead-letters list", "checkpoints", f"verify {CONSUMER}"))
+    commands = map(place.command, ("dead-letter list", "checkpoint list", f"verify {CONSUMER}"))
     console.print("\nWhere to look next")
     for line in (*(f"{name}: {path}" for name, path in places.items()), *commands):
         console.print(f"  {line}", soft_wrap=True, markup=False)

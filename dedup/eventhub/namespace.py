@@ -1,6 +1,7 @@
 """What a hub says of itself: when it was created, and from where to where each partition reaches. Nothing is received here.
 
-Each question costs the service about 0.4 s, so the partitions are asked side by side. Called by all of this package and by `dedup lag`.
+Each question costs the service about 0.4 s, so the partitions are asked side by side. Called by all of this package and by
+`dedup consumer lag`.
 """
 
 from __future__ import annotations

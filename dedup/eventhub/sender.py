@@ -95,7 +95,7 @@ def _sent(client: EventHubProducerClient, partition: int, key: str | None, event
         first = events[0]
         raise ConfigError(
             f"Event {first.sequence} of partition {first.partition} ({first.message_id}) is larger than the hub takes now. "
-            "`dedup publishers discard` gives it up."
+            "`dedup publisher discard` gives it up."
         )
     client.send_batch(batch, timeout=timeout)
     return count
@@ -141,5 +141,5 @@ def _explained(error: Exception, there: Connection) -> SourceUnavailable | Confi
     if condition(error) == "not-found" or "could not be found" in said:
         return ConfigError(f"There is no event hub or partition {where}: {said}")
     if TOO_LARGE.endswith(condition(error) or "?"):
-        return ConfigError(f"{where} refuses an event for its size: {said} `dedup publishers discard` gives it up.")
+        return ConfigError(f"{where} refuses an event for its size: {said} `dedup publisher discard` gives it up.")
     return SourceUnavailable(f"Event Hubs could not be sent to, {where}: {said}")

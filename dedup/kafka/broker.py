@@ -1,6 +1,6 @@
 """A Kafka cluster as dedup asks it: its id, the ids of its topics, and from where to where each partition reaches.
 
-Nothing is consumed or changed here. Called by the consumer (which life of a topic is this?), by start.py and by `dedup lag`.
+Nothing is consumed or changed here. Called by the consumer (which life of a topic is this?), by start.py and by `dedup consumer lag`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Broker:
         return {place: (first[place].offset, end[place].offset) for place in sorted(places)}
 
     def ends(self, topics: Sequence[str]) -> Mapping[Place, End]:
-        """The same, with the time of the newest event, where the broker tells it. For `dedup lag`. Raises as `spans` does."""
+        """The same, with the time of the newest event, where the broker tells it. For `dedup consumer lag`. Raises as `spans` does."""
         spans = self.spans(topics)
         newest = self.newest(spans)
         return {place: End(*span, newest.get(place)) for place, span in spans.items()}

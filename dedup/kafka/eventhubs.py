@@ -111,7 +111,7 @@ class EventHubs:
         return Options({**where, **hub, **self._spark, **WAITS})
 
     def broker(self) -> Broker:
-        """For start positions, `dedup lag` and reading the log again."""
+        """For start positions, `dedup consumer lag` and reading the log again."""
         return Broker(self.servers, {"security.protocol": self._protocol, **self._client})
 
 

@@ -163,7 +163,7 @@ class Member:
         with company.sending(self.name):
             job.send_messages()
         if report.dead_lettered:
-            log.warning("%s: parked %d; `dedup dead-letters groups` says why", what, report.dead_lettered)
+            log.warning("%s: parked %d; `dedup dead-letter group` says why", what, report.dead_lettered)
         return report
 
     def _parts(self, assignment: Assignment, events: pa.Table) -> Iterator[pa.Table]:

@@ -277,26 +277,26 @@ class PgOutbox:
         with self._connect(f"Reading the outbox of {self.consumer!r}") as connection:
             return OutboxLag(*self._all(connection, "outbox_lag", topics=list(topics))[0])
 
-    def retry(self, numbers: Sequence[int]) -> int:
-        """Let dead messages be sent again. Waits for turns that have their keys.
+    def retry(self, numbers: Sequence[int], *, by: str | None = None, reason: str | None = None) -> int:
+        """Let dead messages be sent again. Waits for turns that have their keys. Who decides that and why is kept with them.
 
         Crash: all of it, or nothing.
         """
-        return self._change("outbox_retry", numbers)
+        return self._change("outbox_retry", numbers, by, reason)
 
-    def discard(self, numbers: Sequence[int]) -> int:
-        """Give up messages that are not sent. Waits for turns that have their keys.
+    def discard(self, numbers: Sequence[int], *, by: str | None = None, reason: str | None = None) -> int:
+        """Give up messages that are not sent. Waits for turns that have their keys. Who decides that and why is kept with them.
 
         Crash: all of it, or nothing.
         """
-        return self._change("outbox_discard", numbers)
+        return self._change("outbox_discard", numbers, by, reason)
 
-    def _change(self, name: str, numbers: Sequence[int]) -> int:
+    def _change(self, name: str, numbers: Sequence[int], by: str | None, reason: str | None) -> int:
         with self._transaction("Changing messages") as connection:
             locked = self._all(connection, "outbox_lock_of", **_of_numbers(numbers))
             own = self._all(connection, "outbox_own_pages", **_of_numbers(numbers))
             self._unpack(connection, [row[0] for row in own])
-            changed = self._all(connection, name, numbers=list(numbers))
+            changed = self._all(connection, name, numbers=list(numbers), by=by, reason=reason)
             self._all(connection, "outbox_release", lanes=[row[0] for row in locked])
             connection.execute("commit")
         return len(changed)

@@ -164,7 +164,7 @@ def _note(connection: Connection, sql: Statements, full: str, oid: int, before: 
         raise PublicationStuck(
             f"{full} is another table than the one that {writer.name!r} has written to before: it was dropped and created again, loaded "
             f"from a dump, or another one was renamed. Rows that were written before may be missing. Put them back if they are wanted, "
-            f"then run {command('publish', writer.name, '--accept-sink', full)}."
+            f"then run {command('sink', 'accept', writer.name, full)}."
         )
 
 

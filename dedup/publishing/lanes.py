@@ -99,7 +99,7 @@ class Lanes:
 
     def _check_count(self, owner: Owner) -> None:
         count, topic = self.broker_has, self.to.topic
-        how = command("publishers", "set-partitions", self.group, count, "--topic", topic)
+        how = command("publisher", "set-partitions", self.group, count, "--topic", topic)
         if count < owner.partitions:
             raise ConfigError(
                 f"{topic!r} has {count} partitions, and producer group {self.group!r} spreads its keys over {owner.partitions}: it was "
@@ -141,8 +141,8 @@ class Lanes:
             raise ResendTooLate(
                 f"Producer group {self.group!r} has events that were stored at {oldest:%Y-%m-%d %H:%M:%S %Z} and are not confirmed: longer "
                 f"ago than resend_within, so that consumers may not know them any more. "
-                f"{command('publishers', 'show', self.group)} shows them; "
-                f"then open the group with a longer resend_within, or {command('publishers', 'discard', self.group)}."
+                f"{command('publisher', 'show', self.group)} shows them; "
+                f"then open the group with a longer resend_within, or {command('publisher', 'discard', self.group)}."
             )
 
     def _resend(self, owner: Owner, partition: int, confirmed: int) -> int:

@@ -3,7 +3,7 @@
 Every writer here is one statement, and so one transaction that needs nothing more of its client: a process that is stopped or cut off
 holds no lock, and a takeover never waits for it. People look, copy and restore, give up events and forget ids: whatever of it changes the
 state of a group raises its owner level in the same transaction, so that a publisher that runs is fenced.
-Called by the publisher and `dedup publishers`.
+Called by the publisher and `dedup publisher`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from checkpoint.errors import CommitUnknown, ConfigError, Fenced, StoreRestored, command
+from checkpoint.errors import CommitUnknown, ConfigError, Fenced, Refused, StoreRestored, command
 from checkpoint.holders import is_alive, this_process
 from checkpoint.postgres import sql
 from checkpoint.postgres.connection import Connection, checked, checked_schema, is_lost, redacted, translate, translating
@@ -285,9 +285,9 @@ class Publishers:
         Crash: done or not.
         """
         if not self._rows("spread_publisher", id=group["id"], partitions=partitions, by=by, reason=reason):
-            raise ConfigError(
+            raise Refused(
                 f"Events of producer group {group['group']!r} wait in partitions from {partitions} on. Send them, or "
-                f"{command('publishers', 'discard', group['group'])} gives them up."
+                f"{command('publisher', 'discard', group['group'])} gives them up."
             )
 
     def discard(self, group: Row, partition: int | None, sequence: int | None, by: str, reason: str) -> int:

@@ -1,6 +1,6 @@
 """What a person does with dead letters, but for running handlers: look, group, show, discard, restore, edit, export, import.
 
-The command `dedup dead-letters` is a shell around this. Works while the stream runs, and does not stall it.
+The command `dedup dead-letter` is a shell around this. Works while the stream runs, and does not stall it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, Refused
 from checkpoint.head import Head
 from deadletter import plans
 from deadletter.letter import HISTORY, Action, Kind, Status
@@ -114,7 +114,7 @@ class DeadLetters:
         found = self.select(Selection(id=id, limit=2), ["id"])["id"].to_pylist() if id else []
         if len(found) != 1:
             many = "more than one dead letter begins" if found else "no dead letter begins"
-            raise ConfigError(f"{many} with {id!r}. `dedup dead-letters list` shows ids.")
+            raise ConfigError(f"{many} with {id!r}. `dedup dead-letter list` shows ids.")
         return str(found[0])
 
     def discard(
@@ -137,11 +137,12 @@ class DeadLetters:
         if not reason.strip():
             raise ConfigError("Letters are given up for a reason. Say it: it is kept with them.")
         if isinstance(which, Selection) and unsent.is_meant(which):
-            return unsent.discard(self.store, which, dry_run=dry_run)
+            return unsent.discard(self.store, which, by=by, reason=reason, dry_run=dry_run)
         if not isinstance(which, Selection) and (messages := unsent.ids_among(self.store, which)):
             if set(which) - set(messages):
                 raise ConfigError("Some of these letters are of messages (UNSENT) and some of events: discard them separately.")
-            return unsent.discard(self.store, Selection(kind=Kind.UNSENT, ids=tuple(messages), limit=None), dry_run=dry_run)
+            meant = Selection(kind=Kind.UNSENT, ids=tuple(messages), limit=None)
+            return unsent.discard(self.store, meant, by=by, reason=reason, dry_run=dry_run)
         who = _who(by, reason)
 
         def plan(access: Access) -> Plan:
@@ -200,7 +201,7 @@ class DeadLetters:
         done = change(self.store, [id], lambda access: _edit(access, wanted, _who(by, reason)), dry_run=dry_run)
         for why in (NOT_THERE, BUSY):
             if why in done.skipped:
-                raise ConfigError(f"Letter {id!r} was not edited: {why}.")
+                raise Refused(f"Letter {id!r} was not edited: {why}.")
         return done
 
     def export(
@@ -337,12 +338,12 @@ def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes]
 def _refuse_edit(letter: Mapping[str, Any]) -> None:
     advice = {Status.DISCARDED: "Restore it first.", Status.REPROCESSED: "It had its effect, and cannot have another one."}
     if letter["status"] not in WAITING_STATUSES:
-        raise ConfigError(f"Letter {letter['id'][:12]} is {letter['status']}. {advice.get(letter['status'], 'It is settled.')}")
+        raise Refused(f"Letter {letter['id'][:12]} is {letter['status']}. {advice.get(letter['status'], 'It is settled.')}")
 
 
 def _refuse_decided(parts: Sequence[str], known: Iterable[bytes]) -> None:
     if any(known):
-        raise ConfigError(
+        raise Refused(
             f"The key {shown(parts)!r} is decided already: an event with it was processed, or a letter holds it. "
             "If this letter is a duplicate of that event, discard it; else give it another key."
         )

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, Refused
 from checkpoint.head import Head
 from deadletter import plans
 from deadletter.json_rows import from_json, json_rows
@@ -168,7 +168,7 @@ def _check_keys(rows: pa.Table, heads: Mapping[str, Head], path: Path) -> None:
         try:
             check_keys(letter, letter["history"] or (), heads[letter["consumer"]])
         except Unproven as error:
-            raise ConfigError(
+            raise Refused(
                 f"{path}, letter {letter['id']}, {error}. It would hold a key that nobody can see, and events that have it would pass for "
                 "duplicates. Nothing was imported. If you trust this file, reserve its keys as they are: --accept-keys."
             ) from error

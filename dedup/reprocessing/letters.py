@@ -4,7 +4,7 @@ Letters go in pages, in position order, each page one transaction in which their
 it works while the stream runs. What a page has committed is done; a second call goes on with the letters that are left.
 
 Letters become events again as a table that goes through the same preparation as a batch, with the judgement of its keys. What becomes of
-them is a new state and what is appended to their history. Called by `reprocess` of the public names and by `dedup dead-letters
+them is a new state and what is appended to their history. Called by `reprocess` of the public names and by `dedup dead-letter
 reprocess`.
 """
 
@@ -97,10 +97,10 @@ def reprocess(
     Crash: each page is done or not; a second call goes on.
     """
     reentry.refuse(consumer.identity, "A reprocess")
-    if unsent.is_meant(selection):
-        return unsent.reprocess(consumer.store, replace(selection, consumer=consumer.name), dry_run=dry_run)
-    head = consumer.known_head()
     chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or ReprocessOptions()
+    if unsent.is_meant(selection):
+        return unsent.reprocess(store, chosen, by=how.by, reason=how.reason, dry_run=dry_run)
+    head = consumer.known_head()
     report = Reprocessed(dry_run=dry_run)
     if from_log:
         filled = fill(chosen, consumer, dry_run=dry_run, options=how)
@@ -266,7 +266,7 @@ class _Reprocess:
         if longest >= self.options.stop_after:
             raise ReprocessStopped(
                 f"{longest} letters in a row failed again; {report.reprocessed} were reprocessed before. "
-                f"`dedup dead-letters groups` shows why. A second call goes on with what is left."
+                f"`dedup dead-letter group` shows why. A second call goes on with what is left."
             )
 
 

@@ -56,25 +56,25 @@ def groups(store: Store, selection: Selection) -> pa.Table:
     return found.cast(GROUPS).sort_by([("letters", "descending")])
 
 
-def discard(store: Store, selection: Selection, *, dry_run: bool) -> Changed:
+def discard(store: Store, selection: Selection, *, by: str, reason: str, dry_run: bool) -> Changed:
     """Give these messages up; those behind them go on.
 
     Crash: those of a consumer are given up, or not.
     """
     numbers = _numbers(store, replace(selection, status=selection.status or Status.OPEN))
     meant = sum(map(len, numbers.values()))
-    changed = meant if dry_run else sum(store.outbox(consumer).discard(few) for consumer, few in numbers.items())
+    changed = meant if dry_run else sum(store.outbox(consumer).discard(few, by=by, reason=reason) for consumer, few in numbers.items())
     return Changed(selected=meant, changed=changed, by_kind={Kind.UNSENT.value: changed} if changed else {}, dry_run=dry_run)
 
 
-def reprocess(store: Store, selection: Selection, *, dry_run: bool) -> Reprocessed:
+def reprocess(store: Store, selection: Selection, *, by: str | None = None, reason: str | None = None, dry_run: bool) -> Reprocessed:
     """Let these messages be sent again, and those behind them after them, by the next dispatch.
 
     Crash: those of a consumer wait again, or not.
     """
     numbers = _numbers(store, replace(selection, status=Status.OPEN))
     meant = sum(map(len, numbers.values()))
-    done = 0 if dry_run else sum(store.outbox(consumer).retry(few) for consumer, few in numbers.items())
+    done = 0 if dry_run else sum(store.outbox(consumer).retry(few, by=by, reason=reason) for consumer, few in numbers.items())
     return Reprocessed(
         meant, {Kind.UNSENT.value: meant} if meant else {}, reprocessed=done, left=0 if dry_run else meant - done, dry_run=dry_run
     )

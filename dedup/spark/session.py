@@ -1,7 +1,8 @@
 """A local Spark session with Delta, sized for one small machine: for the demo, the tests and the benchmarks.
 
 The one home of the versions of Spark's jars. Spark's own Ivy resolves them at the first start and caches them.
-A cluster brings a session of its own. `dedup reprocess` and `dedup replay` make this one where the module they load has made none.
+A cluster brings a session of its own. `dedup dead-letter reprocess` and `dedup consumer replay` make this one where the module they load
+has made none.
 """
 
 from __future__ import annotations

@@ -17,13 +17,16 @@ create table {schema}.outbox (
     created_at timestamptz not null default now(),
     changed_at timestamptz,
     error_type text,
-    error_message text
+    error_message text,
+    set_by text,
+    set_reason text
 );
 comment on table {schema}.outbox is
     'Messages to send. State 0 waiting, 1 sent, 2 dead, 3 behind a dead one of its key, 4 discarded, 5 handed to a Kafka transaction.';
 comment on column {schema}.outbox.id is 'What the receiver knows the message by: minted once, the same however often it is sent.';
 comment on column {schema}.outbox.lane is 'Bucket of the destination key: what a dispatcher locks, so that one key is never in two hands.';
 comment on column {schema}.outbox.flight is 'The Kafka transaction that it was handed to, where messages are sent exactly once.';
+comment on column {schema}.outbox.set_by is 'The person who let it be sent again or gave it up; set_reason says why.';
 -- A tree of all numbers would cost each message twice, when it comes and when it is marked.
 create index outbox_number on {schema}.outbox using brin (number) with (pages_per_range = 32, autosummarize = on);
 create index outbox_waiting on {schema}.outbox (consumer_id, lane, number) where state = 0;
@@ -62,13 +65,13 @@ create index outbox_page_waiting on {schema}.outbox_page (consumer_id, lane, pag
 
 create view {schema}.outbox_message as
 select number, consumer_id, topic, key, id, body, header_names, header_values, lane, state, attempts, flight, created_at, changed_at,
-    error_type, error_message, null::bigint as page
+    error_type, error_message, set_by, set_reason, null::bigint as page
 from {schema}.outbox
 union all
 select 1000 * p.page + m.place - 1, p.consumer_id, p.topic, m.key, m.id, m.body,
     p.header_names[coalesce(p.header_ends[m.place::int - 1], 0) + 1 : p.header_ends[m.place::int]],
     p.header_values[coalesce(p.header_ends[m.place::int - 1], 0) + 1 : p.header_ends[m.place::int]],
-    p.lane, case when p.sent_at is null then 0 else 1 end::smallint, 0, null, p.created_at, p.sent_at, null, null, p.page
+    p.lane, case when p.sent_at is null then 0 else 1 end::smallint, 0, null, p.created_at, p.sent_at, null, null, null, null, p.page
 from {schema}.outbox_page p cross join lateral unnest(p.keys, p.ids, p.bodies) with ordinality m (key, id, body, place);
 comment on view {schema}.outbox_message is 'All messages of the outbox, one a row.';
 

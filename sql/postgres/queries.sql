@@ -1051,11 +1051,13 @@ order by length(partition_id), partition_id;
 with given as (
     select * from unnest(%(partitions)s::text[], %(numbers)s::int8[], %(offsets)s::text[]) as n (partition_id, sequence_number, event_offset)
 ), moved as (
-    insert into {schema}.processor_checkpoint as c (namespace, hub, consumer_group, partition_id, sequence_number, event_offset)
-    select %(namespace)s, %(hub)s, %(group)s, partition_id, sequence_number, event_offset from given order by partition_id
+    insert into {schema}.processor_checkpoint as c
+        (namespace, hub, consumer_group, partition_id, sequence_number, event_offset, set_by, set_reason)
+    select %(namespace)s, %(hub)s, %(group)s, partition_id, sequence_number, event_offset, %(by)s::text, %(reason)s::text
+    from given order by partition_id
     on conflict (namespace, hub, consumer_group, partition_id) do update
     set sequence_number = excluded.sequence_number, event_offset = excluded.event_offset, modified_at = clock_timestamp(),
-        set_by = null, set_reason = null
+        set_by = excluded.set_by, set_reason = excluded.set_reason
     where c.sequence_number < excluded.sequence_number
     returning partition_id
 )
@@ -1241,7 +1243,7 @@ where o.number = f.number;
 -- name: outbox_entries
 -- Messages without their bodies, ascending.
 -- One snapshot, no locks.
-select number, topic, key, id, state, attempts, length(body), created_at, changed_at, error_type, error_message
+select number, topic, key, id, state, attempts, length(body), created_at, changed_at, error_type, error_message, set_by, set_reason
 from (
     select * from {schema}.outbox_message
     where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and page is null
@@ -1289,7 +1291,7 @@ where cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[]);
 -- name: outbox_retry
 -- Let dead messages wait again, as if they had never been tried.
 -- Under the locks of their lanes.
-update {schema}.outbox set state = 0, attempts = 0, changed_at = clock_timestamp()
+update {schema}.outbox set state = 0, attempts = 0, changed_at = clock_timestamp(), set_by = %(by)s::text, set_reason = %(reason)s::text
 where number = any(%(numbers)s::int8[]) and state = 2
     and consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
 returning number;
@@ -1297,7 +1299,7 @@ returning number;
 -- name: outbox_discard
 -- Give up messages that are not sent.
 -- Under the locks of their lanes: none of them is in anybody's hands.
-update {schema}.outbox set state = 4, changed_at = clock_timestamp()
+update {schema}.outbox set state = 4, changed_at = clock_timestamp(), set_by = %(by)s::text, set_reason = %(reason)s::text
 where number = any(%(numbers)s::int8[]) and state in (0, 2, 3)
     and consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
 returning number;

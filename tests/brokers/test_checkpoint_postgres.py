@@ -129,7 +129,7 @@ def test_a_late_update_is_told_and_a_repeated_one_is_not(postgres: str, caplog: 
             store.update_checkpoint(position("0", n, GROUP))
         assert caplog.messages == []
         store.update_checkpoint(position("0", 12, GROUP))
-    assert "stays at 30, 12 is behind" in caplog.text and "dedup checkpoints set" in caplog.text
+    assert "stays at 30, 12 is behind" in caplog.text and "dedup checkpoint set" in caplog.text
 
 
 def test_it_connects_again(store: Store, postgres: str) -> None:

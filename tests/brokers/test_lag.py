@@ -1,4 +1,4 @@
-"""`dedup lag`: what lies between the checkpoints and the end of the log, of a real Kafka broker and of Event Hubs."""
+"""`dedup consumer lag`: what lies between the checkpoints and the end of the log, of a real Kafka broker and of Event Hubs."""
 
 from __future__ import annotations
 
@@ -85,17 +85,20 @@ def test_lag_behind_a_real_broker(kafka: kafka_server.Broker, topic: Topic, plac
     topic.send_orders(*((f"k{n}", n) for n in range(5)))
     read = dk.log_reader(kafka.servers).read(topic.name, 0, 0, 2)
     consumer(place.store())(read, 0)
-    code, out, err = dedup(f"lag shop --kafka {kafka.servers} --json", place)
+    code, out, err = dedup(f"consumer lag shop --kafka {kafka.servers} --json", place)
     assert (code, err) == (0, "")
     first, second = json.loads(out)
     assert (first["checkpoint"], first["first"], first["end"], first["events"]) == (2, 0, 5, 2)
     assert first["seconds"] >= 0 and first["newest_time"] >= first["checkpoint_time"]
     assert (second["checkpoint"], second["events"], second["seconds"]) == (None, 0, None)
+    limits = {"1": 1, "2": 0, "0s": int(first["seconds"] > 0), "1000d": 0}
+    lines = {limit: f"consumer lag shop --kafka {kafka.servers} --fail-above {limit}" for limit in limits}
+    assert {limit: dedup(line, place)[0] for limit, line in lines.items()} == limits
     broker = dk.EventHubs.connection_string(kafka.connection_string).broker()
     names = ("security.protocol", "sasl.mechanism", "sasl.username", "sasl.password")
     login = "# a login\n" + "\n".join(f"{name} = {broker.settings()[name]}" for name in names)
     (tmp_path / "login").write_text(login)
-    code, out, _ = dedup(f"lag --kafka {broker.servers} --kafka-settings {tmp_path}/login", place)
+    code, out, _ = dedup(f"consumer lag --kafka {broker.servers} --kafka-settings {tmp_path}/login", place)
     assert code == 0 and kafka_server.KEY not in out and out.count(topic.name) == 2
 
 
@@ -104,11 +107,11 @@ def test_lag_refuses_a_secret_among_its_arguments(place: Place, dedup: Run, monk
     """A connection string belongs into a variable, whose name is the argument; it is not repeated."""
     consumer(place.store())(batch(), 0)
     for line, told in {
-        "lag --eventhubs Endpoint=sb://h/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0": "name of a variable",
-        "lag --eventhubs NOT_SET": "NOT_SET is not set",
-        "lag": "--kafka host:9092",
-        "lag --kafka h:1 --eventhubs X": "--kafka host:9092",
-        "lag --kafka h:1 --kafka-settings /no/such/file": "cannot be read",
+        "consumer lag --eventhubs Endpoint=sb://h/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0": "name of a variable",
+        "consumer lag --eventhubs NOT_SET": "NOT_SET is not set",
+        "consumer lag": "--kafka host:9092",
+        "consumer lag --kafka h:1 --eventhubs X": "--kafka host:9092",
+        "consumer lag --kafka h:1 --kafka-settings /no/such/file": "cannot be read",
     }.items():
         code, out, err = dedup(line.replace(";", r"\;"), place)
         assert (code, out, err.count("\n")) == (2, "", 1), line

@@ -1,4 +1,4 @@
-"""`dedup lag` behind Event Hubs: the same table, over AMQP."""
+"""`dedup consumer lag` behind Event Hubs: the same table, over AMQP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_lag_behind_event_hubs(eventhubs: Any, new_hub: Any, dedup: Run, tmp_pat
     eventhubs.fill(hub, 0, 7)
     consumer(place.store())(batch(event(2, "a", source="localhost", topic=hub)), 0)
     monkeypatch.setenv("HUBS", eventhubs.connection_string)
-    code, out, err = dedup("lag shop --eventhubs HUBS --json", place)
+    code, out, err = dedup("consumer lag shop --eventhubs HUBS --json", place)
     assert (code, err) == (0, "")
     assert [(r["partition"], r["checkpoint"], r["end"], r["events"]) for r in json.loads(out)] == [(0, 2, 7, 4), (1, None, 0, 0)]
     assert "SharedAccessKey" not in out

@@ -87,7 +87,7 @@ def test_partition_count_changed_keys_stay_where_they_were(
     eventhubs.order("grow", hub=hub, partitions=5)
     with publisher(postgres, eventhubs, hub) as one:
         one.publish([*events(20, 40), Event(b"45", partition=4)])
-    assert "dedup publishers set-partitions shop 5" in caplog.text
+    assert "dedup publisher set-partitions shop 5" in caplog.text
     assert [len(found) > 0 for found in eventhubs.kept(hub, 5)] == [True, True, False, False, True]
     bodies, _ = consumed(postgres, eventhubs, hub, 5)
     assert sorted(map(int, bodies)) == [*range(40), 45]

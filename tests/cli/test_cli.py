@@ -24,10 +24,10 @@ Run = Callable[..., tuple[int, str, str]]
 READING = [
     "consumer list",
     "consumer show shop",
-    "checkpoints",
-    "checkpoints shop",
-    "batches shop",
-    "dead-letters list",
+    "checkpoint list",
+    "checkpoint list shop",
+    "batch list shop",
+    "dead-letter list",
     "verify",
     "verify shop",
     "budget show shop",
@@ -94,7 +94,7 @@ def test_the_store_can_come_from_the_environment(place: Place, dedup: Run, monke
 
 def test_checkpoints_are_the_last_decided_positions(place: Place, dedup: Run) -> None:
     """One row per partition, with source, topic and number."""
-    rows = document(dedup, "checkpoints shop", place)
+    rows = document(dedup, "checkpoint list shop", place)
     assert [(r["consumer"], r["source"], r["topic"], r["partition"], r["sequence_number"]) for r in rows] == [
         ("shop", "broker", "orders", 0, 5),
         ("shop", "broker", "orders", 1, 2),
@@ -104,39 +104,39 @@ def test_checkpoints_are_the_last_decided_positions(place: Place, dedup: Run) ->
 
 def test_batches_count_every_row_and_name_ranges(place: Place, dedup: Run) -> None:
     """The records add up to what was delivered; times are ISO; --limit keeps the newest."""
-    rows = document(dedup, "batches shop", place)
+    rows = document(dedup, "batch list shop", place)
     assert sum(r["delivered"] for r in rows) == 9
     assert sum(r["duplicate"] for r in rows) == 1
     assert {"first": 0, "last": 3} in [s for r in rows for s in r["seen"]]
     assert all(dt.datetime.fromisoformat(r["committed_at"]).tzinfo for r in rows)
-    assert document(dedup, "batches shop --limit 1", place) == rows[-1:]
-    assert "the newest 1 of 3" in dedup("batches shop --limit 1", place)[1]
+    assert document(dedup, "batch list shop --limit 1", place) == rows[-1:]
+    assert "the newest 1 of 3" in dedup("batch list shop --limit 1", place)[1]
 
 
 def test_dead_letters_can_be_filtered(place: Place, dedup: Run) -> None:
     """Each filter narrows; all that are given must match; nothing found is an empty list and a sentence."""
 
     def kinds(options: str) -> list[str]:
-        return [letter["kind"] for letter in document(dedup, f"dead-letters list {options}", place)]
+        return [letter["kind"] for letter in document(dedup, f"dead-letter list {options}", place)]
 
     assert sorted(kinds("")) == ["REJECTED", "UNDECODABLE"]
     assert kinds("--kind rejected --status OPEN --consumer shop --source broker --topic orders --partition 0") == ["REJECTED"]
     assert kinds("--from 4 --to 5") == ["UNDECODABLE"]
     assert len(kinds("--limit 1")) == 1
     assert kinds("--consumer other") == kinds("--partition 1") == kinds("--fingerprint none") == kinds("--status DISCARDED") == []
-    assert "no dead letters match" in dedup("dead-letters list --consumer other", place)[1]
+    assert "no dead letters match" in dedup("dead-letter list --consumer other", place)[1]
 
 
 def test_one_dead_letter_is_shown_whole(place: Place, dedup: Run) -> None:
     """By its id or the first digits: exact bytes as base64 in JSON, readable without harm to the terminal in the table."""
-    (letter,) = document(dedup, "dead-letters list --kind UNDECODABLE", place)
-    whole = document(dedup, f"dead-letters show {letter['id'][:10]}", place)
+    (letter,) = document(dedup, "dead-letter list --kind UNDECODABLE", place)
+    whole = document(dedup, f"dead-letter show {letter['id'][:10]}", place)
     assert [h["action"] for h in whole.pop("history")] == ["FAILED"]
     assert whole == letter
     assert base64.b64decode(whole["body_base64"]) == BODY
     assert [(p["key"], base64.b64decode(p["value_base64"])) for p in whole["properties"]] == [("h", b"\xfe")]
     assert whole["key_hex"] is None
-    code, out, _ = dedup(f"dead-letters show {letter['id']}", place)
+    code, out, _ = dedup(f"dead-letter show {letter['id']}", place)
     assert code == 0
     assert BODY.hex(" ") in out
     assert "\x00" not in out
@@ -150,8 +150,8 @@ def test_a_letter_that_is_not_there_or_not_one_is_an_error(place: Place, dedup: 
     store.close()
     several = max(firsts, key=firsts.count)
     for wrong, words in (("zzzz", "no dead letter begins"), ("''", "no dead letter begins"), (several, "more than one dead letter begins")):
-        code, out, err = dedup(f"dead-letters show {wrong}", place)
-        assert (code, out, words in err, "dead-letters list" in err) == (2, "", True, True)
+        code, out, err = dedup(f"dead-letter show {wrong}", place)
+        assert (code, out, words in err, "dead-letter list" in err) == (2, "", True, True)
 
 
 @pytest.mark.parametrize("line", DECISIONS)
@@ -208,10 +208,10 @@ def test_verify_fails_on_a_contradiction_and_names_it(place: Place, dedup: Run, 
 def test_publish_and_migrate_can_be_repeated(place: Place, dedup: Run) -> None:
     """Both say that there is nothing left to do, and change nothing."""
     before = document(dedup, "consumer show shop", place)
-    assert dedup("publish", place) == (0, "shop: 0 batches published\n", "")
-    assert dedup("publish shop", place) == (0, "shop: 0 batches published\n", "")
+    assert dedup("sink sync", place) == (0, "shop: 0 batches made visible\n", "")
+    assert dedup("sink sync shop", place) == (0, "shop: 0 batches made visible\n", "")
     assert dedup("migrate", place) == (0, "The state is up to date.\n", "")
-    assert dedup("migrate --dry-run", place) == (0, "The state is up to date.\n", "")
+    assert dedup("migrate --check", place) == (0, "The state is up to date.\n", "")
     assert document(dedup, "consumer show shop", place) == before
 
 
@@ -224,14 +224,14 @@ def test_a_sink_that_was_replaced_is_accepted_with_yes_only(tmp_path: Path, dedu
     place.drop_sink()
     place.create_sink()
     before = document(dedup, "consumer show shop", place)
-    code, out, _ = dedup("publish shop --accept-sink orders", place)
+    code, out, _ = dedup("sink accept shop orders", place)
     assert (code, "Nothing was changed" in out) == (0, True)
     assert document(dedup, "consumer show shop", place) == before
-    assert dedup("publish --accept-sink orders --yes", place)[0] == 2
-    code, _, err = dedup("publish shop --accept-sink orders --yes", place)
-    assert (code, "--accept-sink orders --lost" in err) == (2, True)
+    assert dedup("sink accept orders --yes", place)[0] == 2
+    code, _, err = dedup("sink accept shop orders --yes", place)
+    assert (code, "sink accept shop orders --lost" in err) == (3, True)
     assert document(dedup, "consumer show shop", place) == before
-    assert dedup("publish shop --accept-sink orders --lost --yes --reason 'a test'", place) == (0, "shop: 0 batches published\n", "")
+    assert dedup("sink accept shop orders --lost --yes --reason 'a test'", place)[0] == 0
     consumer(place.store())(batch(*orders([9])), 2)
     assert [row["id"] for row in place.read()] == ["p0-9"]
 
@@ -246,11 +246,11 @@ def test_a_postgres_sink_that_was_replaced_is_accepted_with_yes_only(postgres: s
     place.drop_sink()
     place.create_sink()
     before = document(dedup, "consumer show shop", place)
-    assert "Nothing was changed" in dedup("publish shop --accept-sink orders", place)[1]
-    code, _, err = dedup("publish shop --accept-sink other --yes", place)
+    assert "Nothing was changed" in dedup("sink accept shop orders", place)[1]
+    code, _, err = dedup("sink accept shop other --yes", place)
     assert (code, "never written" in err) == (2, True)
     assert document(dedup, "consumer show shop", place) == before
-    assert dedup("publish shop --accept-sink orders --yes --reason 'a test'", place) == (0, "shop: 0 batches published\n", "")
+    assert dedup("sink accept shop orders --yes --reason 'a test'", place)[0] == 0
     consumer(place.store())(batch(*orders([9])), 2)
     assert [row["id"] for row in place.read()] == ["p0-9"]
 
@@ -267,7 +267,7 @@ def test_the_schema_can_come_from_the_environment(empty_postgres: str, dedup: Ru
 
 def test_an_unknown_consumer_is_one_line_with_the_names_there_are(place: Place, dedup: Run) -> None:
     """A mistyped name never reads as an empty, healthy consumer."""
-    for line in ("consumer show", "checkpoints", "batches", "verify", "publish", "consumer reset"):
+    for line in ("consumer show", "checkpoint list", "batch list", "verify", "sink sync", "consumer reset"):
         code, out, err = dedup(f"{line} shoop", place)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert "It has: shop" in err

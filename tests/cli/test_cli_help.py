@@ -49,7 +49,7 @@ def test_each_command_has_help_with_an_example(name: str, command: Any, dedup: R
 def test_an_unreachable_server_is_one_line_without_the_password(dedup: Run) -> None:
     """No stack trace, no secret, and what to do."""
     code, out, err = dedup("verify --store postgresql://ann:s3cret@127.0.0.1:1/shop")
-    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert (code, out, err.count("\n")) == (4, "", 1)
     assert "s3cret" not in err
 
 
@@ -71,15 +71,16 @@ def test_no_store_is_one_line_that_says_how_to_name_one(dedup: Run) -> None:
 
 @pytest.mark.postgres
 def test_migrate_prints_the_sql_and_touches_nothing(empty_postgres: str, dedup: Run) -> None:
-    """--sql is for a role that may create tables; --dry-run names what is missing; only the plain command applies it."""
+    """--sql is for a role that may create tables; --check names what is missing, with exit code 1; only the plain command applies it."""
     code, out, _ = dedup("migrate --sql")
     assert (code, "create table" in out) == (0, True)
-    assert "Would migrate" in dedup(f"migrate --dry-run --store {shlex.quote(empty_postgres)}")[1]
+    assert "needs a migration" in dedup(f"migrate --check --store {shlex.quote(empty_postgres)}")[1]
     code, _, err = dedup(f"verify --store {shlex.quote(empty_postgres)}")
-    assert (code, "dedup migrate" in err) == (2, True)
-    assert "Would migrate" in dedup(f"migrate --dry-run --store {shlex.quote(empty_postgres)}")[1]
+    assert (code, "dedup migrate" in err) == (3, True)
+    code, out, _ = dedup(f"migrate --check --store {shlex.quote(empty_postgres)}")
+    assert (code, "needs a migration" in out) == (1, True)
     assert "applied 0001" in dedup(f"migrate --store {shlex.quote(empty_postgres)}")[1]
-    assert "up to date" in dedup(f"migrate --dry-run --store {shlex.quote(empty_postgres)}")[1]
+    assert "up to date" in dedup(f"migrate --check --store {shlex.quote(empty_postgres)}")[1]
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def test_a_sink_that_was_dropped_and_created_again(place: Place) -> None:
     consumer(place.store())(batch(*orders([0])), 0)
     place.drop_sink()
     place.create_sink()
-    with pytest.raises(PublicationStuck, match="accept-sink"):
+    with pytest.raises(PublicationStuck, match="sink accept"):
         consumer(place.store())(batch(*orders([1])), 1)
     place.accept_sink()
     consumer(place.store())(batch(*orders([1])), 1)

@@ -28,7 +28,7 @@ def test_a_letter_is_shown_with_its_first_failure_and_its_body(place: Place) -> 
     shown = DeadLetters(store).show(torn["id"])
     assert (shown.row["body"], shown.text, shown.json) == (BODY, None, None)
     for wrong in ("zzzz", ""):
-        with pytest.raises(ConfigError, match="dead-letters list"):
+        with pytest.raises(ConfigError, match="dead-letter list"):
             DeadLetters(store).show(wrong)
 
 

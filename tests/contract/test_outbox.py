@@ -369,9 +369,12 @@ def test_the_command_line_shows_and_decides(place: Place, dedup: Any, tmp_path: 
     assert json.loads(dedup(f"outbox show shop {number} --json", place)[1])["body"] == "o1"
     assert "o1" in dedup(f"outbox show shop {number}", place)[1]
     found = json.loads(dedup("outbox lag shop --json", place)[1])[0]
+    assert [dedup(f"outbox lag shop --fail-above {limit}", place)[0] for limit in ("2", "3", "0s", "1d")] == [1, 0, 1, 0]
     assert (found["waiting"], found["dead"], found["behind"]) == (0, 1, 2) and found["seconds"] >= 0
     assert "--yes" in dedup(f"outbox discard shop {number}", place)[1] and states(place)["DEAD"] == 1
-    assert "1 messages given up" in dedup(f"outbox discard shop {number} --yes", place)[1]
+    assert "1 messages given up" in dedup(f"outbox discard shop {number} --by ann --reason obsolete --yes", place)[1]
+    given_up = json.loads(dedup(f"outbox show shop {number} --json", place)[1])
+    assert (given_up["state"], given_up["set_by"], given_up["set_reason"]) == ("DISCARDED", "ann", "obsolete")
     dispatcher(place, receiver).once()
     number = json.loads(dedup("outbox list shop --state DEAD --json", place)[1])[0]["number"]
     assert json.loads(dedup(f"outbox retry shop {number} --yes --json", place)[1])["changed"] == 1
@@ -379,7 +382,8 @@ def test_the_command_line_shows_and_decides(place: Place, dedup: Any, tmp_path: 
     monkeypatch.chdir(tmp_path)
     code, out, err = dedup("outbox dispatch shop --call mail_out:send --once", place)
     assert (code, out.strip()) == (0, "sent 2"), err
-    assert "4 messages would be" in dedup("outbox purge shop --older-than 0", place)[1] and states(place)["SENT"] == 3
-    assert json.loads(dedup("outbox purge shop --older-than 0 --yes --json", place)[1]) == {"purged": 4, "dry_run": False}
+    assert "4 messages would be" in dedup("outbox purge shop --older-than 0s", place)[1] and states(place)["SENT"] == 3
+    done = json.loads(dedup("outbox purge shop --older-than 0s --yes --json", place)[1])
+    assert (done["messages"], done["done"]) == (4, True)
     assert states(place) == {}
     assert dedup("outbox dispatch shop --once", place)[0] == 2

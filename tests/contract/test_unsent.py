@@ -77,10 +77,10 @@ def test_discarding_it_gives_it_up_and_lets_the_others_go(place: Place, receiver
 
 
 def test_the_command_line_has_it(place: Place, receiver: Receiver, dedup: Any) -> None:
-    """`dedup dead-letters list --kind UNSENT`, show, groups and discard know the kind."""
-    rows = json.loads(dedup("dead-letters list --kind UNSENT --json", place)[1])
+    """`dedup dead-letter list --kind UNSENT`, show, groups and discard know the kind."""
+    rows = json.loads(dedup("dead-letter list --kind UNSENT --json", place)[1])
     assert [r["kind"] for r in rows] == ["UNSENT"] * 2
-    assert "ValueError" in dedup(f"dead-letters show {rows[0]['id']}", place)[1]
-    assert "UNSENT" in dedup("dead-letters groups --consumer shop", place)[1]
-    assert json.loads(dedup("dead-letters discard --kind UNSENT --reason no --yes --json", place)[1])["changed"] == 2
+    assert "ValueError" in dedup(f"dead-letter show {rows[0]['id']}", place)[1]
+    assert "UNSENT" in dedup("dead-letter group --consumer shop", place)[1]
+    assert json.loads(dedup("dead-letter discard --kind UNSENT --reason no --yes --json", place)[1])["changed"] == 2
     assert states(place)["DISCARDED"] == 2

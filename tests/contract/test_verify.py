@@ -102,7 +102,10 @@ def test_the_command_keeps_its_proof(place: Place, dedup: Any, tmp_path: Path) -
 
 
 BROKEN = {
-    "update dedup.batch set seen = '{[0,1],[3,3],[10,10]}' where batch_id = 0 and partition = 0": ["dedup replay MODULE:shop", "10"],
+    "update dedup.batch set seen = '{[0,1],[3,3],[10,10]}' where batch_id = 0 and partition = 0": [
+        "dedup consumer replay MODULE:shop",
+        "10",
+    ],
     "update dedup.checkpoint set sequence_number = 40 where partition = 0": ["--from-log", "--from 34 --to 40", "34-40"],
     "update dedup.checkpoint set sequence_number = 20 where partition = 0": ["21-33 were seen above", "Nothing is lost"],
     "update dedup.batch set processed = processed + 1 where batch_id = 2 and partition = 0": [

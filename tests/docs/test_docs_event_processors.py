@@ -63,7 +63,7 @@ def setting(
         "--container checkpoints": f"--container {blobs.container_name}",
         "name.servicebus.windows.net": eventhubs.host,
         "every=30": "every=0.1",
-        " --every 30": "",  # it would go on for ever
+        " --every 30s": "",  # it would go on for ever
     }
 
     def real(text: str) -> str:

@@ -100,7 +100,7 @@ class PostgresPlace:
         self.execute("CREATE TABLE positions (source text, topic text, partition int, sequence_number bigint, part bigint)")
 
     def accept_sink(self, name: str = "orders") -> None:
-        """What `dedup publish --accept-sink` does."""
+        """What `dedup sink accept` does."""
         self.store().accept_sink("shop", f'"{name}"', by="test", reason="re-created")  # type: ignore[attr-defined]
 
     def drop_sink(self, name: str = "orders") -> None:
@@ -161,7 +161,7 @@ class DeltaPlace:
         DeltaTable.create(self.path("positions"), schema=POSITIONS)
 
     def accept_sink(self, name: str = "orders") -> None:
-        """What `dedup publish --accept-sink --lost` does."""
+        """What `dedup sink accept --lost` does."""
         self.store().accept_sink("shop", name, lost=True, by="test", reason="re-created")  # type: ignore[attr-defined]
 
     def drop_sink(self, name: str = "orders") -> None:

@@ -35,7 +35,7 @@ def _unquoted(file: Path) -> list[str]:
     return [
         f"{file}:{text.lineno}"
         for text in texts
-        if re.search("(`dedup |^dedup (budget|consumer|publish|publishers|replay|dead-letters) )[^`]*\0", _flat(text))
+        if re.search("(`dedup |^dedup (budget|consumer|sink|publisher|checkpoint|batch|dead-letter) )[^`]*\0", _flat(text))
     ]
 
 
@@ -46,8 +46,8 @@ def _flat(text: ast.JoinedStr) -> str:
 @pytest.mark.parametrize("name", ["shop", "my shop", "ann's shop", "a;b", 'a"b', "$HOME", "kafka:orders-1.x"])
 def test_a_shell_takes_an_advised_command_as_it_is_meant(name: str) -> None:
     """What a message advises can be typed, whatever the name; ordinary names look as they are."""
-    assert shlex.split(command("publish", name, "--accept-sink", name).strip("`")) == ["dedup", "publish", name, "--accept-sink", name]
-    assert command("publish", "shop", "--topic", "my-topic.v1", "--from", 3) == "`dedup publish shop --topic my-topic.v1 --from 3`"
+    assert shlex.split(command("sink", "accept", name, name).strip("`")) == ["dedup", "sink", "accept", name, name]
+    assert command("sink", "sync", "shop", "--topic", "my-topic.v1", "--from", 3) == "`dedup sink sync shop --topic my-topic.v1 --from 3`"
 
 
 IN_BOTH_STORES = {"ConsumerState", "Joins", "Sink", "SinkColumns"}

@@ -195,7 +195,7 @@ def test_one_table_that_was_copied_back_is_told_and_accepted(lake: Lake, what: s
     for _ in range(foreign if what == "sink" else 0):
         write_deltalake(str(table), pa.Table.from_pylist([], schema=SINK), mode="append")
     name = {"sink": "orders", "letters": "dedup.dead_letters", "outbox": "dedup.outbox"}[what]
-    with pytest.raises(PublicationStuck, match=f"(?s)taken back.*--accept-sink {name}|restored.*--accept-sink {name}"):
+    with pytest.raises(PublicationStuck, match=f"(?s)taken back.*sink accept shop {name}|restored.*sink accept shop {name}"):
         run(lake)(batch(event(8, "i"), event(9, "j", -1)), 4)
     assert verify(lake.store(), "shop").contradictions != []
     shutil.rmtree(table)

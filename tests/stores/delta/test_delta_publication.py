@@ -101,7 +101,7 @@ def test_a_sink_that_was_dropped_and_created_again_is_told_and_accepted(folder: 
     shutil.rmtree(folder / "orders")
     kit.create(str(folder / "orders"))
     for who in (store, open_store(folder)):
-        with pytest.raises(PublicationStuck, match="publish shop --accept-sink orders"):
+        with pytest.raises(PublicationStuck, match="sink accept shop orders"):
             kit.process(who, number, kit.events([3], 2), 2)
     assert any("another table" in line for line in open_store(folder).problems(kit.NAME))
     fresh = open_store(folder)
@@ -146,7 +146,7 @@ def test_a_sink_that_vanished_is_told(folder: Path) -> None:
     number = kit.epoch(store)
     kit.die_before_publishing(store, number, kit.events([1, 2]))
     shutil.rmtree(folder / "orders")
-    with pytest.raises(PublicationStuck, match=r"Decision 2 \(2 rows\).*accept-sink orders"):
+    with pytest.raises(PublicationStuck, match=r"Decision 2 \(2 rows\).*sink accept shop orders"):
         open_store(folder).publish(kit.NAME)
 
 
@@ -281,7 +281,7 @@ def test_nothing_is_published_to_a_sink_that_may_have_forgotten(folder: Path) ->
     forget_transactions(folder)
     with pytest.raises(PublicationStuck, match="UNSET TBLPROPERTIES") as told:
         open_store(folder).publish(kit.NAME)
-    assert "Decision 2 (1 rows)" in str(told.value) and "accept-sink" not in str(told.value)
+    assert "Decision 2 (1 rows)" in str(told.value) and "sink accept" not in str(told.value)
     assert any("UNSET TBLPROPERTIES" in line for line in open_store(folder).problems(kit.NAME))
     assert show(folder) == []
 

@@ -57,7 +57,7 @@ def test_people_are_told_to_restore_the_sinks_first(folder: Path) -> None:
     with pytest.raises(StoreRestored) as told:
         consumer(open_store(folder))(batch([1]), 1)
     text = str(told.value)
-    steps = ["the sinks", str(folder / "state" / "dead_letters" / kit.NAME), "twice", "accept-restore shop", "--accept-sink"]
+    steps = ["the sinks", str(folder / "state" / "dead_letters" / kit.NAME), "twice", "accept-restore shop", "sink accept"]
     assert [text.find(step) for step in steps] == sorted(text.find(step) for step in steps) and -1 not in map(text.find, steps)
 
 

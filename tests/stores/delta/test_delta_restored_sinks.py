@@ -64,7 +64,7 @@ def test_a_restore_right_after_the_first_publication_is_told(folder: Path) -> No
     DeltaTable(str(folder / "orders")).restore(0)
     assert any("restored" in line for line in open_store(folder).problems(kit.NAME))
     fresh = open_store(folder)
-    with pytest.raises(PublicationStuck, match=r"restored to an older version .*decision 2.*--accept-sink orders"):
+    with pytest.raises(PublicationStuck, match=r"restored to an older version .*decision 2.*sink accept shop orders"):
         kit.process(fresh, number, kit.events([2], 1), 1)
     fresh.accept_sink(kit.NAME, "orders", by="me", reason="meant")
     kit.process(fresh, number, kit.events([2], 1), 1)
@@ -141,7 +141,7 @@ def test_a_publication_that_no_header_tells_of_is_missed(folder: Path) -> None:
         process(store, number, key)
     sink(folder).restore(2)
     fresh = open_store(folder)
-    with pytest.raises(PublicationStuck, match=r"restored to an older version .*decision 4.*--accept-sink orders"):
+    with pytest.raises(PublicationStuck, match=r"restored to an older version .*decision 4.*sink accept shop orders"):
         fresh.publish(kit.NAME)
     assert_told(folder, open_store(folder), number)
     fresh.accept_sink(kit.NAME, "orders", by="me", reason="meant")

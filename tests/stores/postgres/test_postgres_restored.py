@@ -354,7 +354,7 @@ def test_a_sink_that_was_loaded_from_a_dump_is_refused_and_accepted(place: Postg
     day(place, 1)
     run(place.url, "drop table orders")
     load(place.url, dump)
-    with pytest.raises(PublicationStuck, match=r"""accept-sink '"public"\."orders"'"""):
+    with pytest.raises(PublicationStuck, match=r"""sink accept shop '"public"\."orders"'"""):
         day(place, 2)
     place.accept_sink()
     day(place, 2)

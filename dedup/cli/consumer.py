@@ -5,8 +5,6 @@ The budget shows how near a consumer is to the limits of each kind of dead lette
 
 from __future__ import annotations
 
-import getpass
-import os
 from bisect import bisect_right
 from typing import Annotated, Any
 
@@ -19,24 +17,23 @@ from checkpoint.errors import ConfigError
 from checkpoint.head import Head, Spent
 from deadletter import policy
 from deadletter.policy import WATCHED
-from dedup.cli.show import AsJson, print_json, print_table
+from dedup.cli.options import By, Commands, Name, Reason, Yes, who
+from dedup.cli.show import NOTHING_DONE, AsJson, print_fields, print_json, print_table
 from dedup.core.store import Store
 from dedup.urls import StoreUrl, check_consumer, open_store
 
-Name = Annotated[str, typer.Argument(help="The consumer's name.", show_default=False)]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only show what would change.")]
-By = Annotated[str, typer.Option("--by", help="Who decides; kept with the decision.  [default: the login name]", show_default=False)]
-Reason = Annotated[str, typer.Option("--reason", help="Why; kept with the decision.", show_default=False)]
-
-commands = typer.Typer(help="The state of consumers, and decisions about it.", no_args_is_help=True)
+commands = Commands(help="Consumers: their state, and decisions about it.", no_args_is_help=True)
 
 CHECKPOINTS = ["source", "topic", "partition", "sequence_number", "offset", "enqueued_time", "query_id"]
 """Columns of a checkpoint."""
 
+LISTED = ["consumer", "epoch", "generation", "decisions", "partitions", "query_id", "batch_id"]
+"""Columns of a consumer; head_json explains them."""
+
 WINDOWS = (100, 1_000)
 """Events over which failures are shown; the limits themselves are the consumer's own (`budget=`)."""
 
-budget_commands = typer.Typer(help="How many events may fail before that counts as an outage.", no_args_is_help=True)
+budget_commands = Commands(help="Budgets: how many events may fail.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -46,52 +43,69 @@ def register(app: typer.Typer) -> None:
 
 @commands.command("list", epilog="Example: dedup consumer list --store /lake/dedup --json")
 def list_(store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """All consumers of the store."""
+    """List all consumers of the store."""
     opened = open_store(store)
     heads = [opened.head(name) for name in opened.consumers()]
     if as_json:
         print_json([head_json(head) for head in heads])
         return
-    columns = ["consumer", "epoch", "generation", "decisions", "partitions", "query", "last batch"]
     rows = [(h.consumer, h.epoch, h.generation, h.seq, len(h.checkpoints), h.query_id, h.batch_id) for h in heads]
-    print_table(columns, rows, empty="no consumers yet")
+    print_table(LISTED, rows, empty="no consumers yet")
 
 
 @commands.command(epilog="Example: dedup consumer show orders --store /lake/dedup")
 def show(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Everything about one consumer: epoch, generation, settings, checkpoints."""
+    """Show one consumer: progress, settings, checkpoints."""
     opened = open_store(store)
     check_consumer(opened, name)
     document = {**head_json(opened.head(name)), "reserved": opened.reserved(name)}
     if as_json:
         print_json(document)
         return
-    points, incarnations, told = document.pop("checkpoints"), document.pop("incarnations"), document.pop("incarnation_ids")
-    print_table(["", name], [(key, value) for key, value in document.items() if key != "consumer"])
-    print_table(CHECKPOINTS, [[point[c] for c in CHECKPOINTS] for point in points], title="checkpoints", empty="no checkpoints yet")
-    if incarnations:
-        print_table(["source", "topic", "incarnation"], [list(i.values()) for i in incarnations], title="re-created topics")
-    if told:
-        print_table(["source", "topic", "id"], [list(i.values()) for i in told], title="what the broker calls its topics")
+    print_fields((key, value) for key, value in document.items() if not isinstance(value, (dict, list)) and value is not None)
+    if document["settings"]:
+        print_fields(document["settings"].items(), title="settings")
+    for key, title in _PARTS.items():
+        if rows := _rows_of(document[key]):
+            print_table(list(rows[0]), [list(row.values()) for row in rows], title=title)
+
+
+_PARTS = {
+    "budget": "budget: events that were decided, and up to which event failures are admitted",
+    "checkpoints": "checkpoints",
+    "incarnations": "topics that were created again",
+    "incarnation_ids": "ids that the broker gives to topics",
+}
+
+
+def _rows_of(part: Any) -> list[dict[str, Any]]:
+    return [{"kind": kind, **row} for kind, row in part.items()] if isinstance(part, dict) else part
 
 
 @commands.command(epilog="Example: dedup consumer accept-gap orders --reason 'retention passed over the weekend' --yes")
-def accept_gap(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
-    """Go on although positions between the checkpoint and the next batch were never delivered."""
-    amend(open_store(store), name, changes.accept_gap, yes, by, reason)
+def accept_gap(name: Name, store: StoreUrl = "", as_json: AsJson = False, yes: Yes = False, by: By = "", reason: Reason = "") -> None:
+    """Go on although positions were never delivered.
+
+    The positions between the checkpoint and the next batch are recorded as absent.
+    """
+    amend(open_store(store), name, changes.accept_gap, as_json, yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer accept-incarnation orders --source broker-1 --topic orders --yes")
 def accept_incarnation(
     name: Name,
-    source: Annotated[str, typer.Option("--source", help="The topic's source, as `dedup checkpoints` shows it.", show_default=False)],
+    source: Annotated[str, typer.Option("--source", help="The topic's source, as `dedup checkpoint list` shows it.", show_default=False)],
     topic: Annotated[str, typer.Option("--topic", help="The topic that was created again.", show_default=False)],
     store: StoreUrl = "",
+    as_json: AsJson = False,
     yes: Yes = False,
     by: By = "",
     reason: Reason = "",
 ) -> None:
-    """Begin the new life of a topic that was deleted and created again at its first position."""
+    """Read a topic that was created again.
+
+    The consumer reads the topic from its first position. Its checkpoints of the deleted topic are removed.
+    """
     opened = open_store(store)
     check_consumer(opened, name)
     known = {(p.source, p.topic) for p in opened.head(name).checkpoints}
@@ -99,22 +113,28 @@ def accept_incarnation(
         raise dedup.ConfigError(
             f"{name!r} has no checkpoint of topic {topic!r} of {source!r}. It has: {', '.join(map('/'.join, sorted(known)))}."
         )
-    amend(opened, name, lambda head: changes.accept_incarnation(head, source, topic), yes, by, reason)
+    amend(opened, name, lambda head: changes.accept_incarnation(head, source, topic), as_json, yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer accept-restore orders --reason 'database restored to 09:00' --yes")
-def accept_restore(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
-    """Go on from state that was restored to an older time, once what is missing is understood."""
-    amend(open_store(store), name, changes.accept_restore, yes, by, reason)
+def accept_restore(name: Name, store: StoreUrl = "", as_json: AsJson = False, yes: Yes = False, by: By = "", reason: Reason = "") -> None:
+    """Go on from state that was restored from a backup.
+
+    Find out first what is missing: events after the backup may have their effect again.
+    """
+    amend(open_store(store), name, changes.accept_restore, as_json, yes, by, reason)
 
 
 @commands.command(epilog="Example: dedup consumer reset orders --reason 'new sink, read all again' --yes")
-def reset(name: Name, store: StoreUrl = "", yes: Yes = False, by: By = "", reason: Reason = "") -> None:
-    """Begin again as if nothing had been processed. Events that are read again have their effect again; sinks stay as they are."""
-    amend(open_store(store), name, changes.reset, yes, by, reason)
+def reset(name: Name, store: StoreUrl = "", as_json: AsJson = False, yes: Yes = False, by: By = "", reason: Reason = "") -> None:
+    """Begin again as if nothing had been processed.
+
+    Events that are read again have their effect again. Rows of sinks stay as they are.
+    """
+    amend(open_store(store), name, changes.reset, as_json, yes, by, reason)
 
 
-def amend(store: Store, name: str, change: Amendment, yes: bool, by: str, reason: str) -> None:
+def amend(store: Store, name: str, change: Amendment, as_json: bool, yes: bool, by: str, reason: str) -> None:
     """Show what a decision changes and, with `yes`, make it.
 
     Crash: the store replaces the head in one commit, so the decision is made whole or not at all; repeat the command to see which.
@@ -122,23 +142,21 @@ def amend(store: Store, name: str, change: Amendment, yes: bool, by: str, reason
     check_consumer(store, name)
     before = store.head(name)
     planned = differences(before, change(before))
+    done = yes and bool(planned)
+    decision = store.amend(name, change, by=who(by), reason=reason).seq if done else None
+    if as_json:
+        changed = [{"what": what, "now": now, "then": then} for what, now, then in planned]
+        print_json({"consumer": name, "changes": changed, "decision": decision, "done": done})
+    else:
+        _print_amendment(name, planned, decision)
+
+
+def _print_amendment(name: str, planned: list[tuple[str, Any, Any]], decision: int | None) -> None:
     if not planned:
         typer.echo(f"{name}: nothing to change.")
         return
-    print_table([name, "now", "then"], planned)
-    if not yes:
-        typer.echo("Nothing was changed. Repeat the command with --yes to do it.")
-        return
-    after = store.amend(name, change, by=who(by), reason=reason)
-    typer.echo(f"{name}: done, as decision {after.seq} of generation {after.generation}.")
-
-
-def who(by: str) -> str:
-    """Who decides: as told, else the login name, else the number of a user without one, as containers have them."""
-    try:
-        return by or getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
+    print_table(["what", "now", "then"], planned)
+    typer.echo(NOTHING_DONE if decision is None else f"{name}: done, as decision {decision}.")
 
 
 def differences(before: Head, after: Head) -> list[tuple[str, Any, Any]]:
@@ -196,7 +214,10 @@ def register_budget(app: typer.Typer) -> None:
 
 @budget_commands.command("show", epilog="Example: dedup budget show orders --store /lake/dedup")
 def show_budget(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """How many of the last events failed, by kind of dead letter, and whether a flood is admitted."""
+    """Show how many events fail, by kind of dead letter.
+
+    The table counts the failures among the last events, and how many failures are admitted.
+    """
     opened = open_store(store)
     check_consumer(opened, name)
     head = opened.head(name)
@@ -204,8 +225,7 @@ def show_budget(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> No
     if as_json:
         print_json({"consumer": name, "kinds": kinds})
         return
-    columns = [name, *(key.replace("_", " ") for key in _kind_json(Spent()))]
-    print_table(columns, [(kind, *shown.values()) for kind, shown in kinds.items()])
+    print_table(["kind", *_kind_json(Spent())], [(kind, *shown.values()) for kind, shown in kinds.items()])
 
 
 @budget_commands.command(
@@ -213,21 +233,23 @@ def show_budget(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> No
 )
 def lift(
     name: Name,
-    kind: Annotated[str, typer.Option("--kind", help=f"Of the dead letters: {', '.join(WATCHED)}.", show_default=False)],
-    events: Annotated[int, typer.Option("--events", min=1, help="So many of the next events may fail.", show_default=False)],
+    kind: Annotated[str, typer.Option("--kind", help=f"The kind of dead letters: {', '.join(WATCHED)}.", show_default=False)],
+    events: Annotated[int, typer.Option("--events", min=1, help="How many of the next events may fail.", show_default=False)],
     store: StoreUrl = "",
+    as_json: AsJson = False,
     yes: Yes = False,
     by: By = "",
     reason: Reason = "",
 ) -> None:
-    """Admit a known flood: of the next events all may become dead letters of this kind, and none of them counts.
+    """Admit a known flood of failures.
 
-    A batch that waits because it is over its budget goes on by itself.
+    Each of the next events may become a dead letter of this kind, and none counts against the budget. A batch that waits because the budget
+    is exceeded continues on its own.
     """
     known = {one.value: one for one in WATCHED}
     if kind.upper() not in known:
         raise ConfigError(f"--kind {kind}: {', '.join(known)} have a budget.")
-    amend(open_store(store), name, lambda head: policy.lift_budget(head, events, known[kind.upper()]), yes, by, reason)
+    amend(open_store(store), name, lambda head: policy.lift_budget(head, events, known[kind.upper()]), as_json, yes, by, reason)
 
 
 def _kind_json(spent: Spent) -> dict[str, Any]:

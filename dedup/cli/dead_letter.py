@@ -1,4 +1,4 @@
-"""`dedup dead-letters`: list, groups and show; discard, restore and edit; export and import.
+"""`dedup dead-letter`: list, group and show; discard, reopen and edit; export and import.
 
 A shell around `DeadLetters` (reprocessing/dead_letters.py). `reprocess` is in cli/reprocess.py.
 """
@@ -16,13 +16,14 @@ from typing import Annotated, Any
 import typer
 
 import dedup
+from checkpoint.errors import Refused
 from deadletter.json_rows import json_rows
 from deadletter.selection import Selection
 from deadletter.work import Changed, Which
-from dedup.cli.consumers import By, Reason, Yes, who
-from dedup.cli.options import progress, says_which, selecting
-from dedup.cli.show import AsJson, cell, print_json, print_table
+from dedup.cli.options import By, Commands, Reason, Yes, progress, says_which, selecting, who
+from dedup.cli.show import NOTHING_DONE, AsJson, cell, print_fields, print_json, print_table
 from dedup.reprocessing.dead_letters import DeadLetters, Letter
+from dedup.reprocessing.files import Imported
 from dedup.urls import StoreUrl, open_store
 
 COLUMNS = ["id", "consumer", "position", "kind", "status", "reason", "attempts", "duplicates", "last_failed_at"]
@@ -34,25 +35,28 @@ HISTORY_COLUMNS = ["at", "action", "by", "reason", "error_type", "error_message"
 SHOWN_BYTES = 2000
 """Bytes of a body that `show` prints; --json has all of it."""
 
-commands = typer.Typer(help="Events that could not be processed.", no_args_is_help=True)
+commands = Commands(help="Dead letters: events that could not be processed.", no_args_is_help=True)
 
-Ids = Annotated[list[str] | None, typer.Argument(help="Ids, or the first digits of them; else give filters.", show_default=False)]
-Why = Annotated[str, typer.Option("--reason", help="Why; kept with the decision.", show_default=False)]
-
-NOTHING_DONE = "Nothing was changed. Repeat the command with --yes to do it."
+Ids = Annotated[
+    list[str] | None, typer.Argument(help="Ids of dead letters, or their first digits. Without ids: give filters.", show_default=False)
+]
+RequiredReason = Annotated[str, typer.Option("--reason", help="Why the change is made; kept with it.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
-    """Add `dedup dead-letters ...`."""
+    """Add `dedup dead-letter ...`."""
     register_changes(commands)
     register_files(commands)
-    app.add_typer(commands, name="dead-letters")
+    app.add_typer(commands, name="dead-letter")
 
 
-@commands.command("list", epilog="Example: dedup dead-letters list --consumer orders --kind REJECTED --status OPEN --limit 20")
+@commands.command("list", epilog="Example: dedup dead-letter list --consumer orders --kind REJECTED --status OPEN --limit 20")
 @selecting(limit=100)
 def list_(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Dead letters in position order; all filters that are given must match."""
+    """List dead letters by position.
+
+    A letter is listed if it matches all filters that are given.
+    """
     letters = DeadLetters(open_store(store))
     if as_json:
         print_json(json_rows(letters.select(selection)))
@@ -65,13 +69,16 @@ def list_(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -
 
 def _tell_of_more(selection: Selection, shown: int) -> None:
     if selection.limit and shown == selection.limit:
-        typer.echo(f"the first {selection.limit}; --limit 0 shows all")
+        typer.echo(f"These are the first {selection.limit}; --limit 0 shows all.")
 
 
-@commands.command(epilog="Example: dedup dead-letters groups --consumer orders --status OPEN")
+@commands.command(epilog="Example: dedup dead-letter group --consumer orders --status OPEN")
 @selecting(limit=100)
-def groups(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """The same error at the same place is one group: how many, since when, and an example. The largest first."""
+def group(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -> None:
+    """Group dead letters by error and place.
+
+    Each row says how many letters a group has, since when, and the id of an example. The largest group comes first.
+    """
     found = DeadLetters(open_store(store)).groups(selection)
     if as_json:
         print_json(json_rows(found))
@@ -81,13 +88,16 @@ def groups(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) 
     _tell_of_more(selection, len(rows))
 
 
-@commands.command(epilog="Example: dedup dead-letters show 3f9a12bc --store /lake/dedup")
+@commands.command(epilog="Example: dedup dead-letter show 3f9a12bc --store /lake/dedup")
 def show(
-    id: Annotated[str, typer.Argument(help="The letter's id, or the first digits of it.", show_default=False)],
+    id: Annotated[str, typer.Argument(help="The id of the dead letter, or its first digits.", show_default=False)],
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """One dead letter with its body, error, stack and history. What is no text is shown in hex."""
+    """Show one dead letter with its body and history.
+
+    Bytes that are not text are shown in hex.
+    """
     letter = DeadLetters(open_store(store)).show(id)
     if as_json:
         print_json({**json_rows(letter.table)[0], "history": json_rows(letter.history)})
@@ -96,18 +106,19 @@ def show(
     properties, stack = row.pop("properties"), row.pop("stack")
     hidden = ("body", "extras")
     fields = {k: v.hex() if isinstance(v, bytes) else v for k, v in row.items() if v is not None and k not in hidden}
-    print_table(["", "dead letter"], list(fields.items()))
-    print_table(["property", "value"], [(p["key"], _text(p["value"])) for p in properties or []], empty="no properties")
+    print_fields(fields.items())
+    print_fields([(p["key"], _text(p["value"])) for p in properties or []], title="properties" if properties else "no properties")
     past = letter.history.to_pylist()
     print_table(HISTORY_COLUMNS, [[entry[c] for c in HISTORY_COLUMNS] for entry in past], title="history", empty="never tried: it waits")
     if stack:
+        typer.echo("\nstack trace")
         typer.echo("\n".join(map(cell, stack.splitlines())))
     _print_body(letter)
 
 
 def _print_body(letter: Letter) -> None:
     row = letter.row
-    typer.echo(f"body ({row['body_size']} bytes):" if row["body"] is not None else "body: null")
+    typer.echo(f"\nbody ({row['body_size']} bytes)" if row["body"] is not None else "\nbody: null")
     if letter.json is not None and len(row["body"]) <= SHOWN_BYTES:
         typer.echo(cell(json.dumps(letter.json, indent=2, ensure_ascii=False)))
     else:
@@ -120,7 +131,7 @@ def _position(row: dict[str, Any]) -> str:
 
 
 def _text(value: bytes | None) -> str:
-    """Bytes as text where they are, else as hex; cut to SHOWN_BYTES."""
+    """Bytes as text if they are text, else in hex; cut to SHOWN_BYTES."""
     if value is None:
         return ""
     start = value[:SHOWN_BYTES]
@@ -133,25 +144,28 @@ def _text(value: bytes | None) -> str:
 
 def register_changes(commands: typer.Typer) -> None:
     """Add the commands."""
-    commands.command(epilog="Example: dedup dead-letters discard 3f9a12bc --reason 'test data' --yes")(discard)
-    commands.command(epilog="Example: dedup dead-letters restore --consumer orders --fingerprint 81c6f2d0a4b1e377 --yes")(restore)
-    commands.command(epilog="Example: dedup dead-letters edit 3f9a12bc --body @fixed.json --reason 'price was missing' --yes")(edit)
+    commands.command(epilog="Example: dedup dead-letter discard 3f9a12bc --reason 'test data' --yes")(discard)
+    commands.command(epilog="Example: dedup dead-letter reopen --consumer orders --fingerprint 81c6f2d0a4b1e377 --yes")(reopen)
+    commands.command(epilog="Example: dedup dead-letter edit 3f9a12bc --body @fixed.json --reason 'price was missing' --yes")(edit)
 
 
 @selecting()
 def discard(
-    reason: Why,
+    reason: RequiredReason,
     selection: Selection,
     ids: Ids = None,
     release_key: Annotated[
-        bool, typer.Option("--release-key", help="Forget the key as well: the message counts as new when it comes again.")
+        bool, typer.Option("--release-key", help="Release the key as well: the message counts as new if it arrives again.")
     ] = False,
     store: StoreUrl = "",
     as_json: AsJson = False,
     yes: Yes = False,
     by: By = "",
 ) -> None:
-    """Give letters up, for a reason. They go on to hold their keys, and letters that wait behind them can be reprocessed."""
+    """Give up dead letters.
+
+    The letters keep their keys, and letters that wait behind them can be reprocessed.
+    """
     letters = DeadLetters(open_store(store))
     which = _which(letters, ids, selection)
     with progress("discarding") as told:
@@ -160,7 +174,7 @@ def discard(
 
 
 @selecting()
-def restore(
+def reopen(
     selection: Selection,
     ids: Ids = None,
     store: StoreUrl = "",
@@ -169,22 +183,25 @@ def restore(
     by: By = "",
     reason: Reason = "",
 ) -> None:
-    """Take discards back. A letter whose key was released and is decided by now stays discarded."""
+    """Open discarded letters again.
+
+    A letter stays discarded if its key was released and another event has taken it.
+    """
     letters = DeadLetters(open_store(store))
     which = _which(letters, ids, selection)
-    with progress("restoring") as told:
+    with progress("reopening") as told:
         done = letters.restore(which, reason=reason, by=who(by), dry_run=not yes, on_progress=told)
-    _print_changed(done, "restored", as_json, which)
+    _print_changed(done, "reopened", as_json, which)
 
 
 def edit(
-    id: Annotated[str, typer.Argument(help="The letter's id, or the first digits of it.", show_default=False)],
+    id: Annotated[str, typer.Argument(help="The id of the dead letter, or its first digits.", show_default=False)],
     body: Annotated[
         str | None, typer.Option("--body", help="The new body: text, or @FILE for exactly its bytes.", show_default=False)
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", help="The new idempotence key; once for each column of the consumer's key.", show_default=False),
+        typer.Option("--key", help="The new idempotence key. Repeat the option for each column of the consumer's key.", show_default=False),
     ] = None,
     store: StoreUrl = "",
     as_json: AsJson = False,
@@ -192,20 +209,21 @@ def edit(
     by: By = "",
     reason: Reason = "",
 ) -> None:
-    """Change the body or the key of a letter that waits, so that it can be reprocessed. The original is kept in its history."""
+    """Change the body or the key of an open letter.
+
+    The letter can then be reprocessed. Its history keeps the original.
+    """
     letters = DeadLetters(open_store(store))
     whole, new = letters.find(id), _body(body)
     before = letters.show(whole).row
     done = letters.edit(whole, body=new, key=key or None, reason=reason, by=who(by), dry_run=not yes)
     if as_json:
-        print_json(asdict(done))
+        print_json(_changed_json(done))
         return
     then = {"body": None if new is None else f"{len(new)} bytes", "key": "|".join(key) if key else None}
     now = {"body": f"{before['body_size']} bytes", "key": before["idempotence_key"]}
-    print_table(
-        [whole[:12], "now" if not yes else "before", "then"], [(n, now[n], value) for n, value in then.items() if value is not None]
-    )
-    typer.echo("edited; reprocess takes it as it is now" if yes else NOTHING_DONE)
+    print_table(["what", "now", "then"], [(n, now[n], value) for n, value in then.items() if value is not None], title=whole[:12])
+    typer.echo("edited; `dedup dead-letter reprocess` runs it as it is" if yes else NOTHING_DONE)
 
 
 def _body(given: str | None) -> bytes | None:
@@ -219,25 +237,31 @@ def _body(given: str | None) -> bytes | None:
 
 def _which(letters: DeadLetters, ids: Sequence[str] | None, selection: Selection) -> Which:
     if bool(ids) == says_which(selection):
-        raise dedup.ConfigError("Say which letters: either ids, or filters such as --consumer and --fingerprint.")
+        raise dedup.ConfigError("Say which letters you mean: either ids, or filters such as --consumer and --fingerprint.")
     return [letters.find(i) for i in ids] if ids else selection
 
 
 def _print_changed(done: Changed, word: str, as_json: bool, which: Which) -> None:
     if as_json:
-        print_json(asdict(done))
+        print_json(_changed_json(done))
     else:
         _print_counts(done, word)
     if not done.changed and done.skipped and not isinstance(which, Selection):
-        raise dedup.ConfigError(f"None of these letters can be {word}: {'; '.join(done.skipped)}.")
+        raise Refused(f"None of these letters can be {word}: {'; '.join(done.skipped)}.")
 
 
 def _print_counts(done: Changed, word: str) -> None:
-    rows: list[tuple[Any, ...]] = [(kind, word, count, "") for kind, count in done.by_kind.items()]
+    would = "would be " if done.dry_run else ""
+    rows: list[tuple[Any, ...]] = [(kind, f"{would}{word}", count, "") for kind, count in done.by_kind.items()]
     rows += [("", f"skipped: {why}", count, done.examples[why][:12]) for why, count in done.skipped.items()]
-    print_table(["kind", "would be" if done.dry_run else "", "letters", "example"], rows, empty="no dead letters match")
+    print_table(["kind", "result", "letters", "example"], rows, empty="no dead letters match")
     if done.dry_run and done.changed:
         typer.echo(NOTHING_DONE)
+
+
+def _changed_json(done: Changed | Imported) -> dict[str, Any]:
+    document = asdict(done)
+    return {**document, "done": not document.pop("dry_run")}
 
 
 class FileFormat(StrEnum):
@@ -249,48 +273,62 @@ class FileFormat(StrEnum):
 
 def register_files(commands: typer.Typer) -> None:
     """Add the commands."""
-    commands.command(epilog="Example: dedup dead-letters export letters.jsonl --consumer orders --status OPEN")(export)
-    commands.command("import", epilog="Example: dedup dead-letters import letters.jsonl --yes")(import_)
+    commands.command(epilog="Example: dedup dead-letter export letters.jsonl --consumer orders --status OPEN")(export)
+    commands.command("import", epilog="Example: dedup dead-letter import letters.jsonl --yes")(import_)
 
 
 @selecting()
 def export(
-    file: Annotated[str, typer.Argument(help="A new file, or - for standard output.", show_default=False)],
+    file: Annotated[str, typer.Argument(help="The new file, or - for standard output.", show_default=False)],
     selection: Selection,
     format: Annotated[
-        FileFormat | None, typer.Option("--format", help="[default: what the name ends with, else jsonl]", show_default=False)
+        FileFormat | None,
+        typer.Option("--format", help="The format of the file.  [default: by the ending of its name, else jsonl]", show_default=False),
     ] = None,
     store: StoreUrl = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Write letters with their history to a file: JSON lines (bytes in base64) or Parquet, exactly."""
+    """Write dead letters to a file.
+
+    The file holds their exact bytes and their history: as JSON lines with bytes in base64, or as Parquet.
+    """
+    if as_json and file == "-":
+        raise dedup.ConfigError("--json and - both write to standard output: name a file.")
     target = sys.stdout.buffer if file == "-" else Path(file)
     with progress("exporting") as told:
         count = DeadLetters(open_store(store)).export(selection, target, format.value if format else None, told)
-    typer.echo(f"{count} letters exported", err=file == "-")
+    if as_json:
+        print_json({"file": file, "letters": count})
+    else:
+        typer.echo(f"{count} letters exported", err=file == "-")
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="What `export` wrote.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A file that `dedup dead-letter export` wrote.", show_default=False)],
     store: StoreUrl = "",
     accept_keys: Annotated[
-        bool, typer.Option("--accept-keys", help="Reserve keys as the file has them, also those that cannot be checked.")
+        bool, typer.Option("--accept-keys", help="Reserve the keys in the file, also those that cannot be checked.")
     ] = False,
     as_json: AsJson = False,
     yes: Yes = False,
     by: By = "",
     reason: Reason = "",
 ) -> None:
-    """Put exported letters back, as they were. Those that are there already are left alone."""
+    """Put exported letters back.
+
+    Letters that the store already has stay as they are.
+    """
     with progress("importing") as told:
         asked = {"accept_keys": accept_keys, "dry_run": not yes}
         done = DeadLetters(open_store(store)).import_(file, by=who(by), reason=reason, **asked, on_progress=told)
     if as_json:
-        print_json(asdict(done))
+        print_json(_changed_json(done))
         return
     rows = [
-        ("come in" if done.dry_run else "came in", done.imported),
+        ("would be imported" if done.dry_run else "imported", done.imported),
         ("of these as DUPLICATE: their key is decided here", done.duplicates),
+        ("in the store already: left as they are", done.existing),
     ]
-    print_table(["letters", ""], [*rows, ("are there already, and left alone", done.existing)])
+    print_table(["result", "letters"], rows)
     if done.dry_run and done.imported:
         typer.echo(NOTHING_DONE)

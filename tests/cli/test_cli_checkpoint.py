@@ -1,4 +1,4 @@
-"""`dedup checkpoints set`, `import-blob` and `mirror-blob`: nothing without --yes, its meaning said before, `verify` truthful after."""
+"""`dedup checkpoint set`, `import-blob` and `mirror-blob`: nothing without --yes, its meaning said before, `verify` truthful after."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def theirs(blobs: ContainerClient, azurite: str, monkeypatch: pytest.MonkeyPatch
 
 
 def checkpoints(dedup: Run, place: Place, name: str = "shop") -> dict[int, int]:
-    rows = json.loads(dedup(f"checkpoints {name} --json", place)[1])
+    rows = json.loads(dedup(f"checkpoint list {name} --json", place)[1])
     return {row["partition"]: row["sequence_number"] for row in rows}
 
 
@@ -59,7 +59,7 @@ def amounts(place: Place) -> int:
 
 def test_a_checkpoint_that_is_set_forward_is_an_accepted_gap(place: Place, dedup: Run) -> None:
     """Dry run first; then the consumer stands there, `verify` tells the gap and finds nothing wrong, then and later."""
-    line = "checkpoints set shop --topic orders --partition 0 --to 19"
+    line = "checkpoint set shop --topic orders --partition 0 --to 19"
     code, out, _ = dedup(line, place)
     assert code == 0 and "[10-19] are passed over" in out and "--yes" in out and checkpoints(dedup, place) == {0: 9}
     code, out, _ = dedup(f"{line} --yes --by ann --reason 'lost by retention'", place)
@@ -77,7 +77,7 @@ def test_a_checkpoint_that_is_set_forward_is_an_accepted_gap(place: Place, dedup
 
 def test_what_was_passed_over_and_comes_all_the_same_is_handled(place: Place, dedup: Run) -> None:
     """Late, never dropped; what was decided before stays a redelivery; the checkpoint and `verify` hold."""
-    dedup("checkpoints set shop --topic orders --partition 0 --to 19 --yes", place)
+    dedup("checkpoint set shop --topic orders --partition 0 --to 19 --yes", place)
     store = place.store()
     run = consumer(store)
     run(batch(*orders(range(5, 15))), 1)
@@ -90,20 +90,20 @@ def test_what_was_passed_over_and_comes_all_the_same_is_handled(place: Place, de
 
 def test_a_checkpoint_set_too_far_can_be_set_back_to_what_was_decided(place: Place, dedup: Run) -> None:
     """Positions that no batch has seen are waited for again; the same place twice is nothing to do."""
-    dedup("checkpoints set shop --topic orders --partition 0 --to 1000 --yes", place)
-    code, out, _ = dedup("checkpoints set shop --topic orders --partition 0 --to 9 --yes", place)
+    dedup("checkpoint set shop --topic orders --partition 0 --to 1000 --yes", place)
+    code, out, _ = dedup("checkpoint set shop --topic orders --partition 0 --to 9 --yes", place)
     assert code == 0 and "10-1000 are waited for again" in out and checkpoints(dedup, place) == {0: 9}
     store = place.store()
     assert verify(store, "shop").ok and verify(store, "shop").notes == []
     store.close()
-    assert "nothing to change" in dedup("checkpoints set shop --topic orders --partition 0 --to 9 --yes", place)[1]
+    assert "nothing to change" in dedup("checkpoint set shop --topic orders --partition 0 --to 9 --yes", place)[1]
 
 
 def test_below_what_was_decided_the_command_names_the_one_that_repeats(place: Place, dedup: Run) -> None:
     """A lower checkpoint of a consumer would repeat nothing, and says so in place of pretending."""
-    code, _, err = dedup("checkpoints set shop --topic orders --partition 0 --to 4 --yes", place)
-    assert code == 2 and "would repeat nothing" in err
-    assert "dedup replay MODULE:CONSUMER --topic orders --partition 0 --from 5 --to 9" in err
+    code, _, err = dedup("checkpoint set shop --topic orders --partition 0 --to 4 --yes", place)
+    assert code == 3 and "would repeat nothing" in err
+    assert "dedup consumer replay MODULE:CONSUMER --topic orders --partition 0 --from 5 --to 9" in err
     assert checkpoints(dedup, place) == {0: 9}
 
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_moved_in_between_is_not_set(place: Place) -> None:
 def test_a_new_life_of_the_topic_forgets_what_was_passed_over(place: Place, dedup: Run) -> None:
     """So does a reset: neither has anything to do with the positions of before."""
     for command in ("consumer accept-incarnation shop --source broker --topic orders", "consumer reset shop"):
-        dedup("checkpoints set shop --source broker --topic orders --partition 0 --to 19 --yes", place)
+        dedup("checkpoint set shop --source broker --topic orders --partition 0 --to 19 --yes", place)
         assert dedup(f"{command} --yes", place)[0] == 0
         store = place.store()
         assert store.head("shop").passed == {}
@@ -132,7 +132,7 @@ def test_a_new_life_of_the_topic_forgets_what_was_passed_over(place: Place, dedu
     ("line", "told"),
     [
         ("set shop --partition 0 --to 1", "give --topic"),
-        ("set shop --topic none --partition 0 --to 1", "named with its --source"),
+        ("set shop --topic none --partition 0 --to 1", "Name the --source"),
         ("set nobody --topic orders --partition 0 --to 1", "no consumer 'nobody'"),
         ("set --partition 0 --to 1 --namespace n", "--namespace and --hub"),
         (f"import-blob {HUB} --blob NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE is empty"),
@@ -144,7 +144,7 @@ def test_what_is_missing_is_one_line(line: str, told: str, place: Place, dedup: 
     monkeypatch.setenv("A_SECRET", "AccountKey=s3cret")
     if isinstance(place, DeltaPlace) and line.startswith(("set --partition", "import-blob --")):
         told = "Event processors keep their checkpoints in PostgreSQL"
-    code, out, err = dedup(f"checkpoints {line}", place)
+    code, out, err = dedup(f"checkpoint {line}", place)
     assert (code, out, err.count("\n")) == (2, "", 1) and told in err and "s3cret" not in err
 
 
@@ -155,7 +155,7 @@ def test_a_new_consumer_begins_where_blob_has_left_off(
     for partition, number in ((0, 99), (1, 5)):
         theirs.update_checkpoint(position(str(partition), number, GROUP))
     blobs.upload_blob("name.servicebus.windows.net/orders/$default/checkpoint/2", b"")
-    line = f"checkpoints import-blob moved {HUB} --source broker --blob BLOBS --container {blobs.container_name}"
+    line = f"checkpoint import-blob moved {HUB} --source broker --blob BLOBS --container {blobs.container_name}"
     code, out, _ = dedup(line, place)
     assert code == 0 and "begins behind 99" in out and "partition 2: its blob holds no sequence number" in out
     assert "moved" not in dedup("consumer list --json", place)[1]
@@ -172,9 +172,9 @@ def test_a_new_consumer_begins_where_blob_has_left_off(
 
 def test_a_consumer_is_mirrored_to_blob(place: Place, dedup: Run, theirs: BlobCheckpointStore, blobs: ContainerClient) -> None:
     """What KEDA reads is what the consumer has decided; a partition whose offset nobody knows is named and left alone."""
-    dedup("checkpoints set shop --topic orders --partition 0 --to 19 --offset 1900 --yes", place)
-    dedup("checkpoints set shop --source broker --topic orders --partition 1 --to 3 --yes", place)
-    line = f"checkpoints mirror-blob shop {HUB} --source broker --blob BLOBS --container {blobs.container_name}"
+    dedup("checkpoint set shop --topic orders --partition 0 --to 19 --offset 1900 --yes", place)
+    dedup("checkpoint set shop --source broker --topic orders --partition 1 --to 3 --yes", place)
+    line = f"checkpoint mirror-blob shop {HUB} --source broker --blob BLOBS --container {blobs.container_name}"
     code, out, _ = dedup(line, place)
     assert code == 0 and "would be written: partitions 0" in out and "offset is not known" in out
     assert list(theirs.list_checkpoints(*GROUP)) == []
@@ -195,7 +195,7 @@ def test_processors_can_be_set_forward_and_back(server: tuple[PostgresPlace, Pos
     """Here a lower checkpoint does repeat: the dry run says which positions, and that their effects come again."""
     place, store = server
     for partition, to, meaning in (("0", 80, "51-80 are skipped"), ("1", 20, "21-50 are handled again"), ("2", 7, "begins behind 7")):
-        line = f"checkpoints set {HUB} --partition {partition} --to {to}"
+        line = f"checkpoint set {HUB} --partition {partition} --to {to}"
         assert meaning in re.sub(r"\s+", " ", dedup(line, place)[1])
         assert partition == "2" or {c["partition_id"]: c["sequence_number"] for c in store.list_checkpoints(*GROUP)}[partition] == 50
         assert "done" in dedup(f"{line} --yes --by ann", place)[1]
@@ -212,23 +212,15 @@ def test_processors_take_over_from_blob_and_are_mirrored_back(
     for partition, number in (("0", 40), ("1", 60), ("2", 0)):
         theirs.update_checkpoint(position(partition, number, GROUP))
     where = f"{HUB} --blob BLOBS --container {blobs.container_name}"
-    assert "--yes" in dedup(f"checkpoints import-blob {where}", place)[1]
-    assert "2 taken over" in dedup(f"checkpoints import-blob {where} --yes", place)[1]
-    assert "nothing to take over; 3 checkpoints are there" in dedup(f"checkpoints import-blob {where} --yes", place)[1]
+    assert "--yes" in dedup(f"checkpoint import-blob {where}", place)[1]
+    assert "2 checkpoints imported" in dedup(f"checkpoint import-blob {where} --yes", place)[1]
+    assert "nothing to import; 3 checkpoints are there" in dedup(f"checkpoint import-blob {where} --yes", place)[1]
     assert [c["sequence_number"] for c in store.list_checkpoints(*GROUP)] == [50, 60, 0]
     theirs.update_checkpoint(position("1", 70, GROUP))
-    told = dedup(f"checkpoints mirror-blob {where} --yes", place)[1]
-    assert "written: partitions 0" in told and "further on than we are" in told
-    dedup(f"checkpoints mirror-blob {where} --backwards --yes", place)
+    told = dedup(f"checkpoint mirror-blob {where} --yes", place)[1]
+    assert "written: partitions 0" in told and "ahead of our checkpoint" in told
+    dedup(f"checkpoint mirror-blob {where} --backwards --yes", place)
     assert list(theirs.list_checkpoints(*GROUP)) == list(store.list_checkpoints(*GROUP))
-
-
-def test_a_consumer_may_have_the_name_of_a_command(dedup: Run, place: Place) -> None:
-    """`dedup checkpoints NAME` lists, also without the word; `list` names a consumer that is called like a command."""
-    assert dedup("checkpoints shop", place)[1] == dedup("checkpoints list shop", place)[1]
-    assert dedup("checkpoints", place)[1] == dedup("checkpoints list", place)[1]
-    code, _, err = dedup("checkpoints list set", place)
-    assert code == 2 and "no consumer 'set'" in err
 
 
 def test_a_mirror_that_goes_on_can_be_stopped(
@@ -244,6 +236,6 @@ def test_a_mirror_that_goes_on_can_be_stopped(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(BlobMirror, "wait", interrupted)
-    line = f"checkpoints mirror-blob {HUB} --blob BLOBS --container {blobs.container_name} --every 100 --yes"
+    line = f"checkpoint mirror-blob {HUB} --blob BLOBS --container {blobs.container_name} --every 100s --yes"
     assert dedup(line, place)[0] == 0
     assert [c["sequence_number"] for c in theirs.list_checkpoints(*GROUP)] == [51, 50]

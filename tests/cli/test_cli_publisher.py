@@ -1,4 +1,4 @@
-"""`dedup publishers`: copies that restore, decisions that fence, and nothing without --yes."""
+"""`dedup publisher`: copies that restore, decisions that fence, and nothing without --yes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def broker() -> Broker:
 
 @pytest.fixture
 def command(postgres: str, dedup: Run) -> Callable[[str], Any]:
-    """Runs `dedup publishers ...` with --json and gives the document; an error is raised with its sentence."""
+    """Runs `dedup publisher ...` with --json and gives the document; an error is raised with its sentence."""
 
     def one(line: str) -> Any:
-        code, out, err = dedup(f"publishers {line} --store {shlex.quote(postgres)}" + ("" if line.startswith("copy") else " --json"))
+        code, out, err = dedup(f"publisher {line} --store {shlex.quote(postgres)} --json")
         if code:
             raise RuntimeError(err)
         return json.loads(out) if out.startswith(("{", "[")) else out
@@ -56,11 +56,11 @@ def test_a_copy_restores_all_of_the_state(postgres: str, broker: Broker, command
     """Numbers, events that wait, ids: in an empty database the publisher goes on as if nothing had happened."""
     leave(postgres, broker)
     before = command("show shop")
-    command(f"copy shop {tmp_path}/copy")
+    command(f"export shop {tmp_path}/copy")
     stored = run(postgres, "select partition, sequence, message_id, event_key, properties, body from dedup.publisher_event order by 1, 2")
     run(postgres, "truncate dedup.publish_destination cascade")
-    assert command(f"restore {tmp_path}/copy")["events"] == 5 and command("list") == []
-    assert command(f"restore {tmp_path}/copy --yes --by ann --reason lost")["done"]
+    assert command(f"import {tmp_path}/copy")["events"] == 5 and command("list") == []
+    assert command(f"import {tmp_path}/copy --yes --by ann --reason lost")["done"]
     after = command("show shop")
     assert [after[n] for n in ("lanes", "oldest", "partitions")] == [before[n] for n in ("lanes", "oldest", "partitions")]
     assert after["owner_level"] > before["owner_level"] and (after["set_by"], after["set_reason"]) == ("ann", "lost")
@@ -74,10 +74,10 @@ def test_a_copy_restores_all_of_the_state(postgres: str, broker: Broker, command
 def test_an_older_copy_over_newer_state_is_once_at_the_consumer(postgres: str, broker: Broker, command: Any, tmp_path: Path) -> None:
     """The publisher that runs is fenced; what the copy has as waiting is sent again; ids published again are duplicates."""
     leave(postgres, broker)
-    command(f"copy shop {tmp_path}/copy")
+    command(f"export shop {tmp_path}/copy")
     living = publisher(postgres, broker, "hub-0")
     living.publish([Event(b"20", key="k0", id="id-20")])
-    command(f"restore {tmp_path}/copy --yes")
+    command(f"import {tmp_path}/copy --yes")
     with pytest.raises(Fenced):
         living.publish([b"no"])
     with publisher(postgres, broker, "hub-0") as one:
@@ -136,8 +136,8 @@ def test_what_cannot_be_is_one_sentence(postgres: str, broker: Broker, command: 
     for line, said in (
         ("show nobody", "no place"),
         ("show shop --topic other", "--topic hub-0"),
-        (f"restore {tmp_path}/junk", "no copy"),
-        (f"restore {tmp_path}/none", "no file"),
+        (f"import {tmp_path}/junk", "no copy"),
+        (f"import {tmp_path}/none", "no file"),
         ("purge --older-than soon", "14d"),
     ):
         with pytest.raises(RuntimeError, match=said):
@@ -146,5 +146,5 @@ def test_what_cannot_be_is_one_sentence(postgres: str, broker: Broker, command: 
 
 def test_a_store_that_is_not_postgresql_is_refused(dedup: Run, tmp_path: Path) -> None:
     """Publishers keep their state in PostgreSQL, whatever the consumers use."""
-    code, _, err = dedup(f"publishers list --store {tmp_path}")
+    code, _, err = dedup(f"publisher list --store {tmp_path}")
     assert code == 2 and "PostgreSQL" in err

@@ -1,0 +1,92 @@
+"""Exit codes: what a script can tell apart without reading a message, and the one line that each error becomes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import IntEnum
+
+import typer
+
+import dedup
+from checkpoint.errors import (
+    CommitUnknown,
+    ConfigError,
+    DestinationUnavailable,
+    Refused,
+    ReprocessStopped,
+    SourceUnavailable,
+    StoreUnavailable,
+)
+from deadletter.redact import redact
+from dedup.urls import mask_secrets
+
+
+class ExitCode(IntEnum):
+    """What the command's exit code means."""
+
+    DONE = 0
+    """The command did its work."""
+    FOUND = 1
+    """The command did its work and found something wrong: a contradiction, a lag above the limit, letters that failed again."""
+    USAGE = 2
+    """The call is wrong: an option, a name, a file or a setting. Correct it."""
+    REFUSED = 3
+    """The state does not allow it. Read the message: it says what to do first."""
+    UNREACHABLE = 4
+    """The store or the broker cannot be reached. Try again later."""
+    UNEXPECTED = 5
+    """An error that this program does not expect. DEDUP_DEBUG=1 shows where it comes from."""
+
+
+HELP = "Exit codes: " + "; ".join(
+    f"{code.value} {what}"
+    for code, what in {
+        ExitCode.DONE: "done",
+        ExitCode.FOUND: "something is wrong (verify: a contradiction; lag: above the limit; reprocess: letters failed again)",
+        ExitCode.USAGE: "the call is wrong",
+        ExitCode.REFUSED: "the state does not allow it",
+        ExitCode.UNREACHABLE: "the store or the broker cannot be reached",
+        ExitCode.UNEXPECTED: "unexpected error",
+    }.items()
+)
+"""The table for the help."""
+
+
+def exit_code(error: Exception) -> ExitCode:
+    """The exit code for an error that ends a command."""
+    match error:
+        case ReprocessStopped():
+            return ExitCode.FOUND
+        case StoreUnavailable() | CommitUnknown() | SourceUnavailable() | DestinationUnavailable():
+            return ExitCode.UNREACHABLE
+        case Refused():
+            return ExitCode.REFUSED
+        case ConfigError() | ImportError() | UnicodeEncodeError():
+            return ExitCode.USAGE
+        case dedup.DedupError():
+            return ExitCode.REFUSED
+        case _:
+            return ExitCode.UNEXPECTED
+
+
+def fail(error: Exception) -> None:
+    """End the process: one line on standard error without secrets; a stack trace only with DEDUP_DEBUG=1."""
+    if os.environ.get("DEDUP_DEBUG"):
+        raise error
+    typer.echo(f"dedup: {_sentence(error)}", err=True)
+    sys.exit(exit_code(error))
+
+
+def found(wrong: bool) -> None:
+    """End the command with exit code FOUND where something is wrong."""
+    if wrong:
+        raise typer.Exit(ExitCode.FOUND)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object!r} is not valid UTF-8. Pass a body with arbitrary bytes as @FILE."
+    known = isinstance(error, (dedup.DedupError, ImportError))
+    text = str(error) if known else f"{type(error).__name__}: {error} (DEDUP_DEBUG=1 shows the stack trace)"
+    return redact(mask_secrets(" ".join(text.split())))
