@@ -1,6 +1,6 @@
 # Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full simulate mutants crash lint bench bench-smoke bench-growth release clean python java
+.PHONY: help demo test test-full simulate mutants crash lint docs bench bench-smoke bench-growth release clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +39,9 @@ lint: $(VENV)/.ready ## Check style, types, the direction of imports; look for s
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python .ci/audit.py
+
+docs: $(VENV)/.ready ## Build the documentation site in build/site; a broken link or anchor is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: java $(VENV)/.jars ## Measure side by side with the usual ways, write benchmarks/latest.json
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

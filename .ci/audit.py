@@ -62,7 +62,7 @@ def main() -> int:
     shipped = [
         str(f.relative_to(ROOT)) for f in sorted(ROOT.iterdir()) if f.suffix in (".md", ".cfg", ".toml", ".txt") or f.name == "Makefile"
     ]
-    found = secrets(ROOT, ["checkpoint", "deadletter", "dedup", "sql", "docs", "benchmarks", ".ci", *shipped], without=[])
+    found = secrets(ROOT, ["checkpoint", "deadletter", "dedup", "sql", "docs", "examples", "benchmarks", ".ci", *shipped], without=[])
     found += secrets(ROOT, ["tests"], without=MADE_UP)
     known, untold = ask_for_holes()
     print(*found, *known, *([untold] if untold else []), sep="\n")

@@ -230,7 +230,7 @@ class Consumer:
 
         Args:
             into: the sink of the rows it returns. `@consumer.foreach` without parentheses is for a handler that returns none.
-            on: "executors" or "driver". Default: in Spark's tasks, with either store. See docs/foreach.md.
+            on: "executors" or "driver". Default: in Spark's tasks, with either store. See docs/how-to/foreach.md.
             connections: how many the tasks of the whole cluster may have at once, two for each task. Default: two a core, at most 64.
             concurrency: events that an async handler has in hand at once, in each slice. Default 16.
 
@@ -260,7 +260,9 @@ class Consumer:
         It returns a table of rows for `into`, or None. If it raises, the slice is searched for the guilty events as a batch is.
 
         Args:
-            into, on, connections: as for `foreach`. Where it runs on the driver, a table may hold events of several partitions.
+            into: as for `foreach`.
+            on: as for `foreach`. Where it runs on the driver, a table may hold events of several partitions.
+            connections: as for `foreach`.
 
         Raises:
             ConfigError: as `foreach`.
@@ -456,7 +458,7 @@ class Consumer:
             writer: a DataStreamWriter with its checkpointLocation and trigger set.
 
         Raises:
-            What `check` raises, and what ended the query.
+            DedupError: what `check` raises, and what ended the query.
         """
         reentry.refuse(self.identity, "A run")
         self.check(frame_of(writer))

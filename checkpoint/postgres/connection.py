@@ -103,7 +103,7 @@ def translate(error: psycopg.Error, doing: str) -> StoreError:
     if ends_transaction(error):
         return CommitConflict(f"{text}. Nothing of this attempt was committed; plan it again.")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return StoreError(f"{text}. Grant this role what it needs: docs/postgres.md lists the rights.")
+        return StoreError(f"{text}. Grant this role what it needs: docs/how-to/postgres.md lists the rights.")
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction):
         return SchemaOutdated(f"{text}. Run `dedup migrate`.")
     return StoreError(f"{text}. Nothing of it was committed.")

@@ -182,7 +182,7 @@ def ensure(connection: Connection, schema: str, *, auto: bool) -> None:
         _, exists, may_change, may_use = _check_server(connection, sql, schema)
         if not may_use:
             raise StoreError(
-                f"This role may not use schema {schema!r}. Run: GRANT USAGE ON SCHEMA {quoted(schema)} TO ...; see docs/postgres.md."
+                f"This role may not use schema {schema!r}. Run: GRANT USAGE ON SCHEMA {quoted(schema)} TO ...; see docs/how-to/postgres.md."
             )
         versions = _versions(connection, sql) if exists else {}
     _refuse_newer(versions, schema)

@@ -1,8 +1,8 @@
 """The idempotence key: which bytes make two deliveries the same message, in one canonical encoding; and keys sorted and searched.
 
 The encoding is versioned and the same on every store, Spark version and time zone. dedup/decode/hashing.py follows it over Arrow columns;
-tests/kit/key_vectors.json pins it. docs/keys.md says it in words. A key has 128 bits, here as two columns of 64 bits. Pure. Called by the
-preparation of rows, by index.py and by both stores.
+tests/kit/key_vectors.json pins it. docs/explanation/keys.md says it in words. A key has 128 bits, here as two columns of 64 bits. Pure.
+Called by the preparation of rows, by index.py and by both stores.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `Confluent(url)` and `Azure(namespace, credential)` go into `decode.confluent_avro` and `decode.azure_avro`. They are descriptions:
 picklable, without a connection, never shown with what they log in with. Schemas are kept for the life of the process.
-Docs: docs/registries.md.
+Docs: docs/how-to/registries.md.
 
 The vendors' own clients do not keep what the docs promise. That of Confluent (confluent_kafka 2.16) takes a bearer token only together with
 the id of a cluster of Confluent's, which it sends along, does not remember ids that are not known, and needs four more packages. That of

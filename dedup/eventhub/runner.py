@@ -63,10 +63,12 @@ def run(consumer: Consumer, connection: Connection | str, hub: str | None = None
         options: as for `run_async`.
 
     Raises:
-        ConfigError: settings that cannot work, or no such hub. SourceUnavailable: Event Hubs does not answer at the start.
-        StillHeld: a Spark query runs this consumer. Fenced: one took it over.
-        PositionGap, IncarnationChanged: a person has to decide; the message names the command.
-        Whatever else a batch ends with after `max_outage`.
+        ConfigError: settings that cannot work, or no such hub.
+        SourceUnavailable: Event Hubs does not answer at the start.
+        StillHeld: a Spark query runs this consumer.
+        Fenced: a Spark query took it over.
+        CheckpointError: a person has to decide (PositionGap, IncarnationChanged); the message names the command.
+        DedupError: what else ends a batch after `max_outage`.
 
     Crash: batches that are committed are true, all others are read again by whoever claims their partitions.
     """

@@ -90,7 +90,7 @@ class SourcePartition(InputPartition):
 
 
 class EventHubsSource(DataSource):
-    """Reads an event hub; options in docs/eventhubs.md."""
+    """Reads an event hub; options in docs/how-to/eventhubs.md."""
 
     @classmethod
     def name(cls) -> str:

@@ -63,7 +63,7 @@ def refuse_restored(consumer: str, what: str | None) -> None:
             f"Consumer {consumer!r}: tables of its state were restored, or loaded from a copy: {what}. Events that were decided since that "
             f"copy would be taken for new. Bring state and sinks to one moment, then run "
             f"{command('consumer', 'accept-restore', consumer)}; "
-            f"docs/postgres.md says how (Restores and moves)."
+            f"docs/how-to/postgres.md says how (Restores and moves)."
         )
 
 

@@ -237,7 +237,7 @@ class PostgresStore(Reads, Joins):
         on_step: called with the name of each step right before it acts.
         auto_migrate: create or upgrade the tables at first use, if the role may; else `dedup migrate` is asked for.
         filter_memory: bytes of a filter of known keys that large batches use, so that only keys that may be known are looked up; 0: none.
-            It takes four to eight a key; with more keys than fit, every key is looked up. See docs/postgres.md.
+            It takes four to eight a key; with more keys than fit, every key is looked up. See docs/how-to/postgres.md.
 
     Raises:
         ConfigError: the DSN or the schema's name cannot be used.

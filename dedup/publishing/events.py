@@ -119,7 +119,7 @@ def stored(owner: Owner, event: Event, partition: int, sequence: int) -> Stored:
 
 
 def payload_hash(body: bytes) -> int:
-    """64 bits over the body, as consumers have them (docs/keys.md)."""
+    """64 bits over the body, as consumers have them (docs/explanation/keys.md)."""
     return int.from_bytes(hashlib.sha256(encode(body)).digest()[:8], "big", signed=True)
 
 

@@ -1,6 +1,6 @@
 """The publisher: events are stored with their number and id, sent, confirmed - and sent again, unchanged, until they are confirmed.
 
-One publisher of a producer group at a time; the newest wins. What is promised, and what not: docs/publishing.md.
+One publisher of a producer group at a time; the newest wins. What is promised, and what not: docs/how-to/publishing.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Publisher:
         store: the PostgresStore beside whose tables the publisher's state is kept.
         to: what sends, as `dedup.eventhub.Sender(...)`; this publisher's own.
         partition_by: "key": we choose the partition, and a resend goes to the same one. "broker": the broker does, by the event's key.
-        max_events, max_bytes: of one page: what is stored by one statement, and kept in memory at once.
+        max_events: events of one page: what is stored by one statement, and kept in memory at once.
+        max_bytes: bytes of one page.
         max_outage: seconds of trying again while the broker or the database is away, before a call raises.
         resend_within: never send again what was stored longer ago than this; give what consumers keep reservations for. None: for ever.
         on_step: called with the name of each step right before it acts.

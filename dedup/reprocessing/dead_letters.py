@@ -244,7 +244,7 @@ class DeadLetters:
         Raises:
             ConfigError: the file is not one that `export` wrote, or was changed since (the error names line or letter, and column); its
                 consumer is not in this store. Nothing was imported.
-            Whatever the store raises; where letters came in before that, a note on the error says how many.
+            StoreError: whatever the store raises. Where letters came in before that, a note on the error says how many.
 
         Crash: each portion is done or not; a second call goes on with the others.
         """

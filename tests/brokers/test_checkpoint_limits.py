@@ -244,7 +244,7 @@ def test_a_limit_that_is_none_is_refused(kind: str, timeout: Any) -> None:
 def test_clocks_may_be_off_by_the_expiration_minus_the_time_between_claims(
     ahead: float, steals: bool, postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What docs/event-processors.md tells: of 60 s, with the owner's last claim 40 s ago, 20 s are left for a clock that is ahead."""
+    """What event-processors.md tells: of 60 s, with the owner's last claim 40 s ago, 20 s are left for a clock that is ahead."""
 
     class Client:
         _address = type("Address", (), {"hostname": GROUP[0]})

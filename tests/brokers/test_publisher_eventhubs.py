@@ -109,7 +109,7 @@ def test_partition_chosen_by_the_gateway_is_once_at_the_consumer(postgres: str, 
 
 
 def test_an_event_goes_where_it_is_told(postgres: str, eventhubs: Any, hub: str) -> None:
-    """A partition of its own, or the one of its key, which docs/publishing.md defines; without either, of its id."""
+    """A partition of its own, or the one of its key, which docs/how-to/publishing.md defines; without either, of its id."""
     with publisher(postgres, eventhubs, hub) as one:
         one.publish([Event(b"p", partition=1), Event(b"k", key="some"), Event(b"i", id="some")])
         with pytest.raises(ConfigError, match="no partition 2"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def make(place: Place, servers: str) -> Consumer:
-    """As docs/kafka.md says."""
+    """As docs/how-to/kafka.md says."""
     broker = dk.Broker(servers)
     consumer = Consumer(
         "shop",

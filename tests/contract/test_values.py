@@ -65,5 +65,5 @@ def test_each_type_of_value_in_each_type_of_column(place: Place) -> None:
 
 
 def test_the_table_of_the_docs_is_what_the_stores_do() -> None:
-    """docs/handlers.md has the table that the test above proves. To renew it: print(value_table.markdown())."""
-    assert markdown() in (ROOT / "docs/handlers.md").read_text()
+    """docs/how-to/handlers.md has the table that the test above proves. To renew it: print(value_table.markdown())."""
+    assert markdown() in (ROOT / "docs/how-to/handlers.md").read_text()

@@ -1,4 +1,4 @@
-"""docs/architecture.md names only what is there."""
+"""docs/explanation/architecture.md names only what is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from kit.paths import ROOT
 
-PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
 PRODUCT = "\n".join(f.read_text(encoding="utf-8") for p in ("checkpoint", "deadletter", "dedup") for f in (ROOT / p).rglob("*.py"))
 
 

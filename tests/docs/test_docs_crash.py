@@ -10,7 +10,7 @@ from crash import faults, report, run, spark_lane
 from crash.__main__ import STORES
 from kit.paths import ROOT
 
-PAGE, REPORT = ROOT / "docs" / "crash.md", ROOT / "docs" / "crash-report.md"
+PAGE, REPORT = ROOT / "docs" / "explanation" / "crash.md", ROOT / "docs" / "explanation" / "crash-report.md"
 
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="an installed package has no docs")
 
@@ -22,7 +22,7 @@ def kinds() -> set[str]:
 
 
 def test_the_tests_that_the_page_names_are_there() -> None:
-    """Each file and each target of make that docs/crash.md sends its reader to exists."""
+    """Each file and each target of make that docs/explanation/crash.md sends its reader to exists."""
     text = PAGE.read_text()
     files = set(re.findall(r"`(tests/[\w/]+\.py)`", text))
     assert len(files) > 5 and not [name for name in files if not (ROOT / name).is_file()]
@@ -32,7 +32,7 @@ def test_the_tests_that_the_page_names_are_there() -> None:
 
 
 def test_the_committed_report_has_every_kind_of_fault_and_nothing_lost() -> None:
-    """docs/crash-report.md is of loops with the same kinds of fault as the code, and says 0 lost, 0 doubled, 0 contradictions of each."""
+    """crash-report.md is of loops with the same kinds of fault as the code, and says 0 lost, 0 doubled, 0 contradictions of each."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in REPORT.read_text().splitlines() if line.startswith("| ")]
     head = next(row for row in rows if row[0] == "store")
     assert head == list(report.COLUMNS)

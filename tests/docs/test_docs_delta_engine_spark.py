@@ -1,4 +1,4 @@
-"""What docs/delta-engine-spark.md shows is what runs."""
+"""What docs/how-to/delta-engine-spark.md shows is what runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kit.paths import ROOT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TEXT = (ROOT / "docs/delta-engine-spark.md").read_text()
+TEXT = (ROOT / "docs/how-to/delta-engine-spark.md").read_text()
 FLIGHT = pa.schema([("flight_id", pa.string()), ("dep_time", pa.int64())])
 
 
@@ -34,7 +34,7 @@ def test_the_snippet_and_the_command_run(spark: SparkSession, dedup: Any, tmp_pa
     consumer.query = "q"
     consumer.foreach_batch(lambda rows, tx: tx.write(rows.select("data.*"), "departures"))
     rows = spark.sql(
-        """SELECT 'b' source, 't' topic, 0 partition, id sequence_number,
+        """SELECT 'b' source, 't' topic, 0 partition, id sequence_number, concat('m', id % 2) message_id,
                   cast(concat('{"flight_id": "', id % 2, '", "dep_time": 5}') AS BINARY) body FROM range(3)"""
     )
     consumer(rows, 0)
@@ -46,11 +46,11 @@ def test_the_snippet_and_the_command_run(spark: SparkSession, dedup: Any, tmp_pa
 
 
 def test_the_snippet_for_spark_connect_makes_a_consumer_that_travels(tmp_path: Path) -> None:
-    """docs/spark-connect.md: the consumer is pickled into the server's process, and brings its name for the query."""
+    """docs/how-to/spark-connect.md: the consumer is pickled into the server's process, and brings its name for the query."""
     import pickle
 
     names: dict[str, Any] = {"decode": decode, "schema": FLIGHT}
-    text = (ROOT / "docs/spark-connect.md").read_text()
+    text = (ROOT / "docs/how-to/spark-connect.md").read_text()
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec("from dedup import Consumer, DeltaStore\n" + snippet.replace("/lake", str(tmp_path)), names)
     there = pickle.loads(pickle.dumps(names["consumer"]))

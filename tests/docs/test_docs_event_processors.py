@@ -1,4 +1,4 @@
-"""What docs/event-processors.md shows is what runs."""
+"""What docs/how-to/event-processors.md shows is what runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kit.pg_proxy import until
 
 Run = Callable[..., tuple[int, str, str]]
 
-PAGE = (ROOT / "docs/event-processors.md").read_text()
+PAGE = (ROOT / "docs/how-to/event-processors.md").read_text()
 PROGRAM, MIRROR, CONSUMER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 
@@ -107,7 +107,7 @@ def test_moving_from_blob_and_back_loses_no_event_and_repeats_none(
 
 def test_the_guide_is_short_and_its_program_differs_in_two_lines() -> None:
     """Under twenty lines from Blob to PostgreSQL; the program before is azure's own example."""
-    guide = PAGE.split("## Moving from BlobCheckpointStore")[1].split("As long as something mirrors")[0]
+    guide = PAGE.split("## Moving from BlobCheckpointStore")[1].split("While the mirror runs")[0]
     assert len([line for line in guide.splitlines() if line.strip()]) < 20
     before, after = with_blob(PROGRAM).splitlines(), PROGRAM.splitlines()
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 2 and "BlobCheckpointStore.from_connection_string" in with_blob(

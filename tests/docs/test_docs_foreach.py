@@ -1,4 +1,4 @@
-"""What docs/foreach.md shows is what runs."""
+"""What docs/how-to/foreach.md shows is what runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dedup.core.envelope import ENVELOPE
 from fixtures.fix_postgres import run
 from kit.paths import ROOT
 
-TEXT = (ROOT / "docs/foreach.md").read_text()
+TEXT = (ROOT / "docs/how-to/foreach.md").read_text()
 FIRST, *OTHERS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
@@ -25,7 +25,18 @@ def test_each_snippet_bills_the_good_order(postgres: str, monkeypatch: pytest.Mo
     names: dict[str, Any] = {}
     exec(FIRST.partition("@consumer")[0] + snippet if snippet else FIRST, names)
     bodies = [b'{"order_id": "o%d", "customer": "ann", "amount": %d}' % (n, amount) for n, amount in enumerate((5, -1))]
-    rows = [{"source": "s", "topic": "t", "partition": 0, "sequence_number": n, "part": 0, "body": body} for n, body in enumerate(bodies)]
+    rows = [
+        {
+            "source": "s",
+            "topic": "t",
+            "partition": 0,
+            "sequence_number": n,
+            "part": 0,
+            "body": body,
+            "properties": [("message-id", b"%d" % n)],
+        }
+        for n, body in enumerate(bodies)
+    ]
     report = names["consumer"](pa.Table.from_pylist(rows, schema=ENVELOPE), 0)
     refuses = "less than nothing" in (snippet or FIRST)
     assert (report.processed, report.dead_lettered) == ((1, 1) if refuses else (2, 0))

@@ -1,4 +1,4 @@
-"""The handlers of docs/handlers.md do what the page says of them, and its links lead somewhere."""
+"""The handlers of docs/how-to/handlers.md do what the page says of them, and its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kit.paths import ROOT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PAGE = (ROOT / "docs/handlers.md").read_text()
+PAGE = (ROOT / "docs/how-to/handlers.md").read_text()
 ORDER = pa.schema([("id", pa.string()), ("customer", pa.string()), ("amount", pa.int64()), ("status", pa.string()), ("seen", pa.int64())])
 ORDERS: list[dict[str, Any]] = [
     {"id": "a", "customer": "ann", "amount": 1, "seen": 1},
@@ -75,7 +75,7 @@ def test_the_table_names_what_tx_has() -> None:
         assert set(told) <= set(inspect.signature(methods[name]).parameters), name
 
 
-@pytest.mark.parametrize("page", ["docs/handlers.md", "docs/start.md"])
+@pytest.mark.parametrize("page", ["docs/how-to/handlers.md", "docs/tutorial/start.md"])
 def test_links_lead_to_pages(page: str) -> None:
     """Each link names a file that is there."""
     links = re.findall(r"\]\(([\w./-]+)\)", (ROOT / page).read_text())

@@ -1,4 +1,4 @@
-"""What docs/kafka.md shows is what runs, on a real broker."""
+"""What docs/how-to/kafka.md shows is what runs, on a real broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kit.paths import ROOT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TEXT = (ROOT / "docs/kafka.md").read_text()
+TEXT = (ROOT / "docs/how-to/kafka.md").read_text()
 FLIGHT = pa.schema([("flight_id", pa.string()), ("dep_time", pa.int64())])
 
 
@@ -40,9 +40,10 @@ def test_the_first_snippet_and_the_commands_run(spark: SparkSession, kafka: kafk
     lake = str(tmp_path)
     snippet = blocks("python")[0].replace("/lake", lake).replace("host:9092", kafka.servers).replace('"flights"', f'"{topic.name}"')
     DeltaTable.create(f"{lake}/departures", FLIGHT)
-    topic.send(['{"flight_id": "a", "dep_time": 5}', '{"flight_id": "b"}', '{"flight_id": "a", "dep_time": 5}'])
+    first = ("a", '{"flight_id": "a", "dep_time": 5}')
+    topic.send_messages(first, ("b", '{"flight_id": "b"}'), first)
     run(snippet, {"spark": spark, "schema": FLIGHT})
-    topic.send(['{"flight_id": "c", "dep_time": 7}'])
+    topic.send_messages(("c", '{"flight_id": "c", "dep_time": 7}'))
     topic.send_transaction(['{"flight_id": "no"}'], commit=False)
     run(snippet.replace(f"{lake}/spark", f"{lake}/another"), {"spark": spark, "schema": FLIGHT})
     found = DeltaTable(f"{lake}/departures").to_pyarrow_table().sort_by("flight_id").to_pylist()

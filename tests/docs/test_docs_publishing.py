@@ -1,4 +1,4 @@
-"""What docs/publishing.md shows is what runs."""
+"""What docs/how-to/publishing.md shows is what runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from checkpoint.errors import KeyConflict
 from kit.paths import ROOT
 from kit.publish_kit import Broker, consumed, events, kept, publisher
 
-PAGE = (ROOT / "docs/publishing.md").read_text()
+PAGE = (ROOT / "docs/how-to/publishing.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line.split("#")[0].strip() for line in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)[0].splitlines()]
 

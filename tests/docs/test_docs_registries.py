@@ -1,4 +1,4 @@
-"""What docs/registries.md shows is what runs."""
+"""What docs/how-to/registries.md shows is what runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.paths import ROOT
 from kit.registry_kit import avro, confluent, content_type, events, record
 from kit.registry_server import RegistryServer
 
-PAGE = (ROOT / "docs/registries.md").read_text()
+PAGE = (ROOT / "docs/how-to/registries.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ORDER = record(("order_id", "string"), ("amount", "long"))
 OLD = record(("order_id", "string"), ("amount", "int"))
@@ -38,9 +38,9 @@ def test_the_first_snippet_runs(registry: RegistryServer, tmp_path: Path) -> Non
     sink = DeltaTable.create(str(tmp_path / "orders"), schema=pa.schema([("order_id", pa.string()), ("amount", pa.int64())]))
     shown = SNIPPETS[0].replace("https://schemas.example.com", registry.url).replace("/lake", str(tmp_path))
     names: dict[str, Any] = {"password": "s"}
-    exec(compile(shown, "docs/registries.md", "exec", dont_inherit=True), names)
+    exec(compile(shown, "docs/how-to/registries.md", "exec", dont_inherit=True), names)
     bodies = [confluent(old, OLD, {"order_id": "a", "amount": 1}), confluent(new, ORDER, {"order_id": "b", "amount": 2**40})]
-    names["consumer"](events([*bodies]), 0)
+    names["consumer"](events([*bodies], [[("message-id", b"1")], [("message-id", b"2")]]), 0)
     sink.update_incremental()
     rows = sorted(sink.to_pyarrow_table().to_pylist(), key=lambda row: str(row["order_id"]))
     assert rows == [{"order_id": "a", "amount": 1}, {"order_id": "b", "amount": 2**40}]

@@ -1,4 +1,4 @@
-"""What docs/runner.md shows is what runs."""
+"""What docs/how-to/runner.md shows is what runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fixtures.fix_postgres import run
 from kit.hub_orders import until
 from kit.paths import ROOT
 
-PAGE = (ROOT / "docs/runner.md").read_text()
+PAGE = (ROOT / "docs/how-to/runner.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 pytestmark = pytest.mark.eventhubs
@@ -41,7 +41,8 @@ def test_the_snippets_run(eventhubs: Any, new_hub: Any, postgres: str, tmp_path:
     """The program as it is shown writes the orders of the hub, each once, and ends well on SIGTERM; so does that with a loop of its own."""
     hub = new_hub(partitions=2)
     run(postgres, "create table orders (order_id text, amount bigint)")
-    eventhubs.put(hub, 0, [json.dumps({"order_id": f"o{n % 8}", "amount": n % 8}).encode() for n in range(10)])
+    for n in range(10):
+        eventhubs.put(hub, 0, [json.dumps({"order_id": f"o{n % 8}", "amount": n % 8}).encode()], {"message-id": f"m{n % 8}"})
     first, second = (snippet.replace('["EVENTHUB"], "orders"', f'["EVENTHUB"], "{hub}"') for snippet in SNIPPETS)
     program = tmp_path / "billing.py"
     program.write_text(first.split("\nrun(")[0] + TIRED.replace("async", "import asyncio\n\n\nasync", 1) + second if own_loop else first)

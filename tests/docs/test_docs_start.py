@@ -1,4 +1,4 @@
-"""What docs/start.md tells to do is what works, in its order: the program as it is, real broker, real database, the commands as shown."""
+"""What the tutorial tells to do is what works, in its order: the program as it is, real broker, real database, the commands as shown."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kit import kafka_server, maven
 from kit.kafka_kit import Topic
 from kit.paths import ROOT
 
-PAGE = (ROOT / "docs/start.md").read_text()
-ROWS = [("o-1", "ann", 5), ("o-2", "bob", 7)]
+PAGE = (ROOT / "docs/tutorial/start.md").read_text()
+ROWS = [("m-1", "ann", 5), ("m-2", "bob", 7)]
 
 
 def blocks(language: str) -> list[str]:
@@ -84,4 +84,4 @@ def test_the_page_leads_from_nothing_to_a_repaired_letter(
     (tmp_path / "shop.py").write_text(repaired)
     for words in asked[5:]:
         shell.command(words)
-    assert sorted(run(empty_postgres, "select * from orders")) == [*ROWS, ("o-3", "ann", -2)]
+    assert sorted(run(empty_postgres, "select * from orders")) == [*ROWS, ("m-3", "ann", -2)]

@@ -1,4 +1,4 @@
-"""What docs/testing.md shows is what runs."""
+"""What docs/how-to/testing.md shows is what runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from dedup.testing import kit
 from kit.paths import ROOT
 
-PAGE = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/testing.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_first_snippet_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     """A reader who copies it sees the same words."""
-    exec(compile(SNIPPETS[0], "docs/testing.md", "exec"), {})
+    exec(compile(SNIPPETS[0], "docs/how-to/testing.md", "exec"), {})
     said = re.search(r"```\n(\d+ schedules.*?)```", PAGE, re.DOTALL)
     assert said and capsys.readouterr().out == said[1]
 
@@ -35,7 +35,7 @@ def test_the_test_of_a_consumer_passes(tmp_path: Path) -> None:
 
 def test_the_delivery_of_the_page_runs() -> None:
     """The generator gives the batches that the page asks for."""
-    exec(compile(SNIPPETS[2], "docs/testing.md", "exec"), {})
+    exec(compile(SNIPPETS[2], "docs/how-to/testing.md", "exec"), {})
 
 
 def test_the_page_names_every_promise() -> None:

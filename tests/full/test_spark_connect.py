@@ -18,7 +18,7 @@ PARTS = {"streams": ("spark", "outbox_spark"), "tasks": ("foreach_spark", "forea
 """Files of the contract suite: streams with restarts and replays, messages; handlers in tasks. Those with brokers run on classic Spark."""
 
 LEFT_OUT = {
-    "test_stateful_operators_upstream_are_refused_before_anything_is_written": "Connect does not show the plan (docs/spark-connect.md)",
+    "test_stateful_operators_upstream_are_refused_before_anything_is_written": "Connect does not show the plan (how-to/spark-connect.md)",
     "and_a_driver_that_dies": "the driver that dies is a process of its own, on classic Spark",
 }
 """Tests, or values of their parameters, and why they do not run there."""

@@ -72,6 +72,13 @@ class Topic:
         flush(producer)
         assert not refused, refused[0]
 
+    def send_messages(self, *messages: tuple[str, str], partition: int = 0) -> None:
+        """Produce these (message id, body), with the id in the header."""
+        producer = self.producer()
+        for message_id, body in messages:
+            producer.produce(self.name, body, partition=partition, headers=[("message-id", message_id.encode())])
+        flush(producer)
+
     def send_orders(self, *orders: tuple[str, int], partition: int = 0) -> None:
         """Produce orders (id, amount) as JSON."""
         self.send([order(*one) for one in orders], partition)

@@ -1,4 +1,4 @@
-"""The canonical encoding once more, small and per value, from docs/keys.md with hashlib alone: what both implementations must equal."""
+"""The canonical encoding once more, small and per value, from keys.md with hashlib alone: what both implementations must equal."""
 
 from __future__ import annotations
 

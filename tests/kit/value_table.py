@@ -1,4 +1,4 @@
-"""Each type of a sink with each type of Python value: what is stored, and the table of docs/handlers.md that says so."""
+"""Each type of a sink with each type of Python value: what is stored, and the table of docs/how-to/handlers.md that says so."""
 
 from __future__ import annotations
 

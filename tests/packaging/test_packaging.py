@@ -75,7 +75,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
     source = folder / "source"
     source.mkdir()
-    for name in (*PACKAGES, "sql", "tests", "docs", "benchmarks", ".ci"):
+    for name in (*PACKAGES, "sql", "tests", "docs", "benchmarks", "examples", ".ci"):
         shutil.copytree(ROOT / name, source / name, ignore=not_of_the_checkout)
     for file in ROOT.iterdir():
         if file.is_file():

@@ -344,8 +344,8 @@ def test_spark_keeps_every_type_of_a_key(spark: SparkSession, tmp_path: Path) ->
 
 
 def test_the_documented_vectors_are_the_pinned_ones() -> None:
-    """Whoever implements the encoding from docs/keys.md gets our keys."""
-    text = (ROOT / "docs" / "keys.md").read_text()
+    """Whoever implements the encoding from docs/explanation/keys.md gets our keys."""
+    text = (ROOT / "docs" / "explanation" / "keys.md").read_text()
     rows = re.findall(r"\| `(dedup1\S+)` \| `([0-9a-f]{32})` \|", text)
     assert len(rows) == 3
     assert all(hashlib.sha256(encoded.encode()).hexdigest()[:32] == key for encoded, key in rows)

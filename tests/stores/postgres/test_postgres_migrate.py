@@ -160,11 +160,11 @@ def test_a_later_migration_is_applied_to_tables_with_rows(postgres: str, monkeyp
 
 
 def test_the_questions_of_the_manual_are_answered(postgres: str) -> None:
-    """Every statement about letters in docs/postgres.md runs, and finds what is there."""
+    """Every statement about letters in docs/how-to/postgres.md runs, and finds what is there."""
     store = PostgresStore(postgres)
     epoch(store)
     park(store, [row | {"consumer": "shop"} for row in chain([1, 2], "a")])
-    block = (ROOT / "docs/postgres.md").read_text().split("<!-- letters -->")[1].split("```")[1].removeprefix("sql\n")
+    block = (ROOT / "docs/how-to/postgres.md").read_text().split("<!-- letters -->")[1].split("```")[1].removeprefix("sql\n")
     found = [len(run(postgres, statement)) for statement in block.split(";") if statement.strip()]
     assert found == [2, 2, 0, 0, 1, 0]
 

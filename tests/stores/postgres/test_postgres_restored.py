@@ -1,6 +1,6 @@
 """Tables restored to an older time, all of them or some: what is refused, what `verify` names, and what cannot be told.
 
-Each row of the table in docs/postgres.md (Restores and moves) has its test here.
+Each row of the table in docs/how-to/postgres.md (Restores and moves) has its test here.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def test_messages_that_were_taken_back_without_their_numbers_are_not_told(place:
 def test_the_manual_says_what_becomes_of_every_table(place: PostgresPlace) -> None:
     """Each table of the state is in the list of restores; those of publishers and event processors by their page."""
     place.store().migrate()  # type: ignore[attr-defined]
-    text = (ROOT / "docs/postgres.md").read_text()
+    text = (ROOT / "docs/how-to/postgres.md").read_text()
     listed = set(re.findall(r"`(\w+)`", text.split("<!-- restored -->")[1].split("\n\n")[0]))
     others = {"schema_version", "sink", "publish_destination", "published_id", "partition_owner", "processor_checkpoint"}
     tables = {name.removeprefix("dedup.") for name in every_table(place.url)}

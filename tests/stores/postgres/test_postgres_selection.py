@@ -265,7 +265,7 @@ def buffers(plan: str) -> int:
     ],
 )
 def test_the_views_are_read_by_an_index(plans: str, view: str) -> None:
-    """What docs/postgres.md shows a DBA touches few pages."""
+    """What docs/how-to/postgres.md shows a DBA touches few pages."""
     with psycopg.connect(plans, autocommit=True) as connection:
         rows = connection.execute(f"explain (analyze, buffers, costs off, timing off) select * from dedup.{view}".encode()).fetchall()
     text = "\n".join(row[0] for row in rows)
