@@ -37,6 +37,7 @@ lint: $(VENV)/.ready ## Check style, types, the direction of imports; look for s
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/basedpyright --project .ci/pyright.json --pythonpath $(BIN)/python --level error
 	@$(BIN)/lint-imports
 	@$(BIN)/python .ci/audit.py
 

@@ -16,6 +16,7 @@ from benchmarks.ours import SINK, consumer, fill
 from benchmarks.report import Measure, throughput
 from benchmarks.reserved import reserve
 from benchmarks.stream import Seconds, Sizes, Way, contest
+from dedup import Limits
 from dedup.delta import DeltaStore
 
 FILLING = 100_000
@@ -46,7 +47,7 @@ def compare_large(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure]
     path = create_tables(folder, "append")["append"]
     create_tables(apart)
     with closing(store(apart)) as left:
-        ways = {"append": _append(path, txn=False), "in_tasks": consumer(left, collect=False)}
+        ways = {"append": _append(path, txn=False), "in_tasks": consumer(left, limits=Limits(collect=False))}
         taken = _contest(spark, folder, ways, max(sizes.warm // 3, 1))
     for mine in (folder, apart):
         verify(mine / SINK, topic.facts, once=True)

@@ -18,6 +18,7 @@ from benchmarks.ours import SINK, consumer
 from benchmarks.postgres import create_sinks, verify
 from benchmarks.report import Measure, slowness
 from benchmarks.stream import Seconds, Sizes, run_query
+from dedup import FailurePolicy
 from dedup.pipeline.tx import Handler
 from dedup.postgres import PostgresStore
 
@@ -94,7 +95,7 @@ def _compare(
         land([clean, _spoil(spoilt, rows)], folder / "topic", first=2 * number)
     taken: list[float] = []
     with closing(PostgresStore(dsn)) as store:
-        ours = consumer(store, handler, budget=None)
+        ours = consumer(store, handler, failure=FailurePolicy(budget=None))
 
         def timed(batch: Any, batch_id: int) -> None:
             """Process the batch, and note its seconds."""

@@ -19,7 +19,7 @@ from benchmarks.postgres import create_sinks, verify
 from benchmarks.report import Measure, throughput
 from benchmarks.stream import Seconds, Sizes
 from dedup import Consumer, decode
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from dedup.postgres import PostgresStore
 
 HANDLER_SECONDS = 50e-6
@@ -56,7 +56,7 @@ def _consumer(dsn: str, name: str, loops: int) -> Consumer:
     made = Consumer(name, PostgresStore(dsn), idempotence_key="data.order_id", decode=decode.json(ORDER), query="benchmark")
 
     @made.foreach(into=SINKS[name])
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         """Return the row of one event, after so many rounds of an empty loop."""
         for _ in range(loops):
             pass

@@ -10,6 +10,7 @@ from azure.eventhub.aio import CheckpointStore
 
 from checkpoint import processors
 from checkpoint.errors import DedupError
+from checkpoint.given import Duration
 from checkpoint.postgres.session import TIMEOUT, AsyncSession, Place
 from checkpoint.processors import Group, Ownership, Position
 
@@ -20,7 +21,7 @@ class PostgresCheckpointStore(CheckpointStore):
     May be shared by event loops; each has its own connections.
     """
 
-    def __init__(self, dsn: str, schema: str = "dedup", *, auto_migrate: bool = True, timeout: float = TIMEOUT) -> None:
+    def __init__(self, dsn: str, schema: str = "dedup", *, auto_migrate: bool = True, timeout: Duration = TIMEOUT) -> None:
         place = Place(dsn, schema, auto_migrate, timeout)
         self._owners, self._checkpoints = AsyncSession(place), AsyncSession(place)  # a renewal must not wait for a checkpoint
 

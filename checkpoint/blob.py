@@ -18,13 +18,18 @@ from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, ResourceExistsError, ResourceModifiedError, ResourceNotFoundError
 from azure.storage.blob import BlobProperties, ContainerClient
 
+from checkpoint import given
 from checkpoint.errors import ConfigError, DedupError, StoreUnavailable
+from checkpoint.given import Duration
 from checkpoint.processors import After, Group, Position
 
 _log = logging.getLogger(__name__)
 
 EVERY = 30.0
 """Seconds between two looks of a mirror: what KEDA asks at by default."""
+
+MIRROR: given.Settings = {"every": given.duration("30.0", above=0)}
+"""What `BlobMirror` takes beside a container, a group and what reads it."""
 
 _LOST_RACE = (ResourceExistsError, ResourceModifiedError, ResourceNotFoundError)
 
@@ -166,13 +171,14 @@ class BlobMirror:
         container: with any credential.
         group: of which the checkpoints are.
         read: gives ours; asked at every look, e.g. `lambda: store.list_checkpoints(*group)`.
-        every: seconds between the beginnings of two looks.
+        every: the time between the beginnings of two looks, as a timedelta or in seconds.
     """
 
-    def __init__(self, container: ContainerClient, group: Group, read: Callable[[], Iterable[Position]], *, every: float = EVERY) -> None:
-        if every <= 0:
-            raise ConfigError("A mirror needs a number of seconds above 0 between two looks.")
-        self._container, self._group, self._read, self._every = container, group, read, every
+    def __init__(
+        self, container: ContainerClient, group: Group, read: Callable[[], Iterable[Position]], *, every: Duration = EVERY
+    ) -> None:
+        given.check(MIRROR, locals())
+        self._container, self._group, self._read, self._every = container, group, read, given.to_seconds(every)
         self._ending, self._thread = threading.Event(), threading.Thread(target=self._run, name="dedup blob mirror", daemon=True)
         self.health = Health()
 
@@ -185,10 +191,10 @@ class BlobMirror:
         """Until it is stopped, by another thread or by Ctrl-C."""
         self._thread.join()
 
-    def stop(self, timeout: float = 30.0) -> None:
-        """Look a last time, and end. A look that hangs is left behind after so many seconds."""
+    def stop(self, timeout: Duration = 30.0) -> None:
+        """Look a last time, and end. A look that hangs is left behind after this time."""
         self._ending.set()
-        self._thread.join(timeout)
+        self._thread.join(given.to_seconds(timeout))
 
     def look(self) -> None:
         """Mirror once. Never raises: what went wrong is logged and in `health`.

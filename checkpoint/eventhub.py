@@ -10,6 +10,7 @@ from azure.eventhub import CheckpointStore
 
 from checkpoint import processors
 from checkpoint.errors import DedupError
+from checkpoint.given import Duration
 from checkpoint.postgres.session import TIMEOUT, Place, Session
 from checkpoint.processors import Group, Ownership, Position
 
@@ -24,15 +25,15 @@ class PostgresCheckpointStore(CheckpointStore):
         dsn: of PostgreSQL 14 or newer.
         schema: where the tables are; that of a PostgresStore may be shared.
         auto_migrate: create or upgrade the tables at first use, if the role may; else `dedup migrate` is asked for.
-        timeout: seconds that a call may take, with waiting for other calls, connecting and trying again (connecting alone may take 2 s per
-            server). Three times this and 2.4 times the client's `load_balancing_interval` should stay below its
-            `partition_ownership_expiration_interval`: then one renewal may fail, and the next one is in time.
+        timeout: how long a call may take, as a timedelta or in seconds, with waiting for other calls, connecting and trying again
+            (connecting alone may take 2 s per server). Three times this and 2.4 times the client's `load_balancing_interval` should stay
+            below its `partition_ownership_expiration_interval`: then one renewal may fail, and the next one is in time.
 
     Raises:
         ConfigError: the DSN or the schema's name cannot be one, or the timeout.
     """
 
-    def __init__(self, dsn: str, schema: str = "dedup", *, auto_migrate: bool = True, timeout: float = TIMEOUT) -> None:
+    def __init__(self, dsn: str, schema: str = "dedup", *, auto_migrate: bool = True, timeout: Duration = TIMEOUT) -> None:
         place = Place(dsn, schema, auto_migrate, timeout)
         self._owners, self._checkpoints = Session(place), Session(place)  # a renewal must not wait for a checkpoint
 

@@ -16,7 +16,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 from checkpoint.errors import ConfigError
 
@@ -31,7 +31,7 @@ class Setting:
     example: str  # as one writes it
     fits: Callable[[Any], bool]
     secret: bool = False  # its value is not shown
-    real: bool = False  # a number that may have a fraction
+    real: bool = False  # a number that may have a fraction, or a duration: kept as a float
 
     @property
     def or_none(self) -> Setting:
@@ -65,7 +65,7 @@ def check(settings: Settings, given: Mapping[str, Any], of: str = "") -> None:
 
 
 def check_fields(settings: Settings, made: object, of: str = "") -> None:
-    """Check the settings that an object keeps, and keep its numbers with a fraction as floats: arithmetic knows those.
+    """Check the settings that an object keeps, and keep its numbers with a fraction and its durations as floats.
 
     Raises:
         ConfigError: as `check`.
@@ -73,13 +73,15 @@ def check_fields(settings: Settings, made: object, of: str = "") -> None:
     check(settings, vars(made), of)
     for name, setting in settings.items():
         if setting.real and vars(made)[name] is not None:
-            object.__setattr__(made, name, float(vars(made)[name]))
+            object.__setattr__(made, name, to_seconds(vars(made)[name]))
 
 
 def refuse(name: str, value: object, setting: Setting) -> None:
     """Raise ConfigError for this value of this setting."""
     shown = f"a {type(value).__name__} (not shown: it may hold a password)" if setting.secret else _shown(value)
-    raise ConfigError(f"{name} is {shown}; it takes {setting.expected}. For example: {name.rpartition('.')[2]}={setting.example}.")
+    of, _, own = name.rpartition(".")
+    example = f"{own}={setting.example}"
+    raise ConfigError(f"{name} is {shown}; it takes {setting.expected}. For example: {f'{of}({example})' if of else example}.")
 
 
 def _shown(value: object) -> str:
@@ -132,25 +134,46 @@ def number(
     return Setting(f"{what}, a number {bound}", example, fits, real=True)
 
 
+Duration: TypeAlias = float | dt.timedelta
+"""How long something takes, as users give it: seconds, as a number of any class, or a timedelta."""
+
 LONGEST = 10 * 366 * 86_400
 """Seconds: what waits longer waits for ever, and timers of the operating system end somewhere behind it."""
 
+OLDEST = 100 * LONGEST
+"""Seconds: the greatest age; dates begin not far behind it."""
 
-def seconds(example: str, *, above: float | None = None, endless: bool = False) -> Setting:
-    """A time in seconds, at most ten years."""
-    return number("seconds", example, above=above, most=LONGEST, endless=endless)
+
+def duration(example: str, *, above: float | None = None, endless: bool = False, most: float = LONGEST) -> Setting:
+    """A duration: a timedelta, or a number of seconds.
+
+    Args:
+        above: it is longer than this. Else it is not negative.
+        endless: infinity is allowed.
+        most: the longest one: LONGEST for what is waited for, OLDEST for ages.
+    """
+    bare = number("seconds", example, above=above, most=most, endless=endless)
+    fits = bare.fits
+    return replace(
+        bare,
+        expected=f"a timedelta, or {bare.expected}",
+        fits=lambda value: fits(value.total_seconds() if isinstance(value, dt.timedelta) else value),
+    )
+
+
+def to_seconds(value: Duration) -> float:
+    """A duration in seconds."""
+    return value.total_seconds() if isinstance(value, dt.timedelta) else float(value)
+
+
+def to_timedelta(value: Duration) -> dt.timedelta:
+    """A duration as a timedelta."""
+    return value if isinstance(value, dt.timedelta) else dt.timedelta(seconds=float(value))
 
 
 def is_number(value: object, kind: type) -> bool:
     """Whether it is a number of this kind; True and False are none."""
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def span(example: str) -> Setting:
-    """A timedelta that is not negative: a bare number would leave open which unit it has."""
-    return Setting(
-        "a datetime.timedelta, not negative", example, lambda value: isinstance(value, dt.timedelta) and value >= dt.timedelta(0)
-    )
 
 
 def flag(example: str) -> Setting:

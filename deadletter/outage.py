@@ -20,7 +20,7 @@ from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict, Com
 from deadletter.classify import classify
 from deadletter.failure import chain, describe
 from deadletter.known import ErrorClass
-from deadletter.policy import FailurePolicy
+from deadletter.policy import OwnPolicy
 
 log = logging.getLogger("dedup")
 
@@ -53,7 +53,7 @@ _SMALLER = (
 _NOTHING = "nothing of the running transaction is committed"
 
 
-def retrying(what: str, patience: float, failures: FailurePolicy) -> tenacity.Retrying:
+def retrying(what: str, patience: float, failures: OwnPolicy) -> tenacity.Retrying:
     """Calls what it is given until it passes, `patience` seconds are over, or it raises what no waiting can mend; raises that error.
 
     Args:
@@ -90,13 +90,13 @@ def naming_limits(what: str) -> Iterator[None]:
         raise BatchTooLarge(f"{what}: {said}.") from error
 
 
-def may_pass(error: BaseException, failures: FailurePolicy) -> bool:
+def may_pass(error: BaseException, failures: OwnPolicy) -> bool:
     """Whether waiting may help: the store or the broker is away, too many events fail, or the error is transient or systemic."""
     if isinstance(error, DedupError):
         return isinstance(error, BudgetExceeded | StoreUnavailable | SourceUnavailable | CommitUnknown | CommitConflict)
     if any(cls.__name__ in _OF_THE_PLAN for cls in type(error).__mro__) or is_final(error):
         return False
-    return isinstance(error, Exception) and classify(error, failures.rules) != ErrorClass.PERMANENT
+    return isinstance(error, Exception) and classify(error, failures.errors) != ErrorClass.PERMANENT
 
 
 def _tell(what: str, patience: float, state: tenacity.RetryCallState) -> None:

@@ -1,7 +1,7 @@
 """What a failure means: how often to try again, and how many failures to park before something else must be wrong.
 
-`Retry` says how often, `Budget` how many of each kind of dead letter, `FailurePolicy` is both with the time limit of a handler. Values
-without state: what is used of a budget stands in the head of the store. Pure. Called by the pipeline.
+`Retry` says how often, `Budget` how many of each kind of dead letter, `FailurePolicy` is both with what else a user says of failures.
+Values without state: what is used of a budget stands in the head of the store. Pure. Called by the pipeline.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from deadletter.letter import Kind
 
 RETRY: given.Settings = {
     "attempts": given.whole("runs", "5", least=1),
-    "first": given.seconds("0.1"),
-    "longest": given.seconds("5.0"),
-    "total": given.seconds("30.0"),
+    "first": given.duration("0.1"),
+    "longest": given.duration("5.0"),
+    "total": given.duration("30.0"),
 }
 """What `Retry` takes."""
 
@@ -127,7 +127,7 @@ def _never(error: BaseException) -> bool:
 class Retry:
     """When to run the handler again after a transient error: exponential backoff with full jitter.
 
-    The wait before the nth retry is random between 0 and `first` * 2^(n-1), at most `longest`.
+    Each duration is a timedelta or seconds. The wait before the nth retry is random between 0 and `first` * 2^(n-1), at most `longest`.
     Source: "Full Jitter" of https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 
     Raises:
@@ -136,17 +136,17 @@ class Retry:
 
     attempts: int = 5
     """Runs at most, the first one included; 1 means no retry."""
-    first: float = 0.1
-    """Seconds: the longest wait before the first retry."""
-    longest: float = 5.0
-    """Seconds: the longest wait before any retry."""
-    total: float = 30.0
-    """Seconds from the first run of what is tried, a whole chunk or one event of it, each by itself: no wait begins that would end later,
+    first: given.Duration = 0.1
+    """The longest wait before the first retry."""
+    longest: given.Duration = 5.0
+    """The longest wait before any retry."""
+    total: given.Duration = 30.0
+    """The time from the first run of what is tried, a whole chunk or one event of it, each by itself: no wait begins that would end later,
     but the first one after the death of a Python worker of Spark's."""
 
     def __post_init__(self) -> None:
         given.check_fields(RETRY, self, "Retry")
-        if self.first > self.longest:
+        if given.to_seconds(self.first) > given.to_seconds(self.longest):
             raise ConfigError(f"Retry waits {self.first} to {self.longest} seconds: give 0 <= first <= longest.")
 
     def retrying(
@@ -168,7 +168,7 @@ class Retry:
             sleep: waits for that many seconds.
             clock: seconds, never going back.
         """
-        end = clock() + self.total if deadline is None else deadline
+        end = clock() + given.to_seconds(self.total) if deadline is None else deadline
         asked: list[BaseException] = []  # what has had its run
 
         def may_pass(error: BaseException) -> bool:
@@ -192,7 +192,7 @@ class Retry:
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception(may_pass),
             stop=is_last,
-            wait=wait_random_exponential(multiplier=self.first, max=self.longest),
+            wait=wait_random_exponential(multiplier=given.to_seconds(self.first), max=given.to_seconds(self.longest)),
             before_sleep=tell,
             sleep=sleep,
             reraise=True,
@@ -201,16 +201,73 @@ class Retry:
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """How failures of the handler are met."""
+    """What a consumer does when its handler, an event or the store fails. One group, because a failure meets these settings in turn.
+
+    A failed chunk is tried again (`retry`), then in halves (`bisect`) until the guilty events are found, whose errors `errors` may
+    classify. These become dead letters within the `budget`. Beyond it, and while the store is away, the batch is tried again for
+    `max_outage`. A duration is a timedelta or seconds.
+
+    Raises:
+        ConfigError: a setting has another type, range or unit than it takes; correct it.
+    """
 
     retry: Retry = field(default_factory=Retry)
-    budget: Budget | None = field(default_factory=Budget)  # None: nothing is counted
+    """How often and how long a transient error of the handler is tried again before an event is parked."""
+    budget: Budget | None = field(default_factory=Budget)
+    """For each kind of dead letter, how many of the last events may become one before that counts as a bug, an outage or a bad deploy, and
+    nothing is parked any more. None: all may."""
     bisect: bool = True
-    rules: Sequence[Rule] = ()
+    """False for a handler that does not mean the same on a part of a batch, as one that aggregates: it gets the whole batch (in Spark's
+    tasks on PostgreSQL the whole slice of a partition) or BatchTooLarge, and what it raises fails the batch."""
+    errors: Sequence[Rule] = ()
+    """Rules (exception type or predicate, ErrorClass) that come before the shipped ones, first match first."""
+    handler_timeout: given.Duration | None = None
+    """For one run of the handler and of what it writes; then the process ends with its stacks on stderr. None: no limit."""
+    max_outage: given.Duration = 300.0
+    """How long a batch is tried again, with backoff, while all fails or the store is away. Then the query stops. `math.inf`: never."""
+
+    def __post_init__(self) -> None:
+        given.check_fields(FAILURE_POLICY, self, "FailurePolicy")
+        object.__setattr__(self, "errors", tuple(self.errors))
+
+
+def _are_rules(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(rule, tuple | list) and len(rule) == 2 and given.takes(rule[0], None) and isinstance(rule[1], ErrorClass)
+        for rule in value
+    )
+
+
+FAILURE_POLICY: given.Settings = {
+    "retry": given.instance(Retry, "a Retry", "Retry(attempts=3)"),
+    "budget": given.instance(Budget, "a Budget", "Budget()").or_none,
+    "bisect": given.flag("False"),
+    "errors": given.Setting(
+        "pairs of an exception type, or a function of an error, and an ErrorClass", "[(KeyError, PERMANENT)]", _are_rules
+    ),
+    "handler_timeout": given.duration("60.0", above=0).or_none,
+    "max_outage": given.duration("300.0", endless=True),
+}
+"""What `FailurePolicy` takes."""
+
+
+@dataclass(frozen=True)
+class OwnPolicy(FailurePolicy):
+    """The policy of one consumer, as the pipeline applies it."""
+
     owner: tuple[str, str] = ("", "")  # reentry.Identity of the consumer whose handler this is
-    timeout: float | None = None  # seconds for one run of the handler; then the process ends
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def of(cls, policy: FailurePolicy, owner: tuple[str, str]) -> OwnPolicy:
+        """This policy, of the consumer with this identity."""
+        return cls(**{one.name: getattr(policy, one.name) for one in fields(policy)}, owner=owner)
+
+    @property
+    def seconds_of_handler(self) -> float | None:
+        """The limit of one run of the handler."""
+        return None if self.handler_timeout is None else given.to_seconds(self.handler_timeout)
 
 
 @dataclass(frozen=True)
@@ -228,7 +285,7 @@ class BudgetLimits:
     shares: Shares = DEFAULT
 
     def __post_init__(self) -> None:
-        given.check({"shares": SHARES}, vars(self), "Limits")
+        given.check({"shares": SHARES}, vars(self), "BudgetLimits")
 
     def excess(self, decided: int, failures: Sequence[int], chunk: range, lifted: int) -> tuple[int, int, int] | None:
         """The first window over its limit that ends within the chunk and holds a failure of it: (N, failed, allowed).

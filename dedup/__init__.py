@@ -32,48 +32,110 @@ def _refuse_namesakes() -> None:
 _refuse_namesakes()
 
 from checkpoint.errors import (  # noqa: E402  a namesake has to be refused before it is imported
+    AmbiguousPosition,
+    BatchTooLarge,
+    BudgetExceeded,
     CheckpointError,
+    CommitConflict,
+    CommitUnknown,
     ConfigError,
     DedupError,
+    DestinationUnavailable,
     Fenced,
     HandlerError,
+    IncarnationChanged,
     KeyConflict,
+    NotConfirmed,
+    PartitionLost,
+    PositionGap,
+    PositionsMissing,
+    PublicationStuck,
+    RegistryUnavailable,
+    ReprocessStopped,
+    ResendTooLate,
+    RowsMisfit,
+    RowsRefused,
+    SchemaOutdated,
+    SettingsChanged,
+    SinkMismatch,
+    SourceUnavailable,
+    StateTooNew,
+    StillHeld,
     StoreError,
+    StoreRestored,
+    StoreUnavailable,
+    ValuesRefused,
 )
 from checkpoint.install import Extra, needs  # noqa: E402
 
 if TYPE_CHECKING:
     from deadletter.known import ErrorClass
-    from deadletter.policy import Budget, Retry
+    from deadletter.policy import Budget, FailurePolicy, Retry
     from deadletter.selection import Selection
     from dedup import decode
     from dedup.consumer import Consumer
     from dedup.core.envelope import Columns
     from dedup.delta import DeltaStore
+    from dedup.pipeline.handlers import Event
+    from dedup.pipeline.report import Report
+    from dedup.pipeline.tx import Tx
     from dedup.postgres import PostgresStore
     from dedup.reprocessing.dead_letters import DeadLetters
     from dedup.reprocessing.letters import reprocess
     from dedup.reprocessing.options import ReprocessOptions
     from dedup.reprocessing.replay import replay
+    from dedup.settings import Limits, Takeover
 
 __all__ = [
+    "AmbiguousPosition",
+    "BatchTooLarge",
     "Budget",
+    "BudgetExceeded",
     "CheckpointError",
     "Columns",
+    "CommitConflict",
+    "CommitUnknown",
     "ConfigError",
     "Consumer",
     "DeadLetters",
     "DedupError",
     "DeltaStore",
+    "DestinationUnavailable",
     "ErrorClass",
+    "Event",
+    "FailurePolicy",
     "Fenced",
     "HandlerError",
+    "IncarnationChanged",
     "KeyConflict",
+    "Limits",
+    "NotConfirmed",
+    "PartitionLost",
+    "PositionGap",
+    "PositionsMissing",
     "PostgresStore",
+    "PublicationStuck",
+    "RegistryUnavailable",
+    "Report",
     "ReprocessOptions",
+    "ReprocessStopped",
+    "ResendTooLate",
     "Retry",
+    "RowsMisfit",
+    "RowsRefused",
+    "SchemaOutdated",
     "Selection",
+    "SettingsChanged",
+    "SinkMismatch",
+    "SourceUnavailable",
+    "StateTooNew",
+    "StillHeld",
     "StoreError",
+    "StoreRestored",
+    "StoreUnavailable",
+    "Takeover",
+    "Tx",
+    "ValuesRefused",
     "__version__",
     "decode",
     "replay",
@@ -87,10 +149,16 @@ _HOMES = {
     "DeadLetters": "dedup.reprocessing.dead_letters",
     "DeltaStore": "dedup.delta",
     "ErrorClass": "deadletter.known",
+    "Event": "dedup.pipeline.handlers",
+    "FailurePolicy": "deadletter.policy",
+    "Limits": "dedup.settings",
     "PostgresStore": "dedup.postgres",
+    "Report": "dedup.pipeline.report",
     "ReprocessOptions": "dedup.reprocessing.options",
     "Retry": "deadletter.policy",
     "Selection": "deadletter.selection",
+    "Takeover": "dedup.settings",
+    "Tx": "dedup.pipeline.tx",
     "decode": "dedup.decode",
     "replay": "dedup.reprocessing.replay",
     "reprocess": "dedup.reprocessing.letters",
@@ -112,3 +180,8 @@ def __getattr__(name: str) -> Any:
             raise
         raise ImportError(needs(name, package, _EXTRAS[home])) from missing
     return module if name == "decode" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are not imported yet included."""
+    return list(__all__)

@@ -7,13 +7,12 @@ Picklable: settings travel, connections and epochs do not.
 
 from __future__ import annotations
 
-import datetime as dt
 import importlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -29,9 +28,8 @@ from checkpoint.holders import Live, take_epoch
 from checkpoint.position import KAFKA_SOURCE
 from checkpoint.start import Log, New
 from deadletter import outage
-from deadletter.classify import Rule
 from deadletter.crashes import CrashMarker
-from deadletter.policy import Budget, FailurePolicy, Retry
+from deadletter.policy import FailurePolicy, OwnPolicy
 from dedup.core.envelope import Columns
 from dedup.core.keys import KeySettings
 from dedup.core.planning import OnKeyConflict
@@ -42,7 +40,7 @@ from dedup.outbox import Destination
 from dedup.outbox.dispatch import Inline
 from dedup.pipeline import company, reentry
 from dedup.pipeline.batch import ArrowBatch, Batch, Tasks
-from dedup.pipeline.commit import Culprits, Job, LogReader, Policy, Report, Undo, commit_batch, known_head
+from dedup.pipeline.commit import Compensate, Culprits, Job, LogReader, Policy, commit_batch, known_head
 from dedup.pipeline.handlers import (
     EachSlice,
     EventHandler,
@@ -54,8 +52,9 @@ from dedup.pipeline.handlers import (
     refuse_coroutine,
     refuse_handler,
 )
+from dedup.pipeline.report import OnBatch, Report, tell
 from dedup.pipeline.tx import Handler
-from dedup.settings import CONSUMER, hints, horizon, mapping, names_of, refuse_function
+from dedup.settings import CONSUMER, Limits, Takeover, hints, horizon, mapping, names_of, refuse_function
 
 log = logging.getLogger("dedup")
 
@@ -85,26 +84,14 @@ class Consumer:
         incarnation: tells which life of its topics a broker serves, such as `kafka.Broker(...).topic_ids`: a topic that was deleted and
             created again is refused then, whatever it holds.
         part: column that numbers the rows one event was exploded into.
-        max_events_per_transaction: rows of one commit: a larger batch is cut into chunks, and the handler called for each. What a batch
-            takes of the driver's memory it does not bound. Default: the store's.
-        max_body: bytes of a body that a dead letter keeps whole.
         sequence_key: columns of the event: within a partition, events that have the same one keep their order. Those behind a dead
             letter wait as dead letters too, until it is reprocessed or discarded.
-        retry: how often and how long a transient error of the handler is tried again before an event is parked.
-        budget: for each kind of dead letter, how many of the last events may become one before that counts as a bug, an outage or a bad
-            deploy, and nothing is parked any more. None: all.
-        bisect: False for a handler that does not mean the same on a part of a batch, as one that aggregates: it gets the whole batch (in
-            Spark's tasks on PostgreSQL the whole slice of a partition) or BatchTooLarge, and what it raises fails the batch.
-        errors: rules (exception type or predicate, ErrorClass) that come before the shipped ones, first match first.
-        max_outage: seconds of trying a batch again, with backoff, while everything fails or the store is away. Then the query stops.
-            `math.inf`: never.
-        handler_timeout: seconds of one run of the handler and of what it writes; then the process ends with its stacks on stderr.
-        retention: a timedelta: the age at which you purge reservations; None: never. `reprocess_within`, the same: how old a letter may be
-            that is reprocessed.
         query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
-        takeover_after: seconds without a sign of life after which another instance is taken over.
-        takeover: take over a live instance at once.
-        scratch: folder that driver and executors share, for batches too large for the driver. `collect=False`: for all.
+        on_batch: called with the `Report` of each batch after its commit, in the process that commits it. What it raises is logged with
+            its stack and fails nothing. A batch whose process dies before the call is told by no report.
+        failure: `FailurePolicy(...)`: retries, budget, bisection, the classes of errors, time limits.
+        takeover: `Takeover(...)`: when another instance of this name is taken over.
+        limits: `Limits(...)`: rows of a transaction, sizes, ages, and whether batches come to the driver.
 
     Raises:
         ConfigError: a setting has another type, range or unit than it takes (it names the setting, the value and what is expected), or
@@ -126,22 +113,12 @@ class Consumer:
         source: str | None = None,
         incarnation: TopicIdentity | None = None,
         part: str | None = None,
-        max_events_per_transaction: int | None = None,
-        max_body: int = 20 * 1024 * 1024,
         sequence_key: str | Sequence[str] | None = None,
-        retry: Retry | None = None,
-        budget: Budget | Literal["default"] | None = "default",
-        bisect: bool = True,
-        errors: Sequence[Rule] = (),
-        max_outage: float = 300.0,
-        handler_timeout: float | None = None,
-        retention: dt.timedelta | None = None,
-        reprocess_within: dt.timedelta | None = None,
         query: str | None = None,
-        takeover_after: float = 60.0,
-        takeover: bool = False,
-        scratch: str | os.PathLike[str] | None = None,
-        collect: bool = True,
+        on_batch: OnBatch | None = None,
+        failure: FailurePolicy | None = None,
+        takeover: Takeover | None = None,
+        limits: Limits | None = None,
     ) -> None:
         given.check(CONSUMER, locals())
         if positions is None and (idempotence_key is None or null_key == "position"):
@@ -151,21 +128,17 @@ class Consumer:
         self.name, self.store = name, store
         names = {"columns": idempotence_key, "payload": payload, "sequence": sequence_key}
         self.keys = KeySettings(scope=key_scope, null_key=null_key, **{name: names_of(value) for name, value in names.items()})
-        limits = Budget() if budget == "default" else budget
-        limit = None if handler_timeout is None else float(handler_timeout)
-        self.on_failure = FailurePolicy(retry or Retry(), limits, bisect, tuple(errors), self.identity, limit)
-        self.max_outage = float(max_outage)
-        self.reprocess_within = horizon(retention, reprocess_within)
+        self.failure, self.takeover, self.limits = failure or FailurePolicy(), takeover or Takeover(), limits or Limits()
+        self.on_failure = OwnPolicy.of(self.failure, self.identity)
+        self.reprocess_within = horizon(self.limits.retention, self.limits.reprocess_within)
         self.on_key_conflict: OnKeyConflict = on_key_conflict
         self.decode, self.positions, self.source, self.part = decode, positions, source, part
-        self.incarnation = incarnation
-        self.max_events = max_events_per_transaction or store.default_max_events
-        self.max_body, self.query, self.collect = max_body, query, collect
-        self.scratch = None if scratch is None else os.fspath(scratch)
-        self.takeover_after, self.takeover = float(takeover_after), takeover
+        self.incarnation, self.query, self.on_batch = incarnation, query, on_batch
+        self.max_events = self.limits.max_events_per_transaction or store.default_max_events
+        self.scratch = None if self.limits.scratch is None else os.fspath(self.limits.scratch)
         self._handler: Handler | None = None
         self.read_log: LogReader | None = None
-        self.take_back: Undo | None = None
+        self.take_back: Compensate | None = None
         self.destination: Destination | None = None
         self.send_timeout = SECONDS_OF_SENDING
         self._inline: Inline | None = None
@@ -280,10 +253,10 @@ class Consumer:
         return register(into) if callable(into) else register
 
     @overload
-    def log(self, read: LogReader) -> LogReader: ...
+    def register_log_reader(self, read: LogReader) -> LogReader: ...
     @overload
-    def log(self, read: None = None) -> Callable[[LogReader], LogReader]: ...
-    def log(self, read: LogReader | None = None) -> Any:
+    def register_log_reader(self, read: None = None) -> Callable[[LogReader], LogReader]: ...
+    def register_log_reader(self, read: LogReader | None = None) -> Any:
         """Register what reads a range of the log in a batch: called with source, topic, partition, first and last sequence number.
 
         Returns a DataFrame or Arrow table like the stream's. Needed where events have to be read again. Usable as a decorator. Where it has
@@ -294,26 +267,26 @@ class Consumer:
             ConfigError: it cannot be called with these five arguments.
         """
         if read is None:
-            return self.log
-        refuse_function("log", read, ("source", "topic", "partition", "first", "last"))
+            return self.register_log_reader
+        refuse_function("register_log_reader", read, ("source", "topic", "partition", "first", "last"))
         self.read_log = read
         return read
 
-    def dispatch_to(self, destination: Destination, *, timeout: float = SECONDS_OF_SENDING) -> None:
+    def dispatch_to(self, destination: Destination, *, timeout: given.Duration = SECONDS_OF_SENDING) -> None:
         """Send what the handler publishes right after each batch has committed: `kafka.Topics("host:9092")`, or `Call(function)`.
 
         A destination that is away, or hangs, fails no batch and does not stop the stream: the messages wait for the next one, or for
         `dedup outbox dispatch`.
 
         Args:
-            timeout: seconds that a batch waits for sending. A call that takes longer cannot be ended: it goes on alone, in its thread, and
-                what it sends may arrive although it is sent again. It comes at least once, with one id.
+            timeout: how long a batch waits for sending, as a timedelta or in seconds. A call that takes longer cannot be ended: it goes on
+                alone, in its thread, and what it sends may arrive although it is sent again. It comes at least once, with one id.
 
         Raises:
             ConfigError: this is no destination, or no time-out.
         """
         given.check(DISPATCH_TO, {"destination": destination, "timeout": timeout}, "dispatch_to")
-        self.destination, self.send_timeout, self._inline = destination, float(timeout), None
+        self.destination, self.send_timeout, self._inline = destination, given.to_seconds(timeout), None
 
     def send_messages(self) -> None:
         """Send what waits in the outbox, where `dispatch_to` has said where to. Raises no error of a destination or of the store."""
@@ -330,10 +303,10 @@ class Consumer:
             return self._inline
 
     @overload
-    def undo(self, take_back: Undo) -> Undo: ...
+    def compensate(self, take_back: Compensate) -> Compensate: ...
     @overload
-    def undo(self, take_back: None = None) -> Callable[[Undo], Undo]: ...
-    def undo(self, take_back: Undo | None = None) -> Any:
+    def compensate(self, take_back: None = None) -> Callable[[Compensate], Compensate]: ...
+    def compensate(self, take_back: Compensate | None = None) -> Any:
         """Register what takes back the effect of processed events before `replay` repeats them. Usable as a decorator.
 
         Called with a pyarrow table (source, topic, partition, sequence_number, part, idempotence_key) and a `Tx`.
@@ -342,10 +315,15 @@ class Consumer:
             ConfigError: it cannot be called with these two arguments.
         """
         if take_back is None:
-            return self.undo
-        refuse_function("undo", take_back, ("table", "tx"))
+            return self.compensate
+        refuse_function("compensate", take_back, ("table", "tx"))
         self.take_back = take_back
         return take_back
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without a sign of life after which another instance is taken over."""
+        return given.to_seconds(self.takeover.after)
 
     @property
     def identity(self) -> reentry.Identity:
@@ -357,10 +335,11 @@ class Consumer:
         """The settings that decide which keys and positions are equal; the state is bound to them."""
         return {**self.keys.canonical(), "part": self.part or "", "source": self.source or "", "positions": mapping(self.positions)}
 
-    def __call__(self, batch: Any, batch_id: int) -> Report:
+    def __call__(self, batch: Any, batch_id: int) -> Any:
         """Process one batch: a Spark DataFrame (from foreachBatch) or a pyarrow Table.
 
-        Returns what became of its rows. Safe to call again with the same batch after any failure.
+        Returns its `Report`; the annotation is Any, since `foreachBatch` is declared to take a function that returns nothing. Safe to call
+        again with the same batch after any failure.
 
         Raises:
             ConfigError: the frame cannot be mapped; nothing was written.
@@ -377,21 +356,44 @@ class Consumer:
         events finds their positions recorded and drops them.
         """
         job = self.job()
-        reentry.refuse(self.identity, "A call")
-        started, opened = time.monotonic(), open_batch(batch, self.scratch, collect=self.collect)
+        reentry.refuse(job.policy.on_failure.owner, "A call")
+        started, opened = time.monotonic(), open_batch(batch, self.scratch, collect=self.limits.collect)
         report = self._through_outages(job, opened, int(batch_id))
         with company.sending(self.name):
             self.send_messages()
-        log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, time.monotonic() - started)
+        assert self._live is not None
+        points = {partition: point.sequence_number for partition, point in self._live.head.checkpoints.items()}
+        seconds = time.monotonic() - started
+        report = replace(report, consumer=self.name, batch_id=int(batch_id), seconds=seconds, checkpoints=points)
+        log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, seconds)
         if report.dead_lettered:
             log.warning("%s batch %s: parked %d; `dedup dead-letter group` says why", self.name, batch_id, report.dead_lettered)
+        tell(self.on_batch, report)
+        return report
+
+    def process(self, batch: Any) -> Report:
+        """Process a batch that is part of no stream, in a test or a notebook: as a call with the batch id that comes next.
+
+        Args:
+            batch: a Spark DataFrame, a pyarrow Table, a pandas frame, or a list of rows as dicts. It has the columns that the consumer
+                expects of its stream (`positions=`), and events with the same positions or keys as before are dropped as ever.
+
+        Raises:
+            ConfigError: this is none of these, or cannot be mapped; nothing was written. And what a call raises.
+
+        Crash: as of a call.
+        """
+        frame = as_batch(batch)
+        opened = open_batch(frame, self.scratch, collect=self.limits.collect)
+        query = self.query or opened.query_id or opened.run_key
+        report: Report = self(frame, following(self.store.head(self.name), query))
         return report
 
     def _through_outages(self, job: Job, batch: Batch, batch_id: int) -> Report:
         """Try the batch again, with backoff, while what is wrong is everybody's fault."""
         what, culprits = f"{self.name} batch {batch_id}", Culprits()
         with outage.naming_limits(what):
-            retrying = outage.retrying(what, self.max_outage, self.on_failure)
+            retrying = outage.retrying(what, given.to_seconds(self.failure.max_outage), self.on_failure)
             trying = partial(self._process, job, batch, batch_id, culprits)
             report: Report = retrying(outage.with_replanning, trying, CONFLICT_ATTEMPTS, what)
         return report
@@ -401,7 +403,7 @@ class Consumer:
         head, first = self._hold(job, batch, tasks), self._begins()
         query = self.query or batch.query_id
         run = Run(query or batch.run_key, batch_id, durable=query is not None)
-        with self.store.heartbeat(self.name, head.epoch, every=max(self.takeover_after / 6, 0.1)):
+        with self.store.heartbeat(self.name, head.epoch, every=max(self._patience / 6, 0.1)):
             if tasks is None:
                 report, reached = commit_batch(job, batch, head, run, culprits)
             else:
@@ -420,7 +422,7 @@ class Consumer:
         head = self.store.head(self.name)
         if self._live is None or self._live.run_key != batch.run_key:
             self._check(job, batch, tasks, head)
-            self._live = Live(batch.run_key, take_epoch(self.store, self.name, batch.run_key, self.takeover_after, force=self.takeover))
+            self._live = Live(batch.run_key, take_epoch(self.store, self.name, batch.run_key, self._patience, force=self.takeover.now))
             head = self.store.head(self.name)
         guards.refuse_older(head, self._live.head)
         return replace(head, epoch=self._live.head.epoch)
@@ -447,7 +449,7 @@ class Consumer:
             frame: the streaming DataFrame (or an Arrow table) that the consumer will be given.
         """
         job = self.job()
-        head, batch = job.known_head(), open_batch(frame, self.scratch, collect=self.collect)
+        head, batch = job.known_head(), open_batch(frame, self.scratch, collect=self.limits.collect)
         self._check(job, batch, tasks_of(job, batch), head)
         guards.refuse_others(head, job.topic_ids(head.checkpoints))
 
@@ -478,18 +480,19 @@ class Consumer:
         return Job(
             self.name,
             self.store,
-            Policy(self._handler, self.settings, self.on_key_conflict, self.max_body, self.on_failure, self._marker),
+            Policy(self._handler, self.settings, self.on_key_conflict, self.limits.max_body, self.on_failure, self._marker),
             self._preparation(),
             self.max_events,
-            self.max_outage,
+            given.to_seconds(self.failure.max_outage),
             read_log=self.read_log,
             take_back=self.take_back,
             identify=self.incarnation,
-            takeover_after=self.takeover_after,
-            takeover=self.takeover,
+            takeover_after=self._patience,
+            takeover=self.takeover.now,
             reprocess_within=self.reprocess_within,
             scratch=self.scratch,
             send_messages=self.send_messages,
+            on_batch=self.on_batch,
         )
 
     def _preparation(self) -> Prepare:
@@ -546,6 +549,26 @@ def _in_tasks() -> ModuleType:
     return importlib.import_module("dedup.spark.tasks")
 
 
+def following(head: Head, query: str) -> int:
+    """The number of the batch that this query would bring next."""
+    if head.query_id != query or head.batch_id is None:
+        return 0
+    return head.batch_id + int(head.batch_ended)
+
+
+def as_batch(rows: Any) -> Any:
+    """A list of dicts or a pandas frame as a pyarrow Table; anything else as it is. Raises ConfigError where a value has no Arrow type."""
+    is_pandas = type(rows).__module__.split(".")[0] == "pandas"
+    if not is_pandas and not isinstance(rows, list):
+        return rows
+    if isinstance(rows, list) and not (rows and all(isinstance(row, Mapping) for row in rows)):
+        raise ConfigError("A list of rows holds dicts, at least one: their names are the columns.")
+    try:
+        return pa.Table.from_pandas(rows, preserve_index=False) if is_pandas else pa.Table.from_pylist(rows)
+    except (pa.ArrowException, TypeError) as error:
+        raise ConfigError(f"The rows cannot become columns: {error}. Give each column values of one type.") from error
+
+
 def open_batch(batch: Any, scratch: str | None, *, collect: bool = True) -> Batch:
     """The feed for a pyarrow Table or a Spark DataFrame, whose rows come to the driver or not. Raises ConfigError for anything else."""
     if isinstance(batch, pa.Table | pa.RecordBatch):
@@ -554,7 +577,10 @@ def open_batch(batch: Any, scratch: str | None, *, collect: bool = True) -> Batc
         from dedup.spark.batch import SparkBatch
 
         return SparkBatch(batch, scratch, collect=collect)
-    raise ConfigError(f"A batch is a Spark DataFrame or a pyarrow Table, not {type(batch).__name__}.")
+    raise ConfigError(
+        f"A batch is a Spark DataFrame or a pyarrow Table, and for consumer.process a pandas frame or a list of dicts as well, "
+        f"not {type(batch).__name__}."
+    )
 
 
 def frame_of(writer: Any) -> Any:

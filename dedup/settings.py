@@ -1,6 +1,6 @@
 """Settings: what each of them takes, what is refused, and how those of a consumer are written down. Pure.
 
-Every constructor checks what it is given against its table here; that of `Retry` and `Budget` is beside them.
+Every constructor checks what it is given against its table here; those of `FailurePolicy`, `Retry` and `Budget` are beside them.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import datetime as dt
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from checkpoint import given
 from checkpoint.errors import ConfigError
 from checkpoint.head import Head
 from checkpoint.position import KAFKA_SOURCE
-from deadletter.known import ErrorClass
-from deadletter.policy import Budget, Retry
+from deadletter.policy import FailurePolicy
 from dedup.core.envelope import Columns
 from dedup.decode import Decoder
 from dedup.decode.prepare import Constant, Layout, Named, Prepare, layout
@@ -26,11 +26,63 @@ _STORE = given.having("a PostgresStore(...) or a DeltaStore(...)", 'PostgresStor
 _KEY_COLUMNS = given.names("columns of the event", '"data.order_id"').or_none
 
 
-def _are_rules(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(
-        isinstance(rule, tuple | list) and len(rule) == 2 and given.takes(rule[0], None) and isinstance(rule[1], ErrorClass)
-        for rule in value
-    )
+@dataclass(frozen=True)
+class Takeover:
+    """When a consumer takes over from another instance of its name. One group, because the two settings answer the same question.
+
+    Raises:
+        ConfigError: a setting has another type, range or unit than it takes; correct it.
+    """
+
+    after: given.Duration = 60.0
+    """A timedelta or seconds without a sign of life after which another instance is taken over."""
+    now: bool = False
+    """Take over a live instance at once."""
+
+    def __post_init__(self) -> None:
+        given.check_fields(TAKEOVER, self, "Takeover")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes and ages that a consumer keeps to. One group, because these follow from the machine and from how long tables are kept, not from
+    what the events mean.
+
+    Raises:
+        ConfigError: a setting has another type, range or unit than it takes; or letters may be older than reservations.
+    """
+
+    max_events_per_transaction: int | None = None
+    """Rows of one commit: a larger batch is cut into chunks, and the handler called for each. What a batch takes of the driver's memory it
+    does not bound. None: the store's."""
+    max_body: int = 20 * 1024 * 1024
+    """Bytes of a body that a dead letter keeps whole."""
+    scratch: str | os.PathLike[str] | None = None
+    """Folder that driver and executors share, for batches that are too large for the driver."""
+    collect: bool = True
+    """False: no batch of Spark's comes to the driver; all rows go through `scratch`."""
+    retention: given.Duration | None = None
+    """A timedelta or seconds: the age at which you purge reservations. None: never."""
+    reprocess_within: given.Duration | None = None
+    """A timedelta or seconds: how old a dead letter may be that is reprocessed; at most `retention`, which is the default."""
+
+    def __post_init__(self) -> None:
+        given.check_fields(LIMITS, self, "Limits")
+        horizon(self.retention, self.reprocess_within)
+
+
+TAKEOVER: given.Settings = {"after": given.duration("60.0"), "now": given.flag("True")}
+"""What `Takeover` takes."""
+
+LIMITS: given.Settings = {
+    "max_events_per_transaction": given.whole("events", "100_000", least=1).or_none,
+    "max_body": given.whole("bytes", "20 * 1024 * 1024"),
+    "scratch": given.path("a folder", '"/mnt/scratch"').or_none,
+    "collect": given.flag("False"),
+    "retention": given.duration("timedelta(days=30)", most=given.OLDEST).or_none,
+    "reprocess_within": given.duration("timedelta(days=7)", most=given.OLDEST).or_none,
+}
+"""What `Limits` takes."""
 
 
 CONSUMER: given.Settings = {
@@ -52,26 +104,12 @@ CONSUMER: given.Settings = {
     "source": given.text("the broker's name", '"kafka-eu"').or_none,
     "incarnation": given.function("of a source and its topics", 'Broker("host:9092").topic_ids', 2).or_none,
     "part": given.text("a column", '"line"').or_none,
-    "max_events_per_transaction": given.whole("events", "100_000", least=1).or_none,
-    "max_body": given.whole("bytes", "20 * 1024 * 1024"),
     "sequence_key": replace(_KEY_COLUMNS, example='"data.customer"'),
-    "retry": given.instance(Retry, "a Retry", "Retry(attempts=3)").or_none,
-    "budget": given.Setting(
-        "a Budget, 'default' or None", "Budget()", lambda value: value is None or isinstance(value, Budget) or str(value) == "default"
-    ),
-    "bisect": given.flag("False"),
-    "errors": given.Setting(
-        "pairs of an exception type, or a function of an error, and an ErrorClass", "[(KeyError, PERMANENT)]", _are_rules
-    ),
-    "max_outage": given.seconds("300.0", endless=True),
-    "handler_timeout": given.seconds("60.0", above=0).or_none,
-    "retention": given.span("datetime.timedelta(days=30)").or_none,
-    "reprocess_within": given.span("datetime.timedelta(days=7)").or_none,
     "query": given.text("the query's name", '"orders"').or_none,
-    "takeover_after": given.seconds("60.0"),
-    "takeover": given.flag("True"),
-    "scratch": given.path("a folder", '"/mnt/scratch"').or_none,
-    "collect": given.flag("False"),
+    "on_batch": given.function("of a Report", "print", 1).or_none,
+    "failure": given.instance(FailurePolicy, "a FailurePolicy", "FailurePolicy(max_outage=60.0)").or_none,
+    "takeover": given.instance(Takeover, "a Takeover", "Takeover(now=True)").or_none,
+    "limits": given.instance(Limits, "a Limits", "Limits(max_events_per_transaction=50_000)").or_none,
 }
 """What each keyword of `Consumer` takes."""
 
@@ -95,14 +133,16 @@ def mapping(positions: Columns | Literal["auto"] | None) -> str:
     return json.dumps({n: getattr(positions, n) for n in names}, sort_keys=True)
 
 
-def horizon(retention: dt.timedelta | None, within: dt.timedelta | None) -> dt.timedelta | None:
+def horizon(retention: given.Duration | None, within: given.Duration | None) -> dt.timedelta | None:
     """How old a dead letter may be when it is reprocessed. Raises ConfigError where reservations are kept for a shorter time."""
-    if retention is not None and within is not None and within > retention:
+    kept, most = (None if age is None else given.to_timedelta(age) for age in (retention, within))
+    if kept is not None and most is not None and most > kept:
         raise ConfigError(
-            f"Dead letters may be reprocessed for {within}, and reservations are kept for {retention}: a duplicate that comes after "
-            "its reservation was purged would have its effect twice. Keep reservations longer, or shorten reprocess_within."
+            f"Limits(reprocess_within=...) allows dead letters of {most}, and Limits(retention=...) keeps reservations for {kept}: a "
+            "duplicate that comes after its reservation was purged would have its effect twice. Keep reservations longer, or shorten "
+            "reprocess_within."
         )
-    return within or retention
+    return kept if most is None else most
 
 
 def names_of(value: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ LAKE = os.environ.get("LAKE", "/tmp/lake")
 ORDER = pa.schema([("order_id", pa.string()), ("customer", pa.string()), ("amount", pa.int64())])
 
 consumer = Consumer("orders", DeltaStore(f"{LAKE}/dedup"), idempotence_key="message_id", decode=decode.json(ORDER))
-consumer.log(log_reader(CONNECTION, group="again"))  # `dedup consumer replay` reads with a consumer group of its own
+consumer.register_log_reader(log_reader(CONNECTION, group="again"))  # `dedup consumer replay` reads with a consumer group of its own
 
 
 @consumer.foreach_batch

@@ -25,7 +25,7 @@ consumer = Consumer(
     idempotence_key="message_id",
     decode=decode.json(ORDER),
 )
-consumer.log(kafka.log_reader(broker))  # `dedup consumer replay` reads positions again
+consumer.register_log_reader(kafka.log_reader(broker))  # `dedup consumer replay` reads positions again
 
 
 @consumer.foreach_batch

@@ -22,7 +22,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import DictRow, dict_row
 
-from checkpoint.errors import ConfigError, SchemaOutdated, StoreError, StoreUnavailable
+from checkpoint import given
+from checkpoint.errors import SchemaOutdated, StoreError, StoreUnavailable
 from checkpoint.postgres import sql
 from checkpoint.postgres.connection import (
     AsyncLimited,
@@ -56,19 +57,17 @@ _READ_ONLY = "25006"
 _Connection = TypeVar("_Connection", psycopg.Connection[DictRow], psycopg.AsyncConnection[DictRow])
 
 
-def _checked_timeout(seconds: float) -> float:
-    """The limit of a call. Raises ConfigError."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 3600:
-        raise ConfigError(f"timeout={seconds!r}: give the seconds that a call may take, more than 0 and at most 3600.")
-    return float(seconds)
+PLACE: given.Settings = {"timeout": given.duration("10.0", above=0, most=3600)}
+"""What the checkpoint stores take beside a database and a schema."""
 
 
 class Place:
     """A database, a schema in it, whether its tables may be made, and how long a call may take."""
 
-    def __init__(self, dsn: str, schema: str, auto_migrate: bool, timeout: float) -> None:
+    def __init__(self, dsn: str, schema: str, auto_migrate: bool, timeout: given.Duration) -> None:
+        given.check(PLACE, locals())
         self.dsn, self.schema, self.auto_migrate = checked(dsn), checked_schema(schema), auto_migrate
-        self.timeout, self.sql = _checked_timeout(timeout), Statements(schema)
+        self.timeout, self.sql = given.to_seconds(timeout), Statements(schema)
         self._settings = settings(dsn)
         self._servers = len(str(conninfo_to_dict(dsn).get("host") or conninfo_to_dict(dsn).get("hostaddr") or "").split(","))
 

@@ -108,8 +108,8 @@ def replay_(
 ) -> None:
     """Run the handler again on processed positions.
 
-    Use it if the handler had a bug. Rows that tx.merge wrote are replaced; the function registered with @consumer.undo takes back other
-    effects. The function registered with @consumer.log reads the events again.
+    Use it if the handler had a bug. Rows that tx.merge wrote are replaced; the function registered with @consumer.compensate takes back
+    other effects. The function registered with @consumer.register_log_reader reads the events again.
     """
     consumer, look = _consumer(target), not yes
     if not look:

@@ -1,4 +1,4 @@
-"""What reads a range of a log again by position, for `consumer.log`: the part that is the same for every broker."""
+"""What reads a range of a log again by position, for `consumer.register_log_reader`: the part that is the same for every broker."""
 
 from __future__ import annotations
 

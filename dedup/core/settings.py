@@ -23,7 +23,7 @@ FOREACH: given.Settings = {
 
 DISPATCH_TO: given.Settings = {
     "destination": given.having("a destination, with methods send and close", 'kafka.Topics("host:9092")', "send", "close"),
-    "timeout": given.seconds("60.0", above=0),
+    "timeout": given.duration("60.0", above=0),
 }
 """What `consumer.dispatch_to` takes."""
 
@@ -61,8 +61,8 @@ REPROCESS: given.Settings = {
 
 PATIENCE: given.Settings = {
     "attempts": given.whole("attempts", "5", least=1),
-    "first": given.seconds("0.5"),
-    "most": given.seconds("60.0"),
+    "first": given.duration("0.5"),
+    "most": given.duration("60.0"),
 }
 """What `Patience` takes."""
 
@@ -78,7 +78,7 @@ DISPATCHER: given.Settings = {
 BROKER: given.Settings = {
     "servers": given.text("host:port, several with commas between them", '"host:9092"'),
     "settings": given.mapping("settings of librdkafka", '{"security.protocol": "SASL_SSL"}').or_none.hidden,
-    "timeout": given.seconds("30.0", above=0),
+    "timeout": given.duration("30.0", above=0),
 }
 """What `kafka.Broker` takes."""
 
@@ -86,8 +86,8 @@ PUBLISHER: given.Settings = {
     "partition_by": given.word("key", "broker"),
     "max_events": given.whole("events", "1_000", least=1),
     "max_bytes": given.whole("bytes", "8 * 1024 * 1024", least=1),
-    "max_outage": given.seconds("60.0", endless=True),
-    "resend_within": given.span("datetime.timedelta(days=7)").or_none,
+    "max_outage": given.duration("60.0", endless=True),
+    "resend_within": given.duration("timedelta(days=7)", most=given.OLDEST).or_none,
     "on_step": _ON_STEP,
 }
 """What `Publisher` takes beside its group, store and sender."""
@@ -102,16 +102,16 @@ RUNNER: given.Settings = {
     ),
     "max_events": given.whole("events", "5_000", least=1),
     "max_bytes": given.whole("bytes", "16 * 1024 * 1024", least=1),
-    "max_wait": given.seconds("0.5"),
+    "max_wait": given.duration("0.5"),
     "prefetch": given.whole("events", "1_000", least=1),
-    "balance_every": given.seconds("10.0", above=0),
-    "expire_after": given.seconds("60.0", above=0),
+    "balance_every": given.duration("10.0", above=0),
+    "expire_after": given.duration("60.0", above=0),
 }
 """What `eventhub.run` takes beside a consumer and a connection."""
 
 RECEIVE: given.Settings = {
     "prefetch": given.whole("events", "1_000", least=1),
-    "timeout": given.seconds("60.0", above=0),
+    "timeout": given.duration("60.0", above=0),
     "level": given.whole("the owner level", "0").or_none,
     "fail_on_data_loss": given.flag("False"),
 }
@@ -120,7 +120,7 @@ RECEIVE: given.Settings = {
 CALL: given.Settings = {"sender": given.function("of messages", "lambda messages: None", 1)}
 """What `outbox.Call` takes."""
 
-TOPICS: given.Settings = {"timeout": given.seconds("60.0", above=0)}
+TOPICS: given.Settings = {"timeout": given.duration("60.0", above=0)}
 """What `kafka.Topics` takes beside a broker."""
 
 TRANSACTIONAL_TOPICS: given.Settings = {"name": given.text("the outbox's name", '"orders"'), **TOPICS}
@@ -145,7 +145,7 @@ CONNECTION: given.Settings = {
 HUB_LOG: given.Settings = {
     "hub": given.text("an event hub", '"orders"').or_none,
     "group": CONNECTION["group"],
-    "timeout": given.seconds("60.0", above=0),
+    "timeout": given.duration("60.0", above=0),
     "arrow": given.flag("True"),
 }
 """What `eventhub.log_reader` takes beside a connection."""

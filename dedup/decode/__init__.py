@@ -7,17 +7,21 @@ pickles. dedup/decode/bodies.py follows it wherever the rows are: on the driver,
 from __future__ import annotations
 
 import json as _json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard
 
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError
-from dedup.decode import avro_bodies, schemas
+from dedup.decode import avro_bodies, json_schemas, schemas, spark_schemas
 from dedup.decode.registry import Azure, Confluent, Registry
 
-Schema: TypeAlias = schemas.Json | str | pa.Schema
-"""A JSON Schema or an Avro schema, as a mapping or as JSON text, or an Arrow schema."""
+Schema: TypeAlias = spark_schemas.SparkSchema | pa.Schema | schemas.Json | str
+"""What the fields of a body are: a StructType of Spark, DDL text, an Arrow schema, a JSON Schema or an Avro schema.
+
+A StructType, a JSON Schema and an Avro schema may also be their JSON form, as a mapping or as text.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,16 @@ def json(schema: Schema) -> Decoder:
     a value of another type than the schema says. Fields the schema does not name are ignored; null and missing are the same.
 
     Args:
-        schema: a JSON Schema, an Avro schema or an Arrow schema. Dates and times are strings as in RFC 3339, times with offset.
+        schema: a StructType, DDL text such as `"id STRING NOT NULL, at TIMESTAMP"`, a pyarrow.Schema, a JSON Schema or an Avro schema.
+            Dates and times are strings as in RFC 3339, times with offset (TIMESTAMP_NTZ: without). A field that is not nullable is
+            required: without it the body does not decode. Spark's `from_json` gives null there instead. Of a JSON Schema, types and
+            `required` count; constraints on values (enum, pattern, minimum) are not checked.
 
     Raises:
-        ConfigError: the schema has something that columns cannot hold; names its path.
+        ConfigError: the schema has something that columns or JSON cannot hold; names its path, or its JSON pointer in a JSON Schema.
     """
     found = _arrow(schema)
-    _refuse_in_json(found.types, "$")
+    _refuse_in_json(list(found), "$")
     return Decoder("json", found)
 
 
@@ -63,15 +70,15 @@ def avro(schema: Schema) -> Decoder:
     A body does not decode when bytes are missing, left over or impossible, or a string in it is not UTF-8.
 
     Args:
-        schema: the Avro schema that the bodies were written with; or a JSON Schema or an Arrow schema, where the writer's is the
+        schema: the Avro schema that the bodies were written with; or another schema, as for `json`, where the writer's is the
             record with the same fields in this order and nullable ones as the union of null and the type.
 
     Raises:
         ConfigError: the schema has something that columns cannot hold; names its path. Or an array of what takes no bytes.
     """
     found = _arrow(schema)
-    given = None if isinstance(schema, pa.Schema) else schemas.loaded(schema)
-    writer = given if given is not None and schemas.is_avro(given) else schemas.to_avro(found)
+    given = schemas.loaded(schema) if _is_json(schema) else {}
+    writer = given if schemas.is_avro(given) else schemas.to_avro(found)
     try:
         avro_bodies.refuse_endless(writer)
     except ValueError as error:
@@ -128,18 +135,35 @@ def _registered(registry: Registry, schema: schemas.Json | str | None, subject: 
 
 
 def _arrow(schema: Schema) -> pa.Schema:
-    if isinstance(schema, pa.Schema):
-        found = schema
-    else:
-        given = schemas.loaded(schema)
-        found = schemas.from_avro(given) if schemas.is_avro(given) else schemas.from_json_schema(given)
+    found = _described(schema)
     if not len(found):
         raise ConfigError("The schema has no fields.")
     return schemas.normal(found)
 
 
-def _refuse_in_json(kinds: list[pa.DataType], path: str) -> None:
-    for kind in kinds:
-        if pa.types.is_binary(kind):
-            raise ConfigError("JSON has no bytes; describe the field as a string and decode it in the handler (Spark: unbase64).")
-        _refuse_in_json([kind.field(i).type for i in range(kind.num_fields)], path)
+def _described(schema: Schema) -> pa.Schema:
+    if isinstance(schema, pa.Schema):
+        return schema
+    if isinstance(schema, spark_schemas.SparkSchema):
+        return spark_schemas.from_struct(schema)
+    if isinstance(schema, str) and not _is_json(schema):
+        return spark_schemas.from_ddl(schema)
+    given = schemas.loaded(schema)
+    if spark_schemas.is_spark(given):
+        return spark_schemas.from_json(given)
+    return schemas.from_avro(given) if schemas.is_avro(given) else json_schemas.from_json_schema(given)
+
+
+def _is_json(schema: object) -> TypeGuard[schemas.Json | str]:
+    """Whether this is JSON, as a mapping or as text, and no DDL."""
+    return isinstance(schema, Mapping) or (isinstance(schema, str) and schema.lstrip()[:1] in ("{", "["))
+
+
+def _refuse_in_json(fields: list[pa.Field], parent: str) -> None:
+    for field in fields:
+        path = f"{parent}.{field.name}"
+        if pa.types.is_binary(field.type):
+            raise ConfigError(
+                f"Schema at {path}: JSON has no bytes. Describe the field as a string and decode it in the handler (Spark: unbase64)."
+            )
+        _refuse_in_json([field.type.field(i) for i in range(field.type.num_fields)], path)

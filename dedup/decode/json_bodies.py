@@ -29,7 +29,7 @@ from dedup.decode.values import Read, Unreadable
 _LONE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair in a name becomes a question mark
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _EPOCH = dt.datetime(1970, 1, 1)
-_INTEGERS = {pa.int16(): 2**15, pa.int32(): 2**31, pa.int64(): 2**63}
+_INTEGERS = {pa.int8(): 2**7, pa.int16(): 2**15, pa.int32(): 2**31, pa.int64(): 2**63}
 _DECIMALS = Context(prec=76, rounding=ROUND_HALF_UP, Emin=-999999, Emax=999999)
 
 
@@ -278,7 +278,7 @@ _NOT_NUMBERS = re.compile(rb"[:,[][ \t\r\n]*-?(?:NaN|Inf)")
 _PORTION = 1 << 18
 """Bytes that are counted at a time."""
 
-_PLAIN = (pa.bool_(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.string())
+_PLAIN = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.string())
 
 
 def together(bodies: pa.Array, schema: pa.Schema) -> pa.StructArray | None:

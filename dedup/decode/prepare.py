@@ -372,6 +372,8 @@ def _properties(column: pa.Array) -> pa.Array | None:
         pair = {"key": kind.key_type, "value": kind.item_type}
     elif types.is_list(kind) and types.is_struct(kind.value_type):
         pair = {f.name: f.type for f in kind.value_type}
+    elif types.is_list(kind) and types.is_null(kind.value_type) and not len(column.flatten()):
+        return column.cast(PROPERTIES)  # of rows as dicts, none of which has a header
     else:
         return None
     texts = (pa.string(), pa.large_string())  # large: spark.sql.execution.arrow.useLargeVarTypes

@@ -52,13 +52,13 @@ _CONFLUENT: given.Settings = {
     "user": given.text("who", '"reader"').or_none,
     "password": given.text("a password", '"..."').or_none.hidden,
     "token": given.text("a bearer token", '"..."').or_none.hidden,
-    "timeout": given.seconds("10.0", above=0),
+    "timeout": given.duration("10.0", above=0),
 }
 """What `Confluent` takes beside its address."""
 
 _AZURE: given.Settings = {
     "credential": given.function("that makes a token credential", "DefaultAzureCredential", 0),
-    "timeout": given.seconds("10.0", above=0),
+    "timeout": given.duration("10.0", above=0),
 }
 """What `Azure` takes beside its namespace."""
 
@@ -76,7 +76,7 @@ class Confluent:
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     """Bearer token, in place of user and password."""
-    timeout: float = 10.0
+    timeout: given.Duration = 10.0
     """Seconds for one answer."""
     content_type: ClassVar[bool] = False
 
@@ -104,7 +104,7 @@ class Confluent:
 
     def _get(self, path: str) -> _Answer:
         accept = "application/vnd.schemaregistry.v1+json, application/json"
-        return _get(self.url.rstrip("/") + path, {"Accept": accept, **self._login()}, self.timeout)
+        return _get(self.url.rstrip("/") + path, {"Accept": accept, **self._login()}, given.to_seconds(self.timeout))
 
     def _login(self) -> dict[str, str]:
         if self.token is not None:
@@ -141,7 +141,7 @@ class Azure:
 
     namespace: str
     credential: Callable[[], Any] = field(repr=False)
-    timeout: float = 10.0
+    timeout: given.Duration = 10.0
     """Seconds for one answer."""
     content_type: ClassVar[bool] = True
 
@@ -179,7 +179,8 @@ class Azure:
         return self._schema(self._get(f"{versions}/{max(map(int, numbers))}"))
 
     def _get(self, path: str) -> _Answer:
-        return _get(f"{self._url.rstrip('/')}{path}?api-version={_VERSION}", {"Authorization": f"Bearer {self._token()}"}, self.timeout)
+        url = f"{self._url.rstrip('/')}{path}?api-version={_VERSION}"
+        return _get(url, {"Authorization": f"Bearer {self._token()}"}, given.to_seconds(self.timeout))
 
     def _token(self) -> str:
         try:

@@ -1,4 +1,4 @@
-"""JSON Schema, Avro schema and Arrow schema, each as the Arrow schema of the decoded `data`.
+"""Avro schema and Arrow schema, each as the Arrow schema of the decoded `data`; and back to Avro.
 
 A field that must be there is not nullable. Null and missing are the same. What has no counterpart is refused, naming its path.
 Called by dedup/decode/__init__.py when a consumer is made. Pure: pyarrow only.
@@ -17,9 +17,6 @@ from checkpoint.errors import ConfigError
 Json: TypeAlias = Mapping[str, Any]
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-_JSON_SCALARS = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64()}
-_JSON_STRINGS = {"date-time": TIMESTAMP, "date": pa.date32()}
-_UNCHECKABLE = ("allOf", "oneOf", "anyOf", "not", "if", "patternProperties", "prefixItems", "contentEncoding")
 _AVRO_SCALARS = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -44,85 +41,15 @@ def loaded(schema: Json | str) -> Json:
     except ValueError as error:
         raise ConfigError(f"The schema is not valid JSON: {error}.") from error
     if not isinstance(found, Mapping):
-        raise ConfigError(f"A schema is a JSON object or an Arrow schema, not {type(found).__name__}.")
+        raise ConfigError(
+            f"A schema is a StructType of Spark, DDL text, a pyarrow.Schema, or a JSON Schema or Avro schema, not {type(found).__name__}."
+        )
     return found
 
 
 def is_avro(schema: Json) -> bool:
     """Whether a schema object is Avro's rather than a JSON Schema."""
     return schema.get("type") == "record"
-
-
-def from_json_schema(schema: Json) -> pa.Schema:
-    """The Arrow schema of what a JSON Schema describes. Constraints on values (enum, pattern, minimum ...) are not checked."""
-    kind, nullable = _json_type(schema, "$", schema, ())
-    if nullable or not pa.types.is_struct(kind):
-        raise ConfigError(f'A JSON Schema must describe an object ("type": "object" with "properties"), not {kind}.')
-    return pa.schema(list(kind))
-
-
-def _json_type(node: Any, path: str, root: Json, refs: tuple[str, ...]) -> tuple[pa.DataType, bool]:
-    if not isinstance(node, Mapping):
-        raise ConfigError(f"JSON Schema at {path}: {node!r} says nothing about the type; give it one.")
-    if "$ref" in node:
-        return _json_ref(node["$ref"], path, root, refs)
-    for word in ("anyOf", "oneOf"):
-        if word in node and len(node[word]) == 2 and {"type": "null"} in node[word]:
-            other = next(option for option in node[word] if option != {"type": "null"})
-            return _json_type(other, path, root, refs)[0], True
-    refused = [word for word in _UNCHECKABLE if word in node]
-    if refused:
-        raise ConfigError(f"JSON Schema at {path}: {refused[0]!r} has no counterpart in columns. Describe one type, or null and one type.")
-    given: Any = node.get("type") or []
-    kinds: list[str] = [given] if isinstance(given, str) else list(given)
-    names = [kind for kind in kinds if kind != "null"]
-    if len(names) != 1:
-        raise ConfigError(f"JSON Schema at {path}: the type is {given!r}; it must be one type, or null and one type.")
-    return _json_named(names[0], node, path, root, refs), "null" in kinds
-
-
-def _json_named(name: str, node: Json, path: str, root: Json, refs: tuple[str, ...]) -> pa.DataType:
-    if name == "object":
-        return _json_object(node, path, root, refs)
-    if name == "array":
-        if "items" not in node:
-            raise ConfigError(f"JSON Schema at {path}: an array needs items.")
-        kind, nullable = _json_type(node["items"], path + "[]", root, refs)
-        return pa.list_(pa.field("item", kind, nullable))
-    if name == "string":
-        return _JSON_STRINGS.get(node.get("format", ""), pa.string())
-    if name not in _JSON_SCALARS:
-        raise ConfigError(f"JSON Schema at {path}: the type {name!r} is not known.")
-    return _JSON_SCALARS[name]
-
-
-def _json_object(node: Json, path: str, root: Json, refs: tuple[str, ...]) -> pa.DataType:
-    properties = node.get("properties")
-    if not properties:
-        if not isinstance(node.get("additionalProperties"), Mapping):
-            raise ConfigError(f"JSON Schema at {path}: an object needs properties, or additionalProperties with a type (a map).")
-        kind, nullable = _json_type(node["additionalProperties"], path + ".*", root, refs)
-        return pa.map_(pa.string(), pa.field("value", kind, nullable))
-    required = set(node.get("required", ()))
-    unknown = sorted(required - set(properties))
-    if unknown:
-        raise ConfigError(f"JSON Schema at {path}: required names {', '.join(unknown)}, which properties does not describe.")
-    made = []
-    for name, child in properties.items():
-        kind, nullable = _json_type(child, f"{path}.{name}", root, refs)
-        made.append(pa.field(name, kind, nullable or name not in required))
-    return pa.struct(made)
-
-
-def _json_ref(ref: str, path: str, root: Json, refs: tuple[str, ...]) -> tuple[pa.DataType, bool]:
-    if ref in refs:
-        raise ConfigError(f"JSON Schema at {path}: {ref} contains itself; columns cannot be recursive.")
-    node: Any = root
-    for step in ref.removeprefix("#/").split("/"):
-        node = node.get(step) if isinstance(node, Mapping) else None
-    if not ref.startswith("#/") or node is None:
-        raise ConfigError(f"JSON Schema at {path}: $ref {ref!r} does not point into this schema.")
-    return _json_type(node, path, root, (*refs, ref))
 
 
 def from_avro(schema: Json) -> pa.Schema:
@@ -228,7 +155,7 @@ def _normal_type(kind: pa.DataType, path: str) -> pa.DataType:
         return pa.binary()
     if types.is_timestamp(kind):
         return TIMESTAMP if kind.tz else pa.timestamp("us")
-    same = (types.is_boolean, types.is_int16, types.is_int32, types.is_int64, types.is_float32, types.is_float64, types.is_date32)
+    same = (types.is_boolean, types.is_signed_integer, types.is_float32, types.is_float64, types.is_date32)
     if any(is_one(kind) for is_one in same) or (types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision):
         return kind
     raise ConfigError(f"Schema at {path}: the Arrow type {kind} is not supported; use one that Spark has too.")

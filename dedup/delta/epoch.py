@@ -85,7 +85,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Takeover:
+class TakeoverRules:
     """The rules for one attempt to become the instance that commits."""
 
     holder: Holder
@@ -100,7 +100,7 @@ class Takeover:
         return self.shared and state.header.members is not None
 
 
-def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> Head:
+def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: TakeoverRules) -> Head:
     """Raise the epoch by a decision of the ledger; or find one that can be shared, and leave it as it is.
 
     Raises:
@@ -144,7 +144,7 @@ def _who(state: ConsumerState) -> str:
     return "; ".join(f"process {one.pid} on {one.host}" for one in held) or "another instance"
 
 
-def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: Takeover) -> None:
+def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: TakeoverRules) -> None:
     """Return after `takeover_after` seconds without a sign of life; raise StillHeld after twice that with some."""
     started = quiet_since = time.monotonic()
     signs = (state.header.seq, heartbeat.read())

@@ -434,7 +434,7 @@ def numbered(messages: Messages, seq: int, first: int, now: dt.datetime) -> pa.T
     """Messages as rows of MESSAGES_TABLE. Raises ConfigError for more messages in one decision than there are numbers."""
     count = messages.rows.num_rows
     if first + count >= 1 << ROWS_BITS:
-        raise ConfigError(f"More than {1 << ROWS_BITS} messages in one decision. Make it smaller: max_events_per_transaction=.")
+        raise ConfigError(f"More than {1 << ROWS_BITS} messages in one decision. Make it smaller: Limits(max_events_per_transaction=...).")
     columns = {
         "seq": pa.repeat(pa.scalar(seq, pa.int64()), count),
         "number": pa.array((seq << ROWS_BITS) + first + np.arange(count)),

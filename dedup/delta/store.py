@@ -30,7 +30,7 @@ from dedup.delta import letters, upkeep, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
 from dedup.delta.engine import DeltaRs, SparkEngine
-from dedup.delta.epoch import Heartbeat, Takeover, is_gone, take_epoch
+from dedup.delta.epoch import Heartbeat, TakeoverRules, is_gone, take_epoch
 from dedup.delta.ledger import Header
 from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.outbox import DeltaOutbox
@@ -94,7 +94,7 @@ class Joins:
         Crash: this process is on record or not; on record, it counts as gone with its process, or after a silence.
         """
         with (state := self._states.of(consumer)).lock:
-            rules = Takeover(holder, takeover_after, force, on_wait, lambda _: None, shared=True)
+            rules = TakeoverRules(holder, takeover_after, force, on_wait, lambda _: None, shared=True)
             epoch = take_epoch(state, self._heartbeat(consumer), rules).epoch
             return self._commit_change(state, epoch, "join", lambda header: {"members": _entered(header, holder)}).head
 
@@ -221,7 +221,7 @@ class DeltaStore(Joins):
         Crash: either nothing has changed, or older instances are fenced and this one counts as gone.
         """
         with (state := self._states.of(consumer)).lock:
-            return take_epoch(state, self._heartbeat(consumer), Takeover(holder, takeover_after, force, on_wait, _noop))
+            return take_epoch(state, self._heartbeat(consumer), TakeoverRules(holder, takeover_after, force, on_wait, _noop))
 
     def head(self, consumer: str) -> Head:
         """The state now."""

@@ -1,7 +1,7 @@
 """Reading a range of an event hub again, by position, and where a stream goes on when Spark's own checkpoint is lost.
 
-`consumer.log` needs the first for replay, `--from-log` and large bodies. A stream goes on behind the consumer's checkpoints. Called by
-the user's program; reading runs on executors.
+`consumer.register_log_reader` needs the first for replay, `--from-log` and large bodies. A stream goes on behind the consumer's
+checkpoints. Called by the user's program; reading runs on executors.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class LogReader(AnyLogReader):
 
 
 def log_reader(
-    connection: Connection | str, hub: str | None = None, *, group: str = "$Default", timeout: float = 60.0, arrow: bool = False
+    connection: Connection | str, hub: str | None = None, *, group: str = "$Default", timeout: given.Duration = 60.0, arrow: bool = False
 ) -> LogReader:
-    """What to register as `consumer.log`: `consumer.log(log_reader(connection_string, "orders"))`.
+    """What to register as `consumer.register_log_reader`: `consumer.register_log_reader(log_reader(connection_string, "orders"))`.
 
     Args:
         connection: a connection string, or a `Connection`.
         hub: name of the event hub, where the connection string has none.
         group: a consumer group in which no stream reads: streams are exclusive by default.
-        timeout: seconds without an event, after which reading is given up.
+        timeout: the time without an event after which reading is given up.
         arrow: give Arrow tables also where a Spark session is active: for handlers that take them.
 
     Raises:
@@ -68,7 +68,7 @@ def log_reader(
     """
     given.check(HUB_LOG, locals())
     made = Connection.of(connection, hub, group) if isinstance(connection, str) else connection
-    return LogReader(made, Receive(timeout=timeout, fail_on_data_loss=False), arrow)
+    return LogReader(made, Receive(timeout=given.to_seconds(timeout), fail_on_data_loss=False), arrow)
 
 
 def starting_positions(consumer: Consumer, connection: Connection | str | None = None, *, source: str | None = None) -> str:

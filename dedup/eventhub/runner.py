@@ -86,10 +86,10 @@ async def run_async(
     start: Start = "earliest",
     max_events: int = 5_000,
     max_bytes: int = 16 * 1024 * 1024,
-    max_wait: float = 0.5,
+    max_wait: given.Duration = 0.5,
     prefetch: int = 1_000,
-    balance_every: float = 10.0,
-    expire_after: float = 60.0,
+    balance_every: given.Duration = 10.0,
+    expire_after: given.Duration = 60.0,
     **client: Any,
 ) -> None:
     """As `run`, inside a running event loop; signals are the caller's.
@@ -101,17 +101,20 @@ async def run_async(
         start: where partitions begin that have no checkpoint yet; it counts until their first commit.
         max_events: of one batch; at most the consumer's `max_events_per_transaction`.
         max_bytes: of the bodies of one batch, about.
-        max_wait: seconds that the first event of a batch waits for others.
+        max_wait: how long the first event of a batch waits for others.
         prefetch: events of a partition that the service sends ahead; in memory are at most twice as many, and two batches.
-        balance_every: seconds between two looks at who owns what.
-        expire_after: seconds after which a process that does not renew its partitions loses them.
+        balance_every: the time between two looks at who owns what.
+        expire_after: the time after which a process that does not renew its partitions loses them.
         client: further arguments of EventHubConsumerClient.
     """
     given.check(RUNNER, locals())
     if isinstance(connection, str):
         connection = Connection.of(connection, hub, group)
-    bounds = Bounds(min(max_events, consumer.max_events), max_bytes, float(max_wait))
-    balancing = {"load_balancing_interval": float(balance_every), "partition_ownership_expiration_interval": float(expire_after)}
+    bounds = Bounds(min(max_events, consumer.max_events), max_bytes, given.to_seconds(max_wait))
+    balancing = {
+        "load_balancing_interval": given.to_seconds(balance_every),
+        "partition_ownership_expiration_interval": given.to_seconds(expire_after),
+    }
     owners = ownership or owners_beside(consumer.store, consumer.name)
     runner = Runner(consumer.job(), connection, owners, bounds, start, prefetch, {**balancing, **client})
     try:

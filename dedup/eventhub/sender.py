@@ -26,16 +26,17 @@ class Sender:
     Args:
         connection: `Connection.of(...)`, `Connection.entra(...)`, or a connection string.
         hub: name of the event hub, where a connection string names none.
-        timeout: seconds within which the service has to answer to a batch.
+        timeout: the time within which the service has to answer to a batch.
         client: further arguments of EventHubProducerClient: proxies, retries.
 
     Raises:
         ConfigError: the settings name no hub.
     """
 
-    def __init__(self, connection: Connection | str, hub: str | None = None, *, timeout: float = 60.0, **client: Any) -> None:
+    def __init__(self, connection: Connection | str, hub: str | None = None, *, timeout: given.Duration = 60.0, **client: Any) -> None:
         given.check(HUB_SENDER, locals())
-        self.timeout, self.connection = float(timeout), Connection.of(connection, hub) if isinstance(connection, str) else connection
+        self.timeout = given.to_seconds(timeout)
+        self.connection = Connection.of(connection, hub) if isinstance(connection, str) else connection
         self._options, self._client, self._largest = client, list[EventHubProducerClient](), 0
 
     def __repr__(self) -> str:

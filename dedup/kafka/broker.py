@@ -31,15 +31,15 @@ class Broker:
     Args:
         servers: host:port, several with commas between them.
         settings: of librdkafka, beside the servers: `{"security.protocol": "SASL_SSL", "sasl.mechanism": ...}`.
-        timeout: seconds within which each question has to be answered.
+        timeout: the time within which each question has to be answered.
 
     Raises:
         ConfigError: no servers are named.
     """
 
-    def __init__(self, servers: str, settings: Mapping[str, Any] | None = None, *, timeout: float = 30.0) -> None:
+    def __init__(self, servers: str, settings: Mapping[str, Any] | None = None, *, timeout: given.Duration = 30.0) -> None:
         given.check(BROKER, locals())
-        self.servers, self.timeout = servers, float(timeout)
+        self.servers, self.timeout = servers, given.to_seconds(timeout)
         self._settings = dict(settings or {})
         self._begin_anew()
 

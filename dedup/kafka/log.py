@@ -1,4 +1,4 @@
-"""Reading a range of a Kafka topic again, by position: what `consumer.log` needs for replay, `--from-log` and large bodies.
+"""Reading a range of a Kafka topic again, by position: what `consumer.register_log_reader` needs for replay, `--from-log` and large bodies.
 
 Promises every event of the range that the log still has and that a stream would have been given, once, and nothing else. Positions
 that were never an event (transaction markers, aborted messages, what compaction removed) are simply not there.
@@ -133,7 +133,7 @@ def log_reader(
     headers: bool = True,
     arrow: bool = False,
 ) -> LogReader:
-    """What reads a range of a topic again: `consumer.log(kafka.log_reader("host:9092"))`.
+    """What reads a range of a topic again: `consumer.register_log_reader(kafka.log_reader("host:9092"))`.
 
     Args:
         broker: its address, or a `Broker`.

@@ -74,14 +74,14 @@ class Topics:
     Args:
         broker: its address, or a `Broker`.
         settings: of librdkafka, where an address is given.
-        timeout: seconds within which the messages of one turn have to be acknowledged.
+        timeout: the time within which the messages of one turn have to be acknowledged.
     """
 
     parallel: ClassVar[bool] = True
 
-    def __init__(self, broker: Broker | str, settings: Mapping[str, Any] | None = None, *, timeout: float = 60.0) -> None:
+    def __init__(self, broker: Broker | str, settings: Mapping[str, Any] | None = None, *, timeout: given.Duration = 60.0) -> None:
         given.check(TOPICS, locals())
-        self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), float(timeout)
+        self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), given.to_seconds(timeout)
         self._idle: list[_Sender] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -255,12 +255,12 @@ class TransactionalTopics:
     Args:
         broker: its address, or a `Broker`.
         name: of the outbox: one dispatcher sends under a name, and an older one is fenced by the broker.
-        timeout: seconds within which a transaction has to be done.
+        timeout: the time within which a transaction has to be done.
     """
 
-    def __init__(self, broker: Broker | str, name: str, settings: dict[str, Any] | None = None, *, timeout: float = 60.0) -> None:
+    def __init__(self, broker: Broker | str, name: str, settings: dict[str, Any] | None = None, *, timeout: given.Duration = 60.0) -> None:
         given.check(TRANSACTIONAL_TOPICS, locals())
-        self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), float(timeout)
+        self.broker, self.timeout = broker if isinstance(broker, Broker) else Broker(broker, settings), given.to_seconds(timeout)
         self.group = f"dedup-outbox-{name}"
         self._producer: Producer | None = None
 

@@ -45,15 +45,15 @@ class Patience:
     """How failures are met."""
 
     attempts: int = 5  # of one message, while others pass; then it is dead
-    first: float = 0.5  # seconds before the second attempt; doubled each time
-    most: float = 60.0
+    first: given.Duration = 0.5  # before the second attempt; doubled each time
+    most: given.Duration = 60.0
 
     def __post_init__(self) -> None:
         given.check_fields(PATIENCE, self, "Patience")
 
     def wait(self, attempts: int) -> float:
         """Seconds before the next attempt, somewhere between half and all of the step."""
-        step = min(self.most, self.first * 2.0 ** min(attempts, 30))
+        step = min(given.to_seconds(self.most), given.to_seconds(self.first) * 2.0 ** min(attempts, 30))
         return step * random.uniform(0.5, 1.0)
 
 
@@ -222,14 +222,14 @@ class Dispatcher:
             done.add(marks)
             found()
 
-    def run(self, stop: threading.Event, *, every: float = 1.0, tell: Callable[[Dispatched], None] = lambda done: None) -> None:
-        """Send until `stop` is set; while there is nothing to send look again after `every` seconds.
+    def run(self, stop: threading.Event, *, every: given.Duration = 1.0, tell: Callable[[Dispatched], None] = lambda done: None) -> None:
+        """Send until `stop` is set; while there is nothing to send look again after `every`.
 
         While the destination or the store is away it is tried again, with backoff, and nothing is given up.
 
         Crash: as `once`.
         """
-        away = 0
+        away, pause = 0, given.to_seconds(every)
         while not stop.is_set():
             try:
                 done, away = self._round(), 0
@@ -241,7 +241,7 @@ class Dispatcher:
             if done.sent or done.dead or done.tried:
                 tell(done)
             due = self._resting.next()
-            stop.wait(every if due is None else min(every, due + 0.01))
+            stop.wait(pause if due is None else min(pause, due + 0.01))
 
     def _turn(self, found: Callable[[], None] = lambda: None) -> Marks | None:
         in_hand: Sequence[Message] = ()

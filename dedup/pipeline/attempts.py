@@ -25,7 +25,7 @@ from deadletter.crashes import CrashMarker
 from deadletter.failure import Failure, describe
 from deadletter.known import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass
 from deadletter.letter import Kind
-from deadletter.policy import FailurePolicy, Used
+from deadletter.policy import OwnPolicy, Used
 from dedup.core import decision
 from dedup.core.planning import Order, Settled
 from dedup.core.store import Transaction
@@ -68,7 +68,7 @@ class Attempts:
     order: Order
     transaction: Transaction
     handler: Handler
-    on_failure: FailurePolicy
+    on_failure: OwnPolicy
     marker: CrashMarker
     on_step: Callable[[str], None]
     culprits: set[int] = field(default_factory=set)  # rows that halves found when this chunk was tried before: tried alone at once
@@ -178,7 +178,7 @@ class Attempts:
             raise BudgetExceeded(_out_of_time(self._head.consumer, self.settled.index.describe(row), failures[-1]))
 
     def _class_of(self, error: BaseException) -> ErrorClass:
-        return classify(error, self.on_failure.rules)
+        return classify(error, self.on_failure.errors)
 
     def _class_here(self, error: BaseException) -> ErrorClass:
         """Whether to try again inside this transaction: after an error of the store it is at an end, and only a new one can pass."""
@@ -215,7 +215,7 @@ class Attempts:
         if self.marker.careful or len(rows) == len(self._new):
             self.marker.mark(rows)
         self.on_step("handler")
-        limit = limited(self.on_failure.timeout, f"{self._head.consumer}: a run of the handler", self._blame)
+        limit = limited(self.on_failure.seconds_of_handler, f"{self._head.consumer}: a run of the handler", self._blame)
         with limit, self.transaction.attempt(), reentry.handling(self.on_failure.owner):
             try:
                 refuse_answer(self.handler(self.batch.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]

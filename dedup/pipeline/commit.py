@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,7 +26,7 @@ from checkpoint.head import Checkpoint, Claim, Head, Run, Topic
 from checkpoint.position import KEY_ONLY, Ints, Partition
 from deadletter.crashes import CrashMarker, untried
 from deadletter.letter import Kind, Status
-from deadletter.policy import FailurePolicy, Used
+from deadletter.policy import OwnPolicy, Used
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Park
 from dedup.core import decision, planning
@@ -42,49 +42,14 @@ from dedup.decode.prepare import Prepare
 from dedup.pipeline import company
 from dedup.pipeline.attempts import Attempts
 from dedup.pipeline.batch import Batch, EvaluatedBatch
+from dedup.pipeline.report import OnBatch, Report
 from dedup.pipeline.tx import Handler, Tx
 
 SAMPLE = 1_000
 """Redeliveries of a partition whose times are looked at where a purge left nothing else to compare."""
 
 
-@dataclass
-class Report:
-    """What became of one batch, in rows; `delivered` is the sum of the others."""
-
-    delivered: int = 0
-    redelivered: int = 0
-    processed: int = 0
-    duplicates: int = 0
-    skipped: int = 0
-    dead_lettered: int = 0
-
-    def add(self, state: npt.NDArray[np.int8]) -> None:
-        """Count the rows of one committed chunk."""
-        self.count(np.bincount(state, minlength=planning.STATES))
-
-    def count(self, counts: npt.NDArray[np.int64]) -> None:
-        """Count rows by their states."""
-        self.delivered += int(counts.sum())
-        self.redelivered += int(counts[planning.REDELIVERED])
-        self.processed += int(counts[planning.NEW])
-        self.duplicates += int(counts[planning.DUPLICATE])
-        self.skipped += int(counts[planning.SKIPPED])
-        self.dead_lettered += int(sum(counts[k] for k in planning.LETTER_KINDS))
-
-    def add_report(self, other: Report) -> None:
-        """Count what became of a part of the batch."""
-        for counted in fields(self):
-            setattr(self, counted.name, getattr(self, counted.name) + getattr(other, counted.name))
-
-    def __str__(self) -> str:
-        return (
-            f"delivered {self.delivered}, redelivered {self.redelivered}, processed {self.processed}, duplicates {self.duplicates}, "
-            f"skipped {self.skipped}, dead-lettered {self.dead_lettered}"
-        )
-
-
-Undo = Callable[[pa.Table, Tx], None]
+Compensate = Callable[[pa.Table, Tx], None]
 """(positions and keys of events whose effect is taken back, tx) -> nothing."""
 
 LogReader = Callable[[str, str, int, int, int], Any]
@@ -99,7 +64,7 @@ class Policy:
     settings: Mapping[str, str]
     on_key_conflict: OnKeyConflict
     max_body: int
-    on_failure: FailurePolicy = field(default_factory=FailurePolicy)
+    on_failure: OwnPolicy = field(default_factory=OwnPolicy)
     marker: CrashMarker = field(default_factory=untried)
 
     def unwatched(self) -> Policy:
@@ -129,13 +94,14 @@ class Job:
     max_events: int  # of one chunk
     max_outage: float = 300.0
     read_log: LogReader | None = None
-    take_back: Undo | None = None
+    take_back: Compensate | None = None
     identify: TopicIdentity | None = None  # tells which life of its topics a broker serves
     takeover_after: float = 60.0
     takeover: bool = False
     reprocess_within: dt.timedelta | None = None
     scratch: str | None = None
     send_messages: Callable[[], None] = nothing_to_send  # those that a batch has published, where there is a destination
+    on_batch: OnBatch | None = None
 
     def prepare(self, head: Head) -> Prepare:
         """The preparation that turns an input into events with keys, under this head."""
@@ -208,7 +174,7 @@ def commit_batch(job: Job, batch: Batch, head: Head, run: Run, culprits: Culprit
         guard(job, head, run, {p: first for p, (first, _) in index.spans.items()})
         for done in committed(parts_of(job, rows, index, topic_ids), run, head, partial(commit_chunk, job=job), culprits):
             head = done.head
-            report.add(done.state)
+            report += Report.of(done.state)
     return report, head
 
 
@@ -286,7 +252,7 @@ def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> RowState
     """
     policy, epoch, what = job.policy, chunk.assumed.epoch, job.name if claim is None else f"{job.name} {claim.partition}"
     with (
-        company.seat(policy.marker, lambda: chunk.ident, what, policy.on_failure.timeout),
+        company.seat(policy.marker, lambda: chunk.ident, what, policy.on_failure.seconds_of_handler),
         job.store.begin(job.name, epoch, claim) as transaction,
     ):
         return decide_chunk(chunk, job.store, transaction, policy)

@@ -54,7 +54,7 @@ class Where:
     connections: int | None = None
 
 
-class HandlerEvent(NamedTuple):
+class Event(NamedTuple):
     """One event as a handler sees it."""
 
     source: str
@@ -71,7 +71,7 @@ class HandlerEvent(NamedTuple):
     others: Mapping[str, Any] | None = None  # the input's other columns
 
 
-NAMED = HandlerEvent._fields[:-1]
+NAMED = Event._fields[:-1]
 """What a column of the input is under its own name; any other is one of `others`."""
 
 AT_ONCE = 1_000
@@ -81,7 +81,7 @@ START = dt.datetime.fromtimestamp(0, dt.UTC)
 
 UTC = pa.timestamp("us", tz="UTC")
 
-EventHandler = Callable[[HandlerEvent, Tx], Any]
+EventHandler = Callable[[Event, Tx], Any]
 """(event, tx) -> a row, several rows, or None for an event that needs nothing; or a coroutine that returns that."""
 
 SliceHandler = Callable[[pa.Table, Tx], pa.Table | None]
@@ -198,13 +198,13 @@ def table_of(frame: Any, tx: Tx) -> pa.Table:
     return frame if isinstance(frame, pa.Table) else tx.in_order(frame.toArrow())
 
 
-def events_of(table: pa.Table) -> Iterator[HandlerEvent]:
+def events_of(table: pa.Table) -> Iterator[Event]:
     """The rows as events, made as they are asked for."""
     others = [name for name in table.column_names if name not in NAMED]
     for start in range(0, table.num_rows, AT_ONCE):
         rows = table.slice(start, AT_ONCE)
         columns = [_values(rows, name) for name in NAMED]
-        yield from map(HandlerEvent._make, zip(*columns, rows.select(others).to_pylist() if others else repeat(None), strict=False))
+        yield from map(Event._make, zip(*columns, rows.select(others).to_pylist() if others else repeat(None), strict=False))
 
 
 def _values(rows: pa.Table, name: str) -> Iterable[Any]:
@@ -236,7 +236,7 @@ def _positions(table: pa.Table, rows: list[int]) -> pa.Table:
     return table.select(list(POSITION)).take(pa.array(rows, pa.int64()))
 
 
-Numbered = tuple[int, HandlerEvent]
+Numbered = tuple[int, Event]
 """Row of the run, event."""
 
 Rows = list[dict[str, Any]] | None
@@ -302,7 +302,7 @@ class EachEventAsync(EachEvent):
             self._record(number, event, calls.calls, rows, tx, found)
         found.hand_over(table, tx, self.into)
 
-    def _record(self, number: int, event: HandlerEvent, calls: Sequence[AsyncCall], rows: Rows, tx: Tx, found: EventsOutcome) -> None:
+    def _record(self, number: int, event: Event, calls: Sequence[AsyncCall], rows: Rows, tx: Tx, found: EventsOutcome) -> None:
         tx.at_event(event[: len(POSITION)])
         try:
             for name, given, named in calls:
@@ -321,7 +321,7 @@ class _LanesRun:
 
     each: EachEventAsync
     lanes: Iterator[list[Numbered]]
-    passed: dict[int, tuple[HandlerEvent, AsyncTx, Rows]] = field(default_factory=dict)
+    passed: dict[int, tuple[Event, AsyncTx, Rows]] = field(default_factory=dict)
     failed: dict[int, BaseException] = field(default_factory=dict)
 
     async def all(self) -> None:
@@ -336,7 +336,7 @@ class _LanesRun:
                 if not await self._passes(number, event):
                     break  # what stands behind it in its sequence has to wait for it
 
-    async def _passes(self, number: int, event: HandlerEvent) -> bool:
+    async def _passes(self, number: int, event: Event) -> bool:
         mine = AsyncTx()
         try:
             made = await self.each.handler(event, mine)  # type: ignore[arg-type]

@@ -29,7 +29,8 @@ from deadletter.crashes import CrashMarker
 from dedup.core.envelope import ENVELOPE
 from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import ArrowBatch
-from dedup.pipeline.commit import Chunk, Culprits, Job, Report, RowStates
+from dedup.pipeline.commit import Chunk, Culprits, Job, RowStates
+from dedup.pipeline.report import Report, tell
 
 log = logging.getLogger("dedup")
 
@@ -101,7 +102,12 @@ class Member:
 
     def _tell(self, seconds: float, who: str) -> None:
         self.sleep(0)
-        log.warning("%s: waiting %.0f s for the other instance (%s) to show no life; takeover=True does not wait", self.name, seconds, who)
+        log.warning(
+            "%s: waiting %.0f s for the other instance (%s) to show no life; takeover=Takeover(now=True) does not wait",
+            self.name,
+            seconds,
+            who,
+        )
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -154,16 +160,19 @@ class Member:
         """
         job = self.job
         reentry.refuse(job.policy.on_failure.owner, "A batch")
-        number, report = next(self._batches), Report()
+        number, report, started = next(self._batches), Report(), time.monotonic()
         what = f"{self.name} {assignment.partition} batch {number}"
         for part in self._parts(assignment, events):
             retrying = outage.retrying(what, job.max_outage, job.policy.on_failure)
             trying = partial(self._process, assignment, ArrowBatch(part), number, Culprits())
-            report.add_report(retrying(lambda trying=trying: outage.with_replanning(trying)))
+            report += retrying(lambda trying=trying: outage.with_replanning(trying))
         with company.sending(self.name):
             job.send_messages()
         if report.dead_lettered:
             log.warning("%s: parked %d; `dedup dead-letter group` says why", what, report.dead_lettered)
+        points, seconds = {assignment.partition: assignment.reached}, time.monotonic() - started
+        report = replace(report, consumer=self.name, batch_id=number, seconds=seconds, checkpoints=points)
+        tell(job.on_batch, report)
         return report
 
     def _parts(self, assignment: Assignment, events: pa.Table) -> Iterator[pa.Table]:
@@ -186,7 +195,7 @@ class Member:
             parts = commit.parts_of(job, rows, index, assignment.topic_ids)
             for done in commit.committed(parts, run, head, partial(self._commit, job, assignment), culprits):
                 assignment.reached = _point(done.head, assignment.partition)
-                report.add(done.state)
+                report += Report.of(done.state)
         return report
 
     def _commit(self, job: Job, assignment: Assignment, chunk: Chunk) -> RowStates:

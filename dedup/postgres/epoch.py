@@ -125,7 +125,7 @@ def _wait(
         if alive and now - started >= 2 * patience.takeover_after:
             raise StillHeld(
                 f"Consumer {consumer!r} is run by {_who(row)}, which shows life. Stop it first. "
-                f"If it must not go on, take over by force: Consumer(..., takeover=True)."
+                f"If it must not go on, take over by force: Consumer(..., takeover=Takeover(now=True))."
             )
         patience.on_wait(left, _who(row))
         time.sleep(min(1.0, left, max(patience.takeover_after / 10, 0.01)))

@@ -3,7 +3,7 @@
 Importing this needs no driver; a publisher needs PostgreSQL for its state, and the driver of what it sends to.
 """
 
-from dedup.publishing.events import Event
+from dedup.publishing.events import OutgoingEvent
 from dedup.publishing.publisher import Published, Publisher
 
-__all__ = ["Event", "Published", "Publisher"]
+__all__ = ["OutgoingEvent", "Published", "Publisher"]

@@ -29,7 +29,7 @@ Property = str | int | float | bool
 
 
 @dataclass(frozen=True)
-class Event:
+class OutgoingEvent:
     """One event to be published.
 
     Raises:
@@ -106,7 +106,7 @@ class Owner:
     partitions: int  # over which keys are spread
 
 
-def stored(owner: Owner, event: Event, partition: int, sequence: int) -> Stored:
+def stored(owner: Owner, event: OutgoingEvent, partition: int, sequence: int) -> Stored:
     """The event with its number, its message id and our properties."""
     ours: dict[str, Property] = {GROUP: owner.group, RUN: owner.run, LEVEL: owner.level, SEQUENCE: sequence}
     ours |= {KEY: event.key} if event.key is not None else {}
@@ -128,9 +128,9 @@ def spread(key: str, partitions: int) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % partitions
 
 
-def pages(events: Iterator[Event], most: int, most_bytes: int) -> Iterator[Sequence[Event]]:
+def pages(events: Iterator[OutgoingEvent], most: int, most_bytes: int) -> Iterator[Sequence[OutgoingEvent]]:
     """The events in their order, so many at once and so many bytes of bodies; no more of them are asked for than one page."""
-    page: list[Event] = []
+    page: list[OutgoingEvent] = []
     size = 0
     for event in events:
         if page and (len(page) >= most or size + len(event.body) > most_bytes):

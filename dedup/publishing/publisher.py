@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 import os
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from checkpoint import given
 from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, StoreRestored, StoreUnavailable
 from dedup.core.settings import PUBLISHER
-from dedup.publishing.events import GATEWAY, Event, Sender, Stored, check_text, pages, payload_hash, spread, stored
+from dedup.publishing.events import GATEWAY, OutgoingEvent, Sender, Stored, check_text, pages, payload_hash, spread, stored
 from dedup.publishing.lanes import Lanes, PublisherLimits
 
 STEPS = ("open", "resend", "look", "store", "send", "sent", "confirm", "confirmed")
@@ -52,7 +51,7 @@ class Publisher:
         partition_by: "key": we choose the partition, and a resend goes to the same one. "broker": the broker does, by the event's key.
         max_events: events of one page: what is stored by one statement, and kept in memory at once.
         max_bytes: bytes of one page.
-        max_outage: seconds of trying again while the broker or the database is away, before a call raises.
+        max_outage: how long it tries again while the broker or the database is away, before a call raises.
         resend_within: never send again what was stored longer ago than this; give what consumers keep reservations for. None: for ever.
         on_step: called with the name of each step right before it acts.
 
@@ -69,14 +68,15 @@ class Publisher:
         partition_by: Literal["key", "broker"] = "key",
         max_events: int = 1_000,
         max_bytes: int = 8 * 1024 * 1024,
-        max_outage: float = 60.0,
-        resend_within: dt.timedelta | None = None,
+        max_outage: given.Duration = 60.0,
+        resend_within: given.Duration | None = None,
         on_step: Callable[[str], None] = _no_step,
     ) -> None:
         check_text("producer group", group)
         given.check(PUBLISHER, locals())
         self.group, self._to, self._store, self._by_key = group, to, store, partition_by == "key"
-        self._limits = PublisherLimits(max_events, max_bytes, float(max_outage), resend_within, on_step)
+        within = None if resend_within is None else given.to_timedelta(resend_within)
+        self._limits = PublisherLimits(max_events, max_bytes, given.to_seconds(max_outage), within, on_step)
         self._lanes = Lanes(group, _state_of(store), to, self._limits)
         self._lock, self._pid, self._turn = threading.RLock(), os.getpid(), 0
         self._over: Exception | None = None
@@ -92,7 +92,7 @@ class Publisher:
         self.close()
 
     # ------------------------------------------------------------------ what users call
-    def publish(self, events: Iterable[Event | bytes]) -> Published:
+    def publish(self, events: Iterable[OutgoingEvent | bytes]) -> Published:
         """Publish events in their order; returns when the broker has all. The next page is asked for when the one before is confirmed.
 
         An event without an id is another event each time; one with an id is the same event wherever it is published again.
@@ -107,17 +107,17 @@ class Publisher:
         """
         done = Published()
         with self._alone():
-            found = (event if isinstance(event, Event) else Event(event) for event in events)
+            found = (event if isinstance(event, OutgoingEvent) else OutgoingEvent(event) for event in events)
             for page in pages(found, self._limits.max_events, self._limits.max_bytes):
                 done += self._publish(page)
         return done
 
-    def publish_once(self, id: str, event: Event | bytes) -> Published:
+    def publish_once(self, id: str, event: OutgoingEvent | bytes) -> Published:
         """Publish one event under an id: called again, by whomever, it is one event at the consumer.
 
         Raises and Crash: as `publish`.
         """
-        return self.publish([replace(event if isinstance(event, Event) else Event(event), id=id)])
+        return self.publish([replace(event if isinstance(event, OutgoingEvent) else OutgoingEvent(event), id=id)])
 
     def resend(self) -> int:
         """Open the group and send what an earlier publisher of it stored and did not see confirmed; returns how many events.
@@ -135,11 +135,11 @@ class Publisher:
                 with contextlib.suppress(StoreUnavailable):
                     self._lanes.give_back()
 
-    async def publish_async(self, events: Iterable[Event | bytes]) -> Published:
+    async def publish_async(self, events: Iterable[OutgoingEvent | bytes]) -> Published:
         """As `publish`, in a thread."""
         return await asyncio.to_thread(self.publish, events)
 
-    async def publish_once_async(self, id: str, event: Event | bytes) -> Published:
+    async def publish_once_async(self, id: str, event: OutgoingEvent | bytes) -> Published:
         """As `publish_once`, in a thread."""
         return await asyncio.to_thread(self.publish_once, id, event)
 
@@ -160,7 +160,7 @@ class Publisher:
                 self._lanes.behind = True
                 raise
 
-    def _publish(self, page: Sequence[Event]) -> Published:
+    def _publish(self, page: Sequence[OutgoingEvent]) -> Published:
         self._lanes.catch_up()
         hashes = _hashes(page)
         while True:
@@ -168,7 +168,7 @@ class Publisher:
             if not fresh or self._store_and_send(fresh, hashes):
                 return Published(len(fresh), len(page) - len(fresh))
 
-    def _store_and_send(self, fresh: Sequence[Event], hashes: Mapping[str, int]) -> bool:
+    def _store_and_send(self, fresh: Sequence[OutgoingEvent], hashes: Mapping[str, int]) -> bool:
         """False where somebody else was faster with an id."""
         lanes = self._numbered(fresh)
         if not self._lanes.store(lanes, {event.id: hashes[event.id] for event in fresh if event.id is not None}):
@@ -177,7 +177,7 @@ class Publisher:
         self._lanes.behind = False
         return True
 
-    def _new(self, page: Sequence[Event], hashes: Mapping[str, int]) -> list[Event]:
+    def _new(self, page: Sequence[OutgoingEvent], hashes: Mapping[str, int]) -> list[OutgoingEvent]:
         """Those that nobody has published; what others have stored and not sent yet is waited for."""
         self._limits.on_step("look")
         known = self._known(list(hashes))
@@ -187,7 +187,7 @@ class Publisher:
         for id, found in known.items():
             if not found.confirmed:
                 self._wait_for(id, found.publisher)
-        firsts: dict[object, Event] = {}
+        firsts: dict[object, OutgoingEvent] = {}
         for number, event in enumerate(page):
             firsts.setdefault(number if event.id is None else event.id, event)
         return [event for name, event in firsts.items() if name not in known]
@@ -213,7 +213,7 @@ class Publisher:
             else:
                 time.sleep(POLL_SECONDS)
 
-    def _numbered(self, events: Sequence[Event]) -> dict[int, list[Stored]]:
+    def _numbered(self, events: Sequence[OutgoingEvent]) -> dict[int, list[Stored]]:
         """partition -> its events, with their numbers. Raises ConfigError for one that cannot be sent."""
         owner, lanes = self._lanes.owner(), dict[int, list[Stored]]()
         largest = self._lanes.patiently(self._to.largest)
@@ -229,7 +229,7 @@ class Publisher:
             lane.append(row)
         return lanes
 
-    def _partition(self, event: Event, spread_over: int) -> int:
+    def _partition(self, event: OutgoingEvent, spread_over: int) -> int:
         if event.partition is not None:
             if event.partition >= self._lanes.broker_has:
                 raise ConfigError(f"There is no partition {event.partition}: {self._to.topic!r} has {self._lanes.broker_has}.")
@@ -240,7 +240,7 @@ class Publisher:
         return spread(name, spread_over) if name is not None else self._turn % spread_over
 
 
-def _hashes(page: Sequence[Event]) -> dict[str, int]:
+def _hashes(page: Sequence[OutgoingEvent]) -> dict[str, int]:
     """id -> payload hash. Raises KeyConflict where two events of the page have one id and two bodies."""
     found: dict[str, int] = {}
     for event in page:

@@ -1,7 +1,7 @@
 """Positions read again from the log, and run where they were never delivered, as those of an accepted gap.
 
-The log is read through what the user registered as `consumer.log`. What the tables say about a range of positions decides: processed,
-parked, duplicate, skipped, or never delivered. Called by letters.py (reprocess with from_log) and replay.py.
+The log is read through what the user registered as `consumer.register_log_reader`. What the tables say about a range of positions decides:
+processed, parked, duplicate, skipped, or never delivered. Called by letters.py (reprocess with from_log) and replay.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from dedup.core.index import Index
 from dedup.core.store import Store, Transaction
 from dedup.pipeline import commit, company
 from dedup.pipeline.batch import EvaluatedBatch
-from dedup.pipeline.commit import Job, Report
+from dedup.pipeline.commit import Job
+from dedup.pipeline.report import Report
 from dedup.reprocessing.options import ReprocessOptions
 
 WINDOW = 10_000
@@ -57,7 +58,8 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
     """Run the absent positions of the selected range, up to the checkpoint, through the consumer's handler, as late events.
 
     Raises:
-        ConfigError: no topic is selected, or what is no position; a limit or rate; nothing is registered with `consumer.log`.
+        ConfigError: no topic is selected, or what is no position; a limit or rate; nothing is registered with
+            `consumer.register_log_reader`.
         IncarnationChanged: the log holds another event than was decided right beside absent positions: the topic was created again.
         PositionsMissing: the log does not have some of them any more; without `options.skip_missing`. What came before them is done.
 
@@ -105,7 +107,7 @@ def _fill_window(job: Job, partition: Partition, span: Range, run: Run, options:
         if len(index):
             chunk = commit.Chunk(rows, index, run, transaction.head, stream=False)
             state = commit.decide_chunk(chunk, job.store, transaction, job.policy.unwatched())
-            filled.ran.add(state[(index.numbers >= span.first) & (index.numbers <= span.last)])
+            filled.ran += Report.of(state[(index.numbers >= span.first) & (index.numbers <= span.last)])
     return missing
 
 
@@ -117,11 +119,11 @@ def _with_neighbours(span: Range, partition: Partition, transaction: Transaction
 
 
 def read(job: Job, partition: Partition, span: Range) -> Any:
-    """Whatever `consumer.log` gives for these positions. Raises ConfigError where nothing is registered."""
+    """Whatever `consumer.register_log_reader` gives for these positions. Raises ConfigError where nothing is registered."""
     if job.read_log is None:
         raise ConfigError(
             f"Consumer {job.name!r} cannot read the log again. Register a function (source, topic, partition, first, last) -> "
-            "DataFrame with @consumer.log."
+            "DataFrame with @consumer.register_log_reader."
         )
     return job.read_log(*partition, span.first, span.last)
 
@@ -191,7 +193,7 @@ def _other_body(consumer: str, letter: Mapping[str, Any], body: bytes | None) ->
     return (
         f"Consumer {consumer!r}: the log holds another event at {source}/{topic}/{letter['partition']} {letter['sequence_number']} than "
         f"dead letter {letter['id'][:12]}, whose body has {letter['body_size']} bytes: there is {there}, with another SHA-256. Nothing was "
-        f"changed. Correct what `consumer.log` reads; or, if topic {topic!r} was deleted and created again: "
+        f"changed. Correct what `consumer.register_log_reader` reads; or, if topic {topic!r} was deleted and created again: "
         f"{command('consumer', 'accept-incarnation', consumer, '--source', source, '--topic', topic)}."
     )
 

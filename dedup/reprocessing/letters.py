@@ -92,7 +92,7 @@ def reprocess(
         PositionsMissing: bodies that are not kept whole, or absent positions, are not in the log; without `options.skip_missing`.
         IncarnationChanged: the log has another event where the body of a letter has to be read.
         HandlerError: this is called inside the consumer's own handler.
-        ConfigError: from_log without a topic, or nothing is registered with `consumer.log`.
+        ConfigError: from_log without a topic, or nothing is registered with `consumer.register_log_reader`.
 
     Crash: each page is done or not; a second call goes on.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from checkpoint import given
 from dedup.core.settings import REPROCESS
-from dedup.pipeline.commit import Report
+from dedup.pipeline.report import Report
 
 FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES = 10, 1_000, 64 * 1024 * 1024
 """Letters of the first page, which shows whether anything passes at all; letters and bytes of later ones."""

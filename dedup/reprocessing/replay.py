@@ -1,7 +1,7 @@
 """A person repeats positions that were processed, on purpose, with their effect replaced or taken back: the handler had a bug.
 
-Replacing is what `tx.merge` does; taking back is what the function registered with `consumer.undo` does. Undo and new effect are
-one transaction; who did it and when is in the letter history. Where an event fails, or is rejected now, nothing of its page changes.
+Replacing is what `tx.merge` does; taking back is what the function registered with `consumer.compensate` does. Compensation and new effect
+are one transaction; who did it and when is in the letter history. Where an event fails, or is rejected now, nothing of its page changes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def replay(
     dry_run: bool = False,
     options: ReprocessOptions | None = None,
 ) -> Replayed:
-    """Repeat the processed positions of the selected range; needs `consumer.log`.
+    """Repeat the processed positions of the selected range; needs `consumer.register_log_reader`.
 
     Args:
         accept_double: let `tx.write` append again what it wrote before, although nothing takes the old rows back.
@@ -73,16 +73,17 @@ def replay(
             than then, on purpose. The new keys are reserved beside the old ones.
 
     Raises:
-        ConfigError: no topic is selected, or nothing is registered with `consumer.log`; a purge has left nothing that tells processed
-            events from duplicates, and doubles are not accepted.
-        HandlerError: the handler writes with `tx.write`, and there is neither `consumer.undo` nor `accept_double`; or this is called inside
-            the consumer's own handler.
+        ConfigError: no topic is selected, or nothing is registered with `consumer.register_log_reader`; a purge has left nothing that
+            tells processed events from duplicates, and doubles are not accepted.
+        HandlerError: the handler writes with `tx.write`, and there is neither `consumer.compensate` nor `accept_double`; or this is called
+            inside the consumer's own handler.
         IncarnationChanged: the log holds other events at these positions than those that were processed, as of a topic that was created
             again; nothing of the page was changed.
         ReprocessStopped: an event fails or is rejected now. Pages before it are done.
         PositionsMissing: the log does not have some positions any more; without `options.skip_missing`.
 
-    Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where undo or merge say so.
+    Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where compensate or merge say
+        so.
     """
     reentry.refuse(consumer.identity, "A replay")
     how, store = options or ReprocessOptions(), consumer.store
@@ -241,21 +242,21 @@ class _NoAppends(_Anew):
         """Refused."""
         raise HandlerError(
             "The handler uses tx.connection, and nobody can tell what repeating its statements would do. Write with tx.merge, register "
-            "what takes the old rows back with @consumer.undo, or accept doubles with --accept-double."
+            "what takes the old rows back with @consumer.compensate, or accept doubles with --accept-double."
         )
 
     def enqueue(self, messages: Messages) -> None:
         """Refused."""
         raise HandlerError(
             f"The handler publishes to {messages.topic!r}, and what was sent before cannot be taken back. Register what makes up for it "
-            "with @consumer.undo, or send the messages again, as new ones, with --accept-double."
+            "with @consumer.compensate, or send the messages again, as new ones, with --accept-double."
         )
 
     def write(self, table: str, rows: Rows) -> int:
         """Refused."""
         raise HandlerError(
             f"The handler appends to {table!r}: repeating it would write the rows twice. Write them with tx.merge, register what takes the "
-            "old rows back with @consumer.undo, or accept doubles with --accept-double."
+            "old rows back with @consumer.compensate, or accept doubles with --accept-double."
         )
 
     def merge(self, table: str, rows: Rows, merge: Merge) -> int:
@@ -263,7 +264,8 @@ class _NoAppends(_Anew):
         if merge.newer_by is not None:
             raise HandlerError(
                 f"tx.merge into {table!r} with newer_by={merge.newer_by!r} leaves rows of the same age as they are: repeating it would "
-                "repair nothing. Register what takes the old rows back with @consumer.undo, or run it all the same with --accept-double."
+                "repair nothing. Register what takes the old rows back with @consumer.compensate, or run it all the same with "
+                "--accept-double."
             )
         return self._transaction.merge(table, rows, merge)
 

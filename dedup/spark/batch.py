@@ -454,7 +454,7 @@ def require_shared(session: SparkSession, scratch: str | None) -> None:
     """Raise ConfigError where executors are elsewhere and no folder is named."""
     if scratch is None and not str(session.conf.get("spark.master", "")).startswith("local"):
         raise ConfigError(
-            "The batch is too large for the driver, or collect=False. Give Consumer(scratch=...) a folder that driver and executors share."
+            "The batch is too large for the driver, or collect=False. Give Limits(scratch=...) a folder that driver and executors share."
         )
 
 

@@ -167,7 +167,7 @@ class _Slice:
         except _UnreadError as unread:
             raise unread.error from unread.error.__cause__  # the task fails, and Spark runs it again
         except Exception as error:  # noqa: BLE001 - the driver raises it
-            self.error = carried(error, self._policy.on_failure.rules)
+            self.error = carried(error, self._policy.on_failure.errors)
             if isinstance(error, BudgetExceeded):
                 self._tell_others()
 
@@ -193,7 +193,7 @@ class _Slice:
             return decide_chunk(chunk, self.store, transaction, self._policy)
 
     def _claim(self, run: Run) -> SliceClaim:
-        point, limit = self.head.checkpoints.get(self.partition), self._policy.on_failure.timeout
+        point, limit = self.head.checkpoints.get(self.partition), self._policy.on_failure.seconds_of_handler
         return SliceClaim(
             self.partition,
             number=0,

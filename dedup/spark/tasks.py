@@ -34,8 +34,9 @@ from dedup.core.store import Slicing
 from dedup.decode.prepare import Prepare
 from dedup.pipeline import company
 from dedup.pipeline.batch import Batch, EvaluatedArrow, RunTask, Tasks
-from dedup.pipeline.commit import Chunk, Culprits, Job, Report, commit_batch, commit_chunk, guard, index_of, reached
+from dedup.pipeline.commit import Chunk, Culprits, Job, commit_batch, commit_chunk, guard, index_of, reached
 from dedup.pipeline.handlers import A_TASK, MOST_TASKS, Where
+from dedup.pipeline.report import Report
 from dedup.spark import committing, workers
 from dedup.spark.committing import OUTCOMES, SliceJob
 from dedup.spark.handling import InTasks
@@ -143,7 +144,7 @@ def process(job: Job, batch: Batch, tasks: Tasks, head: Head, run: Run, culprits
     if isinstance(job.store, Slicing):
         return _commit_in_tasks(job, tasks, head, run, first=first)
     handler: Any = job.policy.handler
-    in_tasks = InTasks(job.policy.on_failure.owner, handler, tasks, job.policy.on_failure.rules)
+    in_tasks = InTasks(job.policy.on_failure.owner, handler, tasks, job.policy.on_failure.errors)
     return commit_batch(replace(job, policy=replace(job.policy, handler=in_tasks)), batch, head, run, culprits)
 
 
@@ -161,7 +162,7 @@ def _commit_in_tasks(job: Job, tasks: Tasks, head: Head, run: Run, *, first: boo
         now = replace(job.store.head(job.name), epoch=head.epoch)
         outcomes = _run_tasks(job, tasks, now, run, _check_gaps(job, tasks, head, run), alone=_have_died(job, tasks))
     for row in outcomes:
-        report.count(np.asarray(row["states"]))
+        report += Report.of_counts(np.asarray(row["states"]))
     _raise_worst(_errors(outcomes))
     return report, close(job, _reached(head, run, outcomes), run)
 

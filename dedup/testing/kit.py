@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from deadletter.selection import Selection
 from dedup.consumer import Consumer
 from dedup.core.rows import for_spark
-from dedup.pipeline.handlers import EachEvent, EachSlice, HandlerEvent, Where
+from dedup.pipeline.handlers import EachEvent, EachSlice, Event, Where
 from dedup.pipeline.tx import Tx
 from dedup.testing.delivery import Faults, events, plan, table_of
 from dedup.testing.dying import AFTERWARDS, Death, Died, file_of, standing, watched
@@ -437,10 +437,10 @@ class Life:
 class _Watched:
     """A handler of single events that tells when it has changed one."""
 
-    of: Callable[[HandlerEvent, Tx], Any]
+    of: Callable[[Event, Tx], Any]
     life: Life
 
-    def __call__(self, event: HandlerEvent, tx: Tx) -> Any:
+    def __call__(self, event: Event, tx: Tx) -> Any:
         before = copy.deepcopy(event)
         try:
             return self.of(event, tx)

@@ -105,13 +105,13 @@ def test_a_gap_that_is_accepted_counts_as_absent(spark: SparkSession, place: Pla
 
 @pytest.mark.full
 def test_the_log_is_read_again_by_replay_and_reprocess(place: Place, eventhubs: Double, new_hub: MakeHub) -> None:
-    """consumer.log(log_reader(...)) is all that replay, reprocess --from-log and large letters need; handlers of Arrow tables here."""
+    """A registered log_reader(...) is all that replay, reprocess --from-log and large letters need; handlers of Arrow tables here."""
     hub = new_hub()
     log = log_reader(eventhubs.connection_string, hub, arrow=True)
     eventhubs.put(hub, 0, [json.dumps({"id": key, "amount": amount}).encode() for key, amount in (("a", 1), ("b", -2), ("c", 3), ("d", 4))])
     place.create_merge_sink("balances")
     run = _merging(place, Namespace(log.connection), max_body=5)
-    run.log(log)
+    run.register_log_reader(log)
     run(log.read(hub, 0, 0, 1), 0)
     place.store().amend("shop", changes.accept_gap, by="test", reason="positions 2")
     run(log.read(hub, 0, 3, 3), 1)

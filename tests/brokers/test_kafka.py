@@ -30,7 +30,7 @@ def reading(place: Place, servers: str, **settings: Any) -> Consumer:
     """The consumer of the contract suite, which can read this broker's log again."""
     broker = kafka.Broker(servers)
     made = consumer(place.store(), source=broker.cluster_id(), incarnation=broker.topic_ids, **settings)
-    made.log(kafka.log_reader(broker, arrow=True))
+    made.register_log_reader(kafka.log_reader(broker, arrow=True))
     return made
 
 
@@ -185,7 +185,7 @@ def test_a_topic_that_is_created_again_begins_a_new_life(place: Place, kafka: ka
 def test_positions_are_replayed_and_large_bodies_reprocessed_from_the_log(
     place: Place, kafka: kafka_server.Broker, topic: Topic, tmp_path: Path
 ) -> None:
-    """consumer.log(dk.log_reader(...)) is all that replay, and letters which keep only the beginning of their bodies, need."""
+    """A registered dk.log_reader(...) is all that replay, and letters which keep only the beginning of their bodies, need."""
     place.create_merge_sink("balances")
     topic.send_orders(("a", 1), ("b", -2), ("c", 3))
     run = reading(place, kafka.servers, max_body=5)

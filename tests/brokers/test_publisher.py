@@ -12,7 +12,7 @@ import pytest
 
 from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, ResendTooLate, StoreRestored
 from dedup import PostgresStore
-from dedup.publishing import Event, Published, Publisher
+from dedup.publishing import OutgoingEvent, Published, Publisher
 from dedup.publishing.events import RESERVED
 from fixtures.fix_postgres import run
 from kit.publish_kit import Broker, consumed, copied, events, kept, publisher, restored, sender, texts, waiting
@@ -43,7 +43,7 @@ def test_an_id_with_another_body_is_refused(postgres: str, eventhubs: Any, hub: 
     """KeyConflict names the id; nothing of the page is stored or sent; the publisher goes on."""
     with publisher(postgres, eventhubs, hub) as one:
         one.publish_once("12345", b"x")
-        for wrong in ([Event(b"new"), Event(b"y", id="12345")], [Event(b"1", id="a"), Event(b"2", id="a")]):
+        for wrong in ([OutgoingEvent(b"new"), OutgoingEvent(b"y", id="12345")], [OutgoingEvent(b"1", id="a"), OutgoingEvent(b"2", id="a")]):
             with pytest.raises(KeyConflict, match=r"'12345'|'a'"):
                 one.publish(wrong)
         assert one.publish_once("a", b"3") == Published(new=1)
@@ -53,7 +53,7 @@ def test_an_id_with_another_body_is_refused(postgres: str, eventhubs: Any, hub: 
 def test_an_id_twice_in_one_call_is_one_event(postgres: str, eventhubs: Any, hub: str) -> None:
     """The first one is sent, the others are counted as known."""
     with publisher(postgres, eventhubs, hub) as one:
-        assert one.publish([Event(b"x", id="a"), b"free", Event(b"x", id="a"), b"free"]) == Published(new=3, known=1)
+        assert one.publish([OutgoingEvent(b"x", id="a"), b"free", OutgoingEvent(b"x", id="a"), b"free"]) == Published(new=3, known=1)
     assert sorted(kept(eventhubs, hub)) == [b"free", b"free", b"x"]
 
 
@@ -75,7 +75,7 @@ def test_two_publishers_with_one_id_and_no_common_state_are_one_event_at_the_con
     for schema, bodies in (("dedup", (b"x", b"y")), ("elsewhere", (b"x", b"z"))):
         with Publisher("shop", PostgresStore(postgres, schema=schema), sender(eventhubs, hub)) as one:
             for id, body in zip("ab", bodies, strict=True):
-                one.publish_once(id, Event(body, key="k"))
+                one.publish_once(id, OutgoingEvent(body, key="k"))
     assert kept(eventhubs, hub).count(b"x") == 2
     assert consumed(postgres, eventhubs, hub) == (["x", "y"], ["KEY_CONFLICT"])
 
@@ -85,9 +85,9 @@ def test_what_was_not_confirmed_goes_out_before_anything_else(postgres: str, eve
     one = publisher(postgres, eventhubs, hub, max_outage=0.2)
     eventhubs.order("drop_sends", count=1_000)
     with pytest.raises(NotConfirmed):
-        one.publish([Event(b"0", key="k")])
+        one.publish([OutgoingEvent(b"0", key="k")])
     eventhubs.order("calm")
-    one.publish([Event(b"1", key="k")])
+    one.publish([OutgoingEvent(b"1", key="k")])
     assert kept(eventhubs, hub) == [b"0", b"1"]
     one.close()
 
@@ -104,7 +104,7 @@ def test_one_lane_that_fails_does_not_undo_the_others(postgres: str, eventhubs: 
 
     object.__setattr__(one._limits, "on_step", fail_second)
     with pytest.raises(NotConfirmed):
-        one.publish([Event(b"a", partition=0), Event(b"b", partition=1)])
+        one.publish([OutgoingEvent(b"a", partition=0), OutgoingEvent(b"b", partition=1)])
     assert waiting(postgres) == 1
     eventhubs.order("calm")
     one.resend()
@@ -124,7 +124,7 @@ def test_a_partition_that_fails_half_way_keeps_what_was_not_sent(postgres: str, 
 
     object.__setattr__(one._limits, "on_step", fail_third)
     with pytest.raises(NotConfirmed):
-        one.publish([Event(b"%d" % n, partition=0) for n in range(20)])
+        one.publish([OutgoingEvent(b"%d" % n, partition=0) for n in range(20)])
     assert (len(kept(eventhubs, hub)), waiting(postgres)) == (14, 6)
     eventhubs.order("calm")
     one.close()
@@ -200,7 +200,7 @@ def test_an_id_that_a_dead_publisher_left_is_sent_by_who_asks_for_it(postgres: s
     dead = publisher(postgres, eventhubs, hub, "east", max_outage=0.2)
     eventhubs.order("drop_sends", count=1_000)
     with pytest.raises(NotConfirmed):
-        dead.publish([Event(b"before", key="k"), Event(b"x", key="k", id="a")])
+        dead.publish([OutgoingEvent(b"before", key="k"), OutgoingEvent(b"x", key="k", id="a")])
     dead.close()
     eventhubs.order("calm")
     with publisher(postgres, eventhubs, hub, "west") as other:
@@ -244,15 +244,15 @@ def test_state_restored_from_an_old_copy_with_events_that_wait_sends_them_again(
 def test_state_restored_under_a_living_publisher_stops_it(postgres: str, eventhubs: Any, hub: str) -> None:
     """It knows which numbers it has given: StoreRestored, before anything is stored or sent; a new one goes on."""
     with publisher(postgres, eventhubs, hub) as one:
-        one.publish([Event(b"1", key="k")])
+        one.publish([OutgoingEvent(b"1", key="k")])
         old = copied(postgres)
-        one.publish([Event(b"2", key="k")])
+        one.publish([OutgoingEvent(b"2", key="k")])
         restored(postgres, old)
         for _ in range(2):
             with pytest.raises(StoreRestored, match="publish again, with the same ids"):
-                one.publish([Event(b"3", key="k")])
+                one.publish([OutgoingEvent(b"3", key="k")])
     with publisher(postgres, eventhubs, hub) as one:
-        one.publish([Event(b"3", key="k")])
+        one.publish([OutgoingEvent(b"3", key="k")])
     assert kept(eventhubs, hub) == [b"1", b"2", b"3"] and consumed(postgres, eventhubs, hub) == (["1", "2", "3"], [])
 
 
@@ -306,7 +306,7 @@ def test_events_that_were_left_are_read_back_by_pages(postgres: str, eventhubs: 
     for first in (0, 10):
         eventhubs.order("drop_sends", count=1_000)
         with pytest.raises(NotConfirmed):
-            one.publish([Event(b"%d" % n + b" " * 50_000, key="k") for n in range(first, first + 10)])
+            one.publish([OutgoingEvent(b"%d" % n + b" " * 50_000, key="k") for n in range(first, first + 10)])
         run(postgres, "update dedup.publisher set epoch = epoch")
         break
     eventhubs.order("calm")
@@ -336,7 +336,7 @@ def test_events_that_were_left_are_read_back_by_pages(postgres: str, eventhubs: 
 def test_an_event_that_could_not_be_sent_again_is_refused(wrong: dict[str, Any]) -> None:
     """ConfigError where it is made, not when it is sent."""
     with pytest.raises(ConfigError):
-        Event(**{"body": b"x", **wrong})
+        OutgoingEvent(**{"body": b"x", **wrong})
 
 
 def test_the_async_calls_do_the_same(postgres: str, eventhubs: Any, hub: str) -> None:
@@ -368,8 +368,8 @@ def test_a_publisher_is_of_one_process(postgres: str, eventhubs: Any, hub: str) 
 def test_another_body_at_the_consumer_is_a_letter_where_the_publisher_forgot(postgres: str, eventhubs: Any, hub: str) -> None:
     """The publisher's rows are purged, the reservation is there: the same event is a duplicate, another body a KEY_CONFLICT letter."""
     with publisher(postgres, eventhubs, hub) as one:
-        one.publish([Event(b"x", id="a"), Event(b"y", id="b")])
+        one.publish([OutgoingEvent(b"x", id="a"), OutgoingEvent(b"y", id="b")])
         run(postgres, "delete from dedup.published_id")
-        one.publish([Event(b"x", id="a"), Event(b"other", id="b")])
+        one.publish([OutgoingEvent(b"x", id="a"), OutgoingEvent(b"other", id="b")])
     bodies, letters = consumed(postgres, eventhubs, hub)
     assert sorted(bodies) == sorted(texts([b"x", b"y"])) and letters == ["KEY_CONFLICT"]

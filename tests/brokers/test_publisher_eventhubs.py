@@ -10,7 +10,7 @@ import pytest
 from checkpoint.errors import ConfigError, NotConfirmed, StoreUnavailable
 from dedup import Consumer, PostgresStore
 from dedup.eventhub import Sender, log_reader
-from dedup.publishing import Event, Published, Publisher
+from dedup.publishing import OutgoingEvent, Published, Publisher
 from dedup.publishing.events import spread
 from fixtures.fix_eventhubs import AnyHub
 from kit.publish_kit import assert_ordered, consumed, copied, events, kept, publisher, restored, sender, waiting
@@ -29,7 +29,7 @@ def test_an_id_that_is_published_again_is_one_event(postgres: str, eventhubs: An
     """In one process, and by another publisher of the group afterwards: nothing is sent the second time."""
     with publisher(postgres, eventhubs, hub) as one:
         assert one.publish_once("12345", b"x") == Published(new=1)
-        assert one.publish_once("12345", Event(b"x")) == Published(known=1)
+        assert one.publish_once("12345", OutgoingEvent(b"x")) == Published(known=1)
     with publisher(postgres, eventhubs, hub) as two:
         assert two.publish_once("12345", b"x") == Published(known=1)
     assert kept(eventhubs, hub) == [b"x"] and consumed(postgres, eventhubs, hub) == (["x"], [])
@@ -51,7 +51,7 @@ def test_a_lost_answer_is_one_event_at_the_consumer(postgres: str, eventhubs: An
 
 def test_a_resend_is_the_same_event(postgres: str, eventhubs: Any, hub: str) -> None:
     """Same bytes, partition, ids and properties, by another process's publisher as well; only the position differs."""
-    sent = Event(b"x", key="k", properties={"text": "ä", "number": 7, "share": 0.1, "flag": True}, content_type="text/plain")
+    sent = OutgoingEvent(b"x", key="k", properties={"text": "ä", "number": 7, "share": 0.1, "flag": True}, content_type="text/plain")
     eventhubs.order("lose_answers", count=1_000)
     with pytest.raises(NotConfirmed, match="stored"):
         publisher(postgres, eventhubs, hub, max_outage=0.3).publish([sent])
@@ -67,13 +67,15 @@ def test_a_resend_is_the_same_event(postgres: str, eventhubs: Any, hub: str) -> 
 def test_state_restored_from_an_old_copy_loses_and_doubles_nothing(postgres: str, eventhubs: Any, hub: str) -> None:
     """Ids published again are duplicates at the consumer; new events have new message ids, though their numbers were given before."""
     with publisher(postgres, eventhubs, hub) as one:
-        one.publish_once("a", Event(b"a", key="k"))
+        one.publish_once("a", OutgoingEvent(b"a", key="k"))
     old = copied(postgres)
     with publisher(postgres, eventhubs, hub) as one:
-        one.publish([Event(b"b", key="k", id="b"), Event(b"same", key="k"), Event(b"c", key="k")])
+        one.publish([OutgoingEvent(b"b", key="k", id="b"), OutgoingEvent(b"same", key="k"), OutgoingEvent(b"c", key="k")])
     restored(postgres, old)
     with publisher(postgres, eventhubs, hub) as one:
-        assert one.publish([Event(b"same", key="k"), Event(b"d", key="k"), Event(b"b", key="k", id="b")]) == Published(new=3)
+        assert one.publish(
+            [OutgoingEvent(b"same", key="k"), OutgoingEvent(b"d", key="k"), OutgoingEvent(b"b", key="k", id="b")]
+        ) == Published(new=3)
     assert consumed(postgres, eventhubs, hub) == (["a", "b", "same", "c", "same", "d"], [])
 
 
@@ -86,7 +88,7 @@ def test_partition_count_changed_keys_stay_where_they_were(
         one.publish(events(0, 20))
     eventhubs.order("grow", hub=hub, partitions=5)
     with publisher(postgres, eventhubs, hub) as one:
-        one.publish([*events(20, 40), Event(b"45", partition=4)])
+        one.publish([*events(20, 40), OutgoingEvent(b"45", partition=4)])
     assert "dedup publisher set-partitions shop 5" in caplog.text
     assert [len(found) > 0 for found in eventhubs.kept(hub, 5)] == [True, True, False, False, True]
     bodies, _ = consumed(postgres, eventhubs, hub, 5)
@@ -100,7 +102,7 @@ def test_partition_chosen_by_the_gateway_is_once_at_the_consumer(postgres: str, 
     with publisher(postgres, eventhubs, hub, partition_by="broker") as one:
         for first in range(0, 30, 10):
             eventhubs.order("lose_answers", count=2)
-            one.publish([*events(first, first + 10), Event(b"%d" % (100 + first))])
+            one.publish([*events(first, first + 10), OutgoingEvent(b"%d" % (100 + first))])
     assert {event["key"] for found in eventhubs.kept(hub, 3) for event in found} == {*(f"k{n}" for n in range(5)), None}
     assert len(kept(eventhubs, hub, 3)) > 33
     bodies, letters = consumed(postgres, eventhubs, hub, 3)
@@ -111,9 +113,9 @@ def test_partition_chosen_by_the_gateway_is_once_at_the_consumer(postgres: str, 
 def test_an_event_goes_where_it_is_told(postgres: str, eventhubs: Any, hub: str) -> None:
     """A partition of its own, or the one of its key, which docs/how-to/publishing.md defines; without either, of its id."""
     with publisher(postgres, eventhubs, hub) as one:
-        one.publish([Event(b"p", partition=1), Event(b"k", key="some"), Event(b"i", id="some")])
+        one.publish([OutgoingEvent(b"p", partition=1), OutgoingEvent(b"k", key="some"), OutgoingEvent(b"i", id="some")])
         with pytest.raises(ConfigError, match="no partition 2"):
-            one.publish([Event(b"no", partition=2)])
+            one.publish([OutgoingEvent(b"no", partition=2)])
     found = [[event["body"] for event in events] for events in eventhubs.kept(hub, 2)]
     assert b"p" in found[1] and b"k" in found[spread("some", 2)] and b"i" in found[spread("some", 2)]
     assert [spread(key, 32) for key in ("a", "flight-1", "ä")] == [10, 4, 12]
@@ -154,7 +156,9 @@ def test_lost_ids_and_repeats_on_any_hub(postgres: str, any_hub: AnyHub) -> None
     for schema in ("dedup", "elsewhere"):
         store = PostgresStore(postgres, schema=schema)
         with Publisher("shop", store, Sender(any_hub.connection)) as one:
-            assert one.publish([Event(id.encode(), partition=0, id=id), Event(id.encode(), partition=0, id=id)]) == Published(1, 1)
+            assert one.publish(
+                [OutgoingEvent(id.encode(), partition=0, id=id), OutgoingEvent(id.encode(), partition=0, id=id)]
+            ) == Published(1, 1)
     read = log_reader(any_hub.connection).read(any_hub.name, 0, any_hub.begin[0], any_hub.begin[0] + 1)
     assert [[p["value"] for p in found if p["key"] == "message-id"] for found in read["properties"].to_pylist()] == [[id.encode()]] * 2
     consumer = Consumer("reader", PostgresStore(postgres), query="q")

@@ -13,7 +13,7 @@ import pytest
 
 from checkpoint.errors import DedupError, KeyConflict
 from dedup import PostgresStore
-from dedup.publishing import Event, Publisher
+from dedup.publishing import OutgoingEvent, Publisher
 from kit.publish_kit import Broker, BrokerSender, copied, restored, waiting
 
 pytestmark = pytest.mark.postgres
@@ -90,14 +90,14 @@ class World:
             for id, body in chosen:
                 assert self.was_restored or self.returned.setdefault(id, body) == body, "a second body was accepted"
 
-    def event(self) -> Event:
+    def event(self) -> OutgoingEvent:
         """A tenth of the ids come with another body."""
         self.made += 1
         key = f"k{self.dice.randrange(KEYS)}"
         if self.dice.random() < 0.5:
-            return Event(f"free-{self.made}".encode(), key=key)
+            return OutgoingEvent(f"free-{self.made}".encode(), key=key)
         id = f"id-{self.dice.randrange(IDS)}"
-        return Event(f"{id}{'-other' if self.dice.random() < 0.1 else ''}".encode(), key=id, id=id)
+        return OutgoingEvent(f"{id}{'-other' if self.dice.random() < 0.1 else ''}".encode(), key=id, id=id)
 
     def settle(self) -> None:
         """No more faults: whoever comes next sends what is left."""
@@ -161,7 +161,7 @@ def test_whatever_happens_each_event_is_once_at_the_consumer(postgres: str, seed
     for seed in seeds:
         restored(postgres, empty)
         world = World(postgres, seed)
-        world.publisher("east").publish([Event(b"free-0", key="k0")])
+        world.publisher("east").publish([OutgoingEvent(b"free-0", key="k0")])
         world.told["free-0"] = "k0"
         for _ in range(40):
             world.step()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dedup import Consumer, decode
+from dedup import Consumer, Takeover, decode
 from dedup import kafka as dk
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from dedup.verify import verify
 from kit import kafka_server
 from kit.kafka_kit import Topic, eventually, order
@@ -31,9 +31,9 @@ def make(place: Place, servers: str) -> Consumer:
         incarnation=broker.topic_ids,
         idempotence_key="data.id",
         decode=decode.json(ORDER),
-        takeover_after=2.0,
+        takeover=Takeover(after=2.0),
     )
-    consumer.log(dk.log_reader(broker))
+    consumer.register_log_reader(dk.log_reader(broker))
 
     @consumer.foreach_batch
     def load(rows: DataFrame, tx: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_partition_that_spark_reads_in_pieces_is_one_task_in_order(
     consumer._handler = None
 
     @consumer.foreach(into="orders")
-    def load(event: HandlerEvent, tx: Any) -> Any:
+    def load(event: Event, tx: Any) -> Any:
         if event.sequence_number != last.get(event.partition, -1) + 1:
             raise ValueError(f"{event.sequence_number} after {last.get(event.partition)}")
         last[event.partition] = event.sequence_number

@@ -236,7 +236,7 @@ class App:
     def store(rows, tx):
         tx.write(flatten(rows), "orders")
 
-    @consumer.log
+    @consumer.register_log_reader
     def read(source, topic, partition, first, last):
         return batch(*(e for n, e in LOG.items() if first <= n <= last))
 
@@ -278,7 +278,7 @@ def test_reprocess_runs_the_handler_that_is_named(program: str, place: Place, de
 
 
 def test_replay_repeats_positions_on_purpose_only(program: str, place: Place, dedup: Run) -> None:
-    """Without undo, merge or --accept-double it is refused; the dry run tells how many positions there are."""
+    """Without compensate, merge or --accept-double it is refused; the dry run tells how many positions there are."""
     line = f"consumer replay {program} --topic orders --from 0 --to 0 --frames arrow"
     code, out, _ = dedup(line)
     assert (code, "Nothing was changed" in out) == (0, True)

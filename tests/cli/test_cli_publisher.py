@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from checkpoint.errors import Fenced, NotConfirmed
-from dedup.publishing import Event, Published
+from dedup.publishing import OutgoingEvent, Published
 from fixtures.fix_postgres import run
 from kit.publish_kit import Broker, consumed, events, kept, publisher, waiting
 
@@ -44,7 +44,7 @@ def command(postgres: str, dedup: Run) -> Callable[[str], Any]:
 def leave(postgres: str, broker: Broker, count: int = 5) -> None:
     """Publish ten events with ids, and leave some more that are stored and not confirmed."""
     one = publisher(postgres, broker, "hub-0", max_outage=0.0)
-    one.publish([Event(b"%d" % n, key=f"k{n % 5}", id=f"id-{n}") for n in range(10)])
+    one.publish([OutgoingEvent(b"%d" % n, key=f"k{n % 5}", id=f"id-{n}") for n in range(10)])
     broker.order("drop_sends", count=100)
     with pytest.raises(NotConfirmed):
         one.publish(events(10, 10 + count, properties={"share": 0.1, "text": "ä\0"}))
@@ -67,7 +67,7 @@ def test_a_copy_restores_all_of_the_state(postgres: str, broker: Broker, command
     again = run(postgres, "select partition, sequence, message_id, event_key, properties, body from dedup.publisher_event order by 1, 2")
     assert again == stored
     with publisher(postgres, broker, "hub-0") as one:
-        assert one.publish_once("id-3", Event(b"3")) == Published(known=1)
+        assert one.publish_once("id-3", OutgoingEvent(b"3")) == Published(known=1)
     assert sorted(map(int, consumed(postgres, broker, "hub-0")[0])) == list(range(15))
 
 
@@ -76,12 +76,12 @@ def test_an_older_copy_over_newer_state_is_once_at_the_consumer(postgres: str, b
     leave(postgres, broker)
     command(f"export shop {tmp_path}/copy")
     living = publisher(postgres, broker, "hub-0")
-    living.publish([Event(b"20", key="k0", id="id-20")])
+    living.publish([OutgoingEvent(b"20", key="k0", id="id-20")])
     command(f"import {tmp_path}/copy --yes")
     with pytest.raises(Fenced):
         living.publish([b"no"])
     with publisher(postgres, broker, "hub-0") as one:
-        assert one.publish([Event(b"20", key="k0", id="id-20"), Event(b"21", key="k0", id="id-21")]) == Published(new=2)
+        assert one.publish([OutgoingEvent(b"20", key="k0", id="id-20"), OutgoingEvent(b"21", key="k0", id="id-21")]) == Published(new=2)
     assert sorted(map(int, consumed(postgres, broker, "hub-0")[0])) == [*range(15), 20, 21]
 
 
@@ -90,7 +90,7 @@ def test_what_is_discarded_is_not_sent(postgres: str, broker: Broker, command: A
     one = publisher(postgres, broker, "hub-0", max_outage=0.0)
     broker.order("drop_sends", count=100)
     with pytest.raises(NotConfirmed):
-        one.publish([Event(b"%d" % n, partition=0, id=f"id-{n}") for n in range(3)])
+        one.publish([OutgoingEvent(b"%d" % n, partition=0, id=f"id-{n}") for n in range(3)])
     broker.order("calm")
     assert not command("discard shop --partition 0 --sequence 2")["done"] and waiting(postgres) == 3
     assert command("discard shop --partition 0 --sequence 2 --reason bad --yes")["discarded"] == 1
@@ -98,7 +98,7 @@ def test_what_is_discarded_is_not_sent(postgres: str, broker: Broker, command: A
         one.resend()
     with publisher(postgres, broker, "hub-0") as two:
         assert kept(broker, "hub-0") == [b"0", b"2"]
-        assert two.publish_once("id-1", Event(b"new", partition=0)) == Published(new=1)
+        assert two.publish_once("id-1", OutgoingEvent(b"new", partition=0)) == Published(new=1)
 
 
 def test_keys_are_spread_anew_only_on_request(postgres: str, broker: Broker, command: Any) -> None:
@@ -108,12 +108,12 @@ def test_keys_are_spread_anew_only_on_request(postgres: str, broker: Broker, com
     assert command("set-partitions shop 4")["done"] is False
     assert command("set-partitions shop 4 --yes")["then"] == 4
     with publisher(postgres, broker, "hub-0") as one:
-        one.publish([Event(b"x", key=f"k{n}") for n in range(20)])
+        one.publish([OutgoingEvent(b"x", key=f"k{n}") for n in range(20)])
     assert all(broker.logs["hub-0"])
     run(postgres, "update dedup.publisher_event set partition = 3")
     broker.order("drop_sends", count=100)
     with pytest.raises(NotConfirmed):
-        publisher(postgres, broker, "hub-0", max_outage=0.0).publish([Event(b"x", partition=3)])
+        publisher(postgres, broker, "hub-0", max_outage=0.0).publish([OutgoingEvent(b"x", partition=3)])
     with pytest.raises(RuntimeError, match="discard shop"):
         command("set-partitions shop 2 --yes")
 

@@ -212,7 +212,7 @@ def test_an_accepted_gap_is_filled_from_the_log(place: Place) -> None:
     place.store().amend("shop", accept_gap, by="test", reason="known")
     run = consumer(place.store(), query="two")
     run(batch(*orders([9])), 0)
-    run.log(recorded(*orders(range(10))))
+    run.register_log_reader(recorded(*orders(range(10))))
     asked = Selection(topic="orders", partition=0, first=0, last=20)
     assert fill(asked, run, dry_run=True).absent == 8
     assert fill(asked, run).ran.processed == 8
@@ -229,7 +229,7 @@ def test_a_gap_is_not_filled_from_a_topic_that_was_created_again(place: Place, o
     place.store().amend("shop", accept_gap, by="test", reason="known")
     run = consumer(place.store(), query="two")
     run(batch(*orders([9])), 0)
-    run.log(recorded(*(event(n, "other") if n == other else event(n, f"p0-{n}", n) for n in range(10))))
+    run.register_log_reader(recorded(*(event(n, "other") if n == other else event(n, f"p0-{n}", n) for n in range(10))))
     with pytest.raises(IncarnationChanged, match=f"orders/0 {other}"):
         fill(Selection(topic="orders", first=1, last=8), run)
     assert ids(place.read()) == ["p0-0", "p0-9"]
@@ -251,7 +251,7 @@ def test_what_positions_do_not_have_is_refused(place: Place, asked: dict[str, An
     """A filter that would not be looked at, or a range in which nothing can be, is an error before anything runs."""
     run = consumer(place.store())
     run(batch(*orders(range(10))), 0)
-    run.log(recorded(*orders(range(10))))
+    run.register_log_reader(recorded(*orders(range(10))))
     with pytest.raises(ConfigError, match=words):
         fill(Selection(topic="orders", **asked), run, options=ReprocessOptions(**options))
     if asked:
@@ -264,7 +264,7 @@ def test_positions_above_the_checkpoint_are_named(place: Place, caplog: pytest.L
     """A range that ends above the checkpoint is run up to it, and what was left out is said."""
     run = consumer(place.store())
     run(batch(*orders(range(10))), 0)
-    run.log(recorded(*orders(range(10))))
+    run.register_log_reader(recorded(*orders(range(10))))
     with caplog.at_level("WARNING", "dedup"):
         assert fill(Selection(topic="orders", first=0, last=9), run).absent == 0
         assert "not decided" not in caplog.text
@@ -278,7 +278,7 @@ def test_positions_that_the_log_lost_are_named(place: Place) -> None:
     place.store().amend("shop", accept_gap, by="test", reason="known")
     run = consumer(place.store(), query="two")
     run(batch(*orders([9])), 0)
-    run.log(recorded(*orders([3, 4])))
+    run.register_log_reader(recorded(*orders([3, 4])))
     with pytest.raises(PositionsMissing, match=r"1-2.*5-8"):
         fill(Selection(topic="orders", first=0), run)
     assert ids(place.read()) == ["p0-0", "p0-9"]
@@ -344,7 +344,7 @@ def test_replay_repeats_processed_positions_through_merge(place: Place) -> None:
     wrong = merging(place.store(), lambda a: pc.multiply(a, 100))
     wrong(batch(*events), 0)
     right = merging(place.store())
-    right.log(recorded(*events))
+    right.register_log_reader(recorded(*events))
     asked = Selection(topic="orders", partition=0, first=1, last=4)
     assert (replay(asked, right, dry_run=True).processed, place.read("balances")[1]["amount"]) == (4, 100)
     assert replay(asked, right).replayed == 4
@@ -354,10 +354,10 @@ def test_replay_repeats_processed_positions_through_merge(place: Place) -> None:
 
 
 def test_replay_refuses_to_append_twice(place: Place) -> None:
-    """A handler that appends needs undo or accept_double; refused, nothing changes."""
+    """A handler that appends needs compensate or accept_double; refused, nothing changes."""
     run = consumer(place.store())
     run(batch(*orders(range(3))), 0)
-    run.log(recorded(*orders(range(3))))
+    run.register_log_reader(recorded(*orders(range(3))))
     asked = Selection(topic="orders", first=0, last=2)
     with pytest.raises(HandlerError, match="accept-double"):
         replay(asked, run)
@@ -367,7 +367,7 @@ def test_replay_refuses_to_append_twice(place: Place) -> None:
 
 
 def test_replay_takes_the_old_effect_back_first(place: Place) -> None:
-    """With undo the new effect replaces the old one, in one transaction; a replay that fails changes nothing."""
+    """With compensate the new effect replaces the old one, in one transaction; a replay that fails changes nothing."""
     place.create_merge_sink("balances")
     events = [event(n, f"k{n}", n) for n in range(4)]
 
@@ -378,12 +378,12 @@ def test_replay_takes_the_old_effect_back_first(place: Place) -> None:
     run._handler = handler
     run(batch(*events), 0)
 
-    @run.undo
+    @run.compensate
     def take_back(gone: pa.Table, tx: Any) -> None:
         rows = pa.table({"id": gone["idempotence_key"], "amount": pa.nulls(gone.num_rows, pa.int64())})
         tx.merge(rows.append_column("gone", pa.repeat(True, gone.num_rows)), "balances", "id", delete_when="gone")
 
-    run.log(recorded(*events))
+    run.register_log_reader(recorded(*events))
     run._handler = raising(lambda i: i == "k2")
     with pytest.raises(ReprocessStopped, match="2"):
         replay(Selection(topic="orders", first=0, last=3), run)
@@ -408,7 +408,7 @@ def test_other_key_settings_are_refused_for_letters_too(place: Place) -> None:
     """Keys of another kind would not recognise what was decided: reprocess, fill and replay say so and change nothing."""
     failing(place.store(), lambda i: i == "p0-1")(batch(*orders(range(3))), 0)
     other = consumer(place.store(), idempotence_key="data.amount")
-    other.log(recorded(*orders(range(3))))
+    other.register_log_reader(recorded(*orders(range(3))))
     for call in (reprocess, fill, replay):
         with pytest.raises(SettingsChanged, match="amount"):
             call(Selection(topic="orders", first=0, last=2), other)
@@ -447,10 +447,10 @@ def test_a_body_that_was_too_large_is_read_from_the_log(place: Place) -> None:
     (letter,) = letters(place.store())
     assert (letter["kind"], len(letter["body"]), letter["body_size"]) == ("TOO_LARGE", 64 * 1024, len(large["body"]))
     fixed = consumer(place.store(), max_body=1_000)
-    fixed.log(recorded())
+    fixed.register_log_reader(recorded())
     with pytest.raises(PositionsMissing, match="orders/0 1"):
         reprocess(Selection(), fixed)
-    fixed.log(recorded(large))
+    fixed.register_log_reader(recorded(large))
     assert reprocess(Selection(), fixed).reprocessed == 1
     assert ids(place.read()) == ["big", "small"]
     assert_proven(place.store())
@@ -462,7 +462,7 @@ def test_a_large_body_is_not_taken_from_another_event(place: Place) -> None:
     failing(place.store(), lambda i: i == "big", max_body=1_000)(batch(large), 0)
     run = consumer(place.store(), max_body=1_000)
     for body in (large["body"].replace(b"x", b"y"), b'{"id":"big"}', None):
-        run.log(recorded({**large, "body": body}))
+        run.register_log_reader(recorded({**large, "body": body}))
         with pytest.raises(IncarnationChanged, match=r"orders/0 0.*accept-incarnation"):
             reprocess(Selection(), run, options=ReprocessOptions(skip_missing=True))
     assert [x["status"] for x in letters(place.store())] == ["OPEN"] and place.read() == []
@@ -476,7 +476,7 @@ def test_a_large_body_that_is_gone_is_recorded_as_lost(place: Place) -> None:
     large = event(0, "a", 1, body=b'{"id":"big","amount":1,"note":"' + b"x" * 2_000 + b'"}')
     failing(place.store(), lambda i: i == "big", max_body=1_000)(batch(large), 0)
     run = consumer(place.store(), max_body=1_000)
-    run.log(recorded())
+    run.register_log_reader(recorded())
     assert reprocess(Selection(), run, options=ReprocessOptions(skip_missing=True)).lost == 1
     assert [(x["status"], x["holds_key"]) for x in letters(place.store())] == [("LOST", False)]
     assert run(batch(event(1, "big", 1)), 1).processed == 1

@@ -10,7 +10,7 @@ from checkpoint.errors import HandlerError
 from deadletter.selection import Selection
 from dedup import Consumer
 from dedup.core.store import Store
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from dedup.reprocessing.letters import reprocess
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.places import Place
@@ -22,7 +22,7 @@ def each(store: Store, bad: set[str], seen: list[int] | None = None, **settings:
     made._handler = None
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if seen is not None:
             seen.append(event.sequence_number)
         if event.data["id"] in bad:

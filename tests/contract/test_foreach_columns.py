@@ -10,7 +10,7 @@ import pytest
 from test_values import create, read
 
 from dedup import Consumer
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
 from kit.orders import batch, letters, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
@@ -49,7 +49,7 @@ def one_for_each(made: Consumer, rows: list[Row], how: str, **merge: Any) -> Con
     """The consumer, whose handler writes, returns or merges the row with the number of its event."""
 
     @made.foreach(into="late" if how == "returned" else None)
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         row = rows[event.sequence_number]
         if how == "returned":
             return row
@@ -165,7 +165,7 @@ def test_rows_for_two_tables_in_turn_make_few_files_and_statements(place: Place)
     made = bare(place.store())
 
     @made.foreach
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         tx.write({"n": event.sequence_number}, "late")
         tx.write({"id": f"{event.sequence_number}"}, "audit")
 
@@ -190,7 +190,7 @@ def test_tables_that_depend_on_one_another_get_rows_in_the_order_of_events(postg
     made = bare(place.store())
 
     @made.foreach
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         number = event.sequence_number
         tx.write({"n": number - 1}, "audit")
         tx.write({"n": number}, "late")

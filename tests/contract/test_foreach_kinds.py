@@ -14,7 +14,7 @@ from checkpoint.errors import ConfigError, HandlerError
 from dedup import Consumer
 from dedup.core.store import Store
 from dedup.outbox import Call, Dispatcher, Message
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.places import Place
 
@@ -26,7 +26,7 @@ def bare(store: Store, **settings: Any) -> Consumer:
     return made
 
 
-def row(event: HandlerEvent) -> dict[str, Any]:
+def row(event: Event) -> dict[str, Any]:
     """What the sink gets of an order."""
     return {"id": event.data["id"], "amount": event.data["amount"]}
 
@@ -36,7 +36,7 @@ def test_coroutines_are_in_hand_together_and_their_rows_in_order(place: Place) -
     made, busy, most, written = bare(place.store()), 0, 0, []
 
     @made.foreach(concurrency=4)
-    async def book(event: HandlerEvent, tx: Any) -> None:
+    async def book(event: Event, tx: Any) -> None:
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
@@ -59,7 +59,7 @@ def test_coroutines_of_one_sequence_come_one_after_the_other(place: Place) -> No
     overlaps: list[int] = []
 
     @made.foreach(into="orders")
-    async def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    async def book(event: Event, tx: Any) -> dict[str, Any]:
         begun.append(event.data["id"])
         overlaps.extend(in_hand & {event.data["amount"]})
         in_hand.add(event.data["amount"])
@@ -82,7 +82,7 @@ def test_failures_of_coroutines_are_parked_alone(place: Place) -> None:
     made = bare(place.store())
 
     @made.foreach(into="orders")
-    async def book(event: HandlerEvent, tx: Any) -> Any:
+    async def book(event: Event, tx: Any) -> Any:
         if event.data["id"] == "p0-3":
             raise ValueError("no")
         if event.data["id"] == "p0-5":
@@ -103,7 +103,7 @@ def test_sys_exit_in_a_task_that_a_coroutine_has_started_stops_nobody(place: Pla
         sys.exit(3)
 
     @made.foreach(into="orders", concurrency=2)
-    async def book(event: HandlerEvent, tx: Any) -> Any:
+    async def book(event: Event, tx: Any) -> Any:
         if event.data["id"] == "p0-3":
             child = asyncio.create_task(leave())
             if awaited:
@@ -124,7 +124,7 @@ def test_a_coroutine_is_told_what_it_cannot_have(place: Place) -> None:
     made = bare(place.store())
 
     @made.foreach(into="orders")
-    async def book(event: HandlerEvent, tx: Any) -> Any:
+    async def book(event: Event, tx: Any) -> Any:
         tx.connection.execute("select 1")
 
     with pytest.raises(HandlerError, match="several events are in hand"):

@@ -14,14 +14,14 @@ from checkpoint.errors import ConfigError, HandlerError
 from deadletter.selection import Selection
 from dedup import Consumer, replay
 from dedup.outbox import Call, Dispatcher, Message
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
 from kit.local_tasks import run_here, run_in_tasks
 from kit.orders import assert_proven, batch, event, flatten, ids, letters, orders
 from kit.places import Place, PostgresPlace
 
 
-def row(event: HandlerEvent) -> dict[str, Any]:
+def row(event: Event) -> dict[str, Any]:
     """What the sink gets of an order."""
     return {"id": event.data["id"], "amount": event.data["amount"]}
 
@@ -32,14 +32,14 @@ def test_an_event_that_wrote_by_itself_is_processed_and_replayed(place: Place) -
     made, factor, events = bare(place.store()), 1, batch(*orders(range(4)))
 
     @made.foreach
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         if event.data["amount"]:
             tx.merge({"id": event.data["id"], "amount": factor * event.data["amount"]}, "balances", keys="id")
 
     report = made(events, 0)
     assert (report.processed, report.skipped) == (3, 1)
     factor = 10
-    made.log(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
+    made.register_log_reader(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
     assert replay(Selection("shop", topic="orders"), made).replayed == 3
     assert [r["amount"] for r in place.read("balances")] == [10, 20, 30]
     assert_proven(place.store())
@@ -51,7 +51,7 @@ def test_merges_of_single_events_take_effect_in_their_order(place: Place) -> Non
     made = bare(place.store())
 
     @made.foreach()
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         changed = {"id": event.data["id"][0], "amount": event.data["amount"]}
         if event.data["amount"] < 0:
             tx.merge({**changed, "gone": True}, "balances", keys="id", delete_when="gone")
@@ -69,7 +69,7 @@ def test_rows_of_events_are_written_together(place: Place) -> None:
     made, given, same = bare(place.store()), [], dict[str, Any]()
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def book(event: Event, tx: Any) -> dict[str, Any]:
         given.append([same])
         same.update(row(event))
         tx.write(given[-1], "audit")
@@ -93,7 +93,7 @@ def test_what_a_returned_row_lacks_is_not_null_because_its_neighbour_has_it(post
     made = bare(base.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def book(event: Event, tx: Any) -> dict[str, Any]:
         return row(event) | ({"status": "told"} if event.data["amount"] % 2 else {})
 
     assert run(made, batch(*orders(range(4))), 0).processed == 4
@@ -106,7 +106,7 @@ def test_rows_are_those_of_the_moment_in_which_they_were_said(place: Place, kind
     place.create_sink("audit")
     row_of, headers = kind(), list[dict[str, Any]]()
 
-    def say(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def say(event: Event, tx: Any) -> dict[str, Any]:
         row_of.update(row(event))
         tx.write(row_of, "audit")
         headers[:] = [{"key": "n", "value": event.data["id"].encode()}]
@@ -115,7 +115,7 @@ def test_rows_are_those_of_the_moment_in_which_they_were_said(place: Place, kind
         tx.write([row_of], "audit")
         return row_of
 
-    async def say_soon(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    async def say_soon(event: Event, tx: Any) -> dict[str, Any]:
         return say(event, tx)
 
     for number, handler in enumerate((say, say_soon)):
@@ -134,7 +134,7 @@ def test_what_a_coroutine_awaits_may_be_cancelled(place: Place) -> None:
     made = bare(place.store())
 
     @made.foreach(into="orders", concurrency=3)
-    async def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    async def book(event: Event, tx: Any) -> dict[str, Any]:
         if event.sequence_number in (3, 4, 11):
             shared = asyncio.ensure_future(asyncio.sleep(10))
             shared.cancel()
@@ -153,7 +153,7 @@ def test_a_coroutine_that_cancels_its_own_task_stops_the_batch(place: Place) -> 
     made = bare(place.store())
 
     @made.foreach(into="orders", concurrency=2)
-    async def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    async def book(event: Event, tx: Any) -> dict[str, Any]:
         task = asyncio.current_task()
         assert task is not None
         if event.sequence_number == 2:
@@ -171,7 +171,7 @@ def test_what_a_coroutine_left_behind_is_refused(place: Place) -> None:
     made, told = bare(place.store()), []
 
     @made.foreach(into="orders")
-    async def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    async def book(event: Event, tx: Any) -> dict[str, Any]:
         async def later() -> None:
             await asyncio.sleep(0.01)
             try:
@@ -195,7 +195,7 @@ def test_an_event_can_be_parked_by_its_handler(place: Place) -> None:
     made = bare(place.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.data["amount"] in (1, 4):
             return tx.dead_letter(event, "not this one")
         return row(event)
@@ -206,7 +206,7 @@ def test_an_event_can_be_parked_by_its_handler(place: Place) -> None:
     soon = bare(place.store())
 
     @soon.foreach(into="orders")
-    async def book_soon(event: HandlerEvent, tx: Any) -> Any:
+    async def book_soon(event: Event, tx: Any) -> Any:
         tx.dead_letter(event, "nor this one")
         return row(event) if event.data["amount"] == 5 else None
 
@@ -231,11 +231,11 @@ def test_an_event_has_an_effect_or_a_letter(place: Place, how: str, soon: bool) 
     place.create_merge_sink("balances")
     made = bare(place.store())
 
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         SAYS[how](event, tx)
         tx.dead_letter(event, "and not")
 
-    async def book_soon(event: HandlerEvent, tx: Any) -> None:
+    async def book_soon(event: Event, tx: Any) -> None:
         book(event, tx)
 
     made.foreach()(book_soon if soon else book)
@@ -263,7 +263,7 @@ def test_a_row_that_does_not_fit_is_its_events_fault(place: Place, how: str) -> 
         made = bare(place.store())
 
         @made.foreach()
-        def book(event: HandlerEvent, tx: Any) -> None:
+        def book(event: Event, tx: Any) -> None:
             MISFITS[how](tx, row(event), event.data["amount"] % 4 == 2)
 
         report = run(made, batch(*orders(range(4 * number, 4 * number + 4))), number)
@@ -280,7 +280,7 @@ def test_replayed_coroutines_of_one_sequence_come_one_after_the_other(place: Pla
     made, in_hand, together, began = bare(place.store(), sequence_key="data.amount"), list[int](), list[int](), list[int]()
 
     @made.foreach()
-    async def book(event: HandlerEvent, tx: Any) -> None:
+    async def book(event: Event, tx: Any) -> None:
         together.extend(n for n in in_hand if n == event.data["amount"])
         in_hand.append(event.data["amount"])
         began.append(event.sequence_number)
@@ -291,7 +291,7 @@ def test_replayed_coroutines_of_one_sequence_come_one_after_the_other(place: Pla
     events = batch(*(event(n, f"k{n}", n % 2) for n in range(6)))
     made(events, 0)
     began.clear()
-    made.log(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
+    made.register_log_reader(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
     assert replay(Selection("shop", topic="orders"), made).replayed == 6
     assert sorted(began) == list(range(6)) and together == []
 

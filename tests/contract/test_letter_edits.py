@@ -208,7 +208,7 @@ def test_a_lost_letter_lets_go_of_all_its_keys(place: Place) -> None:
     letter = letters(store)[0]["id"]
     DeadLetters(store).edit(letter, key="z", **ANN)
     made = fixed(store)
-    made.log(lambda *span: batch())
+    made.register_log_reader(lambda *span: batch())
     assert reprocess(ALL, made, options=ReprocessOptions(skip_missing=True)).lost == 1
     assert actions(store, letter)[-1][0::2] == ("LOST", -2)
     assert run(batch(event(1, "b", 1), event(2, "z", 1)), 1).processed == 2

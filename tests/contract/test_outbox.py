@@ -324,7 +324,7 @@ def test_a_replay_sends_nothing_twice_unless_that_is_accepted(place: Place) -> N
     def handle(rows: pa.Table, tx: Any) -> None:
         tx.publish(outgoing(rows), "out", key="to", order="n")
 
-    run.log(lambda source, topic, partition, first, last: batch(*events[first : last + 1]))
+    run.register_log_reader(lambda source, topic, partition, first, last: batch(*events[first : last + 1]))
     run(batch(*events), 0)
     before = {e.id for e in place.store().outbox("shop").entries(Chosen())}
     with pytest.raises(HandlerError, match="taken back"):

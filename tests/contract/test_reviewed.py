@@ -23,7 +23,7 @@ from kit.places import Place, PostgresPlace
 
 def logged(consumer: Any, *events: dict[str, Any]) -> Any:
     """The consumer with these events as its log."""
-    consumer.log(lambda *asked: batch(*events))
+    consumer.register_log_reader(lambda *asked: batch(*events))
     return consumer
 
 
@@ -159,7 +159,7 @@ def test_a_replay_that_newer_by_would_make_void_is_refused(place: Place) -> None
     run._handler = lambda rows, tx: tx.merge(flatten(rows), "balances", "id", newer_by="amount")
     events = orders(range(3))
     run(batch(*events), 0)
-    run.log(lambda *position: batch(*events))
+    run.register_log_reader(lambda *position: batch(*events))
     with pytest.raises(HandlerError, match="repair nothing"):
         replay(Selection(topic="orders", first=0, last=2), run)
     assert replay(Selection(topic="orders", first=0, last=2), run, accept_double=True).replayed == 3

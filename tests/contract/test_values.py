@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
 from kit.orders import batch, letters, orders
 from kit.paths import ROOT
@@ -42,7 +42,7 @@ def test_each_type_of_value_in_each_type_of_column(place: Place) -> None:
     made = bare(place.store(), budget=None)
 
     @made.foreach(into="late")
-    def convert(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def convert(event: Event, tx: Any) -> dict[str, Any]:
         column, _, value, _ = given[event.sequence_number]
         return {"n": event.sequence_number, column: value}
 

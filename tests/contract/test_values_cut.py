@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from checkpoint.errors import SinkMismatch
 from dedup import Consumer
 from dedup.core.store import Store
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
 from kit.local_tasks import Tasks, run_in
 from kit.orders import batch, event, letters, orders
@@ -53,7 +53,7 @@ def writing(made: Consumer, given: list[dict[str, Any]], into: str = "late") -> 
     """The consumer, which returns for the nth event the nth of these rows."""
 
     @made.foreach(into=into)
-    def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def book(event: Event, tx: Any) -> dict[str, Any]:
         return {"n": event.sequence_number, **given[event.sequence_number]}
 
     return made
@@ -171,7 +171,7 @@ def test_merged_rows_are_compared_as_the_sink_has_them(place: Place) -> None:
     values = [dt.datetime(2024, 5, 6, 7), dt.date(2024, 5, 6), dt.date(2024, 5, 5)]
 
     @made.foreach()
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         row = {"id": "a", "at": values[event.sequence_number], "amount": event.sequence_number}
         tx.merge(row, "latest", keys="id", newer_by="at")
 
@@ -192,7 +192,7 @@ def test_a_merged_row_that_does_not_fit_is_parked(place: Place) -> None:
     ]
 
     @made.foreach()
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         gone = {"gone": False, "amount": 0} | rows[event.sequence_number]
         tx.merge(gone, "latest", keys="id", delete_when="gone")
 
@@ -221,7 +221,7 @@ def test_the_same_rows_and_letters_on_the_driver_and_in_tasks(
     made = bare(place.store())
 
     @made.foreach(into="late")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         n, what = event.sequence_number, event.data["amount"]
         tx.write({"n": n, "i": 1.5 if what == 1 else 2.0}, "audit")
         tx.merge({"id": f"k{n}", "amount": "many" if what == 2 else n}, "latest", keys="id")

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
 from kit.orders import batch, orders
 from kit.places import DeltaPlace, PostgresPlace
@@ -35,7 +35,7 @@ def test_the_newest_row_is_the_servers(name: str, postgres: Any) -> None:
     rows = [{"id": 1, "what": "new", "v": new}, {"id": 1, "what": "old", "v": old}, {"id": 2, "what": "none", "v": None}]
 
     @made.foreach()
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         tx.merge(rows[event.sequence_number], "latest", keys="id", newer_by="v")
 
     assert made(batch(*orders(range(3))), 0).processed == 3
@@ -51,7 +51,7 @@ def test_texts_of_one_number_are_one_key(postgres: Any) -> None:
     keys = [Decimal("1.0"), 1, Decimal("2.50")]
 
     @made.foreach()
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         tx.merge({"id": keys[event.sequence_number], "what": str(event.sequence_number)}, "latest", keys="id")
 
     assert made(batch(*orders(range(3))), 0).processed == 3
@@ -65,7 +65,7 @@ def test_negative_zero_is_zero_as_a_key(place: Any) -> None:
     made = bare(place.store())
 
     @made.foreach()
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         tx.merge({"id": -0.0 if event.sequence_number % 2 else 0.0, "n": event.sequence_number}, "latest", keys="id")
 
     made(batch(*orders([0, 1])), 0)

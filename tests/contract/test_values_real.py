@@ -14,7 +14,7 @@ import pytest
 
 from dedup import Consumer
 from dedup.demo import input
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit import real_input, retail
 from kit.foreach_kit import bare
 from kit.orders import batch, event
@@ -75,7 +75,7 @@ def stored(place: Place, rows: list[dict[str, Any]], make: Any) -> list[tuple[An
     made: Consumer = bare(place.store(), idempotence_key=None, decode=None)
 
     @made.foreach(into="late")
-    def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def book(event: Event, tx: Any) -> dict[str, Any]:
         return {"n": event.sequence_number, **make(json.loads(event.body or b""))}
 
     each = -(-len(rows) // BATCHES)

@@ -12,7 +12,7 @@ import pytest
 from checkpoint.errors import RowsRefused, SinkMismatch
 from dedup import Consumer
 from dedup.core.rows import PlainRows, copied, own_rows
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
 from kit.orders import batch, letters, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
@@ -83,7 +83,7 @@ def test_a_row_without_columns_is_its_events_error(place: Place, row: Any) -> No
     made = bare(place.store(), name="events", budget=None)
 
     @made.foreach(into="late")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         return row if event.sequence_number == 1 else {"n": event.sequence_number}
 
     report = made(batch(*orders(range(3))), 0)
@@ -99,7 +99,7 @@ def test_the_only_value_of_a_first_batch_may_be_bad(place: Place) -> None:
     made = bare(place.store())
 
     @made.foreach(into="late")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         return {"n": event.sequence_number, "i": 2.5 if event.sequence_number == 1 else None}
 
     report = made(batch(*orders(range(3))), 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dedup import Consumer, PostgresStore, decode
+from dedup import Consumer, FailurePolicy, PostgresStore, decode
 from dedup.core.messages import Chosen
 from dedup.pipeline.tx import Tx
 from fixtures.fix_postgres import run
@@ -37,7 +37,7 @@ def test_the_handlers_run(spark: SparkSession, postgres: str, number: int) -> No
     run(postgres, "create table orders (id text, customer text, amount bigint)")
     run(postgres, "create table customers (customer text primary key, seen bigint)")
     store = PostgresStore(postgres)
-    consumer = Consumer("shop", store, idempotence_key="data.id", decode=decode.json(ORDER), query="q", budget=None)
+    consumer = Consumer("shop", store, idempotence_key="data.id", decode=decode.json(ORDER), query="q", failure=FailurePolicy(budget=None))
     orders = [{"status": "open", **order} for order in ORDERS]
     exec(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[number], {"consumer": consumer})
     consumer(_events(spark, orders if number == 0 else orders[:4]), 0)

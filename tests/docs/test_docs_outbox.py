@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dedup import PostgresStore
+from dedup import PostgresStore, Takeover
 from dedup.core.envelope import ENVELOPE
 from dedup.core.messages import Chosen
 from fixtures.fix_postgres import run
@@ -46,7 +46,7 @@ def test_the_snippets_and_the_commands_run(postgres: str, topic: Topic, dedup: A
         setup = code.partition("@consumer")[0] if snippet else code
         exec(setup + snippet.replace('"copies"', f'"{topic.name}"'), names)
         names["consumer"].query = "q"
-        names["consumer"].takeover = True
+        names["consumer"].takeover = Takeover(now=True)
         names["consumer"](events(2 * number, 2 * number + 1), number)
     outbox = PostgresStore(postgres).outbox("orders")
     numbers = [e.number for e in outbox.entries(Chosen())]

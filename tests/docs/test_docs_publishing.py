@@ -41,7 +41,7 @@ def test_service_bus_duplicate_detection_by_message_id_and_partition_key(postgre
     """A MessageId counts within its PartitionKey: repeated it is one event; under another PartitionKey it is another one."""
     broker = Broker()
     hub, names = broker.new(2), dict[str, Any]()
-    exec("from dedup.publishing import Event\n" + SNIPPETS[1], names)
+    exec("from dedup.publishing import OutgoingEvent\n" + SNIPPETS[1], names)
     with publisher(postgres, broker, hub) as one:
         for key, body in (("a", b"1"), ("a", b"1"), ("b", b"2")):
             names["send"](one, SimpleNamespace(message_id="m", partition_key=key, body=body))

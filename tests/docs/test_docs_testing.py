@@ -38,6 +38,14 @@ def test_the_delivery_of_the_page_runs() -> None:
     exec(compile(SNIPPETS[2], "docs/how-to/testing.md", "exec"), {})
 
 
+@pytest.mark.delta
+def test_the_rows_of_the_page_are_processed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reader does by hand in a notebook gives the report that the page says."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop").mkdir()
+    exec(compile(SNIPPETS[1] + SNIPPETS[3], "docs/testing.md", "exec"), {})
+
+
 def test_the_page_names_every_promise() -> None:
     """What the kit can say stands in the table of the page."""
     others = ("CLEAN_INPUT", "LETTERS")

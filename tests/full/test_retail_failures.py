@@ -123,7 +123,7 @@ def test_real_bad_rows_are_parked_fixed_reprocessed_and_replayed(place: Place, w
         assert report.failed == 0 and report.reprocessed == report.selected
     assert len(rows_of(place)) == len(expected(worst))
 
-    fixed.log(lambda source, name, partition, first, last: _slice(topic, partition, first, last))
+    fixed.register_log_reader(lambda source, name, partition, first, last: _slice(topic, partition, first, last))
     processed = sum(replay(Selection(topic="online-retail", partition=p), fixed).replayed for p in range(len(worst)))
     assert processed == len(good)
     assert rows_of(place) == expected(worst)

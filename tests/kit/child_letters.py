@@ -84,7 +84,7 @@ def made(store: Any, task: dict[str, Any]) -> Any:
                 raise Bad(f"cannot book {id}")
 
     run._handler = handler
-    run.log(log_of(task["name"], task.get("log", 100)))
+    run.register_log_reader(log_of(task["name"], task.get("log", 100)))
     return run
 
 
@@ -134,7 +134,7 @@ def two_streams(task: dict[str, Any]) -> None:
         kills(rows, tx)
 
     slow._handler, guilty._handler = be_slow, be_guilty
-    slow.on_failure = replace(slow.on_failure, timeout=None if slow.on_failure.timeout is None else 600.0)
+    slow.on_failure = replace(slow.on_failure, handler_timeout=None if slow.on_failure.handler_timeout is None else 600.0)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(slow, batch(*orders_of("slow", [0])), 0)
         second = pool.submit(guilty, batch(*orders_of("guilty", task["batches"][0])), 0)

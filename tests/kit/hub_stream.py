@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dedup import Consumer, decode
+from kit.grouped import grouped
 from kit.orders import ORDER
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 def consumer(store: Any, **settings: Any) -> Consumer:
     """Each order into the sink `orders`, negative amounts parked."""
-    made = Consumer("shop", store, **{"idempotence_key": "data.id", "decode": decode.json(ORDER), "takeover_after": 2.0, **settings})
+    made = Consumer(
+        "shop", store, **grouped(**{"idempotence_key": "data.id", "decode": decode.json(ORDER), "takeover_after": 2.0, **settings})
+    )
 
     @made.foreach_batch
     def load(rows: DataFrame, tx: Any) -> None:

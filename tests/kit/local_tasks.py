@@ -16,7 +16,7 @@ from dedup import Consumer, consumer
 from dedup.core.envelope import POSITION
 from dedup.decode.prepare import Prepare, prepare_events
 from dedup.pipeline.batch import ArrowBatch, RunTask
-from dedup.pipeline.commit import Report
+from dedup.pipeline.report import Report
 from dedup.spark import committing
 from kit.orders import batch
 

@@ -14,6 +14,7 @@ from dedup import Consumer, decode
 from dedup.core.envelope import ENVELOPE
 from dedup.core.store import Store
 from dedup.verify import verify
+from kit.grouped import grouped
 
 ORDER = pa.schema([("id", pa.string()), ("amount", pa.int64())])
 
@@ -42,7 +43,16 @@ def consumer(store: Store, *, name: str = "shop", **settings: Any) -> Consumer:
     made = Consumer(
         name,
         store,
-        **{"idempotence_key": "data.id", "decode": decode.json(ORDER), "query": "q", "takeover_after": 1.0, "max_outage": 0.0, **settings},
+        **grouped(
+            **{
+                "idempotence_key": "data.id",
+                "decode": decode.json(ORDER),
+                "query": "q",
+                "takeover_after": 1.0,
+                "max_outage": 0.0,
+                **settings,
+            }
+        ),
     )
     made.foreach_batch(write_orders)
     return made

@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from checkpoint.errors import IncarnationChanged, SourceUnavailable
 from checkpoint.position import Partition
-from dedup import Consumer, PostgresStore
+from dedup import Consumer, PostgresStore, Takeover
 from dedup.core.envelope import POSITION
 from dedup.outbox import Dispatcher, ExactlyOnce, Patience
+from kit.grouped import grouped
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 PAGE = 4_000
@@ -32,7 +33,7 @@ def rows_of(events: pa.Table) -> pa.Table:
 
 def consumer_of(task: dict[str, Any], **settings: Any) -> Consumer:
     """The first consumer writes each event and sends it on, the last one only writes."""
-    made = Consumer(task["name"], PostgresStore(task["dsn"]), **settings)
+    made = Consumer(task["name"], PostgresStore(task["dsn"]), **grouped(**settings))
 
     @made.foreach_batch
     def handle(events: pa.Table, tx: Any) -> None:
@@ -106,7 +107,7 @@ def spark_query(task: dict[str, Any]) -> None:
     from kit import maven
 
     spark = local_session("to be killed", **{"spark.jars": maven.spark_kafka()})
-    made = Consumer("first", PostgresStore(task["dsn"]), takeover_after=2.0)
+    made = Consumer("first", PostgresStore(task["dsn"]), takeover=Takeover(after=2.0))
 
     @made.foreach_batch
     def handle(events: Any, tx: Any) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from dedup import Consumer, PostgresStore
+from dedup import Consumer, PostgresStore, Takeover
 from dedup.eventhub import Sender
-from dedup.publishing import Event, Publisher
+from dedup.publishing import OutgoingEvent, Publisher
 
 KEYS = 20
 
 
-def event(number: int, prefix: str = "") -> Event:
-    """Event `number`, with an id of its own and one of the keys."""
-    return Event(f"{prefix}{number}".encode(), key=f"k{number % KEYS}", id=f"id-{number}")
+def event(number: int, prefix: str = "") -> OutgoingEvent:
+    """OutgoingEvent `number`, with an id of its own and one of the keys."""
+    return OutgoingEvent(f"{prefix}{number}".encode(), key=f"k{number % KEYS}", id=f"id-{number}")
 
 
 def main(task: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ def read(task: dict[str, Any]) -> None:
     """The plain runner with the default key, until a signal comes: bodies, with their positions, into the sink `seen`."""
     from dedup.eventhub import run
 
-    consumer = Consumer("reader", PostgresStore(task["place"]), takeover_after=2.0)
+    consumer = Consumer("reader", PostgresStore(task["place"]), takeover=Takeover(after=2.0))
 
     @consumer.foreach_batch
     def write(rows: pa.Table, tx: Any) -> None:

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from checkpoint.errors import SourceUnavailable
 from deadletter.selection import Selection
-from dedup import Consumer, PostgresStore
+from dedup import Consumer, PostgresStore, Takeover
 from dedup.eventhub import Sender, log_reader
 from dedup.eventhub.rows import SCHEMA
-from dedup.publishing import Event, Publisher
+from dedup.publishing import OutgoingEvent, Publisher
 from dedup.publishing.events import GATEWAY, Stored
 from fixtures.fix_postgres import run
 
@@ -128,7 +128,7 @@ def consumed(dsn: str, double: Any, hub: str, partitions: int = 2, name: str = "
     """What a consumer with the default key makes of the whole hub: bodies in its sink, in the order of the hub, and kinds of letters."""
     store = PostgresStore(dsn)
     run(dsn, f"create table if not exists {name} (partition int, number bigint, body text)")
-    consumer = Consumer(name, store, query="q", takeover_after=0.5)
+    consumer = Consumer(name, store, query="q", takeover=Takeover(after=0.5))
 
     @consumer.foreach_batch
     def write(rows: pa.Table, tx: Any) -> None:
@@ -156,9 +156,9 @@ def _message_id(event: dict[str, Any]) -> tuple[str, bytes]:
     return "message_id", event["id"].encode()
 
 
-def events(first: int, last: int, **columns: Any) -> list[Event]:
+def events(first: int, last: int, **columns: Any) -> list[OutgoingEvent]:
     """Numbered events, of five keys."""
-    return [Event(b"%d" % n, key=f"k{n % 5}", **columns) for n in range(first, last)]
+    return [OutgoingEvent(b"%d" % n, key=f"k{n % 5}", **columns) for n in range(first, last)]
 
 
 def assert_ordered(bodies: list[str]) -> None:

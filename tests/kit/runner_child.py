@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from dedup import Consumer, decode
 from kit import retail
+from kit.grouped import grouped
 from kit.orders import ORDER, write_orders
 
 NAME = "shop"
@@ -22,7 +23,7 @@ NAME = "shop"
 
 def consumer(store: Any, **settings: Any) -> Consumer:
     """Each order into the sink `orders`, negative amounts parked."""
-    made = Consumer(NAME, store, idempotence_key="data.id", decode=decode.json(ORDER), **{"takeover_after": 2.0, **settings})
+    made = Consumer(NAME, store, idempotence_key="data.id", decode=decode.json(ORDER), **grouped(**{"takeover_after": 2.0, **settings}))
     made.foreach_batch(write_orders)
     return made
 
@@ -30,7 +31,9 @@ def consumer(store: Any, **settings: Any) -> Consumer:
 def retail_consumer(store: Any, **settings: Any) -> Consumer:
     """Order lines of Online Retail: the whole row is the key; bad ones are parked."""
     keys = [f"data.{name}" for name in retail.COLUMNS]
-    made = Consumer(retail.CONSUMER, store, idempotence_key=keys, decode=decode.json(retail.ROW), **{"takeover_after": 2.0, **settings})
+    made = Consumer(
+        retail.CONSUMER, store, idempotence_key=keys, decode=decode.json(retail.ROW), **grouped(**{"takeover_after": 2.0, **settings})
+    )
     made.foreach_batch(write_lines)
     return made
 

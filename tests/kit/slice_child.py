@@ -19,7 +19,7 @@ from checkpoint.head import Head, Run
 from dedup import Consumer
 from dedup.core.store import Store
 from dedup.decode.prepare import prepare_events
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from dedup.spark import committing, tasks
 from kit.orders import batch, consumer, event
 
@@ -36,7 +36,7 @@ def bad(number: int) -> bool:
     return number % 11 in (1, 5)
 
 
-def handle(event: HandlerEvent, tx: Any) -> Any:
+def handle(event: Event, tx: Any) -> Any:
     """A row and a message for each order; some fail, some need nothing."""
     if event.data["amount"] == 0:
         return None

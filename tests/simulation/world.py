@@ -20,6 +20,7 @@ from dedup import DeadLetters
 from dedup.consumer import Consumer
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import ReprocessOptions
+from kit.grouped import grouped
 from simulation import clock, deeds
 from simulation.instances import DONE, Boom, Instance
 from simulation.log import TOPIC, Log, SimBatch
@@ -60,7 +61,7 @@ class World:
         asked = self.schedule
         options: dict[str, Any] = {"max_events_per_transaction": asked.chunk, "bisect": asked.bisect, "budget": None}
         options["max_outage"] = 300.0 if asked.patient else 0.0  # a jump of the clock is longer
-        return Consumer(NAME, self.store(lambda _: None), idempotence_key="k", sequence_key="s", **options)  # type: ignore[arg-type]
+        return Consumer(NAME, self.store(lambda _: None), idempotence_key="k", sequence_key="s", **grouped(**options))  # type: ignore[arg-type]
 
     def consumer(self, instance: Instance, *, repaired: bool = False, stream: bool = True) -> Consumer:
         """The real Consumer over the model store, with a handler that never answers the same twice."""

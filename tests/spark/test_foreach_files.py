@@ -21,7 +21,7 @@ from checkpoint.errors import BudgetExceeded, ConfigError, SinkMismatch
 from deadletter.selection import Selection
 from dedup import Retry
 from dedup.outbox import Call, Dispatcher, Message
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from dedup.reprocessing.letters import reprocess
 from kit import foreach_driver
 from kit.foreach_kit import bare, frame, killed_driver, spread
@@ -52,7 +52,7 @@ def _travelling() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def row(event: HandlerEvent) -> dict[str, Any]:
+def row(event: Event) -> dict[str, Any]:
     """What the sink gets of an order."""
     return {"id": event.data["id"], "amount": event.data["amount"]}
 
@@ -62,7 +62,7 @@ def test_each_partition_is_one_task_in_order_and_its_rows_are_the_files_of_the_c
     made, last = bare(lake.store(), sequence_key="data.id"), dict[int, int]()
 
     @made.foreach(into="orders", on="executors")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.sequence_number != last.get(event.partition, -1) + 1:
             raise ValueError(f"{event.sequence_number} after {last.get(event.partition)}")
         last[event.partition] = event.sequence_number
@@ -84,7 +84,7 @@ def test_failures_of_tasks_are_letters_with_their_stacks(spark: SparkSession, la
     made = bare(lake.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         class Local(Exception):
             def __init__(self) -> None:
                 super().__init__("not this one")
@@ -114,7 +114,7 @@ def test_everything_that_a_handler_says_in_a_task_is_in_the_commit(spark: SparkS
     made = bare(lake.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         number = event.data["amount"]
         if number == 0:
             return None
@@ -161,7 +161,7 @@ def test_coroutines_in_tasks_keep_their_sequences(spark: SparkSession, lake: Del
     busy: dict[int, int] = {}
 
     @made.foreach(into="orders", concurrency=4)
-    async def book(event: HandlerEvent, tx: Any) -> Any:
+    async def book(event: Event, tx: Any) -> Any:
         number = event.data["amount"]
         busy[number] = busy.get(number, 0) + 1
         if busy[number] > 1:
@@ -186,7 +186,7 @@ def test_rows_that_do_not_fit_are_their_events_fault(spark: SparkSession, lake: 
     made = bare(lake.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         wrong = {3: {"id": 3, "amount": 1}, 5: {"id": None, "amount": 5}}
         return wrong.get(event.data["amount"], row(event))
 
@@ -215,7 +215,7 @@ def test_what_cannot_travel_is_told_and_the_driver_takes_it(spark: SparkSession,
     """A handler with a lock is refused before anything is written; with on='driver' it runs in this process."""
     lock, made = threading.Lock(), bare(lake.store())
 
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         with lock:
             return {"id": event.data["id"], "amount": os.getpid()}
 
@@ -247,7 +247,7 @@ def test_a_flood_in_tasks_is_held_back_by_the_budget(spark: SparkSession, lake: 
     made = bare(lake.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         raise ValueError("always")
 
     with pytest.raises(BudgetExceeded, match="ValueError: always"):
@@ -261,7 +261,7 @@ def test_an_event_that_kills_its_worker_is_found_by_halves(spark: SparkSession, 
     made = bare(lake.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.sequence_number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return row(event)
@@ -277,7 +277,7 @@ def test_an_event_whose_worker_was_killed_once_is_no_letter(spark: SparkSession,
     made, mark = bare(lake.store()), lake.folder / "killed"
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -294,7 +294,7 @@ def test_a_worker_that_is_killed_leaves_nothing_and_the_batch_comes_again(spark:
     made, mark = bare(lake.store(), bisect=False, retry=Retry(attempts=1)), lake.folder / "killed"
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.partition == 1 and event.sequence_number == 15 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -17,7 +17,7 @@ import pytest
 from checkpoint.errors import BudgetExceeded, ConfigError, PositionGap
 from dedup import Consumer
 from dedup.core.store import Store
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit import foreach_driver
 from kit.foreach_kit import bare, frame, killed_driver, spread
 from kit.orders import assert_proven, ids, letters, orders
@@ -43,7 +43,7 @@ def each(store: Store, *bad: str, on: Any = None, connections: int | None = None
     made = bare(store, **settings)
 
     @made.foreach(into="orders", on=on, connections=connections)
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.data["id"] in bad:
             raise ValueError(f"cannot book {event.data['id']}")
         return {"id": event.data["id"], "amount": event.data["amount"]} if event.data["amount"] else None
@@ -70,7 +70,7 @@ def test_a_partition_is_one_task_in_order_however_it_came(spark: SparkSession, b
     made, last = bare(base.store(), max_events_per_transaction=16), dict[int, int]()
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         before = last.get(event.partition, -1)
         last[event.partition] = event.sequence_number
         if event.sequence_number != before + 1:
@@ -96,11 +96,11 @@ def test_the_driver_hands_out_events_of_scratch_files_in_order(
     scratch = str(tmp_path_factory.mktemp("scratch"))
     made, seen = bare(place.store(), collect=False, scratch=scratch, sequence_key="data.amount"), list[tuple[int, int]]()
 
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         seen.append((event.partition, event.sequence_number))
         return {"id": event.data["id"], "amount": 1}
 
-    async def book_soon(event: HandlerEvent, tx: Any) -> Any:
+    async def book_soon(event: Event, tx: Any) -> Any:
         return book(event, tx)
 
     made.foreach(into="orders", on="driver")(book_soon if soon else book)
@@ -134,7 +134,7 @@ def test_what_cannot_travel_is_told_before_anything_is_written(spark: SparkSessi
     """A handler that holds a lock is refused with the way out, which works; so is on='executors' where there are no positions."""
     lock, made = threading.Lock(), bare(base.store())
 
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         with lock:
             return {"id": event.data["id"], "amount": 1}
 
@@ -155,7 +155,7 @@ def test_connections_have_a_cap_and_a_database_with_fewer_is_refused(spark: Spar
     made = bare(base.store())
 
     @made.foreach(into="orders", connections=2)
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         row = tx.connection.execute("select count(*) from pg_stat_activity where datname = current_database()").fetchone()
         mine = tmp_path / str(event.partition)
         if event.sequence_number == 0:
@@ -184,7 +184,7 @@ def test_connections_stay_with_their_process_from_batch_to_batch(spark: SparkSes
     made = bare(base.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         return {"id": str(os.getpid()), "amount": tx.connection.execute("select pg_backend_pid()").fetchone()[0]}
 
     for number in range(3):
@@ -213,7 +213,7 @@ def test_slices_count_against_one_budget(spark: SparkSession, base: PostgresPlac
     made = bare(base.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         (tmp_path / str(event.partition)).touch()
         while len(list(tmp_path.iterdir())) < 2:
             pass  # until the other one is in its transaction
@@ -231,7 +231,7 @@ def test_after_a_slice_over_the_budget_no_other_one_begins(spark: SparkSession, 
     made = bare(base.store())
 
     @made.foreach(into="orders", connections=2)
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.partition == 0:
             raise ValueError("an outage")
         return {"id": event.data["id"], "amount": 1}
@@ -248,7 +248,7 @@ def test_a_worker_that_is_killed_leaves_nothing_and_the_batch_comes_again(spark:
     made, mark = bare(base.store(), max_events_per_transaction=10), tmp_path / "killed"
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.sequence_number == 15 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -271,7 +271,7 @@ def test_who_is_ended_beside_a_killer_is_not_taken_for_one(spark: SparkSession, 
     made, beside, tries = bare(base.store(), query="q"), tmp_path / "beside", 0
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.data["id"] == "p0-1":
             until = time.monotonic() + 3
             while not beside.exists() and time.monotonic() < until:

@@ -17,6 +17,7 @@ import pytest
 from checkpoint.errors import ConfigError
 from dedup import Columns, Consumer, decode
 from dedup.decode.prepare import Prepare
+from kit.grouped import grouped
 from kit.orders import ORDER, assert_proven, ids, letters
 from kit.places import Place
 
@@ -56,7 +57,7 @@ class Topic:
 def make(place: Place, **settings: Any) -> Consumer:
     """A consumer whose handler rejects by SQL and writes `data.*`."""
     consumer = Consumer(
-        "shop", place.store(), **{"idempotence_key": "data.id", "decode": decode.json(ORDER), "takeover_after": 2.0, **settings}
+        "shop", place.store(), **grouped(**{"idempotence_key": "data.id", "decode": decode.json(ORDER), "takeover_after": 2.0, **settings})
     )
 
     @consumer.foreach_batch
@@ -217,7 +218,7 @@ def test_an_exploded_event_needs_part(spark: SparkSession, place: Place) -> None
 
 
 def test_any_frame_is_mapped_by_columns(spark: SparkSession, place: Place) -> None:
-    """Columns names what is not recognised; a missing column is one clear error before anything is written."""
+    """Columns names what is not recognised; a missing column is one clear error before anything is written. No stream, and no batch id."""
     rows = spark.sql("select 5L n, 1 p, id, 2L amount from values ('a'), ('b') as t(id)").selectExpr(
         "n + monotonically_increasing_id() n", "p", "id", "amount"
     )
@@ -227,7 +228,8 @@ def test_any_frame_is_mapped_by_columns(spark: SparkSession, place: Place) -> No
         consumer(rows, 0)
     consumer = make(place, positions=Columns(topic="'files'", partition="p", sequence_number="n"), **settings)
     consumer._handler = lambda new, tx: tx.write(new.select("id", "amount"), "orders")
-    consumer(rows.coalesce(1), 0)
+    found = [consumer.process(rows.coalesce(1)) for _ in range(2)]
+    assert [(report.batch_id, report.processed, report.redelivered) for report in found] == [(0, 2, 0), (1, 0, 2)]
     assert ids(place.read()) == ["a", "b"]
     assert place.store().head("shop").checkpoints.keys().__iter__().__next__().topic == "files"
 

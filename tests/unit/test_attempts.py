@@ -19,7 +19,7 @@ from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, SinkM
 from checkpoint.head import Head, Spent
 from deadletter.crashes import MAX_DEATHS, CrashMarker, untried
 from deadletter.letter import Kind
-from deadletter.policy import Budget, FailurePolicy, Retry
+from deadletter.policy import Budget, OwnPolicy, Retry
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.index import Index
 from dedup.core.planning import Order, Settled
@@ -27,7 +27,7 @@ from dedup.pipeline.attempts import Attempts, HandlerOutcome
 from dedup.pipeline.batch import EvaluatedArrow
 from dedup.pipeline.tx import EventsFailed
 
-NO_BUDGET = FailurePolicy(budget=None)
+NO_BUDGET = OwnPolicy(budget=None)
 
 
 class Effects:
@@ -63,7 +63,7 @@ def events(count: int) -> pa.Table:
 
 
 def attempts(
-    count: int, handler: Callable[[list[int]], None], *, on_failure: FailurePolicy = NO_BUDGET, effects: Effects | None = None, **more: Any
+    count: int, handler: Callable[[list[int]], None], *, on_failure: OwnPolicy = NO_BUDGET, effects: Effects | None = None, **more: Any
 ) -> tuple[Attempts, Effects, list[int]]:
     """Attempts whose handler writes what it is given and then asks `handler`; and the sizes of its runs."""
     runs: list[int] = []
@@ -131,7 +131,7 @@ def test_a_transient_error_is_waited_for() -> None:
             left[0] -= 1
             raise TimeoutError("slow")
 
-    made, effects, runs = attempts(10, handler, on_failure=FailurePolicy(Retry(), None, sleep=waits.append))
+    made, effects, runs = attempts(10, handler, on_failure=OwnPolicy(Retry(), None, sleep=waits.append))
     assert not made.run().failed
     assert runs == [10, 10, 10] and len(waits) == 2
     assert sorted(effects.rows) == list(range(10))
@@ -144,7 +144,7 @@ def test_an_event_that_always_times_out_is_parked_with_its_attempts() -> None:
         if 3 in rows:
             raise TimeoutError("slow")
 
-    made, effects, _ = attempts(8, handler, on_failure=FailurePolicy(Retry(attempts=3), None, sleep=lambda _: None))
+    made, effects, _ = attempts(8, handler, on_failure=OwnPolicy(Retry(attempts=3), None, sleep=lambda _: None))
     outcome = made.run()
     assert set(outcome.failed) == {3} and len(outcome.failed[3]) == 3
     assert sorted(effects.rows) == [0, 1, 2, 4, 5, 6, 7]
@@ -156,7 +156,7 @@ def test_a_service_that_stays_away_parks_nothing() -> None:
     def handler(rows: list[int]) -> None:
         raise ConnectionRefusedError("no answer")
 
-    made, effects, runs = attempts(8, handler, on_failure=FailurePolicy(Retry(attempts=3), None, sleep=lambda _: None))
+    made, effects, runs = attempts(8, handler, on_failure=OwnPolicy(Retry(attempts=3), None, sleep=lambda _: None))
     with pytest.raises(ConnectionRefusedError):
         made.run()
     assert runs == [8, 8, 8] and effects.rows == []
@@ -169,7 +169,7 @@ def test_what_is_everybodys_fault_parks_nothing(error: BaseException) -> None:
     def handler(rows: list[int]) -> None:
         raise error
 
-    made, effects, runs = attempts(8, handler, on_failure=FailurePolicy(Retry(attempts=1), None))
+    made, effects, runs = attempts(8, handler, on_failure=OwnPolicy(Retry(attempts=1), None))
     with pytest.raises(type(error)):
         made.run()
     assert runs == [8] and effects.rows == []
@@ -196,7 +196,7 @@ def test_sys_exit_is_the_events_own_failure() -> None:
 def test_the_budget_cuts_the_search_short() -> None:
     """A bug that fails everything ends after a few runs more than the budget allows, not after two per event."""
     head = Head("c", spent={Kind.HANDLER_ERROR: Spent(1000)})
-    made, _, runs = attempts(1000, raises_for(set(range(1000))), on_failure=FailurePolicy(budget=Budget()), effects=Effects(head))
+    made, _, runs = attempts(1000, raises_for(set(range(1000))), on_failure=OwnPolicy(budget=Budget()), effects=Effects(head))
     with pytest.raises(BudgetExceeded, match="budget lift c --kind HANDLER_ERROR"):
         made.run()
     assert len(runs) < 150
@@ -304,7 +304,7 @@ def test_a_rejection_that_stands_is_not_tried_again() -> None:
         tx.write(tx.reject(rows, pa.array([n == 0 and len(given) == 1 for n in given[-1]]), "no").select(["sequence_number"]), "sink")
 
     order = Order(pa.array([bytes([n % 2]) * 16 for n in range(4)], pa.binary(16)), 4)
-    made, effects, _ = attempts(4, raises_for(set()), order=order, on_failure=FailurePolicy(Retry(), None, sleep=lambda _: None))
+    made, effects, _ = attempts(4, raises_for(set()), order=order, on_failure=OwnPolicy(Retry(), None, sleep=lambda _: None))
     made.handler = handler
     outcome = made.run()
     assert given == [[0, 1, 2, 3], [1, 3], [1, 3]]
@@ -313,7 +313,7 @@ def test_a_rejection_that_stands_is_not_tried_again() -> None:
 
 def test_an_error_of_the_store_is_not_tried_again_inside_its_transaction() -> None:
     """The transaction is at an end: it is for the pipeline to begin a new one."""
-    made, _, runs = attempts(4, raises_for(set()), on_failure=FailurePolicy(Retry(attempts=5), None, sleep=lambda _: None))
+    made, _, runs = attempts(4, raises_for(set()), on_failure=OwnPolicy(Retry(attempts=5), None, sleep=lambda _: None))
 
     def conflicts(rows: pa.Table, tx: Any) -> None:
         runs.append(rows.num_rows)

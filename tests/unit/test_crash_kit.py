@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from dedup import Consumer, DeltaStore, decode
+from dedup import Consumer, DeltaStore, FailurePolicy, decode
 from dedup.testing import Faults, Job, check, deliver, kit, plan
 from dedup.testing.dying import Death, Died
 from dedup.testing.kit import Life
@@ -212,7 +212,9 @@ def consumer_job(handler: Handler, *, single: bool = False) -> Callable[[Path], 
         OUTSIDE.clear()
         DeltaTable.create(str(place / "orders"), schema=ORDER)
         store = DeltaStore(str(place / "state"), tables={"orders": str(place / "orders")})
-        made = Consumer("shop", store, idempotence_key="data.id", decode=decode.json(ORDER), max_outage=0.0, query="q")
+        made = Consumer(
+            "shop", store, idempotence_key="data.id", decode=decode.json(ORDER), failure=FailurePolicy(max_outage=0.0), query="q"
+        )
         made.foreach(into="orders")(handler) if single else made.foreach_batch(handler)
         return Job(made, lambda: {"orders": DeltaTable(str(place / "orders")).to_pyarrow_table(), "outside": list(OUTSIDE)})
 

@@ -36,6 +36,7 @@ SCHEMA = pa.schema(
         ("day", pa.date32()),
         ("i", pa.int32()),
         ("short", pa.int16()),
+        ("tiny", pa.int8()),
         ("single", pa.float32()),
         ("money", pa.decimal128(10, 2)),
         ("yes", pa.bool_()),
@@ -70,7 +71,7 @@ GOOD: list[bytes] = [
     b'{"t":"1500-01-01T00:00:00.5-00:30"}',
     b'{"n":"2024-03-10T02:30:00"}',
     b'{"day":"1500-02-28"}',
-    b'{"short":32767,"i":-2147483648,"single":0.1}',
+    b'{"tiny":-128,"short":32767,"i":-2147483648,"single":0.1}',
     b'{"money":1.555}',
     b'{"money":"1,000.5"}',
     b'{"money":-0}',
@@ -160,6 +161,7 @@ BAD: list[bytes] = [
     b'{"day":18000}',
     b'{"i":2147483648}',
     b'{"short":32768}',
+    b'{"tiny":128}',
     b'{"single":1e39}',
     b'{"money":"x"}',
     b'{"money":123456789}',
@@ -343,6 +345,8 @@ def test_a_json_schema_becomes_columns() -> None:
             "list": {"type": "array", "items": {"type": "number"}},
             "map": {"type": "object", "additionalProperties": {"type": "integer"}},
             "place": {"$ref": "#/$defs/place"},
+            "kind": {"enum": ["A", "B", None]},
+            "one": {"const": 1},
         },
     }
     expected = {
@@ -355,30 +359,44 @@ def test_a_json_schema_becomes_columns() -> None:
         "list": pa.list_(pa.field("item", pa.float64(), nullable=False)),
         "map": pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False)),
         "place": pa.struct([("lat", pa.float64())]),
+        "kind": pa.string(),
+        "one": pa.int64(),
     }
     found = decode.json(json.dumps(schema)).schema
     assert {f.name: f.type for f in found} == expected
     assert [f.name for f in found if not f.nullable] == ["id"]
 
 
+def _of(node: Any) -> dict[str, Any]:
+    """A JSON Schema whose field `a` is this."""
+    return {"type": "object", "properties": {"a": node}}
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
         ("{", "not valid JSON"),
-        ("[]", "JSON object or an Arrow schema, not list"),
+        ("[]", "StructType of Spark, DDL text, a pyarrow.Schema, or a JSON Schema or Avro schema, not list"),
+        (5, "StructType of Spark, DDL text, .* not int"),
         ({"type": "array", "items": {"type": "string"}}, "must describe an object"),
-        ({"type": "object"}, r"at \$: an object needs properties"),
-        ({"type": "object", "properties": {"a": {}}}, r"\$\.a: the type is \[\]"),
-        ({"type": "object", "properties": {"a": True}}, r"\$\.a: True says nothing"),
-        ({"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}, r"\$\.a: the type is"),
-        ({"type": "object", "properties": {"a": {"type": "array"}}}, r"\$\.a: an array needs items"),
-        ({"type": "object", "properties": {"a": {"type": "array", "items": {"oneOf": []}}}}, r"\$\.a\[\]: 'oneOf'"),
-        ({"type": "object", "properties": {"a": {"$ref": "#/x"}}}, r"\$\.a: \$ref '#/x' does not point"),
-        ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}, r"\$\.a: #/properties/a contains itself"),
-        ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}, "required names b"),
+        ({"type": "object"}, "at #: an object needs properties"),
+        (_of({}), r"at #/properties/a: the type is \[\]"),
+        (_of(True), "at #/properties/a: True says nothing"),
+        (_of({"type": ["string", "integer"]}), "at #/properties/a: the type is"),
+        (_of({"enum": ["A", 1]}), "at #/properties/a: the type is"),
+        (_of({"enum": [{}]}), "at #/properties/a: {} is an object or an array"),
+        (_of({"type": "array"}), "at #/properties/a: an array needs items"),
+        (_of({"type": "array", "items": {"oneOf": []}}), "at #/properties/a/items/oneOf: 'oneOf'"),
+        (_of({"anyOf": [{"type": "null"}, {"type": "time"}]}), "at #/properties/a/anyOf/1: the type 'time' is not known"),
+        (_of({"type": "object", "properties": {"x/y~": {"not": {}}}}), "at #/properties/a/properties/x~1y~0/not: 'not'"),
+        (_of({"type": "object", "additionalProperties": {"type": []}}), "at #/properties/a/additionalProperties: the type"),
+        ({**_of({"type": "string"}), "additionalProperties": {"type": "string"}}, "at #/additionalProperties: an object has either"),
+        (_of({"$ref": "#/x"}), r"at #/properties/a: \$ref '#/x' does not point"),
+        (_of({"$ref": "#/properties/a"}), r"at #/properties/a: \$ref '#/properties/a' contains itself"),
+        ({**_of({"type": "string"}), "required": ["b"]}, "at #/required: b is required"),
         ({"type": "object", "properties": {"a": {"type": "string"}, "A": {"type": "string"}}}, "A, a differ only by case"),
         (pa.schema([("a", pa.time64("us"))]), r"\$\.a: the Arrow type time64"),
-        (pa.schema([("a", pa.binary())]), "JSON has no bytes"),
+        (pa.schema([("a", pa.list_(pa.struct([("b", pa.binary())])))]), r"at \$\.a\.\w+\.b: JSON has no bytes"),
         (pa.schema([]), "no fields"),
     ],
 )
@@ -403,6 +421,149 @@ def test_an_avro_schema_without_columns_is_refused_by_path(kind: Any, said: str)
     """As for JSON Schema."""
     with pytest.raises(ConfigError, match=said):
         decode.avro({"type": "record", "name": "r", "fields": [{"name": "x", "type": kind}]})
+
+
+DDL = (
+    "id STRING NOT NULL COMMENT 'of the message', small TINYINT, n BIGINT, price DECIMAL(10, 2), at TIMESTAMP, `no zone`: timestamp_ntz, "
+    "day date, tags ARRAY<STRING>, counts MAP<STRING, INT>, place STRUCT<lat: DOUBLE NOT NULL, f: FLOAT, yes BOOLEAN>, s SMALLINT"
+)
+ARROW = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        ("small", pa.int8()),
+        ("n", pa.int64()),
+        ("price", pa.decimal128(10, 2)),
+        ("at", UTC),
+        ("no zone", pa.timestamp("us")),
+        ("day", pa.date32()),
+        ("tags", pa.list_(pa.string())),
+        ("counts", pa.map_(pa.string(), pa.int32())),
+        ("place", pa.struct([pa.field("lat", pa.float64(), nullable=False), ("f", pa.float32()), ("yes", pa.bool_())])),
+        ("s", pa.int16()),
+    ]
+)
+"""What the DDL describes."""
+
+
+def struct_type() -> Any:
+    """The StructType of the same."""
+    T = pytest.importorskip("pyspark.sql.types")
+    place = T.StructType(
+        [T.StructField("lat", T.DoubleType(), False), T.StructField("f", T.FloatType()), T.StructField("yes", T.BooleanType())]
+    )
+    fields = {
+        "small": T.ByteType(),
+        "n": T.LongType(),
+        "price": T.DecimalType(10, 2),
+        "at": T.TimestampType(),
+        "no zone": T.TimestampNTZType(),
+        "day": T.DateType(),
+        "tags": T.ArrayType(T.StringType()),
+        "counts": T.MapType(T.StringType(), T.IntegerType()),
+        "place": place,
+        "s": T.ShortType(),
+    }
+    id_ = T.StructField("id", T.StringType(), False, {"comment": "of the message"})
+    return T.StructType([id_, *(T.StructField(name, kind) for name, kind in fields.items())])
+
+
+def test_a_schema_of_spark_is_taken_in_each_of_its_forms() -> None:
+    """A StructType, its JSON form and DDL make one decoder, as an Arrow schema does; a field that is not nullable is required."""
+    whole = struct_type()
+    nested = f"struct<{DDL}>"
+    forms = [whole, whole.jsonValue(), whole.json(), DDL, DDL.lower().replace("not null", "NOT NULL"), nested, ARROW]
+    assert {decode.json(form) for form in forms} == {decode.json(ARROW)}
+    assert decode.json(whole.simpleString().replace("no zone", "`no zone`")).type == decode.json(ARROW).type
+
+
+def test_the_same_events_decode_alike_by_every_form_of_a_schema() -> None:
+    """What a consumer gets does not depend on how its user writes the schema down."""
+    T = pytest.importorskip("pyspark.sql.types")
+    fields = [T.StructField("id", T.StringType(), False), T.StructField("n", T.LongType()), T.StructField("day", T.DateType())]
+    items = T.StructField("items", T.ArrayType(T.StructType([T.StructField("at", T.TimestampType())])))
+    item = {"type": ["object", "null"], "properties": {"at": {"type": "string", "format": "date-time"}}}
+    json_schema = {
+        "type": "object",
+        "required": ["id"],
+        "properties": {
+            "id": {"type": "string"},
+            "n": {"type": ["integer", "null"]},
+            "day": {"type": "string", "format": "date"},
+            "items": {"type": "array", "items": item},
+        },
+    }
+    arrow = pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            ("n", pa.int64()),
+            ("day", pa.date32()),
+            ("items", pa.list_(pa.struct([("at", UTC)]))),
+        ]
+    )
+    bodies: list[bytes | None] = [
+        b'{"id":"a","n":1,"day":"2020-01-31","items":[{"at":"2020-01-01T00:00:00+01:00"},{},null]}',
+        b'{"id":"a"}',
+        b'{"n":1}',
+        b'{"id":null}',
+        b'{"id":"a","n":"1"}',
+        b'{"id":"a","day":"2020-01-32"}',
+    ]
+    ddl = "id STRING NOT NULL, n BIGINT, day DATE, items ARRAY<STRUCT<at: TIMESTAMP>>"
+    found = [decoded(bodies, decode.json(form)) for form in (T.StructType([*fields, items]), ddl, arrow, json_schema)]
+    assert found[0]["_undecodable"].to_pylist() == [False, False, True, True, True, True]
+    assert all(one == found[0] for one in found)
+
+
+def test_a_byte_has_its_range() -> None:
+    """A number that TINYINT does not hold makes the body undecodable; it is not wrapped."""
+    found = decoded([b'{"b":127}', b'{"b":-128}', b'{"b":128}', b'{"b":-129}', b'{"b":1.5}'], decode.json("b TINYINT"))
+    assert found["_undecodable"].to_pylist() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("a STRUCT<b: ARRAY<VARCHAR(5)>>", r"at \$\.a\.b\[\]: the type VARCHAR\(5\) has no lossless counterpart"),
+        ("a CHAR(3)", r"at \$\.a: the type CHAR\(3\)"),
+        ("a MAP<STRING, INTERVAL DAY TO SECOND>", r"at \$\.a\.\*: the type INTERVAL DAY TO SECOND"),
+        ("a VARIANT", r"at \$\.a: the type VARIANT"),
+        ("a VOID", r"at \$\.a: the type VOID"),
+        ("a TIME(6)", r"at \$\.a: the type TIME\(6\)"),
+        ("a STRING COLLATE UTF8_LCASE", r"at \$\.a: the type STRING COLLATE UTF8_LCASE"),
+        ("a MAP<INT, STRING>", r"at \$\.a: the keys of a JSON object are strings"),
+        ("a DECIMAL(39)", r"at \$\.a: decimal\(39,0\) does not fit"),
+        ("a DECIMAL(5, -2)", r"at \$\.a: decimal\(5,-2\) does not fit"),
+        ("a BINARY", r"at \$\.a: JSON has no bytes"),
+        ("a INT, A STRING", "A, a differ only by case"),
+        ("", "neither JSON nor DDL: the name of a field is expected where 'the end' stands"),
+        ("orders.json", r"neither JSON nor DDL: a type is expected where '\.json' stands"),
+        ("a INT b INT", "neither JSON nor DDL"),
+        ("a INT NOT b", "NULL behind NOT is expected where 'b' stands"),
+        ("a ARRAY<INT", "'>' is expected where 'the end' stands"),
+        ("a MAP<STRING>", "a comma and the type of the values"),
+        ("a DECIMAL(5", r"'\)' is expected"),
+        ("STRUCT<a INT> x", "a comma or the end is expected where 'x' stands"),
+        ({"type": "struct", "fields": [{"name": "a", "type": {"type": "udt", "class": "x"}}]}, r"at \$\.a: the type 'udt'"),
+        ({"type": "struct", "fields": [{"name": "a"}]}, "is not what StructType.json"),
+        ({"type": "struct"}, "is not what StructType.json"),
+        (
+            {"type": "struct", "fields": [{"name": "a", "type": "string", "metadata": {"__COLLATIONS": {"a": "spark.UTF8_LCASE"}}}]},
+            r"at \$\.a: a string with a collation",
+        ),
+    ],
+)
+def test_a_schema_of_spark_that_cannot_be_decoded_is_refused_by_path(schema: Any, said: str) -> None:
+    """A type that would lose something is told when the consumer is made, with the path of the field."""
+    with pytest.raises(ConfigError, match=said):
+        decode.json(schema)
+
+
+def test_another_type_of_spark_is_no_schema() -> None:
+    """A body is an object: LongType(), a StructField or the class StructType is refused in one sentence."""
+    T = pytest.importorskip("pyspark.sql.types")
+    for wrong in (T.LongType(), T.StructField("a", T.LongType()), T.StructType, T.ArrayType(T.LongType())):
+        with pytest.raises(ConfigError, match="A Spark schema is a StructType, not "):
+            decode.json(wrong)
 
 
 def test_a_decoder_travels() -> None:

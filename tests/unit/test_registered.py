@@ -34,8 +34,8 @@ DECORATORS: dict[str, tuple[Callable[..., Any], str]] = {
     "foreach_batch": (handler, "_handler"),
     "foreach": (handler, "_handler"),
     "foreach_arrow": (handler, "_handler"),
-    "log": (read, "read_log"),
-    "undo": (handler, "take_back"),
+    "register_log_reader": (read, "read_log"),
+    "compensate": (handler, "take_back"),
 }
 """Decorator -> what it takes, and where the consumer keeps that."""
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_called_is_refused_at_once(name: str, wrong: Any) -> None
     assert (consumer._handler, consumer.read_log, consumer.take_back) == (None, None, None)
 
 
-@pytest.mark.parametrize("name", ["foreach_batch", "foreach_arrow", "undo", "log"])
+@pytest.mark.parametrize("name", ["foreach_batch", "foreach_arrow", "compensate", "register_log_reader"])
 def test_a_coroutine_is_refused_where_nobody_would_await_it(name: str) -> None:
     """Only handlers of single events may be an `async def`."""
 

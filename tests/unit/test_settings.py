@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 import inspect
 import math
@@ -24,9 +25,12 @@ from dedup import (
     Consumer,
     DeltaStore,
     ErrorClass,
+    FailurePolicy,
+    Limits,
     PostgresStore,
     ReprocessOptions,
     Retry,
+    Takeover,
     decode,
     eventhub,
     kafka,
@@ -54,10 +58,10 @@ SHARES: list[Any] = [
     ((True, 0.5),),
     ((10_001, 0.5),),
 ]
-TIME: list[Any] = [-1, 1e10, 10**400, -0.5, NAN, "1 minute", True, DAY]
-LIMIT: list[Any] = [0, *TIME]
+TIME: list[Any] = [-1, 1e10, 10**400, -0.5, NAN, "1 minute", True, -DAY, 4_000 * DAY]
+LIMIT: list[Any] = [0, 0 * DAY, *TIME]
 FLAG: list[Any] = [1, 0, "yes", None]
-SPAN: list[Any] = [30, 30.0, "30 days", -DAY]
+AGE: list[Any] = ["30 days", -1, -DAY, NAN, INF, 1e30, True, 400_000 * DAY]
 NAMES: list[Any] = [[], "", ["a", ""], 5, {"a": 1}, [5], b"a"]
 CALLED: list[Any] = [5, "print", lambda a, b, c, d: None]
 MAPS: list[Any] = ["a=b", [("a", "b")], {5: "a"}]
@@ -101,22 +105,37 @@ SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
             "source": TEXT,
             "incarnation": ["id", 5, lambda source: {}],
             "part": TEXT,
-            "max_events_per_transaction": [*COUNT, "100_000"],
-            "max_body": [-5, *SIZE, None],
             "sequence_key": NAMES,
-            "retry": [3, {"attempts": 3}, Retry],
-            "budget": [0.5, "none", ((100, 0.5),), Budget],
+            "query": TEXT,
+            "on_batch": CALLED,
+            "failure": [{"bisect": False}, FailurePolicy, Retry()],
+            "takeover": [True, 60.0, Takeover],
+            "limits": [100_000, {"max_body": 5}, Limits],
+        },
+        set(),
+    ),
+    FailurePolicy: (
+        {},
+        {
+            "retry": [3, None, {"attempts": 3}, Retry],
+            "budget": [0.5, "default", ((100, 0.5),), Budget],
             "bisect": FLAG,
             "errors": [KeyError, [KeyError], [(KeyError, "PERMANENT")], {KeyError: ErrorClass.PERMANENT}, None],
             "max_outage": [*TIME, None],
             "handler_timeout": [INF, *LIMIT],
-            "retention": SPAN,
-            "reprocess_within": SPAN,
-            "query": TEXT,
-            "takeover_after": [*TIME, INF, None],
-            "takeover": FLAG,
+        },
+        set(),
+    ),
+    Takeover: ({}, {"after": [*TIME, INF, None], "now": FLAG}, set()),
+    Limits: (
+        {},
+        {
+            "max_events_per_transaction": [*COUNT, "100_000"],
+            "max_body": [-5, *SIZE, None],
             "scratch": TEXT,
             "collect": FLAG,
+            "retention": AGE,
+            "reprocess_within": AGE,
         },
         set(),
     ),
@@ -187,7 +206,7 @@ SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
             "max_events": COUNT,
             "max_bytes": COUNT,
             "max_outage": TIME,
-            "resend_within": SPAN,
+            "resend_within": AGE,
             "on_step": CALLED,
         },
         {"group", "store", "to"},
@@ -264,18 +283,26 @@ def test_a_bad_value_of_a_setting_is_refused_where_it_is_given(made: Callable[..
     needed, cases, _ = SETTINGS[made]
     asked = "servers" if name == "broker" else name
     for value in cases[name]:
-        with pytest.raises(ConfigError, match=rf"{asked} is .*\b{type(value).__name__}\b.*it takes .*For example: {asked}="):
+        with pytest.raises(ConfigError, match=rf"{asked} is .*\b{type(value).__name__}\b.*it takes .*For example: (\w+\()?{asked}="):
             made(**{**needed, name: value})
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"max_outage": INF, "takeover_after": 0, "max_body": 0},
-        {"max_outage": 5, "takeover_after": np.float64(1.5), "handler_timeout": np.int64(3), "max_events_per_transaction": np.int32(5)},
-        {"retention": dt.timedelta(0), "reprocess_within": dt.timedelta(0)},
+        {"failure": FailurePolicy(max_outage=INF), "takeover": Takeover(after=0), "limits": Limits(max_body=0)},
+        {
+            "failure": FailurePolicy(max_outage=5, handler_timeout=np.int64(3)),
+            "takeover": Takeover(after=np.float64(1.5)),
+            "limits": Limits(max_events_per_transaction=np.int32(5)),
+        },
+        {"limits": Limits(retention=dt.timedelta(0), reprocess_within=0)},
         {"idempotence_key": ["data.id", "data.line"], "payload": ("data.amount",), "sequence_key": "data.id"},
-        {"decode": lambda column: column, "errors": [(lambda error: True, ErrorClass.SYSTEMIC)], "budget": None, "retry": None},
+        {
+            "decode": lambda column: column,
+            "failure": FailurePolicy(errors=[(lambda error: True, ErrorClass.SYSTEMIC)], budget=None),
+            "on_batch": print,
+        },
         {
             "decode": decode.json(pa.schema([("id", pa.string())])),
             "incarnation": lambda source, topics: {},
@@ -301,19 +328,20 @@ def test_what_may_be_a_password_is_not_shown() -> None:
         assert "secret" not in str(refused.value) and "not shown" in str(refused.value)
 
 
-@pytest.mark.parametrize("value", [Fraction(5), np.float32(5), np.int64(5), Decimal(5), 5])
-def test_a_number_of_seconds_of_any_class_becomes_a_float(value: Any) -> None:
-    """Timers take floats, and messages format them."""
-    made = Consumer("a", STORE, handler_timeout=value, max_outage=value, takeover_after=value)
+@pytest.mark.parametrize("value", [Fraction(5), np.float32(5), np.int64(5), Decimal(5), 5, dt.timedelta(seconds=5)])
+def test_a_duration_of_any_class_becomes_seconds(value: Any) -> None:
+    """A duration is a timedelta or a number of seconds; timers take floats, and messages format them."""
+    failure, takeover, limits = FailurePolicy(handler_timeout=value, max_outage=value), Takeover(after=value), Limits(retention=value)
     retry, patience, broker = (
         Retry(first=value, longest=value, total=value),
         Patience(first=value, most=value),
         kafka.Broker("h:1", timeout=value),
     )
     found = [
-        made.on_failure.timeout,
-        made.max_outage,
-        made.takeover_after,
+        failure.handler_timeout,
+        failure.max_outage,
+        takeover.after,
+        limits.retention,
         retry.first,
         retry.longest,
         retry.total,
@@ -323,8 +351,15 @@ def test_a_number_of_seconds_of_any_class_becomes_a_float(value: Any) -> None:
     found += [broker.timeout, kafka.Topics(broker, timeout=value).timeout, kafka.TransactionalTopics(broker, "a", timeout=value).timeout]
     found += [registry.Confluent("http://r", timeout=value).timeout, registry.Azure("n", object, timeout=value).timeout]
     found += [Receive(timeout=value).timeout, eventhub.Sender(HUB, timeout=value).timeout]
-    found += [ReprocessOptions(by="ann", rate=value).rate]
+    found += [Publisher("g", STORE, None, max_outage=value)._limits.max_outage]  # type: ignore[arg-type]
     assert {type(number) for number in found} == {float} and set(found) == {5.0}
+
+
+@pytest.mark.parametrize("value", [30 * 86_400, dt.timedelta(days=30)])
+def test_an_age_is_a_timedelta_or_seconds(value: Any) -> None:
+    """As every duration; and a number with a fraction that is no duration is kept as a float, too."""
+    assert Publisher("g", STORE, None, resend_within=value)._limits.resend_within == dt.timedelta(days=30)  # type: ignore[arg-type]
+    assert type(ReprocessOptions(by="ann", rate=Decimal(5)).rate) is float
 
 
 @pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("sNaN"), Decimal(-1), np.bool_(True), True, 1j, None])
@@ -332,6 +367,23 @@ def test_what_is_no_number_of_seconds_is_refused(value: Any) -> None:
     """A time is a number: what cannot be waited for is told at once."""
     with pytest.raises(
         ConfigError,
-        match=r"takeover_after is .* it takes seconds, a number from 0 on, at most 316,224,000\. For example: takeover_after=60\.0\.",
+        match=r"Takeover\.after is .* a timedelta, or seconds, a number from 0 on, at most 316,224,000\. .* Takeover\(after=60\.0\)\.",
     ):
-        Consumer("a", STORE, takeover_after=value)
+        Takeover(after=value)
+
+
+def test_a_consumer_has_at_most_sixteen_keywords() -> None:
+    """A signature that fits on a screen: what belongs together is in a group."""
+    keywords = [p for p in inspect.signature(Consumer).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert len(keywords) <= 16
+    for group in (FailurePolicy, Takeover, Limits):
+        made = group()
+        assert hash(made) == hash(group()) and made == group()
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            made.bisect = False  # type: ignore[union-attr]
+
+
+def test_letters_may_not_be_older_than_reservations() -> None:
+    """A duplicate that comes after its reservation was purged would have its effect twice; refused, whatever the durations are given as."""
+    with pytest.raises(ConfigError, match=r"reprocess_within=.* 30 days.*retention=.* 7 days"):
+        Limits(retention=dt.timedelta(days=7), reprocess_within=30 * 86_400)

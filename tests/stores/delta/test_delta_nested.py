@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from deadletter.selection import Selection
-from dedup import Consumer, decode
+from dedup import Consumer, Takeover, decode
 from dedup.core.envelope import ENVELOPE
 from dedup.delta import DeltaStore
 
@@ -61,7 +61,7 @@ def consumer(place: Path, *, typed: bool, merged: bool = False) -> Consumer:
     if not (place / "customers").exists():
         DeltaTable.create(str(place / "customers"), CUSTOMERS)
     store = DeltaStore(str(place / "state"), tables={"customers": str(place / "customers")})
-    made = Consumer("shop", store, decode=decode.json(pa.schema([("row", pa.string())])), takeover_after=1.0)
+    made = Consumer("shop", store, decode=decode.json(pa.schema([("row", pa.string())])), takeover=Takeover(after=1.0))
 
     def put(rows: Any, tx: Any) -> None:
         tx.merge(rows, "customers", keys=["id"]) if merged else tx.write(rows, "customers")

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from checkpoint import changes
 from checkpoint.errors import StoreRestored
 from deadletter.selection import Selection
-from dedup import Consumer, decode
+from dedup import Consumer, Takeover, decode
 from dedup.core.envelope import ENVELOPE
 from dedup.delta import DeltaStore
 from dedup.verify import verify
@@ -29,7 +29,7 @@ ORDER = pa.schema([("id", pa.int64()), ("text", pa.string())])
 
 def consumer(store: DeltaStore, query: str = "q") -> Consumer:
     """Writes orders with even ids to the sink, and rejects odd ones."""
-    made = Consumer(kit.NAME, store, idempotence_key="data.id", decode=decode.json(ORDER), query=query, takeover_after=1.0)
+    made = Consumer(kit.NAME, store, idempotence_key="data.id", decode=decode.json(ORDER), query=query, takeover=Takeover(after=1.0))
 
     def handler(rows: pa.Table, tx: Any) -> None:
         odd = pc.equal(pc.bit_wise_and(pc.struct_field(rows["data"], "id"), 1), 1)

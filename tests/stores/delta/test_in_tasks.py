@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from checkpoint.errors import StoreError
 from dedup import Consumer
 from dedup.outbox import Call, Dispatcher, Message
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
 from kit.local_tasks import Tasks, run_in
 from kit.orders import batch, event, letters, orders
@@ -31,7 +31,7 @@ def made_of(place: DeltaPlace, calls: list[list[tuple[str, str, int]]]) -> Consu
     made, people = bare(place.store()), place.path("people")
 
     @made.foreach(into=people)
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         for what, key, number in calls[event.data["amount"]]:
             if what == "write":
                 tx.write({"id": key, "amount": number}, "audit")
@@ -93,7 +93,7 @@ def test_rows_of_the_sink_come_behind_what_was_merged_into_it(lake: DeltaPlace) 
     made = bare(lake.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def book(event: Event, tx: Any) -> dict[str, Any]:
         tx.merge({"id": event.data["id"], "amount": -1}, "orders", keys="id")
         return {"id": event.data["id"], "amount": 1}
 

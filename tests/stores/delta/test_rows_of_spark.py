@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import Row
 
-from dedup import Consumer
+from dedup import Consumer, Takeover
 from dedup.core.envelope import ENVELOPE
 from dedup.core.messages import Chosen
 from dedup.core.rows import own_rows
@@ -36,7 +36,7 @@ def test_a_handler_of_events_gives_rows_of_spark(tmp_path: Path, how: str) -> No
     """Returned, in a list, by tx.write and tx.publish, or as a value of a dict: the sink has the same row, and the message its parts."""
     DeltaTable.create(str(tmp_path / "orders"), SINK)
     store = DeltaStore(str(tmp_path / "state"), tables={"orders": str(tmp_path / "orders")})
-    made = Consumer("shop", store, takeover_after=1.0)
+    made = Consumer("shop", store, takeover=Takeover(after=1.0))
 
     @made.foreach(into="orders")
     def handle(event: Any, tx: Any) -> Any:

@@ -20,7 +20,7 @@ from deadletter.known import SYSTEMIC, TRANSIENT
 from deadletter.selection import Selection
 from dedup import Retry, replay
 from dedup.consumer import Consumer
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from dedup.spark import tasks
 from kit.foreach_kit import bare
 from kit.local_tasks import TaskEach, Tasks, run_in, run_in_tasks
@@ -42,7 +42,7 @@ def base(postgres: str) -> PostgresPlace:
     return place
 
 
-def row(event: HandlerEvent) -> dict[str, Any]:
+def row(event: Event) -> dict[str, Any]:
     """What the sink gets of an order."""
     return {"id": event.data["id"], "amount": event.data["amount"]}
 
@@ -52,7 +52,7 @@ def test_events_wait_behind_a_failed_one_of_their_sequence(base: PostgresPlace) 
     made = bare(base.store(), sequence_key="data.amount")
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.data["id"] == "b1":
             raise ValueError("no")
         return row(event)
@@ -70,7 +70,7 @@ def test_a_transient_error_is_tried_again_and_parks_nothing(base: PostgresPlace,
     made = bare(base.store(), errors=[(Moody, TRANSIENT)], retry=Retry(attempts=3, first=0.01))
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         tx.write({"id": f"try {event.data['id']}", "amount": 0}, "orders")
         if event.sequence_number == 2 and len(list(tmp_path.iterdir())) < 2:
             (tmp_path / str(time.monotonic_ns())).touch()
@@ -88,7 +88,7 @@ def test_a_systemic_error_parks_nothing(base: PostgresPlace) -> None:
     made, away = bare(base.store(), errors=[(Moody, SYSTEMIC)], max_events_per_transaction=2), [True]
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if away[0] and event.sequence_number == 3:
             raise Moody("the service is away")
         return row(event)
@@ -135,7 +135,7 @@ def test_an_outage_of_a_service_is_waited_out(base: PostgresPlace, tmp_path: Pat
     made = bare(base.store(), max_outage=60.0, retry=Retry(attempts=1))
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if len(list(tmp_path.iterdir())) < 2:
             (tmp_path / str(time.monotonic_ns())).touch()
             raise error("no price to be had") from ConnectionRefusedError(111, "Connection refused")
@@ -169,7 +169,7 @@ def test_a_failed_statement_of_one_event_is_that_events_alone(base: PostgresPlac
     made = bare(base.store())
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         tx.connection.execute("insert into orders values (%s, 1 / %s)", [f"own {event.data['id']}", event.data["amount"]])
         return row(event)
 
@@ -185,7 +185,7 @@ def test_after_a_slice_over_the_budget_no_slice_of_another_task_begins(base: Pos
     made, outage = bare(base.store()), [True]
 
     @made.foreach(into="orders")
-    def book(event: HandlerEvent, tx: Any) -> Any:
+    def book(event: Event, tx: Any) -> Any:
         if event.partition == 0 and outage[0]:
             raise ValueError("an outage")
         return row(event)
@@ -220,12 +220,12 @@ def test_replay_does_not_repeat_statements_of_the_handler(base: PostgresPlace) -
     made = bare(base.store())
 
     @made.foreach()
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         tx.connection.execute("insert into orders values (%s, 1)", [event.data["id"]])
 
     events = batch(*orders(range(3)))
     run_in_tasks(made, events)
-    made.log(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
+    made.register_log_reader(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
     asked = Selection("shop", topic="orders")
     with pytest.raises(HandlerError, match="accept-double"):
         replay(asked, made)
@@ -243,7 +243,7 @@ def test_replay_tells_where_a_purge_has_forgotten_what_were_duplicates(base: Pos
     run_in_tasks(made, events)
     base.store().rotate_reservations()
     assert base.store().purge_reservations(dt.datetime(2999, 1, 1, tzinfo=dt.UTC)) == 1
-    made.log(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
+    made.register_log_reader(lambda source, topic, partition, first, last: events.slice(first, last - first + 1))
     for dry_run in (True, False):
         with pytest.raises(ConfigError, match="Select positions from 3 on"):
             replay(Selection("shop", topic="orders"), made, dry_run=dry_run)

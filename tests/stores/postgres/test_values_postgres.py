@@ -14,7 +14,7 @@ import pytest
 from test_values import create, read
 
 from checkpoint.errors import SinkMismatch, StoreError
-from dedup.pipeline.handlers import HandlerEvent
+from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
 from kit.orders import batch, letters, orders
 from kit.places import PostgresPlace
@@ -165,7 +165,7 @@ def test_each_type_of_the_server_keeps_its_value_or_parks_its_event(postgres: st
     made, calls = bare(place.store(), budget=None), []
 
     @made.foreach(into="late")
-    def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def book(event: Event, tx: Any) -> dict[str, Any]:
         calls.append(event.sequence_number)
         kind, value, _ = given[event.sequence_number]
         return {"n": event.sequence_number, columns[kind]: value}
@@ -202,7 +202,7 @@ def test_a_merged_text_that_the_server_cannot_read_is_parked_wherever_it_stands(
     made, calls = bare(place.store(), budget=None), []
 
     @made.foreach()
-    def book(event: HandlerEvent, tx: Any) -> None:
+    def book(event: Event, tx: Any) -> None:
         calls.append(event.sequence_number)
         key, newer, other = texts[event.sequence_number]
         tx.merge({"t": key, "r": newer, "w": other, "n": event.sequence_number}, "latest", keys="t", newer_by="r")
@@ -241,7 +241,7 @@ def test_what_is_wrong_with_the_table_parks_nothing(postgres: str, fault: str) -
     made = bare(place.store(), budget=None)
 
     @made.foreach(into="late")
-    def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def book(event: Event, tx: Any) -> dict[str, Any]:
         return {"n": event.sequence_number, "w": "a"}
 
     with pytest.raises((SinkMismatch, StoreError), match=r"nowhere.* does not exist"):
@@ -270,7 +270,7 @@ def test_an_error_that_says_the_words_of_another_blames_no_innocent(postgres: st
     made = bare(place.store(), budget=None)
 
     @made.foreach(into="late")
-    def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def book(event: Event, tx: Any) -> dict[str, Any]:
         return {"n": event.sequence_number, "w": "a", "j": {}, "x": "1", **rows[event.sequence_number]}
 
     made(batch(*orders(range(len(rows)))), 0)
@@ -299,7 +299,7 @@ def test_texts_that_are_all_wrong_are_the_columns_fault_at_first(postgres: str) 
     made = bare(place.store())
 
     @made.foreach(into="late")
-    def book(event: HandlerEvent, tx: Any) -> dict[str, Any]:
+    def book(event: Event, tx: Any) -> dict[str, Any]:
         return {"n": event.sequence_number, "w": "a"}
 
     with pytest.raises(SinkMismatch, match=r"No row of the first batch fits.*column 'w' is macaddr, and 'a' \(str\).*invalid input syntax"):

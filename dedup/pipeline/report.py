@@ -1,0 +1,82 @@
+"""What became of one batch, as its user is told. Called by the consumer, by members and by Spark's tasks as they add up their chunks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from checkpoint.position import Partition
+from dedup.core import planning
+
+log = logging.getLogger("dedup")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the rows of one batch, once all of it is committed. Two reports are equal where these counts are."""
+
+    delivered: int = 0
+    """Rows that came: the sum of the others."""
+    redelivered: int = 0
+    """Their positions were decided before."""
+    processed: int = 0
+    """The handler had them, and what it wrote is committed."""
+    duplicates: int = 0
+    """Their idempotence keys were reserved before."""
+    skipped: int = 0
+    """The handler left them out."""
+    dead_lettered: int = 0
+    """They became dead letters."""
+    consumer: str = field(default="", compare=False)
+    """The consumer's name."""
+    batch_id: int | None = field(default=None, compare=False)
+    """The batch's number in its query run."""
+    seconds: float = field(default=0.0, compare=False)
+    """From the call to the commit of the last chunk, retries and the sending of messages included."""
+    checkpoints: Mapping[Partition, int] = field(default_factory=dict, compare=False)
+    """Partition -> the sequence number up to which everything is decided. Without positions there are none."""
+
+    @classmethod
+    def of(cls, state: npt.NDArray[np.int8]) -> Report:
+        """The counts of one committed chunk, from planning's states of its rows."""
+        return cls.of_counts(np.bincount(state, minlength=planning.STATES))
+
+    @classmethod
+    def of_counts(cls, counts: npt.NDArray[np.int64]) -> Report:
+        """State -> rows."""
+        return cls(
+            int(counts.sum()),
+            int(counts[planning.REDELIVERED]),
+            int(counts[planning.NEW]),
+            int(counts[planning.DUPLICATE]),
+            int(counts[planning.SKIPPED]),
+            int(sum(counts[kind] for kind in planning.LETTER_KINDS)),
+        )
+
+    def __add__(self, other: Report) -> Report:
+        """The counts of both."""
+        return replace(self, **{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self) if one.compare})
+
+    def __str__(self) -> str:
+        return (
+            f"delivered {self.delivered}, redelivered {self.redelivered}, processed {self.processed}, duplicates {self.duplicates}, "
+            f"skipped {self.skipped}, dead-lettered {self.dead_lettered}"
+        )
+
+
+OnBatch = Callable[[Report], object]
+"""Told what became of each batch, after its commit."""
+
+
+def tell(on_batch: OnBatch | None, report: Report) -> None:
+    """Call what the user gave as `on_batch=`. What it raises is logged with its stack: the batch is committed and cannot fail any more."""
+    if on_batch is None:
+        return
+    try:
+        on_batch(report)
+    except Exception:
+        log.exception("%s batch %s is committed; on_batch= raised for its report:", report.consumer, report.batch_id)
