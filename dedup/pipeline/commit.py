@@ -309,9 +309,8 @@ def _check_assumptions(assumed: Head, head: Head) -> None:
 
 def _sift(chunk: Chunk, transaction: Transaction, head: Head, on_step: Callable[[str], None]) -> Sifted:
     on_step("redeliveries")
-    index = chunk.index
-    old = {p: span for p, span in index.spans.items() if p in head.checkpoints and span[0] <= head.checkpoints[p].sequence_number}
-    return planning.sift(index, head, transaction.seen(old) if old else {}, repeats_in(index, chunk.batch))
+    # Asked above the checkpoint, too: where that table alone was restored, batch records know more than it does.
+    return planning.sift(chunk.index, head, transaction.seen(chunk.index.spans), repeats_in(chunk.index, chunk.batch))
 
 
 def repeats_in(index: Index, batch: EvaluatedBatch) -> Ints:

@@ -92,6 +92,8 @@ class PgTransaction:
         """Positions in [first, last] that batch records of this generation's incarnations hold as seen, since the last reset."""
         topics = self._state.topics
         known = [p for p in spans if (p.source, p.topic) in topics]
+        if not known:
+            return {}
         lives = [self.head.incarnations.get((p.source, p.topic), 0) for p in known]
         asked = {
             "topics": [topics[p.source, p.topic] for p in known],

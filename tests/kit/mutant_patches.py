@@ -47,11 +47,11 @@ MUTANTS = (
         _PLAN + "test_a_purged_position_is_not_suspected",
     ),
     Mutant(
-        "redeliveries at the checkpoint are not looked for",
+        "redeliveries are looked for only where there is a checkpoint",
         "dedup/pipeline/commit.py",
-        "span[0] <= head.checkpoints[p].sequence_number",
-        "span[0] < head.checkpoints[p].sequence_number",
-        _SIMULATION,
+        "transaction.seen(chunk.index.spans)",
+        "transaction.seen({p: span for p, span in chunk.index.spans.items() if p in head.checkpoints})",
+        "tests/stores/postgres/test_postgres_restored.py::test_what_an_older_checkpoint_does_not_know_is_a_redelivery",
     ),
     Mutant(
         "a query past its first batch begins on an empty store",
