@@ -83,16 +83,19 @@ def _command(command: Any, context: Any, depth: int = 2) -> Iterator[str]:
 
 
 def _paragraph(text: str) -> str:
-    joined = "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
-    before, example, line = joined.partition("Example: ")
-    return f"{_plain(before)}\n" + (f"\n```console\n{line}\n```\n" if example else "")
+    """Paragraphs of a help text; the line after `Example: ` is a command."""
+    told = []
+    for part in (" ".join(part.split()) for part in re.split(r"\n\s*\n", text)):
+        before, example, line = part.partition("Example: ")
+        told += [_plain(before)] * bool(before) + [f"```console\n{line}\n```"] * bool(example)
+    return "\n\n".join(told) + "\n"
 
 
 def _options(command: Any, context: Any) -> Iterator[str]:
     rows = [p.get_help_record(context) for p in command.get_params(context) if "--help" not in p.opts]
     shown = [row for row in rows if row]
     if shown:
-        yield "| | |\n|---|---|"
+        yield "| argument or option | meaning |\n|---|---|"
         yield from (f"| `{names.replace('|', chr(92) + '|')}` | {_plain(text)} |" for names, text in shown)
         yield ""
 
