@@ -67,7 +67,9 @@ def container_at(address: str, name: str | None = None) -> ContainerClient:
             return ContainerClient.from_connection_string(address, name)
     except ValueError:
         pass
-    raise ConfigError("A container is named by the connection string of its storage account and its name, or by its URL with a signature.")
+    raise ConfigError(
+        "Give the connection string of the storage account and the name of the container, or the container's URL with a signature."
+    )
 
 
 def kept(container: ContainerClient, group: Group) -> list[Kept]:
@@ -207,7 +209,9 @@ class BlobMirror:
             self._failed(str(error) if isinstance(error, DedupError) else told(error))
             return
         if done.ahead and done.ahead != self.health.ahead:
-            _log.warning("%s: blobs of partitions %s are further on than we are, and stay", self._group, ", ".join(done.ahead))
+            _log.warning(
+                "%s: the blobs of partitions %s are ahead of our checkpoints and are left as they are", self._group, ", ".join(done.ahead)
+            )
         now = dt.datetime.now(dt.UTC)
         self.health = Health(self.health.looks + 1, self.health.written + len(done.written), now, 0, None, done.ahead, done.unknown)
 

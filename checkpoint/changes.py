@@ -103,8 +103,8 @@ def _move(head: Head, last: int | None, partition: Partition, then: Checkpoint) 
     if last is not None and then.sequence_number < last:
         where = ("--topic", partition.topic, "--partition", partition.partition, "--from", then.sequence_number + 1, "--to", last)
         raise Refused(
-            f"{partition}: positions up to {last} are on record as decided: a checkpoint at {then.sequence_number} would repeat nothing, "
-            f"they would be dropped as redeliveries. To repeat them with their effect replaced: "
+            f"{partition}: positions up to {last} are already decided: with a checkpoint at {then.sequence_number} the consumer would drop "
+            "them as redeliveries. To repeat them with their effect replaced: "
             f"{command('consumer', 'replay', 'MODULE:CONSUMER', *where)}. "
             f"Positions that were never delivered: `dedup dead-letter reprocess MODULE:CONSUMER --from-log`."
         )
@@ -162,7 +162,7 @@ def wanted_of(positions: Iterable[Position], source: str, topic: str) -> dict[Pa
             Partition(source, topic, int(p["partition_id"])): Checkpoint(int(p["sequence_number"]), p["offset"] or None) for p in positions
         }
     except ValueError as error:
-        raise ConfigError(f"A partition of an event hub has a number for a name: {error}.") from None
+        raise ConfigError(f"The partition of an event hub must be a number: {error}.") from None
 
 
 def positions_of(head: Head, group: Group, source: str | None = None) -> list[Position]:

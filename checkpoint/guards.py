@@ -37,7 +37,7 @@ def ask(witness: TopicIdentity | None, topics: Iterable[Topic]) -> dict[Topic, s
     told = {(source, topic): id for source, names in by_source.items() for topic, id in witness(source, sorted(names)).items()}
     for source, names in by_source.items():
         if gone := sorted(name for name in names if (source, name) not in told):
-            log.warning("the broker of %s has no topic %s any more: its last events cannot be checked", source, ", ".join(gone))
+            log.warning("the broker of %s does not have topic %s: dedup cannot check the topic's last events", source, ", ".join(gone))
     return told
 
 
@@ -48,7 +48,8 @@ def refuse_others(head: Head, told: Mapping[Topic, str]) -> None:
         if known is not None and known != now:
             raise IncarnationChanged(
                 f"Consumer {head.consumer!r}: topic {topic!r} of {source!r} was deleted and created again: the broker calls it {now}, our "
-                f"checkpoints are of {known}. What the old one still held is lost. To begin the new one at its first position: "
+                f"checkpoints are of {known}. Events of the old topic that were not read are lost. To read the new topic from its first "
+                "position: "
                 f"{command('consumer', 'accept-incarnation', head.consumer, '--source', source, '--topic', topic)}."
             )
 
@@ -78,15 +79,17 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
         )
     if run.durable and run.batch_id > 0 and _begins(head) and not head.gap_accepted:
         raise StoreRestored(
-            f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, and the store has no state of it: it was "
-            f"lost, or the query ran without this consumer until now. What was decided before is not recognised. Bring the state back, or "
+            f"Consumer {head.consumer!r}: Spark query {run.query_id} is at batch {run.batch_id}, and the store has no state of it. Either "
+            "the state was lost, or the query ran without this consumer. Duplicates of earlier events would not be recognised. Restore "
+            "the state, or "
             f"start a new query that reads all again, or run {command('consumer', 'accept-gap', head.consumer)} to begin at this batch."
         )
     if _is_stranger(head, run) and not head.gap_accepted:
         raise StoreRestored(
-            f"Consumer {head.consumer!r}: Spark query {run.query_id} goes on at batch {run.batch_id}, and the state knows nothing of it: "
-            f"it was restored to before the query began, a restore was accepted since, or other queries went on with all of its "
-            f"partitions. What it decided before may be missing. Start a new query at the checkpoint; or, where you know that nothing is "
+            f"Consumer {head.consumer!r}: Spark query {run.query_id} goes on at batch {run.batch_id}, and the state has no record of this "
+            "query. Either the state was restored to a time before the query began, or a restore was accepted since, or other queries "
+            "took over all of its partitions. Earlier decisions of the query may be missing. Start a new query at the checkpoint; or, "
+            "where you know that nothing is "
             f"missing, run {command('consumer', 'accept-gap', head.consumer)} to let it go on."
         )
     found = gaps(head, run, firsts)

@@ -42,7 +42,7 @@ def take_epoch(store: StateStore, consumer: str, run_key: str, takeover_after: f
 
 
 def _tell_waiting(seconds: float, who: str) -> None:
-    log.warning("waiting %.0f s for the other instance (%s) to show no life; takeover=Takeover(now=True) does not wait", seconds, who)
+    log.warning("waiting %.0f s to see whether the other instance (%s) is alive; takeover=Takeover(now=True) does not wait", seconds, who)
 
 
 class Process(NamedTuple):

@@ -103,7 +103,9 @@ def gives_back(wanted: Iterable[Ownership]) -> bool:
 
 def not_given_back(wanted: Iterable[Ownership], error: Exception) -> list[Ownership]:
     """The answer to giving partitions back when the store cannot: none. They expire."""
-    _log.warning("partitions %s were not given back; they expire: %s", ", ".join(str(o["partition_id"]) for o in wanted), error)
+    _log.warning(
+        "could not give partitions %s back; their ownership expires by itself: %s", ", ".join(str(o["partition_id"]) for o in wanted), error
+    )
     return []
 
 

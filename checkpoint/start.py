@@ -58,7 +58,8 @@ def positions(head: Head, source: str, log: Log, topics: Sequence[str], new: New
     ]
     if gaps and not head.gap_accepted:
         raise PositionGap(
-            f"Consumer {head.consumer!r}: retention has passed the checkpoint; these positions cannot be had any more: {', '.join(gaps)}. "
+            f"Consumer {head.consumer!r}: retention has passed the checkpoint, and the broker has deleted these positions: "
+            f"{', '.join(gaps)}. "
             f"Run {command('consumer', 'accept-gap', head.consumer)} to go on without them."
         )
     return {place: max(known[place], first) if place in known else new for place, (first, _) in spans.items()}
@@ -177,5 +178,5 @@ def lags(head: Head, broker: Ends, topics: Sequence[str] = (), source: str | Non
 def _only_source(head: Head) -> str:
     known = sorted({p.source for p in head.checkpoints if p.source})
     if len(known) > 1:
-        raise ConfigError(f"Consumer {head.consumer!r} reads from {', '.join(known)}. Say with --source which of them is asked.")
+        raise ConfigError(f"Consumer {head.consumer!r} reads from {', '.join(known)}. Name one of them with --source.")
     return known[0] if known else "kafka"

@@ -83,7 +83,7 @@ def _fits(error: BaseException, test: type[BaseException] | Callable[[BaseExcept
     try:
         return isinstance(error, test) if isinstance(test, type) else bool(test(error))
     except Exception:
-        log.warning("the rule %r for errors failed and is taken as not fitting", test, exc_info=True)
+        log.warning("the rule %r of errors= raised an error and is ignored for this exception", test, exc_info=True)
         return False
 
 
@@ -92,7 +92,7 @@ def _known(error: BaseException) -> ErrorClass | None:
     try:
         return next((found for test in tests if (found := test(error))), None)
     except Exception:
-        log.warning("an exception refuses to be looked at; its class is not known", exc_info=True)
+        log.warning("cannot inspect an exception; its class is unknown", exc_info=True)
         return None
 
 
@@ -180,7 +180,7 @@ def _raw(thing: object, name: str) -> object:
         value = getattr(thing, name, None)
         return value() if callable(value) and name.startswith("get") else value
     except Exception:
-        log.debug("%s of an error cannot be had", name, exc_info=True)
+        log.debug("cannot read %s of an error", name, exc_info=True)
         return None
 
 
@@ -198,5 +198,5 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)[:100_000]
     except Exception:
-        log.debug("the text of an error cannot be had", exc_info=True)
+        log.debug("cannot read the text of an error", exc_info=True)
         return ""

@@ -78,7 +78,7 @@ def naming_limits(what: str) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise BatchTooLarge(
-            f"{what}: memory was not enough ({describe(error, dt.datetime.now(dt.UTC)).message}); nothing of the running transaction is "
+            f"{what}: out of memory ({describe(error, dt.datetime.now(dt.UTC)).message}); nothing of the running transaction is "
             f"committed. Let the source bring smaller batches (maxOffsetsPerTrigger of Kafka, maxEventsPerTrigger of Event Hubs), "
             f"lower max_events_per_transaction, or give the driver more memory. On Spark, batches above spark.driver.maxResultSize go "
             f"through files in scratch=: lower that."
@@ -104,7 +104,7 @@ def _tell(what: str, patience: float, state: tenacity.RetryCallState) -> None:
     if error is not None and log.isEnabledFor(logging.WARNING):
         found = describe(error, dt.datetime.now(dt.UTC))
         said = f"{found.error_type}: {found.message}"
-        log.warning("%s: nothing of it is committed; again in %.1f s, for %.0f s at most: %s", what, state.upcoming_sleep, patience, said)
+        log.warning("%s: nothing was committed; trying again in %.1f s, for at most %.0f s: %s", what, state.upcoming_sleep, patience, said)
 
 
 def with_replanning(transact: Callable[[], Done], attempts: int = CONFLICTS, what: str | None = None) -> Done:
@@ -136,7 +136,7 @@ def may_pass_in_parts(error: BaseException, rows: int) -> bool:
     """Whether a job returned more than Spark keeps of results, for so many rows together."""
     if rows == 1 or not _says(error, *RESULTS):
         return False
-    log.warning("what the handler made of %d events is more than spark.driver.maxResultSize allows: it is run on two halves", rows)
+    log.warning("the handler's rows for %d events exceed spark.driver.maxResultSize: running it on two halves", rows)
     return True
 
 

@@ -386,7 +386,7 @@ def lift_budget(head: Head, events: int, kind: Kind) -> Head:
         ConfigError: more than MOST_LIFTED events, or a kind that has no budget.
     """
     if kind not in WATCHED:
-        raise ConfigError(f"{kind} has no budget that could be lifted; {', '.join(WATCHED)} have one.")
+        raise ConfigError(f"{kind} has no budget to lift; {', '.join(WATCHED)} have one.")
     if not 1 <= events <= MOST_LIFTED:
         raise ConfigError(f"A budget is lifted for 1 to {MOST_LIFTED:,} events; {events:,} is no flood that anybody knows.")
     spent = head.spent.get(kind, Spent())

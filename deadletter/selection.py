@@ -45,11 +45,11 @@ class Selection:
     def __post_init__(self) -> None:
         for name in ("partition", "first", "last", "limit"):
             if not -LAST <= (getattr(self, name) or 0) <= LAST:
-                raise ConfigError(f"{name}={getattr(self, name)} is outside of what 64 bits hold: no letter is there.")
+                raise ConfigError(f"{name}={getattr(self, name)} does not fit into 64 bits: no letter has this number.")
         if self.limit is not None and self.limit < 0:
             raise ConfigError(f"limit={self.limit}: give how many letters, or None for all.")
         for time in (self.since, self.until):
             if time is not None and time.utcoffset() is None:
                 raise ConfigError(f"{time.isoformat()} has no time zone. Give one, as in datetime.now(UTC).")
         if self.text == "":
-            raise ConfigError("An empty text is in every letter. Leave it out to mean all of them.")
+            raise ConfigError("The text to search for is empty. Leave it out to select all letters.")

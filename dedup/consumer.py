@@ -295,7 +295,7 @@ class Consumer:
         try:
             self._sending(self.destination).send(lambda: self.store.outbox(self.name))
         except (DestinationUnavailable, StoreError, Fenced) as error:
-            log.warning("%s: the messages of this batch wait: %s", self.name, error)
+            log.warning("%s: the messages of this batch are not sent yet: %s", self.name, error)
 
     def _sending(self, destination: Destination) -> Inline:
         with _SENDING:

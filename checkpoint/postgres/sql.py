@@ -141,8 +141,8 @@ def _apply(connection: Connection, sql: Statements, migration: Migration, schema
     if migration.version in versions:
         if versions[migration.version] != migration.checksum:
             raise StoreError(
-                f"Migration {migration.version:04d}_{migration.name} of schema {schema!r} was applied from another text than this "
-                f"library has. Install the version of dedup that applied it."
+                f"Migration {migration.version:04d}_{migration.name} of schema {schema!r} was applied with other SQL than this version of "
+                "dedup has. Install the version of dedup that applied it."
             )
         return False
     connection.execute(filled(migration, schema))

@@ -43,7 +43,9 @@ def settings_of(file: str) -> dict[str, str]:
 def connection_string(variable: str) -> str:
     """What the variable holds. Raises ConfigError, without showing it, where it holds nothing."""
     if "=" in variable:
-        raise dedup.ConfigError("--eventhubs takes the name of a variable: everybody on this machine can read arguments.")
+        raise dedup.ConfigError(
+            "--eventhubs takes the name of an environment variable, not its value: everybody on this machine can read arguments."
+        )
     if not (text := os.environ.get(variable)):
         raise dedup.ConfigError(f"The variable {variable} is not set. Put the connection string there.")
     return text

@@ -98,7 +98,7 @@ def check_positions(table: pa.Table) -> None:
     rows = [row for row in range(table.num_rows) if any(not column[row].is_valid for column in bad.values())]
     shown = "; ".join(_row(table, row) for row in rows[:5]) + ("; ..." if len(rows) > 5 else "")
     raise ConfigError(
-        f"{len(rows)} of {table.num_rows} rows have no whole position ({', '.join(bad)} is null or did not fit its type): {shown}. "
+        f"{len(rows)} of {table.num_rows} rows have no complete position ({', '.join(bad)} is null or did not fit its type): {shown}. "
         "Repair the columns they come from, or use positions=None if the rows have no position."
     )
 
@@ -106,7 +106,9 @@ def check_positions(table: pa.Table) -> None:
 def _check_last(table: pa.Table) -> None:
     last = table["sequence_number"].to_numpy().max(initial=-1)
     if last >= LAST:
-        raise ConfigError(f"Sequence number {last} is the last there is: no checkpoint could go on behind it. Is it a position at all?")
+        raise ConfigError(
+            f"Sequence number {last} is the largest possible one, so no checkpoint can follow it. Check that this column holds positions."
+        )
 
 
 def _row(table: pa.Table, row: int) -> str:

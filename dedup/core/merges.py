@@ -58,7 +58,7 @@ def requiring_order(rows: pa.Table, merge: Merge) -> Iterator[None]:
         yield
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
         kind = rows[merge.newer_by].type if merge.newer_by else "a position"
-        raise RowsMisfit(f"tx.merge cannot go by newer_by={merge.newer_by!r}: {kind} has no order.") from error
+        raise RowsMisfit(f"tx.merge cannot compare rows by newer_by={merge.newer_by!r}: {kind} has no order.") from error
 
 
 def require(rows: pa.Table, merge: Merge) -> None:

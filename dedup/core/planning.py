@@ -224,9 +224,10 @@ def refuse_incarnation(index: Index, wrong: list[int], head: Head) -> NoReturn:
     """Raise IncarnationChanged for rows whose positions were decided for other events."""
     partition = index.partition_of(wrong[0])
     raise IncarnationChanged(
-        f"Consumer {head.consumer!r}: positions decided before now hold other events ({', '.join(index.describe(r) for r in wrong[:5])}). "
-        f"If decode, its schema or on_key_conflict were changed, finish this batch with the old ones; if a key or payload is computed from "
-        f"the clock or at random, that is the fault. Only if topic {partition.topic!r} was deleted and created again: "
+        f"Consumer {head.consumer!r}: positions that are already decided hold other events "
+        f"({', '.join(index.describe(r) for r in wrong[:5])}). "
+        "If decode, its schema or on_key_conflict were changed, finish this batch with the old ones. A key or payload that depends on the "
+        f"clock or on chance also causes this error. Only if topic {partition.topic!r} was deleted and created again: "
         f"{command('consumer', 'accept-incarnation', head.consumer, '--source', partition.source, '--topic', partition.topic)}."
     )
 

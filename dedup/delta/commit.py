@@ -107,12 +107,10 @@ def _commit(state: ConsumerState, decision: Decision, on_step: Callable[[str], N
         if failure is None and state.sinks.engine.skips:
             raise state.skipped(header.seq)
         if failure is None:
-            raise CommitUnknown(f"The ledger {state.ledger.uri} took decision {header.seq} and does not show it.")
+            raise CommitUnknown(f"The ledger {state.ledger.uri} took decision {header.seq} but does not return it when it is read again.")
         if not isinstance(failure, tables.COMMIT_REFUSED):
             raise StoreUnavailable(f"The ledger {state.ledger.uri} could not be written; nothing was committed: {failure}") from failure
-    raise CommitConflict(
-        f"The ledger {state.ledger.uri} is rewritten all the time (compaction?). Nothing was committed; run the batch again."
-    )
+    raise CommitConflict(f"The ledger {state.ledger.uri} is rewritten too often (compaction?). Nothing was committed; run the batch again.")
 
 
 def _try(state: ConsumerState, table: DeltaTable, adds: list[Add], header: Header) -> Exception | None:

@@ -88,7 +88,7 @@ class States:
                 except CommitConflict:
                     continue
                 return state.header
-        raise CommitConflict(f"Consumer {consumer!r} commits all the time; the change was not made. Try again.")
+        raise CommitConflict(f"Consumer {consumer!r} commits too often: the change was not made. Try again.")
 
     def blocked(self) -> pa.Table:
         """The blocked sequences of all consumers: consumer, and SEQUENCES."""

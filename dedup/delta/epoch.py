@@ -79,7 +79,7 @@ class Heartbeat:
             try:
                 self.write(epoch)
             except (OSError, StoreUnavailable) as error:
-                log.warning("heartbeat of %s cannot be written: %s", self.note.name, error)
+                log.warning("could not write the heartbeat of %s: %s", self.note.name, error)
             if done.wait(every):
                 return
 
@@ -153,7 +153,7 @@ def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: TakeoverRules) -> N
         if time.monotonic() - started > 2 * rules.takeover_after:
             raise StillHeld(
                 f"Consumer {state.ledger.consumer!r} is held by {who}, which is alive (epoch {state.header.head.epoch}). "
-                "Stop it first, or take over by force."
+                "Stop it first. If it must not go on, take over by force: Consumer(..., takeover=Takeover(now=True))."
             )
         rules.on_wait(time.monotonic() - started, who)
         time.sleep(min(1.0, rules.takeover_after / 4))

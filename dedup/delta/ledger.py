@@ -150,7 +150,7 @@ class Ledger:
             return table
         table = self.open()
         if table is None:
-            raise StoreUnavailable(f"The ledger {self.uri} was created and is not there.")
+            raise StoreUnavailable(f"The ledger {self.uri} was created, but cannot be found.")
         return table
 
     def _properties(self) -> dict[str, str]:

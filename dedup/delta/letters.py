@@ -298,7 +298,7 @@ def select(found: Iterable[Letters], selection: Selection, names: Sequence[str])
         if left == 0:
             break
     if waiting:
-        raise ConfigError(f"There is no letter {selection.after!r} to go on behind. Begin with the first page again.")
+        raise ConfigError(f"There is no letter {selection.after!r} to continue after. Begin with the first page again.")
     return pa.concat_tables(parts)
 
 

@@ -297,7 +297,7 @@ class DeltaOutbox:
         create(engine, uris[1], MARKS, self.consumer)
         marks = engine.handle(uris[1]).look()
         if marks is None:
-            raise StoreUnavailable(f"The table {uris[1]} is not there although it was made just now.")
+            raise StoreUnavailable(f"The table {uris[1]} was created, but cannot be found.")
         if anew or self._found is None or not self._found.follow(messages, marks):
             self._found = OutboxSnapshot(messages, marks)
         return self._found
@@ -320,7 +320,7 @@ class DeltaOutbox:
                 self._require_mine(found)
             if not (rows := plan(found)) or self._commit(found, rows, attempt):
                 return len(rows)
-        raise CommitConflict(f"The outbox of {self.consumer!r} is changed all the time; nothing was noted. Try again.")
+        raise CommitConflict(f"The outbox of {self.consumer!r} changes too often; nothing was recorded. Try again.")
 
     def _commit(self, found: OutboxSnapshot, rows: list[dict[str, Any]], attempt: str) -> bool:
         turn, now = found.turn + 1, dt.datetime.now(dt.UTC)

@@ -47,9 +47,9 @@ def require_same(state: ConsumerState, sink: Sink, table_id: str, mark: Mark | N
     consumer = state.ledger.consumer
     if sink.table_id != table_id:
         raise PublicationStuck(
-            f"The sink {sink.name!r} at {sink.uri} is another table than the one that was written to before (dropped and created again?). "
-            f"If that is meant, run {command('sink', 'accept', consumer, sink.name)}: what was published before stays out of the "
-            "new one."
+            f"The sink {sink.name!r} at {sink.uri} is not the table that was written to before (dropped and created again?). "
+            f"If that is meant, run {command('sink', 'accept', consumer, sink.name)}: rows that were published before are not written to "
+            "the new one."
         )
     if mark is not None and mark.table_id == table_id:
         whole = mark.shown is not None and seq_of(mark.shown) == mark.seq  # else its id is that of one write, which the mark does not keep

@@ -145,7 +145,7 @@ class Sinks:
             raise SinkMismatch(f"The sink {name!r} has no Delta table at {uri}. {_creation(uri, rows)}")
         if FORBIDDEN in table.metadata().configuration:
             raise SinkMismatch(
-                f"{FORBIDDEN} is set on the sink {name!r}: Delta would forget what was published there, and it would come twice. "
+                f"{FORBIDDEN} is set on the sink {name!r}: Delta would forget what was published there, and rows would be published twice. "
                 f"Run ALTER TABLE delta.`{uri}` UNSET TBLPROPERTIES ('{FORBIDDEN}')."
             )
         if hidden := sorted(self.engine.hidden & set(table.protocol().writer_features or ())):

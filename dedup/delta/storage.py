@@ -153,7 +153,7 @@ def put(uri: str, options: StorageOptions, path: str, content: pa.Buffer) -> Non
         with filesystem(uri, options).open_output_stream(path) as stream:
             stream.write(content)
     except OSError as error:
-        raise StoreUnavailable(f"The file {path} could not be written to {uri}; nothing names it: {error}") from error
+        raise StoreUnavailable(f"The file {path} could not be written to {uri}; no decision refers to it: {error}") from error
 
 
 def is_away(error: BaseException | None) -> bool:
@@ -174,7 +174,7 @@ def missing(uri: str, options: StorageOptions, paths: Sequence[str]) -> list[str
             with ThreadPoolExecutor(min(len(paths), AT_ONCE)) as pool:
                 found = list(pool.map(system.get_file_info, paths))
     except OSError as error:
-        raise StoreUnavailable(f"Whether {len(paths)} files below {uri} are there cannot be told: {error}") from error
+        raise StoreUnavailable(f"Whether {len(paths)} files below {uri} exist could not be checked: {error}") from error
     return [path for path, info in zip(paths, found, strict=True) if info.type != pafs.FileType.File]
 
 

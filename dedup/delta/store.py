@@ -134,7 +134,7 @@ class Joins:
             except CommitConflict:
                 continue
             return header
-        raise StillHeld(f"Consumer {state.ledger.consumer!r} commits all the time: no {kind} came through. Try again.")
+        raise StillHeld(f"Consumer {state.ledger.consumer!r} commits too often: no {kind} was committed. Try again.")
 
     def _heartbeat(self, consumer: str) -> Heartbeat:
         return Heartbeat(self._states.turns(consumer).heartbeat)

@@ -121,7 +121,7 @@ def _check_end(child: subprocess.Popen[bytes], log: Path) -> None:
     if child.returncode:
         lines = log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if re.match(r"(\w+\.)+[A-Z]\w+: |\w+(Error|Exception): ", line)] or lines
-        raise DemoFailed(f"The stream ended with exit code {child.returncode} ({''.join(errors[-1:])}). All it said is in {log}.")
+        raise DemoFailed(f"The stream ended with exit code {child.returncode} ({''.join(errors[-1:])}). Its whole output is in {log}.")
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

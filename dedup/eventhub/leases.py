@@ -91,7 +91,7 @@ def owners_beside(store: Store, consumer: str) -> CheckpointStore:
         return PostgresCheckpointStore(store.dsn, store.schema)  # type: ignore[attr-defined]
     if "delta" in kinds:
         return FolderOwnership(store.path, store.storage_options, consumer)  # type: ignore[attr-defined]
-    raise ConfigError("Say where runner processes agree on who reads what: ownership=, any CheckpointStore of azure.eventhub.aio.")
+    raise ConfigError("Give ownership=, any CheckpointStore of azure.eventhub.aio: runner processes share the partitions through it.")
 
 
 @dataclass
@@ -124,7 +124,7 @@ class FolderOwnership(CheckpointStore):
 
     async def update_checkpoint(self, checkpoint: dict[str, Any], **kwargs: Any) -> None:
         """Refused: only the consumer's store keeps checkpoints."""
-        raise ConfigError("This store keeps who owns a partition, and no checkpoints.")
+        raise ConfigError("This store keeps the owners of partitions, not checkpoints.")
 
     async def list_checkpoints(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any

@@ -203,11 +203,11 @@ class Runner:
             if self._member.epoch:
                 self._member.leave()
         except Exception as error:  # noqa: BLE001 - what ended the run is worth more
-            log.warning("%s: could not take this process off the record: %s", self._member.name, error)
+            log.warning("%s: could not record that this process has stopped: %s", self._member.name, error)
 
     async def _stop_with(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        log.info("%s: stopping; the batch in hand is finished first", self._member.name)
+        log.info("%s: stopping after the current batch", self._member.name)
         self._stopping.set()
         self._ended.set()
         await asyncio.to_thread(self._member.stop)  # who loses patience and kills has not been killed by an event

@@ -406,7 +406,9 @@ class Planner:
             try:
                 if (events := receiver.get(self.receive.timeout)) is not None:
                     return int(numbers(events)[0])
-                raise SourceUnavailable(f"Event Hubs gives no event of {self.hub!r}{where}, although its newest is of {span.newest}.")
+                raise SourceUnavailable(
+                    f"Event Hubs returned no event of {self.hub!r}{where}, although its newest event is from {span.newest}."
+                )
             except Broken as broken:
                 known = explained(broken.error, self.options.connection, where)
                 if condition(broken.error) == STOLEN or not isinstance(known, SourceUnavailable) or time.monotonic() > until:

@@ -65,7 +65,7 @@ class Broker:
         """
         told = self._answer(self._admin().describe_cluster(request_timeout=self.timeout)).cluster_id
         if not told:
-            raise ConfigError(f"The broker at {self.servers} tells no cluster id. Name it yourself: Consumer(source=...).")
+            raise ConfigError(f"The broker at {self.servers} reports no cluster id. Give one yourself: Consumer(source=...).")
         return str(told)
 
     def topic_ids(self, source: str, topics: Sequence[str]) -> Mapping[str, str]:
@@ -80,7 +80,7 @@ class Broker:
         found = {topic: str(described.topic_id or "") for topic, described in self._describe(topics).items()}
         without = sorted(topic for topic, told in found.items() if told in NO_ID)
         if without:
-            raise ConfigError(f"The broker at {self.servers} tells no ids of its topics ({', '.join(without)}). Leave incarnation= out.")
+            raise ConfigError(f"The broker at {self.servers} reports no ids for topics ({', '.join(without)}). Leave incarnation= out.")
         return found
 
     def spans(self, topics: Sequence[str]) -> Mapping[Place, tuple[int, int]]:

@@ -383,7 +383,8 @@ class Bounded:
             return call.answer()
         self._left.append(call)
         raise DestinationUnavailable(
-            f"The destination has not answered within {self._seconds:g} s: it is left alone with {len(call.messages)} messages, which may "
+            f"The destination has not answered within {self._seconds:g} s: dedup stops waiting for {len(call.messages)} messages, which "
+            "may "
             "still arrive. They wait in the outbox and are sent again with the same ids, unless it tells that it has sent them."
         )
 

@@ -414,6 +414,6 @@ def refuse_answer(answer: object) -> None:
     lazy = inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer)
     if lazy or type(answer).__name__ in _FRAMES:
         raise HandlerError(
-            f"The handler of batches returned a {type(answer).__name__}, which nobody would write or wait for. Rows go through tx.write, "
+            f"The handler of batches returned a {type(answer).__name__}, which dedup does not use. Rows go through tx.write, "
             "tx.merge or tx.publish; the handler returns nothing."
         )

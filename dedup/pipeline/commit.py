@@ -205,8 +205,8 @@ def refuse_parts(consumer: str, events: int, most: int, what: str = "batch") -> 
     raise BatchTooLarge(
         f"Consumer {consumer!r}: with bisect=False the handler gets a whole {what} in one transaction. This one has {events:,} events, and "
         f"max_events_per_transaction is {most:,}. Nothing of it was written. Raise max_events_per_transaction to {events:,} or more (Spark "
-        f"brings a batch that it has planned again as it is), and let the source bring smaller ones (maxOffsetsPerTrigger of Kafka, "
-        f"maxEventsPerTrigger of Event Hubs). A handler that means the same on a part of a batch takes bisect=True."
+        "repeats a planned batch unchanged), and let the source bring smaller ones (maxOffsetsPerTrigger of Kafka, "
+        f"maxEventsPerTrigger of Event Hubs). If the handler gives the same result on parts of a batch, set bisect=True."
     )
 
 

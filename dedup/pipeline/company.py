@@ -88,7 +88,9 @@ class _Room:
 
     def _queue(self, seat: _Seat) -> None:
         if others := self._in_the_way(seat):
-            log.warning("%s: a process died in this chunk, or in one in hand; it waits until %s is through", seat.what, others[0].what)
+            log.warning(
+                "%s: a process died while it tried this chunk or a current one; waiting until %s has finished", seat.what, others[0].what
+            )
         seat.found = list(self.seats)
         self.waiting.append(seat)
 
@@ -108,7 +110,7 @@ class _Room:
 
 def _disturb(seat: _Seat, others: list[_Seat]) -> None:
     """Note that they are not alone. Their stores may be away: waits for at most STOPPING_SECONDS."""
-    log.warning("%s: has waited long enough for %s, and goes on beside it", seat.what, others[0].what)
+    log.warning("%s: waited too long for %s; going on beside it", seat.what, others[0].what)
     _note([other.marker.disturbed for other in others if other.marker is not None])
 
 

@@ -132,7 +132,7 @@ class EachEvent:
         if not isinstance(rows, list) or not all(type(row) is dict or isinstance(row, Mapping) for row in rows):
             raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
         if rows and not self.into:
-            raise HandlerError("The handler returned rows, and the consumer does not know where to: @consumer.foreach(into='table').")
+            raise HandlerError("The handler returned rows, but the consumer has no table for them: @consumer.foreach(into='table').")
         return own_rows(rows)
 
 
@@ -189,7 +189,7 @@ class EachSlice:
         if not isinstance(made, pa.Table):
             raise HandlerError(f"A handler of Arrow tables returns a pyarrow.Table or None, not {type(made).__name__}.")
         if not self.into:
-            raise HandlerError("The handler returned rows, and the consumer does not know where to: foreach_arrow(into='table').")
+            raise HandlerError("The handler returned rows, but the consumer has no table for them: foreach_arrow(into='table').")
         tx.returns(made, self.into)
 
 

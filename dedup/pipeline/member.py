@@ -103,7 +103,7 @@ class Member:
     def _tell(self, seconds: float, who: str) -> None:
         self.sleep(0)
         log.warning(
-            "%s: waiting %.0f s for the other instance (%s) to show no life; takeover=Takeover(now=True) does not wait",
+            "%s: waiting %.0f s to see whether the other instance (%s) is alive; takeover=Takeover(now=True) does not wait",
             self.name,
             seconds,
             who,

@@ -181,7 +181,7 @@ class Tx:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise HandlerError("The handler has returned, and its tx is closed: what it records now would belong to nothing.")
+            raise HandlerError("The handler has returned, and its tx is closed: it can record nothing more.")
 
     # The pipeline's side.
 
@@ -248,7 +248,7 @@ class Tx:
         if self.rejected and (both := [row for row in self._index.locate(positions).tolist() if row in self.rejected]):
             raise HandlerError(
                 f"The handler has parked {self._index.describe(both[0])} and returned rows of it, written or published: it can have an "
-                "effect or a letter, not both. Return None there, and say nothing else through tx."
+                "effect or a letter, not both. Return None there, and call nothing else on tx."
             )
 
     def skip_positions(self, positions: pa.Table) -> None:

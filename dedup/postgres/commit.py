@@ -75,7 +75,7 @@ def resolve_unknown_commit(
             time.sleep(PAUSE_SECONDS)
     if not committed:
         raise StoreUnavailable(
-            f"Consumer {state.head.consumer!r}: the connection broke before the commit. Nothing of it is true; run it again."
+            f"Consumer {state.head.consumer!r}: the connection broke before the commit. Nothing was committed; run the batch again."
         ) from error
 
 

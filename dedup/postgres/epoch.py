@@ -105,7 +105,7 @@ def acquire(
             return epoch
         if time.monotonic() >= until:
             raise StillHeld(
-                f"Consumer {consumer!r}: another session keeps the consumer's row locked and is not the one on record. "
+                f"Consumer {consumer!r}: a session that is not the recorded instance keeps the consumer's row locked. "
                 f"Look for an old transaction in pg_stat_activity, and end it with pg_terminate_backend."
             )
 
@@ -124,7 +124,7 @@ def _wait(
             break
         if alive and now - started >= 2 * patience.takeover_after:
             raise StillHeld(
-                f"Consumer {consumer!r} is run by {_who(row)}, which shows life. Stop it first. "
+                f"Consumer {consumer!r} is run by {_who(row)}, which is alive. Stop it first. "
                 f"If it must not go on, take over by force: Consumer(..., takeover=Takeover(now=True))."
             )
         patience.on_wait(left, _who(row))
@@ -316,7 +316,7 @@ def _beat(stop: threading.Event, dsn: str, statement: bytes, said: Mapping[str, 
             connection = connection or connect(dsn)
             connection.execute(statement, said)
         except psycopg.Error as error:
-            log.warning("%s: no heartbeat: %s", said["consumer"], type(error).__name__)
+            log.warning("%s: could not write the heartbeat: %s", said["consumer"], type(error).__name__)
             if connection:
                 connection.close()
             connection = None
@@ -370,8 +370,8 @@ def claim_partition(
             end_session(connection, sql, consumer, found)
         elif now - started >= 2 * seconds:
             raise StillHeld(
-                f"Partition {partition} of consumer {consumer!r}: a batch of host {found['host']}, process {found['pid']} is open and that "
-                f"process shows life. The partition is left to it; claim it again later."
+                f"Partition {partition} of consumer {consumer!r}: a batch of host {found['host']}, process {found['pid']} is open, and "
+                "that process is alive. It keeps the partition; claim it again later."
             )
     return number
 

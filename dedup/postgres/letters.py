@@ -266,7 +266,7 @@ def _chosen(selection: Selection) -> tuple[str, dict[str, Any]]:
 def _place(connection: Connection, sql: Statements, after: str) -> dict[str, Any]:
     row = connection.execute(sql["letter_place"], {"after": after}).fetchone()
     if row is None:
-        raise ConfigError(f"There is no letter {after!r} to go on behind. Begin with the first page again.")
+        raise ConfigError(f"There is no letter {after!r} to continue after. Begin with the first page again.")
     return {f"after_{name}": value for name, value in zip(_PLACE, row, strict=True)}
 
 

@@ -133,7 +133,7 @@ class PgOutbox:
             taken = self._first(connection, asked)
             if self._all(connection, "outbox_flying"):  # under the locks: a flight that is noted later has none of these keys
                 raise ConfigError(
-                    f"Messages of {self.consumer!r} were handed to a Kafka transaction whose outcome is not noted: run "
+                    f"Messages of {self.consumer!r} were handed to a Kafka transaction whose outcome is unknown: run "
                     f"{command('outbox', 'dispatch', self.consumer, '--exactly-once', '--once')} first, and do not send both ways at once."
                 )
             yield PgTurn(connection, self._sql, *taken)

@@ -103,7 +103,7 @@ class Lanes:
         if count < owner.partitions:
             raise ConfigError(
                 f"{topic!r} has {count} partitions, and producer group {self.group!r} spreads its keys over {owner.partitions}: it was "
-                f"created again. Once what that loses is understood: {how}."
+                f"created again. When you know what that loses: {how}."
             )
         if count > owner.partitions:
             log.warning("%s: keys stay on the first %d of %d partitions; %s", self.group, owner.partitions, count, how)

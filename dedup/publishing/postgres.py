@@ -345,5 +345,5 @@ def read_copy(lines: Iterable[str]) -> tuple[Row, Iterator[tuple[str, Row]]]:
     except ValueError:
         head = {}
     if not isinstance(head, dict) or head.pop("dedup_publisher", None) != FORMAT:
-        raise ConfigError("This file is no copy of a publisher's state, or one of a newer version of dedup.")
+        raise ConfigError("This file is not an export of a publisher's state, or a newer version of dedup wrote it.")
     return head, ((kind, row) for line in each for kind, row in json.loads(line).items())

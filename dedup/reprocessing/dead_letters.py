@@ -135,7 +135,7 @@ class DeadLetters:
         Crash: each portion is done or not; a second call goes on with the others.
         """
         if not reason.strip():
-            raise ConfigError("Letters are given up for a reason. Say it: it is kept with them.")
+            raise ConfigError("Give a reason: it is kept with the letters.")
         if isinstance(which, Selection) and unsent.is_meant(which):
             return unsent.discard(self.store, which, by=by, reason=reason, dry_run=dry_run)
         if not isinstance(which, Selection) and (messages := unsent.ids_among(self.store, which)):

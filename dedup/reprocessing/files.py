@@ -169,8 +169,8 @@ def _check_keys(rows: pa.Table, heads: Mapping[str, Head], path: Path) -> None:
             check_keys(letter, letter["history"] or (), heads[letter["consumer"]])
         except Unproven as error:
             raise Refused(
-                f"{path}, letter {letter['id']}, {error}. It would hold a key that nobody can see, and events that have it would pass for "
-                "duplicates. Nothing was imported. If you trust this file, reserve its keys as they are: --accept-keys."
+                f"{path}, letter {letter['id']}, {error}. It would hold a key that its text does not show, and events with this key would "
+                "count as duplicates. Nothing was imported. If you trust this file, reserve its keys as they are: --accept-keys."
             ) from error
 
 

@@ -67,7 +67,7 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
     """
     how, store = options or ReprocessOptions(), consumer.store
     if how.limit is not None or how.rate is not None:
-        raise ConfigError("--limit and --rate are for letters. Of the log, give a shorter range: a second call goes on behind it.")
+        raise ConfigError("--limit and --rate are for letters. With --from-log give a shorter range; a second call continues after it.")
     head = consumer.known_head()
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
     filled = Filled(sum(len(c.absent) for c in covers), dry_run=dry_run)
@@ -101,8 +101,7 @@ def _fill_window(job: Job, partition: Partition, span: Range, run: Run, options:
         missing = lost(job, partition, Ranges.of([span]) - Ranges.of_numbers(index.numbers))
         if missing and not options.skip_missing:
             raise PositionsMissing(
-                f"{partition} {missing} cannot be had: the log does not have them (any more). Run what is there with "
-                "--skip-missing, which records the others as LOST."
+                f"{partition} {missing} are not in the log. Run the others with --skip-missing, which records these as LOST."
             )
         if len(index):
             chunk = commit.Chunk(rows, index, run, transaction.head, stream=False)
@@ -244,7 +243,7 @@ def _refuse_nothing(head: Head, selection: Selection, found: Sequence[Partition]
         raise ConfigError(f"There is no position from {first} to {last}.")
     if first is not None and all(first > head.checkpoints[p].sequence_number for p in found):
         ends = ", ".join(f"{p} at {head.checkpoints[p].sequence_number}" for p in found)
-        raise ConfigError(f"Positions from {first} on were not decided yet: the stream brings them. The checkpoint stands: {ends}.")
+        raise ConfigError(f"Positions from {first} on were not decided yet: the stream brings them. The checkpoints: {ends}.")
 
 
 def _tell_of_undecided(head: Head, last: int | None, found: Sequence[Partition]) -> None:

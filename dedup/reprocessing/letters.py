@@ -184,7 +184,7 @@ class _Reprocess:
         if lost and not self.options.skip_missing:
             where = ", ".join(f"{x['topic']}/{x['partition']} {x['sequence_number']}" for x in letters.to_pylist() if x["id"] in lost)
             raise PositionsMissing(
-                f"The bodies at {where} are larger than max_body and cannot be had from the log any more. "
+                f"The bodies at {where} are larger than max_body and are not in the log. "
                 "Leave them out, or record them as LOST with --skip-missing."
             )
         return bodies, lost

@@ -108,8 +108,8 @@ def _refuse_forgotten(covers: Iterable[Coverage]) -> None:
     for cover in covers:
         if forgotten := cover.processed & cover.forgotten:
             raise ConfigError(
-                f"{cover.partition} {forgotten}: what was known of these positions was purged with their reservations, and duplicates and "
-                "skipped events among them would be taken for processed ones. Select positions from "
+                f"{cover.partition} {forgotten}: the records of these positions were purged with their reservations, so duplicates and "
+                "skipped events among them would count as processed. Select positions from "
                 f"{forgotten.items[-1].last + 1} on, or accept that with --accept-double."
             )
 
@@ -134,7 +134,7 @@ def _replay(page: _Page, done: Replayed) -> None:
         _events(page, transaction) as (rows, index, missing),
     ):
         if missing and not page.options.skip_missing:
-            raise PositionsMissing(f"{page.partition} {missing} were processed and cannot be had from the log any more (--skip-missing).")
+            raise PositionsMissing(f"{page.partition} {missing} were processed, but are not in the log (--skip-missing).")
         if len(index):
             keys = index.keys_of(first_of_each_key(index, ~index.no_key))  # as decode reads them now; those there were stay reserved
             reserved = keys.num_rows - transaction.reserve(keys).num_rows
@@ -241,7 +241,7 @@ class _NoAppends(_Anew):
     def connection(self) -> Any:
         """Refused."""
         raise HandlerError(
-            "The handler uses tx.connection, and nobody can tell what repeating its statements would do. Write with tx.merge, register "
+            "The handler uses tx.connection, and dedup cannot tell what repeating its statements would do. Write with tx.merge, register "
             "what takes the old rows back with @consumer.compensate, or accept doubles with --accept-double."
         )
 

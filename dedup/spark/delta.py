@@ -110,7 +110,7 @@ class SparkSide:
         try:
             rows = self._read(files, mergeSchema=True)
         except ERRORS as error:
-            raise StoreUnavailable(f"Spark cannot read what is to be merged into {uri}: {first_line(error)}") from error
+            raise StoreUnavailable(f"Spark cannot read the rows for the merge into {uri}: {first_line(error)}") from error
         names = [n for n in rows.columns if n != _DELETE]
         match = " AND ".join(f"t.{tick(k)} = s.{tick(k)}" for k in how.keys)
         t, s = (f"{side}.{tick(how.newer_by or '')}" for side in "ts")

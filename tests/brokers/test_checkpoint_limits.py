@@ -225,7 +225,7 @@ def test_partitions_are_given_back_without_an_error(kind: str, postgres: str, wi
     run(postgres, END_SESSIONS)
     wire.refuse = True
     assert store.claim(*[{**o, "owner_id": ""} for o in won]) == []
-    assert "partitions 0, 1 were not given back; they expire: Claiming partitions of" in caplog.text
+    assert "could not give partitions 0, 1 back; their ownership expires by itself: Claiming partitions of" in caplog.text
     with pytest.raises(StoreUnavailable):
         store.claim({**won[0], "owner_id": ""}, won[1])
     wire.refuse = False

@@ -124,7 +124,7 @@ def test_positions_that_retention_took_are_named(place: Place, kafka: kafka_serv
     late = reading(place, kafka.servers, query="two")
     stream(late, topic, first=10)
     asked = Selection("shop", topic=topic.name)
-    with pytest.raises(PositionsMissing, match=r"4-5\]? cannot be had"):
+    with pytest.raises(PositionsMissing, match=r"4-5\]? are not in the log"):
         reprocess(asked, late, from_log=True)
     done = reprocess(asked, late, from_log=True, options=ReprocessOptions("test", skip_missing=True))
     assert (done.lost, done.filled.processed) == (2, 2)

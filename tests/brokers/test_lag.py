@@ -107,7 +107,7 @@ def test_lag_refuses_a_secret_among_its_arguments(place: Place, dedup: Run, monk
     """A connection string belongs into a variable, whose name is the argument; it is not repeated."""
     consumer(place.store())(batch(), 0)
     for line, told in {
-        "consumer lag --eventhubs Endpoint=sb://h/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0": "name of a variable",
+        "consumer lag --eventhubs Endpoint=sb://h/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0": "name of an environment variable",
         "consumer lag --eventhubs NOT_SET": "NOT_SET is not set",
         "consumer lag": "--kafka host:9092",
         "consumer lag --kafka h:1 --eventhubs X": "--kafka host:9092",

@@ -136,7 +136,7 @@ def test_a_new_life_of_the_topic_forgets_what_was_passed_over(place: Place, dedu
         ("set nobody --topic orders --partition 0 --to 1", "no consumer 'nobody'"),
         ("set --partition 0 --to 1 --namespace n", "--namespace and --hub"),
         (f"import-blob {HUB} --blob NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE is empty"),
-        (f"import-blob shop {HUB} --blob A_SECRET --container c", "connection string of its storage account"),
+        (f"import-blob shop {HUB} --blob A_SECRET --container c", "connection string of the storage account"),
     ],
 )
 def test_what_is_missing_is_one_line(line: str, told: str, place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:

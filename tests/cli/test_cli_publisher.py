@@ -136,7 +136,7 @@ def test_what_cannot_be_is_one_sentence(postgres: str, broker: Broker, command: 
     for line, said in (
         ("show nobody", "no place"),
         ("show shop --topic other", "--topic hub-0"),
-        (f"import {tmp_path}/junk", "no copy"),
+        (f"import {tmp_path}/junk", "not an export"),
         (f"import {tmp_path}/none", "no file"),
         ("purge --older-than soon", "14d"),
     ):

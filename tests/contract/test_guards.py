@@ -39,7 +39,7 @@ def test_a_restored_store_is_noticed_by_its_batch_id(place: Place) -> None:
     with pytest.raises(StoreRestored, match="accept-restore shop"):
         run(batch(*orders([5])), 3)
     place.store().amend("shop", changes.accept_restore, by="test", reason="restored from a backup")
-    with pytest.raises(StoreRestored, match="knows nothing of it"):
+    with pytest.raises(StoreRestored, match="no record of this query"):
         consumer(place.store())(batch(*orders([0, 5])), 3)
     consumer(place.store(), query="at the checkpoint")(batch(*orders([0, 5])), 0)
     assert ids(place.read()) == ["p0-0", "p0-5"]
@@ -120,7 +120,7 @@ def test_the_old_query_cannot_leave_out_what_a_restore_lost(place: Place) -> Non
         run(batch(*orders([5])), 3)
     place.store().amend("shop", changes.accept_restore, by="test", reason="restored from a backup")
     for numbers in ([5], [0]):  # also with a batch that leaves nothing out: it would be known from then on
-        with pytest.raises(StoreRestored, match="knows nothing of it"):
+        with pytest.raises(StoreRestored, match="no record of this query"):
             consumer(place.store())(batch(*orders(numbers)), 3)
     consumer(place.store(), query="at the checkpoint")(batch(*orders(range(1, 6))), 0)
     assert ids(place.read()) == [f"p0-{n}" for n in range(6)]
@@ -135,7 +135,7 @@ def test_one_harmless_batch_makes_no_query_known(place: Place, accepted: bool) -
         place.store().amend("shop", changes.accept_restore, by="test", reason="restored from a backup")
     harmless, next_one, elsewhere = batch(*orders([2, 3])), batch(*orders([9])), batch(*orders([9], partition=1))
     for number, rows in ((1, harmless), (2, next_one), (1, elsewhere), (2, next_one)):
-        with pytest.raises(StoreRestored, match="knows nothing of it"):
+        with pytest.raises(StoreRestored, match="no record of this query"):
             consumer(place.store(), query="of the lost time")(rows, number)
     assert ids(place.read()) == ["p0-0", "p0-1", "p0-2"]
     consumer(place.store(), query="at the checkpoint")(batch(*orders(range(3, 10)), *orders(range(10), partition=1)), 0)

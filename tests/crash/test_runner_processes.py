@@ -110,7 +110,7 @@ def test_a_process_that_was_stopped_for_longer_than_its_ownership_commits_nothin
     other = start()
     sent.wait(place, other.require_running)
     zombie.send(signal.SIGCONT)
-    until(lambda: "claimed partition" in zombie.said or "Nothing of it is true" in zombie.said, zombie.require_running)
+    until(lambda: "claimed partition" in zombie.said or "broke before the commit" in zombie.said, zombie.require_running)
     sent.send(300)
     sent.wait(place, other.require_running)
     stop(zombie, other)
