@@ -21,7 +21,7 @@ from typing import Any, Literal, overload
 import pyarrow as pa
 
 from checkpoint import given, guards, start
-from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, StoreError
+from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, Refused, StoreError
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import Head, Run
 from checkpoint.holders import Live, take_epoch
@@ -60,6 +60,9 @@ log = logging.getLogger("dedup")
 
 _SENDING = threading.Lock()
 """A runner's partitions are threads of one process: they make what sends once."""
+
+BY_HAND = "process"
+"""The query id of rows that `Consumer.process` is given."""
 
 CONFLICT_ATTEMPTS = 5
 """How often a batch is planned again after another commit of the same epoch came first."""
@@ -121,6 +124,8 @@ class Consumer:
         limits: Limits | None = None,
     ) -> None:
         given.check(CONSUMER, locals())
+        if on_batch is not None:
+            refuse_coroutine(on_batch, "on_batch")
         if positions is None and (idempotence_key is None or null_key == "position"):
             raise ConfigError(
                 "Without positions every event needs an idempotence key: give idempotence_key= and leave null_key='dead_letter'."
@@ -355,24 +360,13 @@ class Consumer:
         Crash: before a chunk's commit nothing of it is true; after it, all of it is. The next call with the same
         events finds their positions recorded and drops them.
         """
-        job = self.job()
-        reentry.refuse(job.policy.on_failure.owner, "A call")
-        started, opened = time.monotonic(), open_batch(batch, self.scratch, collect=self.limits.collect)
-        report = self._through_outages(job, opened, int(batch_id))
-        with company.sending(self.name):
-            self.send_messages()
-        assert self._live is not None
-        points = {partition: point.sequence_number for partition, point in self._live.head.checkpoints.items()}
-        seconds = time.monotonic() - started
-        report = replace(report, consumer=self.name, batch_id=int(batch_id), seconds=seconds, checkpoints=points)
-        log.info("%s batch %s: %s, %.2f s", self.name, batch_id, report, seconds)
-        if report.dead_lettered:
-            log.warning("%s batch %s: parked %d; `dedup dead-letter group` says why", self.name, batch_id, report.dead_lettered)
-        tell(self.on_batch, report)
-        return report
+        reentry.refuse(self.identity, "A call")
+        opened = open_batch(batch, self.scratch, collect=self.limits.collect)
+        query = self.query or opened.query_id
+        return self._deliver(opened, Run(query or opened.run_key, int(batch_id), durable=query is not None))
 
     def process(self, batch: Any) -> Report:
-        """Process a batch that is part of no stream, in a test or a notebook: as a call with the batch id that comes next.
+        """Process rows that are part of no stream, in a test or a notebook. They need no batch id.
 
         Args:
             batch: a Spark DataFrame, a pyarrow Table, a pandas frame, or a list of rows as dicts. It has the columns that the consumer
@@ -380,29 +374,44 @@ class Consumer:
 
         Raises:
             ConfigError: this is none of these, or cannot be mapped; nothing was written. And what a call raises.
+            Refused: a stream has written this consumer's state, or the frame is a batch of one. Rows by hand would take the place of
+                the stream's next batch.
 
         Crash: as of a call.
         """
-        frame = as_batch(batch)
-        opened = open_batch(frame, self.scratch, collect=self.limits.collect)
-        query = self.query or opened.query_id or opened.run_key
-        report: Report = self(frame, following(self.store.head(self.name), query))
+        reentry.refuse(self.identity, "A call")
+        opened = open_batch(as_batch(batch), self.scratch, collect=self.limits.collect)
+        head = self.store.head(self.name)
+        refuse_stream(self.name, head, opened)
+        return self._deliver(opened, Run(BY_HAND, following(head)))
+
+    def _deliver(self, batch: Batch, run: Run) -> Report:
+        started, job = time.monotonic(), self.job()
+        report = self._through_outages(job, batch, run)
+        with company.sending(self.name):
+            self.send_messages()
+        assert self._live is not None
+        points = {partition: point.sequence_number for partition, point in self._live.head.checkpoints.items()}
+        seconds = time.monotonic() - started
+        report = replace(report, consumer=self.name, batch_id=run.batch_id, seconds=seconds, checkpoints=points)
+        log.info("%s batch %s: %s, %.2f s", self.name, run.batch_id, report, seconds)
+        if report.dead_lettered:
+            log.warning("%s batch %s: parked %d; `dedup dead-letter group` says why", self.name, run.batch_id, report.dead_lettered)
+        tell(self.on_batch, report)
         return report
 
-    def _through_outages(self, job: Job, batch: Batch, batch_id: int) -> Report:
+    def _through_outages(self, job: Job, batch: Batch, run: Run) -> Report:
         """Try the batch again, with backoff, while what is wrong is everybody's fault."""
-        what, culprits = f"{self.name} batch {batch_id}", Culprits()
+        what, culprits = f"{self.name} batch {run.batch_id}", Culprits()
         with outage.naming_limits(what):
             retrying = outage.retrying(what, given.to_seconds(self.failure.max_outage), self.on_failure)
-            trying = partial(self._process, job, batch, batch_id, culprits)
+            trying = partial(self._process, job, batch, run, culprits)
             report: Report = retrying(outage.with_replanning, trying, CONFLICT_ATTEMPTS, what)
         return report
 
-    def _process(self, job: Job, batch: Batch, batch_id: int, culprits: Culprits) -> Report:
+    def _process(self, job: Job, batch: Batch, run: Run, culprits: Culprits) -> Report:
         tasks = tasks_of(job, batch)
         head, first = self._hold(job, batch, tasks), self._begins()
-        query = self.query or batch.query_id
-        run = Run(query or batch.run_key, batch_id, durable=query is not None)
         with self.store.heartbeat(self.name, head.epoch, every=max(self._patience / 6, 0.1)):
             if tasks is None:
                 report, reached = commit_batch(job, batch, head, run, culprits)
@@ -549,11 +558,20 @@ def _in_tasks() -> ModuleType:
     return importlib.import_module("dedup.spark.tasks")
 
 
-def following(head: Head, query: str) -> int:
-    """The number of the batch that this query would bring next."""
-    if head.query_id != query or head.batch_id is None:
-        return 0
-    return head.batch_id + int(head.batch_ended)
+def following(head: Head) -> int:
+    """The number of the batch of rows by hand that comes next."""
+    return 0 if head.batch_id is None else head.batch_id + int(head.batch_ended)
+
+
+def refuse_stream(consumer: str, head: Head, batch: Batch) -> None:
+    """Raise Refused where rows by hand would take the place of a stream's batch, or move its checkpoints."""
+    queries = {head.query_id, *(point.query_id for point in head.checkpoints.values())} - {None, BY_HAND}
+    if batch.query_id is None and not queries:
+        return
+    raise Refused(
+        f"Consumer {consumer!r} belongs to a stream: `process` is for rows outside of one, in tests and notebooks. "
+        f"Give these rows to a consumer with a name and a store of their own, or call the consumer itself with the stream's batch id."
+    )
 
 
 def as_batch(rows: Any) -> Any:

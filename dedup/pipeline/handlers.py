@@ -426,8 +426,8 @@ def refuse_handler(handler: Callable[..., Any], takes: str) -> None:
         return
 
 
-def refuse_coroutine(handler: Callable[..., Any]) -> None:
+def refuse_coroutine(handler: Callable[..., Any], what: str = "The handler") -> None:
     """Raise ConfigError for an `async def` where nobody would await it."""
     call = getattr(handler, "__call__", None)  # noqa: B004 - of an object whose class defines it
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
-        raise ConfigError("The handler is an `async def`, which only handlers of single events may be: @consumer.foreach.")
+        raise ConfigError(f"{what} is an `async def`, which only handlers of single events may be: @consumer.foreach.")

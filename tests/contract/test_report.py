@@ -6,14 +6,15 @@ import dataclasses
 import logging
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, Refused
 from checkpoint.position import Partition
 from dedup import Consumer, Report
 from dedup.pipeline.member import Member
 from fixtures.fix_places import Place
-from kit.orders import batch, consumer, event, ids, orders
+from kit.orders import batch, consumer, event, ids, letters, orders
 
 P0 = Partition("broker", "orders", 0)
 
@@ -64,6 +65,37 @@ def test_rows_of_a_notebook_are_processed_without_a_batch_id(place: Place, query
     assert [report.batch_id for report in found] == [0, 1, 2, 3]
     again = consumer(place.store(), query=query)
     assert (again.process(rows[3]).processed, sorted(ids(place.read()))) == (1, ["p0-0", "p0-1", "p0-2", "p0-3"])
+
+
+@pytest.mark.parametrize("query", [None, "q"])
+def test_rows_by_hand_never_take_the_place_of_a_streams_batch(place: Place, query: str | None) -> None:
+    """Where a stream has written the state they are refused, whoever asks; nothing changes, and the stream goes on."""
+    run = consumer(place.store(), query=query)
+    run(batch(*orders(range(2))), 0)
+    for one in (run, consumer(place.store(), query=query)):
+        before = place.store().head("shop")
+        with pytest.raises(Refused, match="belongs to a stream"):
+            one.process(orders([2]))
+        assert place.store().head("shop") == before
+    assert run(batch(*orders(range(2, 4))), 1).processed == 2
+
+
+def test_letters_without_positions_are_those_of_their_batch(place: Place) -> None:
+    """The same keyless event by hand and in a stream of the same name is two events, and two letters."""
+    run = consumer(place.store(), positions=None, idempotence_key="message_id", query="q")
+    keyless = pa.table({"message_id": pa.array([None], pa.string()), "body": [b"{}"]})
+    assert run.process(keyless).dead_lettered == 1
+    assert run(keyless, 0).dead_lettered == 1
+    assert len(letters(place.store())) == 2
+
+
+def test_a_coroutine_is_no_on_batch(place: Place) -> None:
+    """Nobody would await it."""
+
+    async def told(report: Report) -> None: ...
+
+    with pytest.raises(ConfigError, match="on_batch is an `async def`"):
+        consumer(place.store(), on_batch=told)
 
 
 def test_process_begins_where_a_batch_was_not_ended(place: Place) -> None:

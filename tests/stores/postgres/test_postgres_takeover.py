@@ -150,7 +150,7 @@ def test_a_holder_that_shows_life_is_not_taken_over(store: PostgresStore, postgr
     number, _ = take(store, holder("elsewhere"))
     newcomer = PostgresStore(postgres)
     with store.heartbeat("shop", number, every=0.1):
-        with pytest.raises(StillHeld, match=r"host elsewhere, process \d+.*takeover=True"):
+        with pytest.raises(StillHeld, match=r"host elsewhere, process \d+.*takeover=Takeover\(now=True\)"):
             take(newcomer, takeover_after=1.0)
         assert take(newcomer, force=True) == (2, [])
 
