@@ -79,11 +79,13 @@ def list_(name: AnyName = "", store: StoreUrl = "", as_json: AsJson = False) -> 
 
 @commands.command("set", epilog="Example: dedup checkpoint set orders --source broker --topic orders --partition 0 --to 4711 --yes")
 def set_(
-    partition: Annotated[int, typer.Option("--partition", help="The number of the partition.", show_default=False)],
+    partition: Annotated[int, typer.Option("--partition", min=0, max=2**31 - 1, help="The number of the partition.", show_default=False)],
     to: Annotated[
         int,
         typer.Option(
             "--to",
+            min=-1,
+            max=2**63 - 1,
             help="The sequence number (Kafka: offset) of the last position that counts as handled; -1: none does.",
             show_default=False,
         ),

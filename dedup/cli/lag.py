@@ -46,15 +46,15 @@ def lag(
 
     The table has for each partition the checkpoint, the end of the log, and the lag between them in events and in seconds. Seconds are the
     time between the event at the checkpoint and the newest event. With --fail-above the exit code is 1 if a lag is above the limit, if the
-    limit is a duration and a time is not known, or if the log no longer has the positions that come next.
+    limit is a duration and a time is not known, or if the log no longer has the positions that come next. Without NAME and
+    --topic the table leaves out consumers that have no checkpoints.
     """
     opened = open_store(store)
     if name:
         check_consumer(opened, name)
     broker = _broker(kafka, kafka_settings, eventhubs)
-    rows = [
-        one for each in ([name] if name else opened.consumers()) for one in lags(opened.head(each), broker, topic or (), source or None)
-    ]
+    heads = [opened.head(name)] if name else [head for each in opened.consumers() if (head := opened.head(each)).checkpoints or topic]
+    rows = [one for head in heads for one in lags(head, broker, topic or (), source or None)]
     if as_json:
         print_json([_row(one) for one in rows])
     else:

@@ -388,7 +388,7 @@ class DeltaOutbox:
         if not numbers or self._now() is None:
             return 0
         chosen = Chosen(of, numbers=tuple(numbers), limit=None)
-        person = {"set_by": by, "set_reason": reason}
+        person = {"set_by": by or "", "set_reason": reason or ""}  # a decision without a name is no mark of a dispatcher, which has null
 
         def plan(found: OutboxSnapshot) -> list[dict[str, Any]]:
             return [{**_row(e.number, to, e.attempts if to == State.DISCARDED else 0), **person} for e in found.entries(chosen)]
@@ -474,8 +474,9 @@ def _entry(row: dict[str, Any], dead: set[Line]) -> Entry:
     state = State(row["state"])
     if state == State.WAITING and (row["topic"], row["key"]) in dead:
         state = State.BEHIND
-    names = ("number", "topic", "key", "id", "attempts", "size", "created_at", "error_type", "error_message", "set_by", "set_reason")
-    return Entry(**{name: row[name] for name in names}, state=state, changed_at=row["at"])
+    names = ("number", "topic", "key", "id", "attempts", "size", "created_at", "error_type", "error_message")
+    told = {name: row[name] for name in names}
+    return Entry(**told, set_by=row["set_by"] or None, set_reason=row["set_reason"] or None, state=state, changed_at=row["at"])
 
 
 def _pairs(headers: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:

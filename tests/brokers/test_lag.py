@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError
@@ -103,6 +104,13 @@ def test_lag_behind_a_real_broker(kafka: kafka_server.Broker, topic: Topic, plac
 
 
 @pytest.mark.delta
+def test_the_lag_of_all_leaves_out_who_has_no_checkpoint(place: Place, dedup: Run) -> None:
+    """A consumer that knows events by their keys alone has no position: the others are shown all the same."""
+    run = consumer(place.store(), positions=None, idempotence_key="message_id")
+    run(pa.table({"message_id": ["a"], "body": [b"{}"]}), 0)
+    assert dedup("consumer lag --kafka localhost:1", place)[:2] == (0, "no consumers yet\n")
+
+
 def test_lag_refuses_a_secret_among_its_arguments(place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection string belongs into a variable, whose name is the argument; it is not repeated."""
     consumer(place.store())(batch(), 0)

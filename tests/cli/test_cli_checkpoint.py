@@ -239,3 +239,12 @@ def test_a_mirror_that_goes_on_can_be_stopped(
     line = f"checkpoint mirror-blob {HUB} --blob BLOBS --container {blobs.container_name} --every 100s --yes"
     assert dedup(line, place)[0] == 0
     assert [c["sequence_number"] for c in theirs.list_checkpoints(*GROUP)] == [51, 50]
+
+
+@pytest.mark.parametrize(
+    "option", ["--partition 2147483648 --to 5", "--partition -1 --to 5", "--partition 0 --to 9223372036854775808", "--partition 0 --to -2"]
+)
+def test_a_position_that_cannot_be_is_a_wrong_call(option: str, place: Place, dedup: Run) -> None:
+    """Neither store has room for it, and nothing is changed."""
+    code, _, err = dedup(f"checkpoint set shop --source s --topic t {option} --yes", place)
+    assert (code, "Invalid value for" in err) == (2, True), err

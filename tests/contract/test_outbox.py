@@ -356,6 +356,26 @@ def test_a_letter_that_is_reprocessed_publishes_then(place: Place) -> None:
     assert_proven(place.store())
 
 
+def test_a_decision_without_a_name_is_nobodys(place: Place) -> None:
+    """Who decided before does not stand beside it, and what a dispatcher notes takes no name away."""
+    publisher(place.store())(batch(event(0, "o0", 0)), 0)
+    receiver = Receiver()
+    receiver.refused = {b"o0": ValueError("no")}
+    box = place.store().outbox("shop")
+
+    def told() -> tuple[str | None, str | None]:
+        (found,) = box.entries(Chosen())
+        return found.set_by, found.set_reason
+
+    dispatcher(place, receiver).once()
+    (number,) = (found.number for found in box.entries(Chosen()))
+    box.retry([number], by="ann", reason="receiver fixed")
+    dispatcher(place, receiver).once()
+    assert told() == ("ann", "receiver fixed")
+    box.discard([number], by="bob")
+    assert told() == ("bob", None)
+
+
 def test_the_command_line_shows_and_decides(place: Place, dedup: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """list, show, lag, retry, discard, purge and dispatch say what they would do, and do it with --yes."""
     publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(4)]), 0)
