@@ -59,20 +59,26 @@ class Proxy:
                 except ConnectionError:
                     client.close()
                     continue
+                cutting, answered = threading.Event(), threading.Event()
                 for source, target, watch in ((client, server, True), (server, client, False)):
-                    threading.Thread(target=self._pump, args=(source, target, watch), daemon=True).start()
+                    threading.Thread(target=self._pump, args=(source, target, watch, cutting, answered), daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, watch: bool) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, watch: bool, cutting: threading.Event, answered: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(_PIECE):
                 self._passing.wait()
+                if not watch and cutting.is_set():
+                    answered.set()
                 if watch and self._is_due(piece):
-                    self._cut(source, target, piece)
+                    cutting.set()
+                    self._cut(source, target, piece, answered)
                     if self.hold:
                         self._held.append(target)
                         return
                     break
                 target.sendall(piece)
+        if not watch:
+            answered.set()  # there will be none
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)  # close alone would wait for the thread that reads from it
@@ -85,13 +91,11 @@ class Proxy:
         self.armed = self.skip >= 0
         return not self.armed
 
-    def _cut(self, client: socket.socket, server: socket.socket, piece: bytes) -> None:
+    def _cut(self, client: socket.socket, server: socket.socket, piece: bytes, answered: threading.Event) -> None:
         client.shutdown(socket.SHUT_RDWR)
         if self.deliver:
             server.sendall(piece)
-            server.settimeout(10)
-            with contextlib.suppress(OSError):
-                server.recv(_PIECE)  # the answer: the commit is done
+            answered.wait(10)  # read by the thread that reads from the server, and nobody hears of it: the commit is done
         self.cut.set()
 
 
