@@ -362,8 +362,11 @@ class Consumer:
         """
         reentry.refuse(self.identity, "A call")
         opened = open_batch(batch, self.scratch, collect=self.limits.collect)
-        query = self.query or opened.query_id
-        return self._deliver(opened, Run(query or opened.run_key, int(batch_id), durable=query is not None))
+        return self._deliver(opened, self._run_of(opened, int(batch_id)))
+
+    def _run_of(self, batch: Batch, batch_id: int) -> Run:
+        query = self.query or batch.query_id
+        return Run(query or batch.run_key, batch_id, durable=query is not None)
 
     def process(self, batch: Any) -> Report:
         """Process rows that are part of no stream, in a test or a notebook. They need no batch id.

@@ -101,7 +101,7 @@ class World:
                 places = checkpoint.batch(batch)
                 delivered = SimBatch(self.log.rows(self._delivered(places, batch, instance)), run_key, checkpoint.query_id)
                 try:
-                    consumer._through_outages(consumer.job(), delivered, batch)
+                    consumer._through_outages(consumer.job(), delivered, consumer._run_of(delivered, batch))
                 except PositionGap:  # queries took turns, and positions are missing between them: a person looks, and accepts
                     if self._missing(places):
                         if self.calm:
