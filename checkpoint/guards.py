@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from checkpoint.errors import IncarnationChanged, PositionGap, SettingsChanged, StoreRestored, command
+from checkpoint.errors import IncarnationChanged, PositionGap, Refused, SettingsChanged, StoreRestored, command
 from checkpoint.head import Head, Run, Topic
 from checkpoint.position import Partition, Range
 
@@ -150,3 +150,22 @@ def _settings_message(head: Head, settings: Mapping[str, str]) -> str:
         f"With the new ones old keys would not be recognised. Go back to the old settings, use another consumer name, "
         f"or start over with {command('consumer', 'reset', head.consumer)}."
     )
+
+
+BY_HAND = "process"
+"""The query id of rows that are part of no stream."""
+
+
+def run_by_hand(head: Head, query_id: str | None) -> Run:
+    """The run of rows by hand that comes next. Raises Refused where they would take the place of a stream's batch, or move its checkpoints.
+
+    Args:
+        query_id: of the stream that the rows are a batch of, if they are one.
+    """
+    queries = {head.query_id, *(point.query_id for point in head.checkpoints.values())} - {None, BY_HAND}
+    if query_id is not None or queries:
+        raise Refused(
+            f"Consumer {head.consumer!r} belongs to a stream: `process` is for rows outside of one, in tests and notebooks. "
+            f"Give these rows to a consumer with a name and a store of their own, or call the consumer itself with the stream's batch id."
+        )
+    return Run(BY_HAND, 0 if head.batch_id is None else head.batch_id + int(head.batch_ended))

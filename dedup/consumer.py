@@ -21,7 +21,7 @@ from typing import Any, Literal, overload
 import pyarrow as pa
 
 from checkpoint import given, guards, start
-from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, Refused, StoreError
+from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, StoreError
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import Head, Run
 from checkpoint.holders import Live, take_epoch
@@ -60,9 +60,6 @@ log = logging.getLogger("dedup")
 
 _SENDING = threading.Lock()
 """A runner's partitions are threads of one process: they make what sends once."""
-
-BY_HAND = "process"
-"""The query id of rows that `Consumer.process` is given."""
 
 CONFLICT_ATTEMPTS = 5
 """How often a batch is planned again after another commit of the same epoch came first."""
@@ -385,8 +382,7 @@ class Consumer:
         reentry.refuse(self.identity, "A call")
         opened = open_batch(as_batch(batch), self.scratch, collect=self.limits.collect)
         head = self.store.head(self.name)
-        refuse_stream(self.name, head, opened)
-        return self._deliver(opened, Run(BY_HAND, following(head)))
+        return self._deliver(opened, guards.run_by_hand(head, opened.query_id))
 
     def _deliver(self, batch: Batch, run: Run) -> Report:
         started, job = time.monotonic(), self.job()
@@ -559,22 +555,6 @@ def tasks_of(job: Job, batch: Batch) -> Tasks | None:
 def _in_tasks() -> ModuleType:
     """What plans a batch for tasks. Only a batch of Spark's has them, so that Spark is there."""
     return importlib.import_module("dedup.spark.tasks")
-
-
-def following(head: Head) -> int:
-    """The number of the batch of rows by hand that comes next."""
-    return 0 if head.batch_id is None else head.batch_id + int(head.batch_ended)
-
-
-def refuse_stream(consumer: str, head: Head, batch: Batch) -> None:
-    """Raise Refused where rows by hand would take the place of a stream's batch, or move its checkpoints."""
-    queries = {head.query_id, *(point.query_id for point in head.checkpoints.values())} - {None, BY_HAND}
-    if batch.query_id is None and not queries:
-        return
-    raise Refused(
-        f"Consumer {consumer!r} belongs to a stream: `process` is for rows outside of one, in tests and notebooks. "
-        f"Give these rows to a consumer with a name and a store of their own, or call the consumer itself with the stream's batch id."
-    )
 
 
 def as_batch(rows: Any) -> Any:
