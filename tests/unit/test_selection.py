@@ -21,7 +21,7 @@ from dedup import ReprocessOptions, Selection
         ({"limit": -1}, "limit=-1"),
         ({"since": dt.datetime(2026, 1, 1)}, "2026-01-01T00:00:00 has no time zone"),
         ({"until": dt.datetime(2026, 1, 1)}, "no time zone"),
-        ({"text": ""}, "empty text"),
+        ({"text": ""}, "The text to search for is empty"),
     ],
 )
 def test_a_selection_that_makes_no_sense_is_refused(asked: dict[str, Any], words: str) -> None:
