@@ -28,18 +28,19 @@ def demo(
     ] = "",
     seed: Annotated[int | None, typer.Option(help="A number: the same one gives the same deliveries and kills.  [default: random]")] = None,
     events: Annotated[int | None, typer.Option(help="Use only this many flights.  [default: all]", show_default=False)] = None,
+    kills: Annotated[int, typer.Option(help="Kill the process so many times.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Kill a stream of flights three times, and count.
+    """Kill a stream of flights on the way, and count.
 
-    The demo streams 336,776 flights, kills the process three times on the way, and compares what arrived with what was sent. The exit
+    The demo streams 336,776 flights, kills the process on the way, and compares what arrived with what was sent. The exit
     code is 1 if a row is lost, doubled or changed. The demo starts Spark: it needs Java and `pip install 'dedup-spark[demo]'`.
 
     Crash: the next demo removes what this one left.
     """
     from dedup.demo.main import run
 
-    raise typer.Exit(run(store or None, seed, as_json, events))
+    raise typer.Exit(run(store or None, seed, as_json, events, kills))
 
 
 def migrate(

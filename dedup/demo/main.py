@@ -1,4 +1,4 @@
-"""`dedup demo`: a stream of flights that is killed three times in mid-run, and the count of what arrived.
+"""`dedup demo`: a stream of flights that is killed in mid-run, three times if not told otherwise, and the count of what arrived.
 
 Says it as one table for people, or one object for programs, with a bar while they wait. Called by the command line.
 """
@@ -39,7 +39,7 @@ FEWEST = 5_000
 IN_FILE, FEWEST_FILES = 10_500, 12
 """Flights in a file of the landing folder, and so in a batch of the stream; a short demo has smaller ones, to be killed between."""
 
-KILLS = 3
+KILLS, MOST_KILLS = 3, 20
 
 PIPE_WIDTH = 250
 """Columns in a pipe: more than any line of the table has."""
@@ -48,7 +48,7 @@ MARK = ".dedup-demo"
 """Tells a folder that the demo made from one that somebody else needs."""
 
 
-def run(store: str | None = None, seed: int | None = None, as_json: bool = False, events: int | None = None) -> int:
+def run(store: str | None = None, seed: int | None = None, as_json: bool = False, events: int | None = None, kills: int = KILLS) -> int:
     """Generate, stream, kill, restart, compare, and say what came of it.
 
     Args:
@@ -57,9 +57,10 @@ def run(store: str | None = None, seed: int | None = None, as_json: bool = False
         seed: of everything random: the faults of the delivery and the moments of the kills. None: another one each time.
         as_json: print one object on standard output and nothing else there.
         events: only the first so many flights, at least 5,000 so that each fault has a chance; None: all.
+        kills: how often the stream is killed, up to 20 times.
 
     Returns:
-        0 where the sink and the dead letters are right to the last row and three kills have hit a working stream, else 1.
+        0 where the sink and the dead letters are right to the last row and all kills have hit a working stream, else 1.
 
     Raises:
         ConfigError: the folder or the schema belongs to somebody else, or a requirement is not installed.
@@ -67,9 +68,11 @@ def run(store: str | None = None, seed: int | None = None, as_json: bool = False
     """
     if events is not None and not FEWEST <= events <= ALL:
         raise ConfigError(f"--events is between {FEWEST:,} and {ALL:,}, not {events:,}.")
+    if not 0 <= kills <= MOST_KILLS:
+        raise ConfigError(f"--kills is between 0 and {MOST_KILLS}, not {kills}.")
     _require("pyspark", "psycopg" if store and is_postgres(store) else "deltalake")
     seed = random.SystemRandom().randrange(10_000) if seed is None else seed
-    demo = Demo(store, seed)
+    demo = Demo(store, seed, kills)
     console = console_for(sys.stderr if as_json else sys.stdout)
     table, planned = demo.prepare(events)
     outcome = demo.stream(planned, console)
@@ -85,7 +88,7 @@ def console_for(file: IO[str]) -> Console:
 
 def conclude(demo: Demo, found: audit.Audit, kills: int, title: str, console: Console, as_json: bool) -> int:
     """Say what came of it; the exit code."""
-    problems = [*found.problems, *_too_few(kills)]
+    problems = [*found.problems, *_too_few(kills, demo.kills)]
     if as_json:
         print(audit_json(found, kills))
     console.print(title if as_json else as_table(found, kills, title))
@@ -98,8 +101,8 @@ def conclude(demo: Demo, found: audit.Audit, kills: int, title: str, console: Co
 class Demo:
     """One run: its folder, its store, its seed."""
 
-    def __init__(self, store: str | None, seed: int) -> None:
-        self._store, self._seed = store, seed
+    def __init__(self, store: str | None, seed: int, kills: int = KILLS) -> None:
+        self._store, self._seed, self.kills = store, seed, kills
         self.folder, self.place = target(store)
 
     def prepare(self, events: int | None, files: int | None = None) -> tuple[pa.Table, delivery.Delivery]:
@@ -125,10 +128,10 @@ class Demo:
             points = watched.head(CONSUMER).checkpoints
             return planned.decided({partition.partition: point.sequence_number for partition, point in points.items()})
 
-        kills = supervise.moments(self._seed, events, KILLS)
+        kills = supervise.moments(self._seed, events, self.kills)
         # the store by the environment: a URL among the arguments would show its password to everybody on this machine
         environment = {**os.environ, driver.STORE: self._store or ""}
-        with progress(console, events, KILLS) as tell, closing(watched):
+        with progress(console, events, self.kills) as tell, closing(watched):
             return supervise.run([sys.executable, "-m", driver.__name__], self.folder / "driver.log", kills, decided, tell, environment)
 
     def examine(self, planned: delivery.Delivery, table: pa.Table) -> audit.Audit:
@@ -162,8 +165,8 @@ def _clear(folder: Path) -> None:
     (folder / MARK).touch()
 
 
-def _too_few(kills: int) -> list[str]:
-    return [] if kills == KILLS else [f"the stream was killed {kills} times, not {KILLS}: it ended before the moment came"]
+def _too_few(kills: int, asked: int) -> list[str]:
+    return [] if kills == asked else [f"the stream was killed {kills} times, not {asked}: it ended before the moment came"]
 
 
 def audit_json(audit: Audit, kills: int) -> str:

@@ -56,7 +56,7 @@ def moments(seed: int, events: int, kills: int = 3, longest: float = 1.0) -> lis
         longest: seconds that a kill may come after its event, so that it hits any step of a batch.
     """
     rng = random.Random(seed)
-    part = 0.6 * events / kills
+    part = 0.6 * events / max(kills, 1)
     return [Kill(int(part * (k + rng.uniform(0.1, 0.9))), rng.uniform(0, longest)) for k in range(kills)]
 
 

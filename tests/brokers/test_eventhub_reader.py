@@ -195,6 +195,7 @@ def test_an_event_that_comes_late_on_a_new_link_is_no_loss(
     assert read(connection, 0, 3, options) == [0, 1, 2, 3]
 
 
+@pytest.mark.full
 def test_it_never_waits_for_ever(eventhubs: Double, connection: Connection) -> None:
     """An end that the log does not reach, and a link on which nothing comes, are errors after the time-out."""
     eventhubs.fill(connection.hub, 0, 10)

@@ -153,6 +153,7 @@ def test_events_that_cannot_be_made_rows_end_the_run(place: Place, sent: Orders,
     assert str(Running(runner_child.consumer(place.store()), sent).ends_with()) == "no row"
 
 
+@pytest.mark.full
 def test_the_broker_may_be_away_for_a_while(place: Place, sent: Orders) -> None:
     """While connections are refused the process lives on; afterwards it goes on where it was."""
     sent.send(200)

@@ -97,6 +97,7 @@ def test_a_stream_goes_on_where_it_stood_through_faults(
     assert sorted(flat(first)) == [*((0, n) for n in range(100)), *((1, n) for n in range(250))]
 
 
+@pytest.mark.full
 def test_what_cannot_be_read_ends_the_query_with_a_reason(
     eventhubs: Double, spark: SparkSession, options: dict[str, str], tmp_path: Path
 ) -> None:

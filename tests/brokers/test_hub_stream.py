@@ -84,6 +84,7 @@ def _ends(store: Any) -> list[int]:
     return [point.sequence_number for point in store.head("shop").checkpoints.values()]
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("delta")
 def test_a_gap_that_is_accepted_counts_as_absent(spark: SparkSession, place: Place, sent: Orders, tmp_path: Path) -> None:
     """failOnDataLoss=false: verify names the positions as never delivered, and reading the log again does not find them either."""

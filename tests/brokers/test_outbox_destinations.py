@@ -69,6 +69,7 @@ def _hub(request: pytest.FixtureRequest) -> Iterator[Way]:
     yield Way(hub, hubs, lambda: double.order("lose_answers", count=1), read)
 
 
+@pytest.mark.fast_on("delta")
 def test_what_is_published_is_one_event_at_the_next_consumer(place: Place, way: Way) -> None:
     """Twice on the way, once in the end: ids are the same however often a message is sent."""
     run = consumer(place.store())

@@ -141,6 +141,7 @@ def test_a_flight_of_a_restored_database_is_not_taken_for_one_that_had_its_numbe
     assert sorted(int(m.value()) for m in received(topic)) == list(range(40))
 
 
+@pytest.mark.full
 def test_a_message_that_no_transaction_can_hold_is_found(kafka: Any, postgres: str) -> None:
     """The broker refuses the batch: flights get smaller until the message is alone; it is dead, holds back its key, the others are sent."""
     topic = Topic(kafka.servers, f"small-{uuid.uuid4().hex[:8]}")
@@ -151,6 +152,7 @@ def test_a_message_that_no_transaction_can_hold_is_found(kafka: Any, postgres: s
     assert len(received(topic, 1)) == 17
 
 
+@pytest.mark.full
 def test_a_dispatcher_that_was_paused_for_too_long_doubles_nothing(postgres: str, topic: Topic) -> None:
     """Stopped right before its commit until the broker has given its transaction up: it says so, and whoever comes next sends."""
     fill(postgres, topic.name, [b"%d" % n for n in range(20)])

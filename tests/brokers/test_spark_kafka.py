@@ -83,6 +83,7 @@ def test_a_broker_that_dies_and_a_spark_checkpoint_that_is_lost(
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("delta")
 def test_a_partition_that_spark_reads_in_pieces_is_one_task_in_order(
     spark: SparkSession, place: Place, kafka: kafka_server.Broker, topic: Topic, tmp_path: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_a_letter_that_is_not_there_or_not_one_is_an_error(place: Place, dedup: 
         assert (code, out, words in err, "dead-letter list" in err) == (2, "", True, True)
 
 
+@pytest.mark.fast_on("delta")
 @pytest.mark.parametrize("line", DECISIONS)
 def test_nothing_is_decided_without_yes(line: str, place: Place, dedup: Run) -> None:
     """Without --yes a decision is shown and not made, not even as a new entry in the consumer's history."""
@@ -165,6 +166,7 @@ def test_nothing_is_decided_without_yes(line: str, place: Place, dedup: Run) -> 
     assert document(dedup, "consumer show shop", place) == before
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize("line", DECISIONS)
 def test_a_decision_with_yes_is_what_was_shown(line: str, place: Place, dedup: Run) -> None:
     """With --yes it is made once, by somebody, for a reason; the tables still prove themselves."""

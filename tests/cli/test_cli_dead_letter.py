@@ -69,6 +69,7 @@ FILTERS = {
 """Options -> letters that match."""
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize("command", ["list", "group", "discard", "export"])
 def test_every_filter_means_the_same_for_each_command(command: str, place: Place, dedup: Run, tmp_path: Path) -> None:
     """A filter that is given must match, whatever the command does with the letters."""
@@ -98,6 +99,7 @@ def test_groups_lead_to_an_example_that_can_be_shown(place: Place, dedup: Run) -
     assert document(dedup, f"dead-letter show {example}", place)["history"][0]["action"] == "FAILED"
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize(
     "line",
     [
@@ -161,6 +163,7 @@ def test_a_body_is_edited_from_a_file_exactly(place: Place, dedup: Run, tmp_path
     assert (code, err.count("\n"), "No such file" in err) == (2, 1, True)
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -204,6 +207,7 @@ def test_a_wrong_time_is_told_with_the_form_it_has(place: Place, dedup: Run) -> 
     assert (code, "2026-01-31T14:00" in err) == (2, True)
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_export_to_standard_output_is_the_letters_alone(place: Place) -> None:
     """A pipe gets JSON lines and nothing else."""
     import subprocess

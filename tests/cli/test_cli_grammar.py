@@ -220,6 +220,7 @@ def completed(words: str) -> str:
     return subprocess.run(program, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
+@pytest.mark.full
 def test_the_shell_completes_commands_and_options(dedup: Run) -> None:
     """`dedup --install-completion` is there, and what it installs gets the nouns, the verbs and the options."""
     assert "--install-completion" in dedup("--help")[1]

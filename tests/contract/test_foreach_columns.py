@@ -117,6 +117,7 @@ def said(dice: random.Random, count: int, newer: bool, gone: bool) -> list[Row]:
     return rows
 
 
+@pytest.mark.fast_on("delta")
 @pytest.mark.parametrize("newer", [False, True], ids=["last", "newest"])
 @pytest.mark.parametrize("of_events", [True, False], ids=["events", "batch"])
 def test_merges_with_changing_columns_end_as_if_one_by_one(place: Place, newer: bool, of_events: bool) -> None:

@@ -255,6 +255,7 @@ MISFITS: dict[str, Any] = {
 }
 
 
+@pytest.mark.fast_on("delta")
 @pytest.mark.parametrize("how", MISFITS)
 def test_a_row_that_does_not_fit_is_its_events_fault(place: Place, how: str) -> None:
     """However it is said, and wherever the handler runs: the event is parked, the others pass, the stream goes on."""

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,7 @@ def of_its_event(rows: pa.Table) -> None:
     raise Hostile(f"\0 \ud800 {bodies!r} " + bodies[:100_000].decode("utf-8", "surrogateescape"), str(rows["properties"]))
 
 
+@pytest.mark.fast_on("delta")
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_event_becomes_one_letter(place: Place, what: str) -> None:
     """It is parked with its exact bytes and headers, its neighbours pass, and once the handler is repaired it is reprocessed."""
@@ -153,6 +155,7 @@ def test_a_hostile_event_becomes_one_letter(place: Place, what: str) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize(
     "act",
     [
@@ -273,6 +276,9 @@ def clash(dsn: str, connection: Any, state: str) -> None:
         other.execute("set deadlock_timeout = '1h'; select from late where id = 'b' for update")
         waiting = threading.Thread(target=lambda: other.execute("select from late where id = 'a' for update"))
         waiting.start()
+        waits = "select exists (select from pg_locks where pid = %s and not granted)"
+        while connection.execute(waits, [other.info.backend_pid]).fetchone() == (False,):
+            time.sleep(0.001)  # PostgreSQL looks for a deadlock once a wait: nobody would find one that came into being after it
         try:
             connection.execute("select from late where id = 'b' for update")
         finally:

@@ -80,6 +80,7 @@ def hostile_consumer(store: Store, name: str, query: str = "q") -> Any:
     return made
 
 
+@pytest.mark.fast_on("postgres")
 @PATIENT
 @given(name=NAMES, topic=NAMES, source=NAMES, key=NAMES, headers=VALUES)
 @example(name="𠮷野家", topic="\U0003ffff", source="𠮷", key="𠮷\U0010ffff", headers={"𠮷": "𠮷".encode()})

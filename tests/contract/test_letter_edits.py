@@ -66,6 +66,7 @@ def test_an_edited_letter_that_fails_again_holds_all_its_keys(place: Place) -> N
     assert_proven(store)
 
 
+@pytest.mark.fast_on("delta")
 @pytest.mark.parametrize("parked", ["its own", "none"])
 def test_an_edited_letter_that_has_to_wait_holds_its_new_key(place: Place, parked: str) -> None:
     """Behind one that fails again it is not run: the key of its new body is its own, it holds it, and its event has its effect later."""

@@ -55,6 +55,7 @@ def hostile(store: Store) -> Any:
     return run
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_what_was_exported_comes_back_as_it_was(format: Any, place: Place, tmp_path: Path) -> None:
     """Into another store: the same ids, bytes, statuses, order and history; the keys are held, and the duplicates counted."""
@@ -230,6 +231,7 @@ def test_a_key_that_cannot_be_checked_comes_in_where_that_is_asked_for(place: Pl
 HEADERS = [{"key": "other", "value": b"y"}, {"key": "message-id", "value": b"m" * 300}]
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize(
     ("settings", "one"),
     [

@@ -376,6 +376,7 @@ def test_a_decision_without_a_name_is_nobodys(place: Place) -> None:
     assert told() == ("bob", None)
 
 
+@pytest.mark.fast_on("postgres")
 def test_the_command_line_shows_and_decides(place: Place, dedup: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """list, show, lag, retry, discard, purge and dispatch say what they would do, and do it with --yes."""
     publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(4)]), 0)

@@ -60,6 +60,7 @@ def test_whatever_of_spark_or_the_broker_dies_nothing_is_lost_or_doubled(kind: s
     assert report.totals(made)[kind]["wrong_seeds"] == [], made
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_the_loop_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     """After a run that was killed in the middle of a line, too; the report counts both runs."""

@@ -75,6 +75,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_calls_of_slices_may_fail(postgres: str, copies: Copies) -> None:
     """Where tasks commit by themselves, on connections of their own: the same, in CI for some of the calls."""
@@ -148,12 +149,13 @@ def each_file_call(way: str, *options: str) -> None:
 
 
 @pytest.mark.delta
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.full] * (way in ("error", "full"))) for way in FEW])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.full] * (way != "lost")) for way in FEW])
 def test_file_operations_of_a_delta_commit_may_fail(way: str) -> None:
     """An operation below the tables' folder fails, or its answer is lost, or the process dies in it: run again, every row is there once."""
     each_file_call(way, "--stride", str(FEW[way]))
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_what_cannot_be_read_is_an_outage_of_the_store() -> None:
     """Operations that read fail, too: whichever it is, the batch ends with what is waited for (`max_outage`), or passes."""

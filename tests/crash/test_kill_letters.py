@@ -171,6 +171,7 @@ def test_killed_anywhere_while_replaying(place: Place, nursery: Nursery) -> None
     assert {"handler", "change", "commit"} <= set(steps)
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize("release", [pytest.param(False, marks=pytest.mark.full), True])
 def test_killed_anywhere_while_discarding(place: Place, nursery: Nursery, release: bool) -> None:
     """The blocker is given up: its followers are free, its key is held or free, never something between."""
@@ -268,6 +269,7 @@ def test_a_handler_that_hangs_ends_its_process_with_its_stacks(place: Place, nur
     assert_proven(place.store())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "how",
     [{"deadly": [2]}, pytest.param({"hanging": [2], "settings": {"handler_timeout": 2.0}}, marks=pytest.mark.full)],
@@ -292,6 +294,7 @@ def test_of_two_queries_in_one_process_only_the_guilty_one_parks(place: Place, n
     assert effects(place, "guilty") == [0, 1, 3]
 
 
+@pytest.mark.fast_on("postgres")
 def test_two_reprocessors_and_a_live_stream(place: Place, nursery: Nursery, tmp_path: Path) -> None:
     """While the stream parks and waits, two processes reprocess, one of them killed again and again: nothing twice, nothing overtaken."""
     prepare_place(place)

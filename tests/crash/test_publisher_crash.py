@@ -92,6 +92,7 @@ def test_kill_between_each_two_steps(start: Start, postgres: str, eventhubs: Any
     assert not letters
 
 
+@pytest.mark.full
 def test_two_processes_with_the_same_ids_at_once(start: Start, postgres: str, eventhubs: Any, hub: str) -> None:
     """Two groups publish the same ids: each of them is stored by one of the two, and sent once."""
     two = [start(first=0, last=300, group=group, page=7) for group in ("east", "west")]

@@ -62,6 +62,7 @@ def stop(*children: Child) -> None:
         child.finish()
 
 
+@pytest.mark.fast_on("postgres")
 def test_two_processes_share_a_hub_and_one_takes_over_when_the_other_is_killed(place: Place, start: Start, sent: Orders) -> None:
     """The second one gets its half; after SIGKILL the first one has all: nothing is lost, nothing is doubled."""
     sent.send(600)
@@ -78,7 +79,7 @@ def test_two_processes_share_a_hub_and_one_takes_over_when_the_other_is_killed(p
     sent.check(place)
 
 
-@pytest.mark.fast_on("delta")
+@pytest.mark.fast_on("postgres")
 def test_three_processes_that_are_killed_while_they_balance(place: Place, start: Start, sent: Orders) -> None:
     """Each in its turn is killed, or stopped until another one has its partition: each event has its effect once."""
     running = [start() for _ in range(3)]

@@ -74,6 +74,7 @@ def setting(
     return hub, real, {"DSN": postgres, "STORAGE": azurite, "EVENTHUB": eventhubs.connection_string}
 
 
+@pytest.mark.full
 def test_moving_from_blob_and_back_loses_no_event_and_repeats_none(
     setting: Any, eventhubs: Any, azurite: str, blobs: ContainerClient, dedup: Run, tmp_path: Path
 ) -> None:

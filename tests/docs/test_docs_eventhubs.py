@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PAGE = (ROOT / "docs/how-to/eventhubs.md").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_the_code_runs(spark: SparkSession, eventhubs: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, one after another: a stream into Delta, begun again behind our checkpoints, the hub asked, batch reads."""

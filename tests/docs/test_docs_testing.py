@@ -23,6 +23,7 @@ def test_the_first_snippet_prints_what_the_page_says(capsys: pytest.CaptureFixtu
     assert said and capsys.readouterr().out == said[1]
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_the_test_of_a_consumer_passes(tmp_path: Path) -> None:
     """The page's test of a Consumer is a test that passes, run by pytest with nothing but the plugin."""

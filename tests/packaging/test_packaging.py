@@ -167,7 +167,7 @@ def test_the_metadata_is_what_a_package_index_shows(built: Path) -> None:
     assert not [name for name in found.get_all("Classifier", []) if name.startswith("License")]
 
 
-@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+@pytest.mark.parametrize("kind", ["*.whl", pytest.param("*.tar.gz", marks=pytest.mark.full)])
 def test_it_works_from_another_folder_without_any_driver(kind: str, built: Path, tmp_path: Path) -> None:
     """Installed with core requirements only, it imports, answers `--version` and `--help`, and finds its SQL."""
     environment = new_environment(tmp_path / "env", next(built.glob(kind)))

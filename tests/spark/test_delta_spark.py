@@ -84,6 +84,7 @@ def write(store: DeltaStore, sink: str, tables: list[pa.Table]) -> None:
             tx.execute(Commit())
 
 
+@pytest.mark.full
 def test_statistics_never_hide_a_row_from_spark(spark: SparkSession, tmp_path: Path) -> None:
     """Every predicate finds with data skipping what it finds without, at the bounds of every file, of every type that has bounds."""
     from pyspark.sql import DataFrame
@@ -171,7 +172,7 @@ def test_a_publication_that_spark_did_and_nobody_heard_of_is_not_done_again(
     assert spark.read.format("delta").load(strict).count() == 1
 
 
-@pytest.mark.parametrize("how", [None, Merge(("id",))])
+@pytest.mark.parametrize("how", [None, pytest.param(Merge(("id",)), marks=pytest.mark.full)])
 def test_two_publishers_of_staged_rows_publish_them_once(
     spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch, how: Merge | None
 ) -> None:
@@ -199,10 +200,10 @@ def test_two_publishers_of_staged_rows_publish_them_once(
     ("rows", "says"),
     [
         ({"id": [1, -1], "name": ["a", "b"]}, "1 of 2 rows violate positive"),
-        ({"id": [1, 60], "name": ["a", "b"]}, "1 of 2 rows violate positive"),
-        ({"id": [1], "name": ["toolong"]}, "length limit of name"),
-        ({"id": [1], "name": ["a"], "doubled": [3]}, "generated column doubled"),
-        ({"id": pa.array([None], pa.int64()), "name": ["a"]}, "forbids NULL in id"),
+        pytest.param({"id": [1, 60], "name": ["a", "b"]}, "1 of 2 rows violate positive", marks=pytest.mark.full),
+        pytest.param({"id": [1], "name": ["toolong"]}, "length limit of name", marks=pytest.mark.full),
+        pytest.param({"id": [1], "name": ["a"], "doubled": [3]}, "generated column doubled", marks=pytest.mark.full),
+        pytest.param({"id": pa.array([None], pa.int64()), "name": ["a"]}, "forbids NULL in id", marks=pytest.mark.full),
     ],
 )
 def test_rows_that_break_a_rule_are_refused_before_the_decision(
@@ -234,6 +235,7 @@ def test_a_sink_with_rules_is_merged_by_spark_once(spark: SparkSession, tmp_path
     assert spark.conf.get("spark.databricks.delta.write.txnAppId", None) is None
 
 
+@pytest.mark.full
 def test_a_condition_that_is_null_is_violated_here_as_in_delta(spark: SparkSession, tmp_path: Path) -> None:
     """What Spark itself would refuse is refused before the decision."""
     uri = str(tmp_path / "nulls")
@@ -259,6 +261,7 @@ def test_column_mapping_and_identity_take_the_row_path(spark: SparkSession, tmp_
         write(store, numbered, [pa.table({"id": [8], "no": [1]})])
 
 
+@pytest.mark.full
 def test_a_sink_that_refuses_after_all_is_told_with_its_rows(spark: SparkSession, tmp_path: Path, strict: str) -> None:
     """A rule added between decision and publication: which decision, how many rows, which sink."""
     store = DeltaStore(str(tmp_path / "state"))
@@ -281,6 +284,7 @@ def defaults(spark: SparkSession, tmp_path: Path) -> str:
     return uri
 
 
+@pytest.mark.full
 def test_rows_with_other_columns_are_not_read_as_if_they_had_the_same(spark: SparkSession, tmp_path: Path, defaults: str) -> None:
     """What one file has no column for gets the default, what another one has keeps its value: on the driver, from tasks, between others."""
     store, given = DeltaStore(str(tmp_path / "state")), ({}, {"status": "x"}, {"status": "y", "place": "there"})
@@ -336,6 +340,7 @@ def test_a_merge_that_lacks_a_column_of_a_rule_says_so(spark: SparkSession, tmp_
         tx.merge(uri, ArrowRows(pa.table({"id": [1], "name": ["x"]})), Merge(("id",)))
 
 
+@pytest.mark.full
 def test_settings_of_the_session_survive_a_merge(spark: SparkSession, tmp_path: Path, strict: str) -> None:
     """A transaction id of ours is set for one statement, and what stood there before is back after it."""
     store, name = DeltaStore(str(tmp_path / "state")), "spark.databricks.delta.write.txnAppId"

@@ -255,6 +255,7 @@ def test_a_flood_in_tasks_is_held_back_by_the_budget(spark: SparkSession, lake: 
     assert letters(lake.store()) == [] and lake.store().head("shop").checkpoints == {}
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_an_event_that_kills_its_worker_is_found_by_halves(spark: SparkSession, lake: DeltaPlace) -> None:
     """Its letter says that the worker died; the others are written."""

@@ -88,7 +88,7 @@ def test_a_partition_is_one_task_in_order_however_it_came(spark: SparkSession, b
     assert_proven(base.store())
 
 
-@pytest.mark.parametrize("soon", [False, True], ids=["at once", "coroutine"])
+@pytest.mark.parametrize("soon", [False, pytest.param(True, marks=pytest.mark.full)], ids=["at once", "coroutine"])
 def test_the_driver_hands_out_events_of_scratch_files_in_order(
     spark: SparkSession, place: Place, tmp_path_factory: pytest.TempPathFactory, soon: bool
 ) -> None:
@@ -264,6 +264,7 @@ def test_a_worker_that_is_killed_leaves_nothing_and_the_batch_comes_again(spark:
     assert_proven(base.store())
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 @pytest.mark.crash
 def test_who_is_ended_beside_a_killer_is_not_taken_for_one(spark: SparkSession, base: PostgresPlace, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_tasks_see_the_content_type(spark: SparkSession, registry: RegistryServe
         assert rows["data"].to_pylist() == [plain, plain, None]
 
 
-@pytest.mark.parametrize("path", ["driver", "expression", "scratch"])
+@pytest.mark.parametrize("path", ["driver", "expression", pytest.param("scratch", marks=pytest.mark.full)])
 def test_every_way_to_materialise_a_batch(
     spark: SparkSession, registry: RegistryServer, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

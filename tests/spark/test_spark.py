@@ -177,6 +177,7 @@ def test_scratch_folders_are_removed(where: str, spark: SparkSession, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.fast_on("delta")
 @pytest.mark.parametrize("size", [40, 1000])
 def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
     size: int, spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -274,6 +275,7 @@ def test_check_and_run_go_from_start_to_end(spark: SparkSession, place: Place, t
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_what_raises_in_a_dataframe_handler_is_isolated_and_reprocessed(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """Errors of Spark's own evaluation and of Python: the guilty rows are parked, the rest is written; fixed, they come as a DataFrame."""
     from pyspark.sql import functions as F

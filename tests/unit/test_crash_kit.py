@@ -225,9 +225,9 @@ def consumer_job(handler: Handler, *, single: bool = False) -> Callable[[Path], 
 @pytest.mark.parametrize(
     ("handler", "broken"),
     [
-        (writes, set()),
+        pytest.param(writes, set(), marks=pytest.mark.full),
         (writes_elsewhere, {kit.OUTSIDE, kit.DOUBLED}),
-        (needs_it_new, {kit.OUTSIDE, kit.DEATH}),
+        pytest.param(needs_it_new, {kit.OUTSIDE, kit.DEATH}, marks=pytest.mark.full),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

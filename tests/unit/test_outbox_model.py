@@ -27,7 +27,7 @@ from dedup.postgres import PostgresStore
 from dedup.postgres.outbox import PgOutbox, PgTurn
 from kit.outbox_tables import Held, Session, Sql, Tables
 
-KEYS, LANES, SCHEDULES, REAL_SCHEDULES = 5, 3, 1_000, 8
+KEYS, LANES, SCHEDULES, REAL_SCHEDULES = 5, 3, 400, 8
 """Fewer lanes than keys: some keys share one."""
 
 
