@@ -16,6 +16,7 @@ import pytest
 
 from deadletter.selection import Selection
 from dedup.reprocessing.dead_letters import DeadLetters
+from fixtures.fix_places import BOTH
 from kit.orders import batch, consumer, event, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
 
@@ -51,7 +52,7 @@ DECISIONS: dict[str, dict[str, Any]] = {
 BODY = b'\x00{"id": "\xff'
 
 
-@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])
+@pytest.fixture(params=BOTH)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place where `shop` has decided two batches: seven orders, one of them rejected, and a body that does not decode."""
     made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)

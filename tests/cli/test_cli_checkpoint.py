@@ -18,6 +18,7 @@ from checkpoint.head import Checkpoint
 from deadletter.selection import Selection
 from dedup.reprocessing.from_log import coverage
 from dedup.verify import verify
+from fixtures.fix_places import BOTH
 from kit.checkpoint_kit import position
 from kit.orders import batch, consumer, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
@@ -29,7 +30,7 @@ HUB = "--namespace name.servicebus.windows.net --hub orders"
 FIRST = Partition("broker", "orders", 0)
 
 
-@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])
+@pytest.fixture(params=BOTH)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place where `shop` has decided positions 0 to 9 of one partition."""
     made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)

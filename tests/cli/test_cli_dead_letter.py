@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from dedup import DeadLetters, Selection
+from fixtures.fix_places import BOTH
 from kit.people import BODY, failing
 from kit.places import DeltaPlace, Place, PostgresPlace
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture(params=[pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])
+@pytest.fixture(params=BOTH)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place where `shop` has two rejected orders, b and c, and a body that does not decode."""
     made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)

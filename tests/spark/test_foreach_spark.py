@@ -307,6 +307,7 @@ def test_a_batch_without_events_is_a_batch(spark: SparkSession, base: PostgresPl
     assert_proven(base.store())
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 @pytest.mark.crash
 def test_tasks_that_die_after_a_commit_and_a_driver_that_dies_in_a_batch(spark: SparkSession, base: PostgresPlace, tmp_path: Path) -> None:

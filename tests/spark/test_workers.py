@@ -14,6 +14,7 @@ from kit.paths import environment
 pytestmark = [pytest.mark.spark, pytest.mark.delta]
 
 
+@pytest.mark.full
 def test_workers_without_the_packages_are_told_in_three_lines_before_anything_is_written(tmp_path: Path) -> None:
     """`check` and the first batch name both interpreters, what is missing and what to set; a good worker is asked once."""
     bare = tmp_path / "bare"
