@@ -13,9 +13,12 @@ from enum import StrEnum
 class ErrorClass(StrEnum):
     """What to do about an error."""
 
-    TRANSIENT = "TRANSIENT"  # will pass: try again
-    PERMANENT = "PERMANENT"  # this event's own fault: park it
-    SYSTEMIC = "SYSTEMIC"  # everybody's fault: park nothing
+    TRANSIENT = "TRANSIENT"
+    """It may pass on another try."""
+    PERMANENT = "PERMANENT"
+    """The event is at fault: it becomes a dead letter."""
+    SYSTEMIC = "SYSTEMIC"
+    """All events are concerned: none becomes a dead letter."""
 
 
 TRANSIENT, PERMANENT, SYSTEMIC = ErrorClass.TRANSIENT, ErrorClass.PERMANENT, ErrorClass.SYSTEMIC

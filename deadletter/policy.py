@@ -44,25 +44,25 @@ DEFAULT: Shares = ((100, 0.5), (1000, 0.1))
 
 @dataclass(frozen=True)
 class Budget:
-    """How many of the last events may fail before that cannot be the fault of single events: then nothing is parked.
+    """The largest share of recent events that may become dead letters. Above it no event does, and the batch is tried again.
 
-    Each kind of dead letter has its own limits, because each has its own cause. A limit (N, share) admits that share of any N events in a
-    row. An empty tuple admits all of them. By default 50 of any 100 and 100 of any 1,000 may fail, and all may be rejected.
+    Each kind of letter has its own limits. A limit (N, share) admits that share of any N events in a row; an empty tuple admits all. By
+    default 50 of any 100 and 100 of any 1,000 events may fail, and all may be rejected.
 
     Raises:
         ConfigError: a limit is out of range; correct it.
     """
 
     handler_error: Shares = DEFAULT
-    """Of the events that the handler was given: it raised, or ran into a time-out. A bug, or an outage."""
+    """Share of the events that the handler was given for which it raised, or ran out of time."""
     undecodable: Shares = DEFAULT
-    """Of all new events: the body does not decode. A bad deploy of a producer or of a schema."""
+    """Share of all new events whose body does not decode."""
     no_key: Shares = DEFAULT
-    """Of those that decode: every part of the idempotence key is null. As above."""
+    """Share of the events that decode whose idempotence key is null."""
     key_conflict: Shares = DEFAULT
-    """Of those that have a key: it was decided before with another payload. As above."""
+    """Share of the events with a key whose key was decided with another payload."""
     rejected: Shares = ()
-    """Of the events that the handler was given: it rejected them. No limit, unless you set one."""
+    """Share of the events that the handler was given that it rejected. No limit by default."""
 
     def __post_init__(self) -> None:
         given.check(BUDGET, vars(self), "Budget")
@@ -201,30 +201,29 @@ class Retry:
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """What a consumer does when its handler, an event or the store fails. One group, because a failure meets these settings in turn.
+    """What a consumer does when its handler, an event or the store fails. A duration is a timedelta or seconds.
 
-    A failed chunk is tried again (`retry`), then in halves (`bisect`) until the guilty events are found, whose errors `errors` may
-    classify. These become dead letters within the `budget`. Beyond it, and while the store is away, the batch is tried again for
-    `max_outage`. A duration is a timedelta or seconds.
+    dedup tries a failed chunk again (`retry`), then halves it (`bisect`) until it has found the events at fault. These become dead letters
+    within the `budget`. Above the budget, and while the store is away, dedup tries the batch again for `max_outage`.
 
     Raises:
         ConfigError: a setting has another type, range or unit than it takes; correct it.
     """
 
     retry: Retry = field(default_factory=Retry)
-    """How often and how long a transient error of the handler is tried again before an event is parked."""
+    """How often, and for how long, dedup tries again after a transient error before an event becomes a dead letter."""
     budget: Budget | None = field(default_factory=Budget)
-    """For each kind of dead letter, how many of the last events may become one before that counts as a bug, an outage or a bad deploy, and
-    nothing is parked any more. None: all may."""
+    """For each kind of dead letter, the largest share of recent events that may become one. None: no limit."""
     bisect: bool = True
-    """False for a handler that does not mean the same on a part of a batch, as one that aggregates: it gets the whole batch (in Spark's
-    tasks on PostgreSQL the whole slice of a partition) or BatchTooLarge, and what it raises fails the batch."""
+    """False for a handler that aggregates. It gets the whole batch (in Spark's tasks on PostgreSQL the whole slice of a partition), or the
+    error is BatchTooLarge. An error of the handler then fails the batch."""
     errors: Sequence[Rule] = ()
-    """Rules (exception type or predicate, ErrorClass) that come before the shipped ones, first match first."""
+    """Rules (exception type or function of an error, ErrorClass). The first match counts, before the built-in rules."""
     handler_timeout: given.Duration | None = None
-    """For one run of the handler and of what it writes; then the process ends with its stacks on stderr. None: no limit."""
+    """Limit for one run of the handler and of what it writes. After it the process ends with its stacks on stderr. None: no limit."""
     max_outage: given.Duration = 300.0
-    """How long a batch is tried again, with backoff, while all fails or the store is away. Then the query stops. `math.inf`: never."""
+    """How long dedup tries a batch again, with backoff, while all events fail or the store is away. Then the query stops. `math.inf`: it
+    never stops."""
 
     def __post_init__(self) -> None:
         given.check_fields(FAILURE_POLICY, self, "FailurePolicy")

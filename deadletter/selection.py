@@ -24,23 +24,36 @@ class Selection:
     source: str | None = None
     topic: str | None = None
     partition: int | None = None
-    first: int | None = None  # sequence numbers, both ends included
+    first: int | None = None
+    """Sequence number of the first letter."""
     last: int | None = None
+    """Sequence number of the last letter."""
     kind: str | None = None
     status: str | None = None
     fingerprint: str | None = None
-    id: str | None = None  # whole or a prefix
+    id: str | None = None
+    """Whole, or the first digits of it."""
     limit: int | None = 100
-    since: dt.datetime | None = None  # last failed at or after; aware
-    until: dt.datetime | None = None  # last failed before; aware
-    key: str | None = None  # the readable idempotence key, whole
-    text: str | None = None  # somewhere in reason, error message or stack; upper and lower case are equal
-    sequence_key: str | None = None  # the readable sequence key, whole
-    statuses: tuple[str, ...] | None = None  # any of these
-    ids: tuple[str, ...] | None = None  # any of these, whole
-    sequences: tuple[bytes, ...] | None = None  # in any of these sequences (LETTERS.sequence)
+    """The largest number of letters; None: all."""
+    since: dt.datetime | None = None
+    """Last failed at this time or later; with a time zone."""
+    until: dt.datetime | None = None
+    """Last failed before this time; with a time zone."""
+    key: str | None = None
+    """The readable idempotence key, whole."""
+    text: str | None = None
+    """Text in reason, error message or stack; upper and lower case are equal."""
+    sequence_key: str | None = None
+    """The readable sequence key, whole."""
+    statuses: tuple[str, ...] | None = None
+    """Any of these statuses."""
+    ids: tuple[str, ...] | None = None
+    """Any of these ids, whole."""
+    sequences: tuple[bytes, ...] | None = None
+    """In any of these sequences (the column `sequence`)."""
     generation: int | None = None
-    after: str | None = None  # in position order, behind the letter with this id: the next page
+    after: str | None = None
+    """In position order, after the letter with this id: the next page."""
 
     def __post_init__(self) -> None:
         for name in ("partition", "first", "last", "limit"):

@@ -73,22 +73,25 @@ class Consumer:
         store: PostgresStore or DeltaStore; keeps the state beside the sinks.
         idempotence_key: what makes two deliveries the same message: a column (`data.order_id`), several, or, on Spark,
             a SQL expression. Default: the message id, else the position. **It names the message, not the entity.**
-        payload: columns whose change makes a KEY_CONFLICT of an equal key. Default: the body.
+        payload: columns that are compared between two events of one key: different values are a KEY_CONFLICT. Default: the body.
         key_scope: "topic": a key counts within (consumer, source, topic); "consumer": across all its topics.
-        null_key: "dead_letter" parks an event whose every key part is null as NO_KEY; "position" uses its position.
-        on_key_conflict: "dead_letter", "duplicate" (first payload wins, silently counted) or "error" (the batch fails).
+        null_key: what becomes of an event of which all key parts are null. "dead_letter": a letter of the kind NO_KEY; "position": its
+            position is its key.
+        on_key_conflict: what becomes of an event with a known key and another payload: "dead_letter", "duplicate" (dropped and counted) or
+            "error" (the batch fails).
         decode: `decode.json(schema)`, `decode.avro(schema)` or a function Column -> Column; adds the column `data`.
         positions: "auto" recognises Spark's Kafka source and the eventhubs schema; `Columns(...)` maps anything else;
-            None is the key-only mode: keys dedupe, no checkpoint, nothing to prove.
-        source: which broker, where the frame does not say. Two topics of one name on two brokers are two topics.
-        incarnation: tells which life of its topics a broker serves, such as `kafka.Broker(...).topic_ids`: a topic that was deleted and
-            created again is refused then, whatever it holds.
+            None: rows have no positions. Only keys distinguish events, there is no checkpoint, and `verify` can prove nothing.
+        source: the broker's name, where the frame has none. It distinguishes topics of one name on two brokers.
+        incarnation: a function that asks the broker for the ids of its topics, such as `kafka.Broker(...).topic_ids`. With it dedup refuses
+            a topic that was deleted and created again.
         part: column that numbers the rows one event was exploded into.
-        sequence_key: columns of the event: within a partition, events that have the same one keep their order. Those behind a dead
-            letter wait as dead letters too, until it is reprocessed or discarded.
-        query: a name for the query where Spark gives no id (Spark Connect); without one the restored-store guard is off there.
-        on_batch: called with the `Report` of each batch after its commit, in the process that commits it. What it raises is logged with
-            its stack and fails nothing. A batch whose process dies before the call is told by no report.
+        sequence_key: columns of the event. Within a partition, events with the same value keep their order. If one is a dead letter,
+            the later ones wait as dead letters, until it is reprocessed or discarded.
+        query: a name for the query where Spark gives no id (Spark Connect). Without one dedup cannot notice there that the state was
+            restored to an older time.
+        on_batch: called with the `Report` of each batch after its commit, in the process that commits it. An error in it is logged with its
+            stack and fails nothing. If the process dies between the commit and the call, there is no report of that batch.
         failure: `FailurePolicy(...)`: retries, budget, bisection, the classes of errors, time limits.
         takeover: `Takeover(...)`: when another instance of this name is taken over.
         limits: `Limits(...)`: rows of a transaction, sizes, ages, and whether batches come to the driver.
@@ -168,12 +171,13 @@ class Consumer:
     @overload
     def foreach_batch(self, handler: None = None) -> Callable[[Handler], Handler]: ...
     def foreach_batch(self, handler: Handler | None = None) -> Any:
-        """Register the handler: called with a frame of new events only, and a `Tx`. Usable as a decorator, with parentheses or without.
+        """Register the handler of batches: called with a frame of new events, and a `Tx`. A decorator, with or without parentheses.
 
-        Called for each chunk: a whole batch, or a part of one above `max_events_per_transaction`, which bisect=False refuses.
+        It is called for each chunk: a whole batch, or a part of a batch above `max_events_per_transaction`. With bisect=False such a batch
+        is refused.
 
         Raises:
-            ConfigError: there is a handler already, or this is none.
+            ConfigError: there is a handler already, or this object cannot be a handler.
         """
         if handler is None:
             return self.foreach_batch
@@ -200,17 +204,17 @@ class Consumer:
     ) -> Any:
         """Register a handler of single events: called with an `Event` and a `Tx`, in the order of their positions.
 
-        It returns a row (a dict), several, or None: nothing is to be done for this event (skipped). If it raises, that event is parked.
-        It may be an `async def`: then several events are in hand at once; those of one sequence key still come one after the other.
+        It returns a row (a dict), several rows, or None, which skips the event. If it raises by the event's own fault, this event becomes a
+        dead letter. It may be an `async def`: then several events are handled at once; those of one sequence key come one after the other.
 
         Args:
-            into: the sink of the rows it returns. `@consumer.foreach` without parentheses is for a handler that returns none.
+            into: the sink of the returned rows. `@consumer.foreach` without parentheses is for a handler that returns no rows.
             on: "executors" or "driver". Default: in Spark's tasks, with either store. See docs/how-to/foreach.md.
-            connections: how many the tasks of the whole cluster may have at once, two for each task. Default: two a core, at most 64.
-            concurrency: events that an async handler has in hand at once, in each slice. Default 16.
+            connections: to PostgreSQL, of all tasks of the cluster together, two for each task. Default: two for each core, at most 64.
+            concurrency: events that an async handler handles at once, in each slice. Default 16.
 
         Raises:
-            ConfigError: one of these is none of its values, there is a handler already, or this is none.
+            ConfigError: an argument has a value that it does not take, there is a handler already, or this object cannot be a handler.
         """
         sink = None if callable(into) else into
         given.check(FOREACH, {"into": sink, "on": on, "connections": connections, "concurrency": concurrency}, "foreach")
@@ -232,11 +236,11 @@ class Consumer:
     def foreach_arrow(self, into: str | SliceHandler | None = None, *, on: On | None = None, connections: int | None = None) -> Any:
         """Register a handler of Arrow tables: called with the new events of one slice, in the order of their positions, and a `Tx`.
 
-        It returns a table of rows for `into`, or None. If it raises, the slice is searched for the guilty events as a batch is.
+        It returns a table of rows for `into`, or None. If it raises, dedup halves the table to find the events at fault.
 
         Args:
             into: as for `foreach`.
-            on: as for `foreach`. Where it runs on the driver, a table may hold events of several partitions.
+            on: as for `foreach`. On the driver a table may hold events of several partitions.
             connections: as for `foreach`.
 
         Raises:
@@ -259,11 +263,14 @@ class Consumer:
     @overload
     def register_log_reader(self, read: None = None) -> Callable[[LogReader], LogReader]: ...
     def register_log_reader(self, read: LogReader | None = None) -> Any:
-        """Register what reads a range of the log in a batch: called with source, topic, partition, first and last sequence number.
+        """Register the function that reads a range of the log again. A decorator, with or without parentheses.
 
-        Returns a DataFrame or Arrow table like the stream's. Needed where events have to be read again. Usable as a decorator. Where it has
-        an attribute `first_kept`, called with source, topic and partition, positions above that one which it does not give are no loss;
-        `absent`, called like the function, says whether positions that a new query leaves out never were events.
+        It is called with source, topic, partition, first and last sequence number. It returns a DataFrame or Arrow table like the stream's.
+        `replay`, `reprocess(from_log=True)` and letters above `max_body` need it.
+
+        Two attributes of the function are optional. `first_kept`, called with source, topic and partition, returns
+        the first position that the log still has: missing positions above it are no loss. `absent`, called like the function, says whether
+        positions that a new query leaves out never were events.
 
         Raises:
             ConfigError: it cannot be called with these five arguments.
@@ -275,23 +282,23 @@ class Consumer:
         return read
 
     def dispatch_to(self, destination: Destination, *, timeout: given.Duration = SECONDS_OF_SENDING) -> None:
-        """Send what the handler publishes right after each batch has committed: `kafka.Topics("host:9092")`, or `Call(function)`.
+        """Send the messages of `tx.publish` right after each batch: `kafka.Topics("host:9092")`, or `Call(function)`.
 
-        A destination that is away, or hangs, fails no batch and does not stop the stream: the messages wait for the next one, or for
+        A destination that is away, or hangs, fails no batch and does not stop the stream. The messages wait for the next batch, or for
         `dedup outbox dispatch`.
 
         Args:
-            timeout: how long a batch waits for sending, as a timedelta or in seconds. A call that takes longer cannot be ended: it goes on
-                alone, in its thread, and what it sends may arrive although it is sent again. It comes at least once, with one id.
+            timeout: how long a batch waits for sending, as a timedelta or in seconds. A call that takes longer cannot be ended. It goes on
+                in its thread, and its messages may arrive in addition to those that are sent again, with the same ids.
 
         Raises:
-            ConfigError: this is no destination, or no time-out.
+            ConfigError: the destination or the time-out has a value that it does not take.
         """
         given.check(DISPATCH_TO, {"destination": destination, "timeout": timeout}, "dispatch_to")
         self.destination, self.send_timeout, self._inline = destination, given.to_seconds(timeout), None
 
     def send_messages(self) -> None:
-        """Send what waits in the outbox, where `dispatch_to` has said where to. Raises no error of a destination or of the store."""
+        """Send what waits in the outbox to the destination of `dispatch_to`. Raises no error of a destination or of the store."""
         if self.destination is None:
             return
         try:
@@ -309,9 +316,9 @@ class Consumer:
     @overload
     def compensate(self, take_back: None = None) -> Callable[[Compensate], Compensate]: ...
     def compensate(self, take_back: Compensate | None = None) -> Any:
-        """Register what takes back the effect of processed events before `replay` repeats them. Usable as a decorator.
+        """Register the function that takes back the effect of processed events before `replay` repeats them. A decorator.
 
-        Called with a pyarrow table (source, topic, partition, sequence_number, part, idempotence_key) and a `Tx`.
+        It is called with a pyarrow table (source, topic, partition, sequence_number, part, idempotence_key) and a `Tx`.
 
         Raises:
             ConfigError: it cannot be called with these two arguments.
@@ -366,14 +373,14 @@ class Consumer:
         return Run(query or batch.run_key, batch_id, durable=query is not None)
 
     def process(self, batch: Any) -> Report:
-        """Process rows that are part of no stream, in a test or a notebook. They need no batch id.
+        """Process rows that belong to no stream, in a test or a notebook. They need no batch id.
 
         Args:
             batch: a Spark DataFrame, a pyarrow Table, a pandas frame, or a list of rows as dicts. It has the columns that the consumer
-                expects of its stream (`positions=`), and events with the same positions or keys as before are dropped as ever.
+                expects of its stream (`positions=`). Events with positions or keys that are decided are dropped, as in a stream.
 
         Raises:
-            ConfigError: this is none of these, or cannot be mapped; nothing was written. And what a call raises.
+            ConfigError: the batch has another type, or cannot be mapped; nothing was written. And what a call raises.
             Refused: a stream has written this consumer's state, or the frame is a batch of one. Rows by hand would take the place of
                 the stream's next batch.
 
@@ -446,12 +453,13 @@ class Consumer:
             _in_tasks().check(job, tasks, head)
 
     def check(self, frame: Any) -> None:
-        """Refuse now what the first batch would be refused for: no handler, a frame that cannot be mapped, stateful operators
-        upstream, a store that cannot be reached or was written with other settings, a topic that was created again, Spark workers that lack
-        what a handler in tasks needs (one worker is asked). Changes nothing.
+        """Raise now what the first batch would be refused for. Changes nothing.
 
-        Logs a warning where events will be known by their positions alone (no headers and no `idempotence_key=`), and for a Kafka stream
-        without `source=` or `incarnation=`. So does the first batch.
+        The cases are: no handler; a frame that cannot be mapped; stateful operators upstream; a store that cannot be reached, or was
+        written with other settings; a topic that was created again; Spark workers that lack a package (one worker is asked).
+
+        Logs a warning if only positions will distinguish events (no headers and no `idempotence_key=`), and for a Kafka stream without
+        `source=` or `incarnation=`. The first batch does the same.
 
         Args:
             frame: the streaming DataFrame (or an Arrow table) that the consumer will be given.
@@ -462,7 +470,7 @@ class Consumer:
         guards.refuse_others(head, job.topic_ids(head.checkpoints))
 
     def run(self, writer: Any) -> None:
-        """Check, start `writer.foreachBatch(self)`, wait for its end, and publish what is decided.
+        """Check, start `writer.foreachBatch(self)`, wait for its end, and make committed batches visible in Delta sinks.
 
         Args:
             writer: a DataStreamWriter with its checkpointLocation and trigger set.
@@ -520,12 +528,12 @@ class Consumer:
         return known_head(self.store, self.name, self.settings)
 
     def starting_offsets(self, log: Log, *topics: str, new: New = "earliest") -> str:
-        """Where a stream without a Spark checkpoint goes on, as `startingOffsets` of Spark's Kafka source takes it.
+        """The next position of each partition, as `startingOffsets` of Spark's Kafka source takes it. Spark's checkpoint comes first.
 
         Args:
-            log: asks from where to where the partitions reach: `kafka.Broker("host:9092")`.
-            topics: all that the stream subscribes to.
-            new: where partitions begin that have no checkpoint.
+            log: the broker, which is asked for the first and last position of each partition: `kafka.Broker("host:9092")`.
+            topics: all topics that the stream subscribes to.
+            new: where partitions without a checkpoint begin: "earliest" or "latest".
 
         Raises:
             PositionGap: retention has passed a checkpoint. IncarnationChanged: a topic was created again, or ends below its checkpoint.

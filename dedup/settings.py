@@ -28,16 +28,16 @@ _KEY_COLUMNS = given.names("columns of the event", '"data.order_id"').or_none
 
 @dataclass(frozen=True)
 class Takeover:
-    """When a consumer takes over from another instance of its name. One group, because the two settings answer the same question.
+    """When a new instance takes over a consumer from another instance.
 
     Raises:
         ConfigError: a setting has another type, range or unit than it takes; correct it.
     """
 
     after: given.Duration = 60.0
-    """A timedelta or seconds without a sign of life after which another instance is taken over."""
+    """A timedelta or seconds. The other instance is taken over after this time without a sign of life."""
     now: bool = False
-    """Take over a live instance at once."""
+    """True: take over at once, also from a live instance."""
 
     def __post_init__(self) -> None:
         given.check_fields(TAKEOVER, self, "Takeover")
@@ -45,26 +45,25 @@ class Takeover:
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes and ages that a consumer keeps to. One group, because these follow from the machine and from how long tables are kept, not from
-    what the events mean.
+    """Limits of sizes, ages and memory.
 
     Raises:
         ConfigError: a setting has another type, range or unit than it takes; or letters may be older than reservations.
     """
 
     max_events_per_transaction: int | None = None
-    """Rows of one commit: a larger batch is cut into chunks, and the handler called for each. What a batch takes of the driver's memory it
-    does not bound. None: the store's."""
+    """Rows of one commit. A larger batch is cut into chunks, and the handler is called for each chunk. It does not limit the memory that a
+    batch takes in the driver. None: 100,000 on PostgreSQL, 250,000 on Delta."""
     max_body: int = 20 * 1024 * 1024
-    """Bytes of a body that a dead letter keeps whole."""
+    """Bytes of a body that a dead letter keeps whole. Of a larger body it keeps a digest and the first 64 KiB."""
     scratch: str | os.PathLike[str] | None = None
-    """Folder that driver and executors share, for batches that are too large for the driver."""
+    """A folder that driver and executors share, for batches that are too large for the driver. None: a temporary folder in local mode."""
     collect: bool = True
-    """False: no batch of Spark's comes to the driver; all rows go through `scratch`."""
+    """False: the rows of a batch never come to the driver, but go through `scratch`. Only positions and keys come."""
     retention: given.Duration | None = None
-    """A timedelta or seconds: the age at which you purge reservations. None: never."""
+    """A timedelta or seconds: the age at which you purge reservations. It purges nothing itself. None: you never purge."""
     reprocess_within: given.Duration | None = None
-    """A timedelta or seconds: how old a dead letter may be that is reprocessed; at most `retention`, which is the default."""
+    """A timedelta or seconds: older dead letters are not reprocessed. At most `retention`, which is the default."""
 
     def __post_init__(self) -> None:
         given.check_fields(LIMITS, self, "Limits")

@@ -37,6 +37,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = markdown.replace(COMMANDS, "\n".join(commands()))
     if place == "reference/errors.md":
         markdown = with_messages(markdown)
+    if place == "index.md":
+        return markdown.replace("](../benchmarks/", "](benchmarks/")
     return markdown.replace("](../../benchmarks/", "](../benchmarks/")
 
 

@@ -1,4 +1,4 @@
-"""Orders from a Kafka topic into PostgreSQL, and for each order a message to another topic, exactly when the order is stored.
+"""Orders from a Kafka topic into PostgreSQL, and for each stored order one message to another topic.
 
     create table orders (order_id text, customer text, amount bigint)
 

@@ -2,7 +2,7 @@
 
     create table orders (order_id text, customer text, amount bigint)
 
-Start it as often as you like, on as many machines as you like: the processes share the partitions. SIGTERM ends one of them.
+Start any number of processes, on any number of machines: they share the partitions. SIGTERM ends a process.
 Messages are JSON and carry AMQP's message id. Settings: DEDUP_STORE (a DSN), EVENTHUBS (a connection string), HUB.
 """
 
@@ -26,7 +26,7 @@ consumer = Consumer(
 
 @consumer.foreach(into="orders")
 def store_order(event, tx):
-    """Return a row to write it; an event that is parked becomes a dead letter, and the stream goes on."""
+    """Return a row to write it. An order with a negative amount becomes a dead letter, and the stream goes on."""
     if event.data["amount"] < 0:
         return tx.dead_letter(event, "negative amount")
     return event.data

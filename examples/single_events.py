@@ -24,7 +24,7 @@ consumer = Consumer(
     source=broker.cluster_id(),
     incarnation=broker.topic_ids,
     idempotence_key="message_id",
-    sequence_key="data.account",  # behind a dead letter, the later payments of that account wait
+    sequence_key="data.account",  # if a payment becomes a dead letter, later payments of that account wait
     decode=decode.json(PAYMENT),
 )
 

@@ -153,7 +153,7 @@ class Joins:
 
 
 class DeltaStore(Joins):
-    """State of consumers as Delta tables below `path`, beside any Delta tables as sinks.
+    """State in Delta tables below `path`. Sinks are any Delta tables. One ledger commit decides each chunk.
 
     Args:
         path: folder or URI of the store; created when the first consumer starts.
@@ -311,9 +311,10 @@ class DeltaStore(Joins):
         )
 
     def purge(self, consumer: str, before: dt.date, *, by: str, reason: str) -> None:
-        """Drop reservations that were decided before that UTC day; keys that a letter holds stay.
+        """Drop reservations that were decided before that UTC day. Keys that a letter holds stay.
 
-        A message that was reserved before that and comes again is taken for new. Running processes keep what they know until they restart.
+        A message whose reservation was dropped counts as new when it comes again. Running processes keep the keys that they know until they
+        restart.
 
         Crash: it is recorded that they may be gone; the next purge drops what this one has left.
         """
@@ -324,9 +325,9 @@ class DeltaStore(Joins):
             state.ledger.drop_reservations(before)
 
     def maintain(self, consumer: str) -> None:
-        """Rewrite the small files of the ledger and of the dead letters into large ones, and drop files that nobody needs any more.
+        """Rewrite small files of the ledger and of the dead letters into large ones, and delete staged files that no decision lists.
 
-        A running consumer does the first by itself.
+        It deletes only files that are older than a week. A running consumer rewrites small files by itself.
 
         Crash: no row changes; the next one goes on.
         """
@@ -346,7 +347,7 @@ class DeltaStore(Joins):
         return list(importlib.import_module("dedup.spark.delta").create(self, ledgers, more, spark))
 
     def publish(self, consumer: str) -> int:
-        """Bring decided batches that their sinks do not show yet; returns how many.
+        """Make committed batches visible in their sinks; returns how many.
 
         Raises:
             PublicationStuck: a sink refuses, or lacks what was published; names what to do.

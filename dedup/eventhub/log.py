@@ -72,7 +72,7 @@ def log_reader(
 
 
 def starting_positions(consumer: Consumer, connection: Connection | str | None = None, *, source: str | None = None) -> str:
-    """The option `startingPositions` that begins behind the consumer's checkpoints: JSON, hub -> partition -> next sequence number.
+    """The option `startingPositions` that begins after the consumer's checkpoints: JSON, hub -> partition -> next sequence number.
 
     Partitions without a checkpoint begin at their earliest event.
 

@@ -17,26 +17,26 @@ log = logging.getLogger("dedup")
 
 @dataclass(frozen=True)
 class Report:
-    """What became of the rows of one batch, once all of it is committed. Two reports are equal where these counts are."""
+    """How many rows of one batch had which outcome, after all of it is committed. Two reports are equal if these counts are equal."""
 
     delivered: int = 0
-    """Rows that came: the sum of the others."""
+    """All rows of the batch: the sum of the counts below."""
     redelivered: int = 0
-    """Their positions were decided before."""
+    """Rows that were dropped because their positions were decided before."""
     processed: int = 0
-    """The handler had them, and what it wrote is committed."""
+    """Rows that the handler had, and whose effect is committed."""
     duplicates: int = 0
-    """Their idempotence keys were reserved before."""
+    """Rows that were dropped because their idempotence keys were known."""
     skipped: int = 0
-    """The handler left them out."""
+    """Rows that the handler skipped."""
     dead_lettered: int = 0
-    """They became dead letters."""
+    """Rows that became dead letters."""
     consumer: str = field(default="", compare=False)
     """The consumer's name."""
     batch_id: int | None = field(default=None, compare=False)
     """The batch's number in its query run."""
     seconds: float = field(default=0.0, compare=False)
-    """From the call to the commit of the last chunk, retries and the sending of messages included."""
+    """Seconds from the call to the commit of the last chunk, with retries and the sending of messages."""
     checkpoints: Mapping[Partition, int] = field(default_factory=dict, compare=False)
     """Partition -> the sequence number up to which everything is decided. Without positions there are none."""
 

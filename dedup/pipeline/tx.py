@@ -30,7 +30,7 @@ Handler = Callable[[Any, "Tx"], None]
 
 
 class Tx:
-    """What a handler may do. Everything it records is in the same transaction, or nothing of it is.
+    """What a handler can do. All that it records is committed in one transaction, or nothing of it is.
 
     Only `connection` acts at once; what `write` recorded is not visible to it.
     """
@@ -98,17 +98,17 @@ class Tx:
         headers: str | None = None,
         order: str | None = None,
     ) -> None:
-        """Send messages once this transaction has committed: they are stored with it, and `dedup outbox dispatch` sends them.
+        """Store messages in this transaction. After the commit `dedup outbox dispatch`, or `consumer.dispatch_to`, sends them.
 
         Args:
             rows: DataFrame, Arrow table, dict or list of dicts; their order is the order of the messages of one key.
             topic: topic or event hub.
             key: column with the destination key (bytes or text): messages of one key keep their order. Without one no order is kept.
-            id: column with the message id, by which the receiver tells duplicates. Without one it is made of the incoming key and `order`,
-                where the rows have their position columns and order= is given, and in a handler of events; else it is random.
+            id: column with the message id, by which the receiver recognises duplicates. Without one it is derived from the incoming key and
+                `order` if the rows have their position columns and order= is given, and in a handler of events; else it is random.
             body: column with the message itself, bytes or text.
             headers: column with a list of {"key": text, "value": bytes}, as `properties`.
-            order: column with whole numbers that tell the messages of one event apart.
+            order: column with whole numbers that distinguish the messages of one event.
 
         Raises RowsRefused for a topic that is none; the event is at fault, because topics may come from events.
         """

@@ -229,15 +229,15 @@ class Joins:
 
 
 class PostgresStore(Reads, Joins):
-    """State and sinks in one PostgreSQL database (14 or newer), committed by one transaction per chunk.
+    """State and sinks in one PostgreSQL database (14 or newer). One transaction commits each chunk.
 
     Args:
         dsn: libpq connection string or URL. Leave the password to `~/.pgpass` or PGPASSWORD where you can; it is never shown.
-        schema: where the tables of dedup are; sinks are wherever the user has them.
+        schema: the schema of dedup's tables. Sinks may be in any schema of the database.
         on_step: called with the name of each step right before it acts.
-        auto_migrate: create or upgrade the tables at first use, if the role may; else `dedup migrate` is asked for.
-        filter_memory: bytes of a filter of known keys that large batches use, so that only keys that may be known are looked up; 0: none.
-            It takes four to eight a key; with more keys than fit, every key is looked up. See docs/how-to/postgres.md.
+        auto_migrate: create or upgrade the tables at first use, if the role may. False: tables that are missing or old are SchemaOutdated.
+        filter_memory: bytes of the filter of known keys, which spares large batches most look-ups; 0: no filter. It takes four to eight
+            bytes for a key. With more keys than fit, every key is looked up. See docs/how-to/postgres.md.
 
     Raises:
         ConfigError: the DSN or the schema's name cannot be used.

@@ -63,9 +63,9 @@ class Letter:
 class DeadLetters:
     """The dead letters of a store.
 
-    What changes letters is done in portions, each one transaction, and takes either a selection (whose `limit` counts: the default is the
-    first 100) or whole ids. Letters whose status does not allow it are skipped, and the result says why. Of a person and a reprocess that
-    are at one letter at once, one wins; the other one skips it.
+    A method that changes letters takes a selection (its `limit` counts; the default is the first 100) or whole ids. It works in portions,
+    each of which is one transaction. It skips letters whose status does not allow the change, and the result says why. If a person and a
+    reprocess change one letter at once, one of them does it, and the other one skips the letter.
 
     Args:
         store: PostgresStore or DeltaStore.
@@ -120,13 +120,13 @@ class DeadLetters:
     def discard(
         self, which: Which, *, reason: str, by: str, release_key: bool = False, dry_run: bool = False, on_progress: Progress = no_progress
     ) -> Changed:
-        """Give letters up: they are never run again, and those that wait behind them in their sequence can be.
+        """Give letters up: they are not run again, and letters that wait for them in their sequence are released.
 
         Args:
             which: letters of messages (kind UNSENT) are meant by that kind, or by their ids, alone.
-            release_key: forget the key as well, so that the message counts as new when it comes again. Without it the letter goes on to
-                hold its key, and the message is a duplicate then.
-            dry_run: say what would be done.
+            release_key: forget the key as well, so that the message counts as new when it comes again. Without it the letter still holds
+                its key, and the message is a duplicate.
+            dry_run: return what would be done, and change nothing.
             on_progress: called with letters done and letters meant.
 
         Raises:
@@ -155,7 +155,7 @@ class DeadLetters:
         return change(self.store, which, plan, dry_run=dry_run, on_progress=on_progress)
 
     def restore(self, which: Which, *, reason: str, by: str, dry_run: bool = False, on_progress: Progress = no_progress) -> Changed:
-        """Take discards back: the letters are open again, or blocked where an earlier one of their sequence is.
+        """Take discards back: the letters are open again, or blocked if an earlier letter of their sequence is open or blocked.
 
         A letter that released its key reserves it again; where another event has been decided under it since, it is skipped.
 

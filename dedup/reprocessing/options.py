@@ -41,7 +41,7 @@ class Reprocessed:
 
 @dataclass(frozen=True)
 class ReprocessOptions:
-    """How letters are run.
+    """How `reprocess` and `replay` run.
 
     Raises:
         ConfigError: an option has another type or range than it takes.
@@ -49,11 +49,16 @@ class ReprocessOptions:
 
     by: str = field(default_factory=getpass.getuser)
     reason: str | None = None
-    limit: int | None = None  # letters that are run at most, those that waited behind others included
-    rate: float | None = None  # letters a second at most
-    stop_after: int = 20  # failures in a row
-    skip_missing: bool = False  # letters whose body is in the log no longer become LOST
+    limit: int | None = None
+    """The largest number of letters, with those that waited for others."""
+    rate: float | None = None
+    """The largest number of letters a second."""
+    stop_after: int = 20
+    """Stop after so many failures in a row."""
+    skip_missing: bool = False
+    """True: letters whose body is neither kept nor in the log become LOST, and missing positions are left out."""
     on_progress: Callable[[int, int], None] = lambda done, total: None
+    """Called with the numbers of letters, or positions, that are done and that are meant."""
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:

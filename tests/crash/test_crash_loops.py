@@ -80,7 +80,7 @@ def test_the_loop_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.delta
 def test_loops_at_once_share_the_seeds_and_the_journal(tmp_path: Path) -> None:
-    """`--jobs 2` runs each seed once, goes on behind what the journal has, and reports all of it."""
+    """`--jobs 2` runs each seed once, goes on after what the journal has, and reports all of it."""
     journal = tmp_path / "journal.jsonl"
     journal.write_text(json.dumps({"seed": 4, "store": "delta", "fault": "disk full", "skipped": "made up"}) + "\n")
     command = [sys.executable, "-m", "crash", "3", "--store", "delta", "--jobs", "2", "--journal", str(journal)]

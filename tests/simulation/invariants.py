@@ -18,10 +18,10 @@ ONE_OUTCOME = "exactly one outcome per position"
 ONE_EFFECT = "effect once per key, or the key held by one letter"
 NOTHING_PASSED = "the checkpoint never passes an undecided position"
 FENCED = "a fenced instance commits nothing"
-ORDER = "the blocked stay behind the blocker"
-RESTORED = "no query goes on behind what a restore lost until a person accepts it, or another query has begun"
-COMPLETE = "it comes to the end of the log, and what can be reprocessed is"
-PROVABLE = "verify proves it from the tables"
+ORDER = "events of a blocked sequence stay behind the letter that blocks it"
+RESTORED = "no query goes on past what a restore lost, until a person accepts it or another query has begun"
+COMPLETE = "the consumer comes to the end of the log, and every letter that can be reprocessed is reprocessed"
+PROVABLE = "verify proves all this from the tables"
 
 NAMES = (ONE_OUTCOME, ONE_EFFECT, NOTHING_PASSED, FENCED, ORDER, RESTORED, COMPLETE, PROVABLE)
 
