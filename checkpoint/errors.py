@@ -32,6 +32,7 @@
     │   └── ResendTooLate        stored events are older than consumers remember
     ├── BudgetExceeded           too many events fail: a bug, an outage or a bad deploy -> fix, or lift the budget
     ├── ReprocessStopped         too many letters failed again, or a replayed position did
+    ├── LettersUnread            bodies that only the log has could not be read; the other letters were run
     ├── HandlerError             the handler broke a rule of the transaction
     └── KeyConflict              same idempotence key, another payload (only with on_key_conflict="error")
 
@@ -45,6 +46,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 
 class DedupError(Exception):
@@ -183,6 +185,13 @@ class BudgetExceeded(DedupError):
 
 class ReprocessStopped(DedupError):
     """Reprocess or replay stopped because events fail again. What was done before is done; a second call goes on."""
+
+
+class LettersUnread(DedupError):
+    """Some letters were not run, because their whole bodies could not be read from the log. The other letters were run."""
+
+    report: Any = None
+    """The `Reprocessed` of the call."""
 
 
 class HandlerError(DedupError):

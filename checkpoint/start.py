@@ -159,10 +159,10 @@ def lags(head: Head, broker: Ends, topics: Sequence[str] = (), source: str | Non
         source: what the state calls this broker; may be left out where it knows only one.
 
     Raises:
-        ConfigError: several sources are known and none is named; or there is no topic to ask for.
+        ConfigError: several sources are known and none is named; the one that is named is none of them; or there is no topic to ask for.
         SourceUnavailable: the broker does not answer.
     """
-    where = source or _only_source(head)
+    where = _source(head, source)
     asked = tuple(topics) or tuple(sorted({p.topic for p in head.checkpoints if p.source == where}))
     if not asked:
         raise ConfigError(f"Consumer {head.consumer!r} has read no topic of {where!r} yet. Name the topics to ask for with --topic.")
@@ -175,8 +175,12 @@ def lags(head: Head, broker: Ends, topics: Sequence[str] = (), source: str | Non
     return found
 
 
-def _only_source(head: Head) -> str:
+def _source(head: Head, named: str | None) -> str:
     known = sorted({p.source for p in head.checkpoints if p.source})
+    if named and known and named not in known:
+        raise ConfigError(f"Consumer {head.consumer!r} reads nothing from {named!r}. It reads from {', '.join(known)}.")
+    if named:
+        return named
     if len(known) > 1:
         raise ConfigError(f"Consumer {head.consumer!r} reads from {', '.join(known)}. Name one of them with --source.")
     return known[0] if known else "kafka"

@@ -34,10 +34,15 @@ def classify(error: BaseException, rules: Sequence[Rule] = ()) -> ErrorClass:
     A rule that raises does not fit, and is logged.
     """
     for link in chain(error):
-        found = link.found if type(link) is Elsewhere else _by_rules(link, rules) or _known(link)
-        if found:
+        found = link.found if type(link) is Elsewhere else _by_rules(link, rules)
+        if found or (not _was_caught(link, error) and (found := _known(link))):
             return found
     return PERMANENT
+
+
+def _was_caught(link: BaseException, error: BaseException) -> bool:
+    """Whether it is the ImportError of a package that the handler can do without: it caught it, and then something else failed."""
+    return issubclass(type(link), ImportError) and not any(link is one for one in chain(error, handled=False))
 
 
 def outlasted(error: BaseException) -> ErrorClass:

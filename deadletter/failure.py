@@ -175,10 +175,13 @@ def _own(frames: list[_Frame]) -> str:
     return re.sub(r"\d{3,}", "?", re.split(r"[\\/]", file)[-1]) + f":{function}"
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException, *, handled: bool = True) -> Iterator[BaseException]:
     """The error, its cause, the cause's cause ...; where none is given, the error that was being handled, as in a traceback.
 
     Ends where the chain closes a circle, and after 50 links.
+
+    Args:
+        handled: False ends it where no cause is given.
     """
     seen: set[int] = set()
     link: BaseException | None = error
@@ -186,4 +189,4 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         yield link
         seen.add(id(link))
         cause = _cause(link)
-        link = cause if cause is not None or _is_final(link) else _context(link)
+        link = cause if cause is not None or not handled or _is_final(link) else _context(link)

@@ -69,6 +69,7 @@ not searched for words. Source: error-conditions.json of Spark 4."""
 
 NAMES: dict[str, ErrorClass] = {
     "MemoryError": SYSTEMIC,
+    "ImportError": SYSTEMIC,  # this process, or an executor, lacks a module of the handler's: a deployment defect
     "socket.gaierror": SYSTEMIC,  # no such host; that the name service does not answer is told apart below
     "ssl.SSLCertVerificationError": SYSTEMIC,
     "ssl.SSLError": TRANSIENT,

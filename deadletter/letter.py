@@ -134,7 +134,7 @@ class Action(StrEnum):
     DUPLICATE = "DUPLICATE"  # its key turned out to be decided elsewhere
     DISCARDED = "DISCARDED"
     RELEASED = "RELEASED"  # its key is free again
-    RESTORED = "RESTORED"
+    REOPENED = "REOPENED"
     EDITED = "EDITED"
     RESERVED = "RESERVED"  # it holds the key of its edited body, and goes on to wait behind another letter of its sequence
     LOST = "LOST"  # neither kept nor in the log any more

@@ -1,6 +1,6 @@
 """What a person's decision about dead letters means: pure functions from letters as they are to what has to be written.
 
-Discard, restore, take in; the rows of history; the keys that a letter holds, and the one that a person gives it. A letter whose status
+Discard, reopen, take in; the rows of history; the keys that a letter holds, and the one that a person gives it. A letter whose status
 does not allow the decision is skipped, and the plan says why. Called by reprocessing/dead_letters.py, and for letters that a batch parks.
 """
 
@@ -85,7 +85,7 @@ def discard(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who,
     return Plan((*steps, *free), kinds=_kinds(chosen), skipped=_left(letters, chosen))
 
 
-def restore(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who) -> Plan:
+def reopen(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who) -> Plan:
     """Take discards back. A letter that had released its keys takes them again; where one was decided meanwhile it stays discarded.
 
     Args:
@@ -107,7 +107,7 @@ def restore(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who)
         "status": pa.repeat(Status.OPEN.value, chosen.num_rows),
         "holds_key": pc.or_(chosen["holds_key"], chosen["key"].is_valid()),
     }
-    entries = [{**who.did(Action.RESTORED), "letter_id": i, "reserved": len(keys)} for i, keys in takes.items()]
+    entries = [{**who.did(Action.REOPENED), "letter_id": i, "reserved": len(keys)} for i, keys in takes.items()]
     steps = [Change(pa.table(changes), history(entries))] if chosen.num_rows else []
     return Plan(tuple(steps), _reserve(chosen, takes), _kinds(chosen), {**_left(letters, gone), **refused})
 
@@ -133,7 +133,7 @@ def take_in(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who)
             duplicates.add(letter)
     takes = {i: keys for i, keys in wanted.items() if i not in duplicates}
     rows = _as_duplicates(letters, duplicates)
-    entries = [{**who.did(Action.RESTORED), "letter_id": i, "reserved": len(takes.get(i, ()))} for i in rows["id"].to_pylist()]
+    entries = [{**who.did(Action.REOPENED), "letter_id": i, "reserved": len(takes.get(i, ()))} for i in rows["id"].to_pylist()]
     noted = rows.filter(pc.and_(rows["holds_key"], pc.greater(letters["duplicates"], 0)))
     steps: list[LetterStep] = [Park(rows.drop_columns(["duplicates"]), pa.concat_tables([past, history(entries)]))]
     ordered = rows.filter(pc.and_(rows["sequence"].is_valid(), _among(rows["status"], WAITING_STATUSES)))

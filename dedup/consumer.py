@@ -507,6 +507,7 @@ class Consumer:
             takeover=self.takeover.now,
             reprocess_within=self.reprocess_within,
             scratch=self.scratch,
+            collect=self.limits.collect,
             send_messages=self.send_messages,
             on_batch=self.on_batch,
         )

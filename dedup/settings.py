@@ -59,7 +59,9 @@ class Limits:
     scratch: str | os.PathLike[str] | None = None
     """A folder that driver and executors share, for batches that are too large for the driver. None: a temporary folder in local mode."""
     collect: bool = True
-    """False: the rows of a batch never come to the driver, but go through `scratch`. Only positions and keys come."""
+    """False: the rows of a batch never come to the driver, but go through `scratch`, also those that `replay` and
+    `reprocess(from_log=True)` read. Only positions and keys come. Letters come from the store, and pass the driver in parts of at most 64
+    MiB."""
     retention: given.Duration | None = None
     """A timedelta or seconds: the age at which you purge reservations. It purges nothing itself. None: you never purge."""
     reprocess_within: given.Duration | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,7 +57,7 @@ def open_store(url: str, *, new: bool = False) -> Store:
         url: a StoreAddress brings the settings of its storage with it.
 
     Raises:
-        ConfigError: no URL was given, there is no such folder, or settings were given that PostgreSQL has no use for.
+        ConfigError: no URL was given, a folder has no store, or settings were given that PostgreSQL has no use for.
         ImportError: the driver is missing; the message names the extra to install.
     """
     if not url:
@@ -72,9 +71,10 @@ def open_store(url: str, *, new: bool = False) -> Store:
         # who only looks creates no tables in a database that was mistyped
         return dedup.PostgresStore(url, schema=postgres_schema(), auto_migrate=False)
     path = url.removeprefix(SPARK)
-    if not new and "://" not in path and not Path(path).exists():
-        raise dedup.ConfigError(f"There is no folder {path}. Check --store, or let `dedup migrate` begin a new store there.")
-    return dedup.DeltaStore(path, storage_options=options, engine="spark" if url.startswith(SPARK) else "delta-rs")
+    store: Store = dedup.DeltaStore(path, storage_options=options, engine="spark" if url.startswith(SPARK) else "delta-rs")
+    if not new and not store.consumers():
+        raise dedup.ConfigError(f"There is no store in {path}. Check --store. A store on Delta begins with the first batch of a consumer.")
+    return store
 
 
 def check_consumer(store: Store, name: str) -> None:

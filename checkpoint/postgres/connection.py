@@ -8,6 +8,8 @@ cannot promise that: a backend that is stopped keeps its connection open and ans
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -116,6 +118,36 @@ def translating(doing: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise translate(error, doing) from error
+
+
+@contextmanager
+def connecting(dsn: str) -> Iterator[None]:
+    """Raise StoreUnavailable, which names the server and says what to do, in place of the driver's error."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise StoreUnavailable(
+            f"PostgreSQL at {address(dsn)} cannot be reached: {_HINT.sub('', text_of(error)).rstrip('.? ')}. "
+            "Check that the server runs, and the host, port, database, user and password; then try again. Nothing was committed."
+        ) from error
+
+
+def address(dsn: str) -> str:
+    """The server, the database and the user that a DSN means, as libpq reads it; never a password."""
+    parts = {**{name: os.environ.get(variable) for name, variable in _VARIABLES.items()}, **conninfo_to_dict(dsn)}
+    service = f"service {parts['service']}" if parts["service"] else "the local socket"
+    hosts = str(parts["host"] or parts.get("hostaddr") or service).split(",")
+    ports = str(parts["port"] or "").split(",")
+    servers = ", ".join(f"{host}:{port or 5432}" for host, port in zip(hosts, ports * (len(hosts) // len(ports)), strict=False))
+    named = [f"{what} {parts[name]}" for name, what in (("dbname", "database"), ("user", "user")) if parts[name]]
+    return servers + (f" ({', '.join(named)})" if named else "")
+
+
+_VARIABLES = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER", "service": "PGSERVICE"}
+"""Part of a DSN -> the variable that libpq reads where it is left out."""
+
+_HINT = re.compile(r"\s*Is the server running[^?]*\??$")
+"""What libpq asks on a line of its own."""
 
 
 class NoAnswer(psycopg.OperationalError):

@@ -31,6 +31,7 @@ from checkpoint.postgres.connection import (
     NoAnswer,
     checked,
     checked_schema,
+    connecting,
     is_lost,
     redacted,
     settings,
@@ -86,10 +87,8 @@ class Place:
             StateTooNew: a newer library made them.
             ConfigError: the server is too old.
         """
-        try:
+        with connecting(self.dsn):
             connection: Limited[Any] = Limited.connect("", **self.settings(until))
-        except psycopg.Error as error:
-            raise translate(error, "Connecting to PostgreSQL") from error
         with connection:
             connection.until = until
             try:

@@ -86,7 +86,7 @@ def set_(
             "--to",
             min=-1,
             max=2**63 - 1,
-            help="The sequence number (Kafka: offset) of the last position that counts as handled; -1: none does.",
+            help="The sequence number (Kafka: offset) of the last position that counts as handled; -1: no position does.",
             show_default=False,
         ),
     ],
@@ -219,9 +219,11 @@ def import_blob(
     first. With NAME the consumer begins behind these positions; what lies before them counts as handled by another system.
     """
     blobs, named = _blobs(), _group(namespace, hub, group)
-    processors, opened = (None, open_store(store)) if name else (_processors(store), None)
+    processors, opened = (None, open_store(store, new=True)) if name else (_processors(store), None)
     with _container(blob, container) as there:
         kept = blobs.kept(there, named)
+    if not kept:
+        raise dedup.ConfigError(f"The container has no checkpoint of {named}. Check --namespace, --hub, --group and the container.")
     found = blobs.positions(kept, named)
     left_out = [f"partition {p.partition}: its blob holds no sequence number, and is left out." for p in kept if p.sequence_number is None]
     decided = Decided(yes, who(by), reason or f"imported from Blob storage: {named}", as_json)
@@ -285,6 +287,8 @@ def mirror_blob(
     """
     blobs, named = _blobs(), _group(namespace, hub, group)
     read = _reader(store, name, named, source or namespace)
+    if not every and not read():
+        raise dedup.ConfigError(f"There is no checkpoint of {name or named} in {source or namespace}/{hub}: there is nothing to mirror.")
     with _container(blob, container) as there:
         done = blobs.mirror(there, named, read(), backwards=backwards, dry_run=not yes)
         _print_mirrored(done, named, yes, as_json)
@@ -310,6 +314,8 @@ def _print_mirrored(done: Any, group: Group, yes: bool, as_json: bool) -> None:
             typer.echo(f"{group}: {partitions.format('written' if yes else 'would be written')}: partitions {', '.join(found)}")
     if not yes:
         typer.echo(NOTHING_DONE)
+    elif not any(getattr(done, what) for what in _TOLD):
+        typer.echo(f"{group}: every blob says what our checkpoints say")
 
 
 def _reader(store: str, name: str, group: Group, source: str) -> Any:

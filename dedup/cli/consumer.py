@@ -221,11 +221,11 @@ def show_budget(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> No
     opened = open_store(store)
     check_consumer(opened, name)
     head = opened.head(name)
-    kinds = {kind.value: _kind_json(head.spent.get(kind, Spent())) for kind in WATCHED}
+    kinds = {kind.value: kind_json(head.spent.get(kind, Spent())) for kind in WATCHED}
     if as_json:
         print_json({"consumer": name, "kinds": kinds})
         return
-    print_table(["kind", *_kind_json(Spent())], [(kind, *shown.values()) for kind, shown in kinds.items()])
+    print_table(["kind", *kind_json(Spent())], [(kind, *shown.values()) for kind, shown in kinds.items()])
 
 
 @budget_commands.command(
@@ -252,7 +252,8 @@ def lift(
     amend(open_store(store), name, lambda head: policy.lift_budget(head, events, known[kind.upper()]), as_json, yes, by, reason)
 
 
-def _kind_json(spent: Spent) -> dict[str, Any]:
+def kind_json(spent: Spent) -> dict[str, Any]:
+    """How a kind stands with its budget: one value for each column."""
     failed = {f"failed_of_the_last_{window}": _failed(spent, window) for window in WINDOWS}
     return {"decided_events": spent.decided, **failed, "admitted_from_now_on": max(0, spent.lifted - spent.decided)}
 

@@ -20,7 +20,7 @@ from checkpoint.errors import Refused
 from deadletter.json_rows import json_rows
 from deadletter.selection import Selection
 from deadletter.work import Changed, Which
-from dedup.cli.options import By, Commands, Reason, Yes, progress, says_which, selecting, who
+from dedup.cli.options import By, Commands, Reason, Yes, check_names, progress, says_which, selecting, who
 from dedup.cli.show import NOTHING_DONE, AsJson, cell, print_fields, print_json, print_table
 from dedup.reprocessing.dead_letters import DeadLetters, Letter
 from dedup.reprocessing.files import Imported
@@ -51,13 +51,13 @@ def register(app: typer.Typer) -> None:
 
 
 @commands.command("list", epilog="Example: dedup dead-letter list --consumer orders --kind REJECTED --status OPEN --limit 20")
-@selecting(limit=100)
+@selecting("Show at most this many letters", limit=100)
 def list_(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """List dead letters by position.
 
     A letter is listed if it matches all filters that are given.
     """
-    letters = DeadLetters(open_store(store))
+    letters = _letters(store, selection)
     if as_json:
         print_json(json_rows(letters.select(selection)))
         return
@@ -67,19 +67,26 @@ def list_(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -
     _tell_of_more(selection, len(rows))
 
 
+def _letters(store: str, selection: Selection) -> DeadLetters:
+    """The letters of the store. Raises ConfigError where the selection names what the store knows nothing of."""
+    opened = open_store(store)
+    check_names(opened, selection)
+    return DeadLetters(opened)
+
+
 def _tell_of_more(selection: Selection, shown: int) -> None:
     if selection.limit and shown == selection.limit:
         typer.echo(f"These are the first {selection.limit}; --limit 0 shows all.")
 
 
 @commands.command(epilog="Example: dedup dead-letter group --consumer orders --status OPEN")
-@selecting(limit=100)
+@selecting("Show at most this many groups", limit=100)
 def group(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Group dead letters by error and place.
 
     Each row says how many letters a group has, since when, and the id of an example. The largest group comes first.
     """
-    found = DeadLetters(open_store(store)).groups(selection)
+    found = _letters(store, selection).groups(selection)
     if as_json:
         print_json(json_rows(found))
         return
@@ -149,7 +156,7 @@ def register_changes(commands: typer.Typer) -> None:
     commands.command(epilog="Example: dedup dead-letter edit 3f9a12bc --body @fixed.json --reason 'price was missing' --yes")(edit)
 
 
-@selecting()
+@selecting("Discard at most this many letters")
 def discard(
     reason: RequiredReason,
     selection: Selection,
@@ -166,14 +173,14 @@ def discard(
 
     The letters keep their keys, and letters that wait behind them can be reprocessed.
     """
-    letters = DeadLetters(open_store(store))
+    letters = _letters(store, selection)
     which = _which(letters, ids, selection)
     with progress("discarding") as told:
         done = letters.discard(which, reason=reason, by=who(by), release_key=release_key, dry_run=not yes, on_progress=told)
     _print_changed(done, "discarded", as_json, which)
 
 
-@selecting()
+@selecting("Reopen at most this many letters")
 def reopen(
     selection: Selection,
     ids: Ids = None,
@@ -187,10 +194,10 @@ def reopen(
 
     A letter stays discarded if its key was released and another event has taken it.
     """
-    letters = DeadLetters(open_store(store))
+    letters = _letters(store, selection)
     which = _which(letters, ids, selection)
     with progress("reopening") as told:
-        done = letters.restore(which, reason=reason, by=who(by), dry_run=not yes, on_progress=told)
+        done = letters.reopen(which, reason=reason, by=who(by), dry_run=not yes, on_progress=told)
     _print_changed(done, "reopened", as_json, which)
 
 
@@ -277,7 +284,7 @@ def register_files(commands: typer.Typer) -> None:
     commands.command("import", epilog="Example: dedup dead-letter import letters.jsonl --yes")(import_)
 
 
-@selecting()
+@selecting("Write at most this many letters")
 def export(
     file: Annotated[str, typer.Argument(help="The new file, or - for standard output.", show_default=False)],
     selection: Selection,
@@ -296,7 +303,7 @@ def export(
         raise dedup.ConfigError("--json and - both write to standard output: name a file.")
     target = sys.stdout.buffer if file == "-" else Path(file)
     with progress("exporting") as told:
-        count = DeadLetters(open_store(store)).export(selection, target, format.value if format else None, told)
+        count = _letters(store, selection).export(selection, target, format.value if format else None, told)
     if as_json:
         print_json({"file": file, "letters": count})
     else:

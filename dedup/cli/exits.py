@@ -13,6 +13,7 @@ from checkpoint.errors import (
     CommitUnknown,
     ConfigError,
     DestinationUnavailable,
+    LettersUnread,
     Refused,
     ReprocessStopped,
     SourceUnavailable,
@@ -28,7 +29,7 @@ class ExitCode(IntEnum):
     DONE = 0
     """The command did its work."""
     FOUND = 1
-    """The command did its work and found something wrong: a contradiction, a lag above the limit, letters that failed again."""
+    """The command did its work and found something wrong: a contradiction, a lag above the limit, letters that failed or were not read."""
     USAGE = 2
     """The call is wrong: an option, a name, a file or a setting. Correct it."""
     REFUSED = 3
@@ -43,7 +44,7 @@ HELP = "Exit codes: " + "; ".join(
     f"{code.value} {what}"
     for code, what in {
         ExitCode.DONE: "done",
-        ExitCode.FOUND: "something is wrong (verify: a contradiction; lag: above the limit; reprocess: letters failed again)",
+        ExitCode.FOUND: "something is wrong (verify: a contradiction; lag: above the limit; reprocess: letters failed or were not read)",
         ExitCode.USAGE: "the call is wrong",
         ExitCode.REFUSED: "the state does not allow it",
         ExitCode.UNREACHABLE: "the store or the broker cannot be reached",
@@ -56,7 +57,7 @@ HELP = "Exit codes: " + "; ".join(
 def exit_code(error: Exception) -> ExitCode:
     """The exit code for an error that ends a command."""
     match error:
-        case ReprocessStopped():
+        case ReprocessStopped() | LettersUnread():
             return ExitCode.FOUND
         case StoreUnavailable() | CommitUnknown() | SourceUnavailable() | DestinationUnavailable():
             return ExitCode.UNREACHABLE

@@ -24,7 +24,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import dedup
 from deadletter import Kind, Status
 from deadletter.selection import Selection
-from dedup.urls import StoreAddress
+from dedup.core.store import Store
+from dedup.reprocessing.dead_letters import DeadLetters
+from dedup.urls import StoreAddress, check_consumer
 
 Name = Annotated[str, typer.Argument(help="The consumer's name.", show_default=False)]
 AnyName = Annotated[str, typer.Argument(help="The consumer's name. Without it: all consumers of the store.", show_default=False)]
@@ -33,7 +35,6 @@ By = Annotated[str, typer.Option("--by", help="Who makes the change; kept with i
 Reason = Annotated[str, typer.Option("--reason", help="Why the change is made; kept with it.", show_default=False)]
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="Only this topic. May be repeated.", show_default=False)]
 
-LIMIT = Annotated[int, typer.Option(min=0, help="Show at most this many; 0: all.")]
 
 StorageOption = Annotated[
     list[str] | None,
@@ -182,11 +183,12 @@ OPTIONS: dict[str, Any] = {
 """Name of the parameter -> its option. A letter is selected if it matches all options that are given."""
 
 
-def selecting(*, limit: int | None = 0, only: tuple[str, ...] = tuple(OPTIONS)) -> Callable[[Command], Command]:
+def selecting(most: str = "", *, limit: int = 0, only: tuple[str, ...] = tuple(OPTIONS)) -> Callable[[Command], Command]:
     """Give a command options of OPTIONS and `--limit`, and call it with `selection`, a Selection, in their place.
 
     Args:
-        limit: the default; 0 is all. None: there is no such option.
+        most: what the command does at most, as in "Show at most this many letters". Without it there is no `--limit`.
+        limit: the default; 0 is all.
         only: the options that it gets.
     """
     names = [name for name in OPTIONS if name in only]
@@ -194,8 +196,9 @@ def selecting(*, limit: int | None = 0, only: tuple[str, ...] = tuple(OPTIONS)) 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True)
         added = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=OPTIONS[n]) for n in names]
-        if limit is not None:
-            added.append(inspect.Parameter("limit", inspect.Parameter.KEYWORD_ONLY, default=limit, annotation=LIMIT))
+        if most:
+            option = Annotated[int, typer.Option(min=0, help=f"{most}; 0: all.")]
+            added.append(inspect.Parameter("limit", inspect.Parameter.KEYWORD_ONLY, default=limit, annotation=option))
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.parameters.values() if p.name != "selection"]
 
         def called(**given: Any) -> None:
@@ -221,6 +224,25 @@ def _selection(given: dict[str, Any]) -> Selection:
 def says_which(selection: Selection) -> bool:
     """Whether any option was given."""
     return any(getattr(selection, name) is not None for name in OPTIONS)
+
+
+def check_names(store: Store, selection: Selection) -> None:
+    """Raise ConfigError, with the names there are, for a consumer, source or topic that the store knows nothing of.
+
+    A topic is known if a consumer has a checkpoint in it, or a letter is of it.
+    """
+    if selection.consumer is not None:
+        check_consumer(store, selection.consumer)
+    asked = Selection(selection.consumer, selection.source, selection.topic, limit=1)
+    if asked == Selection(selection.consumer, limit=1) or DeadLetters(store).select(asked, ["id"]).num_rows:
+        return
+    names = store.consumers() if selection.consumer is None else [selection.consumer]
+    known = sorted({(p.source, p.topic) for name in names for p in store.head(name).checkpoints})
+    if not any(selection.source in (None, source) and selection.topic in (None, topic) for source, topic in known):
+        wanted = " of ".join(repr(name) for name in (selection.topic, selection.source) if name is not None)
+        what = "source" if selection.topic is None else "topic"
+        shown = ", ".join(f"{topic!r} of {source!r}" for source, topic in known)
+        raise dedup.ConfigError(f"No checkpoint and no dead letter is of {what} {wanted}. Known topics: {shown or 'none'}.")
 
 
 def find(target: str, what: str, example: str) -> Any:

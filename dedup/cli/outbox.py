@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import dedup
-from checkpoint.errors import command
+from checkpoint.errors import Refused, command
 from dedup.cli.brokers import EventHubs, Kafka, KafkaSettings, connection_string, settings_of
 from dedup.cli.exits import found as exit_found
 from dedup.cli.options import AnyName, By, Commands, FailAbove, Name, Reason, Topics, Yes, above, duration, find, who
@@ -25,6 +25,8 @@ from dedup.urls import StoreUrl, check_consumer, open_store
 commands = Commands(help="Outgoing messages, published with tx.publish.", no_args_is_help=True)
 
 COLUMNS = ["number", "topic", "key", "id", "state", "attempts", "size", "created_at", "error"]
+
+LAG = ["consumer", "waiting", "dead", "behind", "oldest", "seconds"]
 
 MOST = 2**63 - 1
 Numbers = Annotated[
@@ -194,10 +196,8 @@ def retry(
     The next dispatcher sends them, then those that wait behind them.
     """
     outbox = _outbox(store, name)
-    found = outbox.entries(Chosen((State.DEAD,), numbers=tuple(numbers), limit=None))
-    _changed(
-        found, outbox.retry([e.number for e in found], by=who(by), reason=reason) if yes and found else 0, "to be sent again", yes, as_json
-    )
+    found = _chosen(outbox, name, numbers, (State.DEAD,), "sent again")
+    _changed(found, outbox.retry([e.number for e in found], by=who(by), reason=reason) if yes else 0, "to be sent again", yes, as_json)
 
 
 @commands.command(epilog="Example: dedup outbox discard orders 4711 --reason 'the receiver is gone' --yes")
@@ -215,24 +215,39 @@ def discard(
     Messages that wait behind them are sent.
     """
     outbox = _outbox(store, name)
-    found = outbox.entries(Chosen((State.WAITING, State.DEAD, State.BEHIND), numbers=tuple(numbers), limit=None))
-    _changed(found, outbox.discard([e.number for e in found], by=who(by), reason=reason) if yes and found else 0, "given up", yes, as_json)
+    found = _chosen(outbox, name, numbers, (State.WAITING, State.DEAD, State.BEHIND), "given up")
+    _changed(found, outbox.discard([e.number for e in found], by=who(by), reason=reason) if yes else 0, "given up", yes, as_json)
+
+
+def _chosen(outbox: Outbox, name: str, numbers: list[int], states: tuple[State, ...], word: str) -> list[Entry]:
+    """The messages of these numbers. Raises ConfigError for a number that no message has, Refused for a message in another state."""
+    found = outbox.entries(Chosen(numbers=tuple(numbers), limit=None))
+    if missing := sorted({*numbers} - {entry.number for entry in found}):
+        raise dedup.ConfigError(
+            f"{name!r} has no message {', '.join(map(str, missing))}. {command('outbox', 'list', name)} shows the numbers."
+        )
+    if wrong := [f"{entry.number} is {entry.state.name}" for entry in found if entry.state not in states]:
+        allowed = " or ".join(state.name for state in states)
+        raise Refused(f"Only messages that are {allowed} can be {word}: {', '.join(wrong)}. Leave out those.")
+    return found
 
 
 def _changed(found: list[Entry], count: int, word: str, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json({"changed": count, "done": yes, "messages": [_document(e) for e in found]})
         return
-    print_table(COLUMNS, [_row(e) for e in found], empty="no messages match")
-    if found:
-        typer.echo(f"{count} messages {word}" if yes else NOTHING_DONE)
+    print_table(COLUMNS, [_row(e) for e in found])
+    typer.echo(f"{count} messages {word}" if yes else NOTHING_DONE)
 
 
 @commands.command(epilog="Example: dedup outbox purge orders --older-than 7d --yes")
 def purge(
     name: Name,
     older_than: Annotated[
-        Any, typer.Option("--older-than", parser=duration, metavar="DURATION", help="Age: 14d, 12h.", show_default=False)
+        Any,
+        typer.Option(
+            "--older-than", parser=duration, metavar="DURATION", help="Only what is older than this: 14d, 12h.", show_default=False
+        ),
     ],
     store: StoreUrl = "",
     as_json: AsJson = False,
@@ -270,8 +285,7 @@ def lag(
     if as_json:
         print_json(rows)
     else:
-        columns = ["consumer", "waiting", "dead", "behind", "oldest", "seconds"]
-        print_table(columns, [list(row.values()) for row in rows], empty="no consumers yet")
+        print_table(LAG, [list(row.values()) for row in rows], empty="no consumers yet")
     exit_found(fail_above is not None and any(_too_far(row, fail_above) for row in rows))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import dedup
+from checkpoint.errors import command
 from dedup.cli.options import By, Commands, Reason, Yes, duration, who
 from dedup.cli.show import NOTHING_DONE, AsJson, print_fields, print_json, print_table
 from dedup.urls import StoreUrl, is_postgres, postgres_schema
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Group = Annotated[str, typer.Argument(help="The producer group.", show_default=False)]
 Topic = Annotated[str, typer.Option("--topic", help="The event hub or topic, if the group publishes to several.", show_default=False)]
 Source = Annotated[str, typer.Option("--source", help="The broker, if two brokers have this topic.", show_default=False)]
+
+COLUMNS = ["source", "topic", "group", "owner_level", "partitions", "host", "pid", "waiting", "waiting_since"]
 
 commands = Commands(help="Publishers: their state, kept in PostgreSQL.", no_args_is_help=True)
 
@@ -54,8 +57,7 @@ def list_(store: StoreUrl = "", as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    columns = ["source", "topic", "group", "owner_level", "partitions", "host", "pid", "waiting", "waiting_since"]
-    print_table(columns, [[row[c] for c in columns] for row in rows], empty="no publishers yet")
+    print_table(COLUMNS, [[row[c] for c in COLUMNS] for row in rows], empty="no publishers yet")
 
 
 @commands.command(epilog="Example: dedup publisher show shop --store postgresql://localhost/shop")
@@ -176,6 +178,8 @@ def discard(
     with _opened(store) as publishers:
         found = publishers.one(group, topic, source)
         waiting = publishers.waiting(found, partition, sequence, most=found["waiting"])
+        if not waiting and (partition, sequence) != (None, None):
+            raise dedup.ConfigError(f"No such event waits. {command('publisher', 'show', group)} shows those that wait.")
         if yes:
             publishers.discard(found, partition, sequence, who(by), reason)
     _tell({"group": group, "topic": found["topic"], "discarded": len(waiting)}, as_json, yes)
@@ -184,7 +188,10 @@ def discard(
 @commands.command(epilog="Example: dedup publisher purge --older-than 14d --yes")
 def purge(
     older_than: Annotated[
-        Any, typer.Option("--older-than", parser=duration, metavar="DURATION", help="Age: 14d, 12h.", show_default=False)
+        Any,
+        typer.Option(
+            "--older-than", parser=duration, metavar="DURATION", help="Only what is older than this: 14d, 12h.", show_default=False
+        ),
     ],
     store: StoreUrl = "",
     as_json: AsJson = False,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 import dedup
+from checkpoint.errors import LettersUnread
 from deadletter.selection import Selection
 from dedup.cli.exits import found
-from dedup.cli.options import OPTIONS, POSITIONS, By, Reason, Yes, find, progress, selecting, who
+from dedup.cli.options import OPTIONS, POSITIONS, By, Reason, Yes, check_names, find, progress, selecting, who
 from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.consumer import Consumer
 from dedup.core.log import AnyLogReader
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import Reprocessed, ReprocessOptions
 from dedup.reprocessing.replay import Replayed, replay
+from dedup.urls import check_consumer
 
 
 class FrameKind(StrEnum):
@@ -40,7 +42,17 @@ Frame = Annotated[
     FrameKind | None,
     typer.Option("--frames", help="What the handler takes.  [default: spark if pyspark is installed]", show_default=False),
 ]
-SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="Continue without positions that the log no longer has.")]
+
+RESULTS = ("reprocessed", "duplicates", "failed", "waiting", "left", "expired", "lost", "unread")
+"""What becomes of letters."""
+
+REPLAYED = ("processed", "lettered", "duplicates", "skipped", "absent", "replayed", "missing")
+"""What becomes of positions."""
+
+UNREAD = ["letter", "source", "topic", "partition", "sequence_number", "why"]
+"""Columns of letters that could not be read."""
+
+_UNREAD = "unread: only the log has the whole bodies of these letters, and it cannot be read"
 
 FILTERS = tuple(name for name in OPTIONS if name not in ("consumer", "status"))
 """The consumer is the one that is named, and what can be run is what is open or blocked."""
@@ -56,14 +68,16 @@ def register(consumers: typer.Typer, letters: typer.Typer) -> None:
     )(replay_)
 
 
-@selecting(only=FILTERS)
+@selecting("Run at most this many letters", only=FILTERS)
 def reprocess_(
     target: Target,
     selection: Selection,
     from_log: Annotated[
-        bool, typer.Option("--from-log", help="Do not run letters, but positions of the range that were never delivered.")
+        bool, typer.Option("--from-log", help="Run positions of the range that were never delivered, in place of letters.")
     ] = False,
-    skip_missing: SkipMissing = False,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Record as LOST what the log no longer has, and run the others.")
+    ] = False,
     rate: Annotated[float | None, typer.Option(help="Run at most this many letters per second.", show_default=False)] = None,
     stop_after: Annotated[int, typer.Option(min=1, help="Stop after this many letters in a row have failed again.")] = 20,
     frames: Frame = None,
@@ -74,21 +88,26 @@ def reprocess_(
 ) -> None:
     """Run the handler again on dead letters.
 
-    The stream may run at the same time. The command is safe to stop and to repeat. The exit code is 1 if letters failed again.
+    The stream may run at the same time. The command is safe to stop and to repeat. If the body of a letter has to be read from the log,
+    and that fails, the command names the letter and runs the others. The exit code is 1 if letters failed again or were not read.
     """
     consumer, look = _consumer(target), not yes
+    check_names(consumer.store, replace(selection, consumer=consumer.name))
     spark = None if look else _session(consumer, frames)
     with progress("reprocessing") as told:
         options = ReprocessOptions(who(by), reason or None, selection.limit, rate, stop_after, skip_missing, told)
-        done = reprocess(selection, consumer, spark=spark, from_log=from_log, dry_run=look, options=options)
+        try:
+            done = reprocess(selection, consumer, spark=spark, from_log=from_log, dry_run=look, options=options)
+        except LettersUnread as unread:
+            done = unread.report
     if as_json:
         print_json(_plain(done))
     else:
         _print_reprocessed(done, from_log)
-    found(done.failed > 0 or (done.filled is not None and done.filled.dead_lettered > 0))
+    found(done.failed > 0 or bool(done.unread and not look) or (done.filled is not None and done.filled.dead_lettered > 0))
 
 
-@selecting(limit=None, only=POSITIONS)
+@selecting(only=POSITIONS)
 def replay_(
     target: Target,
     selection: Selection,
@@ -99,7 +118,9 @@ def replay_(
         bool,
         typer.Option("--accept-other-keys", help="Do not compare keys with the log, because `decode` reads other keys on purpose."),
     ] = False,
-    skip_missing: SkipMissing = False,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Leave out positions that the log no longer has, and replay the others.")
+    ] = False,
     frames: Frame = None,
     as_json: AsJson = False,
     yes: Yes = False,
@@ -112,6 +133,7 @@ def replay_(
     other effects. The function registered with @consumer.register_log_reader reads the events again.
     """
     consumer, look = _consumer(target), not yes
+    check_consumer(consumer.store, consumer.name)
     if not look:
         _session(consumer, frames)
     with progress("replaying") as told:
@@ -165,9 +187,11 @@ def _print_reprocessed(done: Reprocessed, from_log: bool) -> None:
         _tell_nothing(done)
         return
     print_table(["kind", "letters"], [*done.by_kind.items(), ("all", done.selected)])
-    names = ("reprocessed", "duplicates", "failed", "waiting", "left", "expired", "lost")
     if not done.dry_run:
-        print_table(["result", "letters"], [(name, getattr(done, name)) for name in names])
+        rows = [(name, len(done.unread) if name == "unread" else getattr(done, name)) for name in RESULTS]
+        print_table(["result", "letters"], rows)
+    if done.unread:
+        print_table(UNREAD, [[one.letter[:12], *(getattr(one, name) for name in UNREAD[1:])] for one in done.unread], title=_UNREAD)
     if done.failed:
         typer.echo("`dedup dead-letter group` and `dedup dead-letter show ID` tell why they failed again.")
     if done.processed:
@@ -183,6 +207,6 @@ def _tell_nothing(done: Reprocessed | Replayed) -> None:
 
 
 def _print_replayed(done: Replayed) -> None:
-    names = ("processed", "lettered", "duplicates", "skipped", "absent", "replayed")
-    print_table(["result", "positions"], [*((name, getattr(done, name)) for name in names), ("missing", str(done.missing).strip("[]"))])
+    rows = [(name, str(done.missing).strip("[]") if name == "missing" else getattr(done, name)) for name in REPLAYED]
+    print_table(["result", "positions"], rows)
     _tell_nothing(done)

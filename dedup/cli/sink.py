@@ -67,8 +67,7 @@ def accept(
     take: Any = getattr(opened, "accept_sink", None)
     if take is None:
         raise dedup.ConfigError("This store has no sinks of its own to accept.")
-    if yes:
-        take(name, sink, lost=lost, by=who(by), reason=reason)
+    take(name, sink, lost=lost, by=who(by), reason=reason, dry_run=not yes)
     count = opened.publish(name) if yes else 0
     if as_json:
         print_json({"consumer": name, "sink": sink, "lost": lost, "batches": count, "done": yes})

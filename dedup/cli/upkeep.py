@@ -77,7 +77,7 @@ def migrate(
 
 def _check(store: str, as_json: bool) -> None:
     try:
-        open_store(store).consumers()
+        open_store(store, new=True).consumers()
     except SchemaOutdated as outdated:
         print_json({"up_to_date": False, "why": str(outdated)}) if as_json else typer.echo(f"needs a migration: {outdated}")
         found(wrong=True)

@@ -51,7 +51,9 @@ def batches(
 ) -> None:
     """List committed batches by partition.
 
-    Each row names the positions that a batch has seen in one partition, and counts the results of their rows.
+    Each row names the positions that a batch has seen in one partition, and counts the results of their rows: delivered is the sum of
+    redelivered, processed, duplicate, skipped rows and dead lettered. `late` names positions at or below the checkpoint that no batch had
+    seen before; they are handled like any other.
     """
     opened = open_store(store)
     check_consumer(opened, name)

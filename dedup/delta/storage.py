@@ -99,7 +99,8 @@ def answering(uri: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreUnavailable(f"{uri} cannot be reached: {explained(uri, error)}") from error
+        advice = "" if "Set these" in (said := explained(uri, error)) else " Check the address, the network and the login; then try again."
+        raise StoreUnavailable(f"{uri} cannot be reached: {said.rstrip('.')}.{advice}") from error
 
 
 def explained(uri: str, error: BaseException) -> str:

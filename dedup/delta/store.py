@@ -291,13 +291,14 @@ class DeltaStore(Joins):
             consumer, lambda state: amendment(state, self._publisher(state), change, by=by, reason=reason)
         ).head
 
-    def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str) -> None:
+    def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str, dry_run: bool = False) -> None:
         """Go on with the table that is under a sink's name now: it was dropped and created again, moved, or restored, on purpose.
 
         What was published before stays out of it. What is decided and not published goes there.
 
         Args:
             lost: give up decided rows whose files are gone.
+            dry_run: raise what the change would raise, and change nothing.
 
         Raises:
             ConfigError: the consumer has never written to that sink.
@@ -306,9 +307,15 @@ class DeltaStore(Joins):
 
         Crash: it is accepted, with its record, or it is not.
         """
-        self._states.commit_planned(
-            consumer, lambda state: acceptance(state, self._publisher(state), sink, self.tables.get(sink), lost=lost, by=by, reason=reason)
-        )
+
+        def plan(state: ConsumerState) -> Header:
+            return acceptance(state, self._publisher(state), sink, self.tables.get(sink), lost=lost, by=by, reason=reason)
+
+        if dry_run:
+            with self._states.existing(consumer) as state:
+                plan(state)
+            return
+        self._states.commit_planned(consumer, plan)
 
     def purge(self, consumer: str, before: dt.date, *, by: str, reason: str) -> None:
         """Drop reservations that were decided before that UTC day. Keys that a letter holds stay.

@@ -100,6 +100,7 @@ class Job:
     takeover: bool = False
     reprocess_within: dt.timedelta | None = None
     scratch: str | None = None
+    collect: bool = True  # whether rows that Spark reads may come to the driver
     send_messages: Callable[[], None] = nothing_to_send  # those that a batch has published, where there is a destination
     on_batch: OnBatch | None = None
 

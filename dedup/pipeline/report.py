@@ -17,7 +17,11 @@ log = logging.getLogger("dedup")
 
 @dataclass(frozen=True)
 class Report:
-    """How many rows of one batch had which outcome, after all of it is committed. Two reports are equal if these counts are equal."""
+    """How many rows of one batch had which outcome, after all of it is committed. Two reports are equal if these counts are equal.
+
+    It counts the rows of the batch, not those of the sinks: neither statements of `tx.connection` nor a merge that Spark runs say how many
+    rows they have changed. Count those in the handler, or in the sink.
+    """
 
     delivered: int = 0
     """All rows of the batch: the sum of the counts below."""

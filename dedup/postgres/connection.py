@@ -21,7 +21,7 @@ from psycopg.adapt import AdaptersMap
 from psycopg.pq import TransactionStatus
 
 from checkpoint.errors import HandlerError
-from checkpoint.postgres.connection import Connection, ends_transaction, settings, translate
+from checkpoint.postgres.connection import Connection, connecting, ends_transaction, settings
 from dedup.postgres import charset, wire
 
 ENDED = (
@@ -95,10 +95,8 @@ class Pool:
 
     def open(self) -> Connection:
         """A connection that is not the pool's."""
-        try:
+        with connecting(self._dsn):
             return connect(self._dsn)
-        except psycopg.Error as error:
-            raise translate(error, "Connecting to PostgreSQL") from error
 
     @contextmanager
     def fresh(self) -> Iterator[Connection]:

@@ -168,15 +168,27 @@ def _note(connection: Connection, sql: Statements, full: str, oid: int, before: 
         )
 
 
-def accept(connection: Connection, sql: Statements, table: str, writer: Writer) -> None:
+def accept(connection: Connection, sql: Statements, table: str, writer: Writer, *, dry_run: bool = False) -> None:
     """Remember the table that is under this name now. Raises SinkMismatch, or ConfigError where the writer has never written to it.
+
+    Args:
+        dry_run: raise the same, and remember nothing.
 
     Crash: undone with the transaction.
     """
-    sink = describe(connection, sql, table)
-    noted = {"consumer": writer.id, "generation": writer.generation, "oid": sink.oid}
-    if connection.execute(sql["accept_sink"], noted).fetchone() is None:
-        raise ConfigError(f"Consumer {writer.name!r} has never written to {sink.name}: there is nothing to accept.")
+    known: dict[str, int | None] = dict(connection.execute(sql["sinks_of"], {"consumer": writer.id}).fetchall())
+    names = ", ".join(known) or "none"
+    never = ConfigError(f"Consumer {writer.name!r} has never written to {table}: there is nothing to accept. It has written to: {names}.")
+    try:
+        sink = describe(connection, sql, table)
+    except SinkMismatch as error:
+        if any(f".{name}".endswith(f".{table}") for name in known):
+            raise
+        raise never from error
+    if sink.oid not in known.values():
+        raise never
+    if not dry_run:
+        connection.execute(sql["accept_sink"], {"consumer": writer.id, "generation": writer.generation, "oid": sink.oid})
 
 
 def plans_for(sink: Sink, schema: pa.Schema, *, converted: bool = False) -> dict[str, fit.CastPlan]:

@@ -67,6 +67,14 @@ def refuse_restored(consumer: str, what: str | None) -> None:
         )
 
 
+def existing(connection: Connection, sql: Statements, consumer: str) -> ConsumerState:
+    """As `read`. Raises ConfigError where there is no such consumer."""
+    found = read(connection, sql, consumer)
+    if found is None:
+        raise ConfigError(f"There is no consumer {consumer!r} here. `dedup consumer list` shows the names.")
+    return found
+
+
 def read(connection: Connection, sql: Statements, consumer: str) -> ConsumerState | None:
     """The state as the present snapshots show it; None for a consumer nobody has created."""
     row = one(connection, sql, "head", consumer=consumer)
@@ -132,9 +140,7 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
     Crash: undone with the transaction.
     """
     locked = one(connection, sql, "lock_consumer", consumer=consumer)
-    state = read(connection, sql, consumer) if locked else None
-    if state is None:
-        raise ConfigError(f"There is no consumer {consumer!r} here. `dedup consumer list` shows the names.")
+    state = existing(connection, sql, consumer)
     assert locked is not None
     old, new = state.head, change(state.head)
     anew = new.generation != old.generation

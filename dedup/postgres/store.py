@@ -433,11 +433,12 @@ class PostgresStore(Reads, Joins):
         with self._connection(f"Changing the state of {consumer!r}") as connection, connection.transaction():
             return state.amend(connection, self._sql, consumer, change, by, reason)
 
-    def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str) -> None:
+    def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str, dry_run: bool = False) -> None:
         """Go on with the table that is under a sink's name now: it was dropped and created again, loaded, or renamed, on purpose.
 
         Args:
             lost: as for a Delta store; here no decided row waits for its sink.
+            dry_run: raise what the change would raise, and change nothing.
 
         Raises:
             ConfigError: the consumer has never written to that sink, or there is no such consumer.
@@ -446,10 +447,10 @@ class PostgresStore(Reads, Joins):
         Crash: it is accepted, with its record, or it is not.
         """
         with self._connection(f"Accepting a sink of {consumer!r}") as connection, connection.transaction():
-            state.amend(connection, self._sql, consumer, lambda head: head, by, reason)
-            found = state.read(connection, self._sql, consumer)
-            assert found is not None
-            sinks.accept(connection, self._sql, sink, sinks.Writer(found.id, found.head.generation, consumer))
+            if not dry_run:
+                state.amend(connection, self._sql, consumer, lambda head: head, by, reason)
+            found = state.existing(connection, self._sql, consumer)
+            sinks.accept(connection, self._sql, sink, sinks.Writer(found.id, found.head.generation, consumer), dry_run=dry_run)
 
     def publish(self, consumer: str) -> int:
         """Always 0: sinks commit with the decision."""

@@ -23,7 +23,7 @@ from psycopg.rows import dict_row
 from checkpoint.errors import CommitUnknown, ConfigError, Fenced, Refused, StoreRestored, command
 from checkpoint.holders import is_alive, this_process
 from checkpoint.postgres import sql
-from checkpoint.postgres.connection import Connection, checked, checked_schema, is_lost, redacted, translate, translating
+from checkpoint.postgres.connection import Connection, checked, checked_schema, connecting, is_lost, redacted, translate, translating
 from checkpoint.postgres.sql import Statements
 from dedup.postgres.connection import Pool, connect
 from dedup.postgres.epoch import refuse_lazy_commit
@@ -245,7 +245,7 @@ class Publishers:
 
     def __init__(self, dsn: str, schema: str = "dedup") -> None:
         self._sql = Statements(checked_schema(schema))
-        with translating("Connecting to PostgreSQL"):
+        with connecting(dsn):
             self._connection: Connection = connect(checked(dsn))
         sql.ensure(self._connection, schema, auto=False)
 

@@ -1,4 +1,4 @@
-"""What a person does with dead letters, but for running handlers: look, group, show, discard, restore, edit, export, import.
+"""What a person does with dead letters, but for running handlers: look, group, show, discard, reopen, edit, export, import.
 
 The command `dedup dead-letter` is a shell around this. Works while the stream runs, and does not stall it.
 """
@@ -154,7 +154,7 @@ class DeadLetters:
 
         return change(self.store, which, plan, dry_run=dry_run, on_progress=on_progress)
 
-    def restore(self, which: Which, *, reason: str, by: str, dry_run: bool = False, on_progress: Progress = no_progress) -> Changed:
+    def reopen(self, which: Which, *, reason: str, by: str, dry_run: bool = False, on_progress: Progress = no_progress) -> Changed:
         """Take discards back: the letters are open again, or blocked if an earlier letter of their sequence is open or blocked.
 
         A letter that released its key reserves it again; where another event has been decided under it since, it is skipped.
@@ -167,7 +167,7 @@ class DeadLetters:
             free = access.letters.filter(pc.invert(access.letters["holds_key"]))
             past = access.history(free.filter(free["key"].is_valid()))
             keys = plans.released(access.letters, past).values()
-            return plans.restore(access.letters, past, access.known(k for own in keys for k in own), who)
+            return plans.reopen(access.letters, past, access.known(k for own in keys for k in own), who)
 
         return change(self.store, which, plan, dry_run=dry_run, on_progress=on_progress)
 
@@ -336,7 +336,7 @@ def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes]
 
 
 def _refuse_edit(letter: Mapping[str, Any]) -> None:
-    advice = {Status.DISCARDED: "Restore it first.", Status.REPROCESSED: "It had its effect, and cannot have another one."}
+    advice = {Status.DISCARDED: "Reopen it first.", Status.REPROCESSED: "It had its effect, and cannot have another one."}
     if letter["status"] not in WAITING_STATUSES:
         raise Refused(f"Letter {letter['id'][:12]} is {letter['status']}. {advice.get(letter['status'], 'It is settled.')}")
 

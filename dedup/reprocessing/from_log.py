@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint import guards
-from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, command
+from checkpoint.errors import ConfigError, DedupError, IncarnationChanged, PositionsMissing, SourceUnavailable, StoreError, command
 from checkpoint.head import Head, Run
 from checkpoint.position import LAST, Partition, Range, Ranges
 from checkpoint.records import RecordFilter
@@ -117,20 +117,25 @@ def _with_neighbours(span: Range, partition: Partition, transaction: Transaction
     return Range(span.first - before, span.last + behind)
 
 
+def no_reader(consumer: str) -> str:
+    """Why a consumer without a log reader cannot read positions again, and what to do."""
+    return (
+        f"Consumer {consumer!r} cannot read the log again. Register a function (source, topic, partition, first, last) -> "
+        "DataFrame with @consumer.register_log_reader."
+    )
+
+
 def read(job: Job, partition: Partition, span: Range) -> Any:
     """Whatever `consumer.register_log_reader` gives for these positions. Raises ConfigError where nothing is registered."""
     if job.read_log is None:
-        raise ConfigError(
-            f"Consumer {job.name!r} cannot read the log again. Register a function (source, topic, partition, first, last) -> "
-            "DataFrame with @consumer.register_log_reader."
-        )
+        raise ConfigError(no_reader(job.name))
     return job.read_log(*partition, span.first, span.last)
 
 
 @contextmanager
 def read_again(job: Job, partition: Partition, span: Range, head: Head) -> Iterator[tuple[EvaluatedBatch, Index]]:
     """The events of these positions that the log still has, prepared like a batch of the stream, and their index."""
-    with open_batch(read(job, partition, span), job.scratch).evaluate(job.prepare(head)) as rows:
+    with open_batch(read(job, partition, span), job.scratch, collect=job.collect).evaluate(job.prepare(head)) as rows:
         guards.refuse_others(head, job.topic_ids([partition]))
         check_positions(rows.index)
         index = Index.of(rows.index, rows.payload_hashes)
@@ -159,27 +164,60 @@ def windows(ranges: Ranges) -> Iterator[Range]:
             yield Range(first, min(first + WINDOW - 1, span.last))
 
 
-def read_bodies(job: Job, letters: pa.Table) -> dict[str, bytes]:
-    """Letter id -> whole body, of those letters whose event the log still has; compared by length and SHA-256.
+@dataclass
+class Bodies:
+    """What the log has of letters that keep only the beginning of their bodies; each by the letter's id."""
+
+    whole: dict[str, bytes] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)  # not in the log any more
+    unread: dict[str, str] = field(default_factory=dict)  # could not be read, and why
+
+
+def read_bodies(job: Job, letters: pa.Table) -> Bodies:
+    """Read these bodies from the log again; compared by length and SHA-256.
+
+    An error of one letter is kept with it, and the next one is read. A broker that does not answer is not asked again.
 
     Args:
         letters: LETTERS that keep only the beginning of their bodies.
 
     Raises:
-        IncarnationChanged: the log has another event at a letter's position, although the topic counts as the one it was parked from.
+        StoreError: whatever the store raises.
     """
-    found: dict[str, bytes] = {}
-    head = job.store.head(job.name)
+    bodies, head, away = Bodies(), job.store.head(job.name), ""
     for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist():
-        partition, number = Partition(letter["source"], letter["topic"], letter["partition"]), letter["sequence_number"]
-        with read_again(job, partition, Range(number, number), head) as (rows, index):
-            mine = index.order[index.parts == letter["part"]]
-            bodies = rows.content(mine)["body"].to_pylist() if len(mine) else []
-        if bodies and _is_of(letter, bodies[0]):
-            found[letter["id"]] = bodies[0]
-        elif bodies and letter["incarnation"] == head.incarnations.get((letter["source"], letter["topic"]), 0):
-            raise IncarnationChanged(_other_body(job.name, letter, bodies[0]))
-    return found
+        try:
+            body = None if away else _body_of(job, letter, head)
+        except (StoreError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  the reader is the user's function
+            bodies.unread[letter["id"]] = _why_unread(error)
+            away = str(error) if isinstance(error, SourceUnavailable) else ""
+            continue
+        if away:
+            bodies.unread[letter["id"]] = away
+        elif body is None:
+            bodies.gone.add(letter["id"])
+        else:
+            bodies.whole[letter["id"]] = body
+    return bodies
+
+
+def _why_unread(error: Exception) -> str:
+    return str(error) if isinstance(error, DedupError) else f"the log reader raised {type(error).__name__}: {error}"
+
+
+def _body_of(job: Job, letter: Mapping[str, Any], head: Head) -> bytes | None:
+    """The whole body; None where the log does not have the event any more."""
+    partition, number = Partition(letter["source"], letter["topic"], letter["partition"]), letter["sequence_number"]
+    with read_again(job, partition, Range(number, number), head) as (rows, index):
+        mine = index.order[index.parts == letter["part"]]
+        bodies = rows.content(mine)["body"].to_pylist() if len(mine) else []
+    if bodies and _is_of(letter, bodies[0]):
+        return bytes(bodies[0])
+    if bodies and letter["incarnation"] == head.incarnations.get((letter["source"], letter["topic"]), 0):
+        raise IncarnationChanged(_other_body(job.name, letter, bodies[0]))
+    return None
 
 
 def _is_of(letter: Mapping[str, Any], body: bytes | None) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import ConfigError, PositionsMissing, ReprocessStopped
+from checkpoint.errors import ConfigError, LettersUnread, ReprocessStopped
 from checkpoint.head import Run
 from checkpoint.position import Bools, Ints
 from deadletter import plans
@@ -48,12 +48,20 @@ from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.commit import Job
 from dedup.reprocessing import unsent
 from dedup.reprocessing.files import Unproven, refuse_own
-from dedup.reprocessing.from_log import coverage, fill, matching, read_bodies
-from dedup.reprocessing.options import FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES, Reprocessed, ReprocessOptions
+from dedup.reprocessing.from_log import coverage, fill, matching, no_reader, read_bodies
+from dedup.reprocessing.options import FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES, Reprocessed, ReprocessOptions, Unread
 
 RUNNABLE = (Status.OPEN.value, Status.BLOCKED.value)
 
-LISTED = ["id", "generation", "source", "topic", "incarnation", "kind", "status", "sequence", "body_size", "body_sha256", "first_failed_at"]
+PLACE = ["id", "source", "topic", "partition", "sequence_number"]
+
+LISTED = [*PLACE, "generation", "incarnation", "kind", "status", "sequence", "body_size", "body_sha256", "first_failed_at"]
+
+GONE = "The log does not have the event any more. Leave it out, or record it as LOST with --skip-missing."
+"""Why a letter is not run whose event the log has lost."""
+
+TOLD = 10
+"""Letters of one reason, and reasons, that a message names."""
 
 _NAMES = {"key": "event_key"}
 
@@ -89,8 +97,10 @@ def reprocess(
 
     Raises:
         ReprocessStopped: `options.stop_after` letters in a row failed.
-        PositionsMissing: bodies that are not kept whole, or absent positions, are not in the log; without `options.skip_missing`.
-        IncarnationChanged: the log has another event where the body of a letter has to be read.
+        LettersUnread: the log has the whole body of some letters, and it could not be read: nothing is registered with
+            `consumer.register_log_reader`, the log does not have the event any more (see `options.skip_missing`) or has another one, or
+            the broker does not answer. All other letters were run; `report.unread` of the error names each that was not, and why.
+        PositionsMissing: with from_log; absent positions are not in the log; without `options.skip_missing`.
         HandlerError: this is called inside the consumer's own handler.
         ConfigError: from_log without a topic, or nothing is registered with `consumer.register_log_reader`.
 
@@ -106,13 +116,16 @@ def reprocess(
         filled = fill(chosen, consumer, dry_run=dry_run, options=how)
         report.absent, report.filled, report.lost = filled.absent, filled.ran, len(filled.lost)
         return report
-    report.by_kind = count(store, chosen, how)
+    report.by_kind, large = count(store, chosen, how)
     report.selected = sum(report.by_kind.values())
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
         covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]
         report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
-    if not dry_run and report.selected:
+    if dry_run:
+        report.unread = [] if consumer.read_log else [Unread(**row, why=no_reader(consumer.name)) for row in large]
+    elif report.selected:
         _Reprocess(consumer.job(), spark, how, report).run(chosen)
+        refuse_unread(report)
     return report
 
 
@@ -166,6 +179,8 @@ class _Reprocess:
             return
         bodies, lost = self._whole_bodies(page)
         page = self._not_done(page)
+        if not page.num_rows:
+            return
         ids = page["id"].to_pylist()
         states = with_replanning(lambda: self._transact([i for i in ids if i not in lost], lost, bodies))
         self.done.update(ids)
@@ -175,19 +190,17 @@ class _Reprocess:
         return picked(letters, np.flatnonzero([letter not in self.done for letter in letters["id"].to_pylist()]))
 
     def _whole_bodies(self, page: pa.Table) -> tuple[Mapping[str, bytes], set[str]]:
+        """The bodies that only the log has, and the letters whose event is lost; those that cannot be read are done with."""
         large = page.filter(pc.is_valid(page["body_sha256"]))
         if not large.num_rows:
             return {}, set()
         letters = self.job.store.letters(Selection(ids=tuple(large["id"].to_pylist()), limit=None))
         bodies = read_bodies(self.job, letters)
-        lost = {i for i in letters["id"].to_pylist() if i not in bodies}
-        if lost and not self.options.skip_missing:
-            where = ", ".join(f"{x['topic']}/{x['partition']} {x['sequence_number']}" for x in letters.to_pylist() if x["id"] in lost)
-            raise PositionsMissing(
-                f"The bodies at {where} are larger than max_body and are not in the log. "
-                "Leave them out, or record them as LOST with --skip-missing."
-            )
-        return bodies, lost
+        missing = {} if self.options.skip_missing else dict.fromkeys(bodies.gone, GONE)
+        why = {**bodies.unread, **missing}
+        self.report.unread += [Unread(**row, why=why[row["letter"]]) for row in places(letters) if row["letter"] in why]
+        self.done.update(why)
+        return bodies.whole, bodies.gone - missing.keys()
 
     def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, bytes]) -> dict[str, int]:
         """One transaction; letter -> what became of it."""
@@ -283,12 +296,46 @@ def pages(store: Store, selection: Selection, limit: int | None, size: Callable[
         left = None if left is None else left - page.num_rows
 
 
-def count(store: Store, chosen: Selection, options: ReprocessOptions) -> dict[str, int]:
-    """How many letters can be run, by kind."""
+def count(store: Store, chosen: Selection, options: ReprocessOptions) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """How many letters can be run, by kind; and the places of those whose whole body only the log has."""
     kinds: Counter[str] = Counter()
+    large: list[dict[str, Any]] = []
     for page in pages(store, chosen, options.limit, lambda: LARGEST_PAGE):
         kinds.update(page["kind"].to_pylist())
-    return dict(sorted(kinds.items()))
+        large += places(page.filter(pc.is_valid(page["body_sha256"])))
+    return dict(sorted(kinds.items())), large
+
+
+def places(letters: pa.Table) -> list[dict[str, Any]]:
+    """Id and position of each letter, as Unread has them."""
+    found: list[dict[str, Any]] = letters.select(PLACE).rename_columns(["letter", *PLACE[1:]]).to_pylist()
+    return found
+
+
+def refuse_unread(report: Reprocessed) -> None:
+    """Raise LettersUnread, with the report, where letters could not be read; name the first of each reason."""
+    if not report.unread:
+        return
+    error = LettersUnread(
+        f"{len(report.unread)} of {report.selected} letters were not run, because only the log has their whole bodies. "
+        f"{report.reprocessed} were reprocessed. {told(report.unread)}"
+    )
+    error.report = report
+    raise error
+
+
+def told(unread: Sequence[Unread]) -> str:
+    """These letters, by reason."""
+    reasons: dict[str, list[Unread]] = {}
+    for one in unread:
+        reasons.setdefault(one.why, []).append(one)
+    more = f" There are {len(reasons) - TOLD} more reasons: `report.unread` has all." if len(reasons) > TOLD else ""
+    return " ".join(f"{some(those)}: {why}" for why, those in list(reasons.items())[:TOLD]) + more
+
+
+def some(those: Sequence[Unread]) -> str:
+    """The first of these letters."""
+    return ", ".join(map(str, those[:TOLD])) + (f" and {len(those) - TOLD} more" if len(those) > TOLD else "")
 
 
 def outcome(state: int | None, status: str) -> str:

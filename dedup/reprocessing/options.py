@@ -15,6 +15,22 @@ FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES = 10, 1_000, 64 * 1024 * 1024
 """Letters of the first page, which shows whether anything passes at all; letters and bytes of later ones."""
 
 
+@dataclass(frozen=True)
+class Unread:
+    """A letter that was not run, because its whole body could not be read from the log."""
+
+    letter: str  # its id
+    source: str
+    topic: str
+    partition: int
+    sequence_number: int
+    why: str
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return f"{self.topic}/{self.partition} {self.sequence_number} (letter {self.letter[:12]})"
+
+
 @dataclass
 class Reprocessed:
     """What became of the selected letters."""
@@ -28,6 +44,7 @@ class Reprocessed:
     left: int = 0  # somebody else has them, or they changed meanwhile
     expired: int = 0  # older than the consumer's reprocess_within
     lost: int = 0  # neither kept whole nor in the log any more
+    unread: list[Unread] = field(default_factory=list)  # not run: the log, which alone has their whole bodies, could not be read
     processed: int = 0  # positions of the selected range that need `replay`
     absent: int = 0  # positions of it that were never delivered: they need `from_log`
     filled: Report | None = None  # with from_log: what became of the absent positions' rows
@@ -36,7 +53,7 @@ class Reprocessed:
     @property
     def tried(self) -> int:
         """Letters that were dealt with."""
-        return self.reprocessed + self.duplicates + self.failed + self.waiting + self.left + self.expired + self.lost
+        return self.reprocessed + self.duplicates + self.failed + self.waiting + self.left + self.expired + self.lost + len(self.unread)
 
 
 @dataclass(frozen=True)

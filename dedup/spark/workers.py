@@ -1,7 +1,8 @@
-"""Whether Spark's workers can run a consumer's tasks: one of them is asked for its interpreter and for what that lacks.
+"""Whether Spark's workers can run a consumer's tasks: those of all cores are asked for their interpreters and for what these lack.
 
 Spark takes the interpreter of its workers from PYSPARK_PYTHON in the driver's environment, else `python3` of the PATH, which is not the one
-of a virtual environment that was not activated. Called by dedup/spark/tasks.py before anything is written.
+of a virtual environment that was not activated. An executor that comes later is not asked: there an ImportError fails the batch and
+parks nothing (deadletter/known.py). Called by dedup/spark/tasks.py before anything is written.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -25,6 +26,9 @@ from dedup.spark.session import ERRORS
 NEEDED = ("numpy", "pyarrow", "dedup")
 """What every task imports."""
 
+MOST = 1_000
+"""Tasks that ask, at most."""
+
 SEND = "Install it for that interpreter; send a module of your own with spark-submit --py-files, or SparkContext.addPyFile."
 """What to do where workers have the driver's interpreter."""
 
@@ -33,13 +37,13 @@ _asked: set[tuple[str, str]] = set()
 
 
 def check(session: SparkSession, consumer: str, packed: Sequence[bytes]) -> None:
-    """Ask one worker, by one task of one row, once for each consumer and Spark application, unless it was refused.
+    """Ask by one job with a task for each core, once for each consumer and Spark application, unless it was refused.
 
     Args:
         packed: pickles that the tasks of this consumer will load.
 
     Raises:
-        ConfigError: the worker's interpreter does not start, has another minor version, or lacks packages.
+        ConfigError: a worker's interpreter does not start, has another minor version, or lacks packages.
     """
     asked = (_application(session), consumer)
     if asked in _asked:
@@ -58,19 +62,39 @@ def _application(session: SparkSession) -> str:
 
 
 def _problem(session: SparkSession, packed: Sequence[bytes]) -> str | None:
-    """What is wrong with the worker, and what to do. Raises what Spark raises for another reason."""
+    """What is wrong with a worker, and what to do. Raises what Spark raises for another reason."""
     try:
-        answer = F.udf(_question(packed), "string", useArrow=False)
-        found = json.loads(session.range(0, 1, 1, 1).select(answer("id")).collect()[0][0])
+        answer, cores = F.udf(_question(packed), "string", useArrow=False), _cores(session)
+        answers = [json.loads(row[0]) for row in session.range(0, cores, 1, cores).select(answer("id")).collect()]
     except ERRORS as error:
         problem = _known(words(error), _configured(session))
         if problem is None:
             raise
         return f"{problem} {_other_interpreter()}"
-    if not found["lacks"]:
+    return lacking(answers)
+
+
+def lacking(answers: Sequence[Mapping[str, str]]) -> str | None:
+    """What workers lack, and what to do; None: nothing.
+
+    Args:
+        answers: each with the `host`, its `path` and `version` of Python, and what that `lacks`.
+    """
+    bad = [one for one in answers if one["lacks"]]
+    if not bad:
         return None
-    advice = SEND if found["path"] == sys.executable else _other_interpreter()
-    return f"Spark's workers run {found['path']} (Python {found['version']}), which lacks {found['lacks']}. {advice}"
+    hosts, first = sorted({one["host"] for one in bad}), bad[0]
+    on = f" on {', '.join(hosts)}" if hosts != [platform.node()] else ""
+    advice = SEND if first["path"] == sys.executable or len(bad) < len(answers) else _other_interpreter()
+    return f"Spark's workers{on} run {first['path']} (Python {first['version']}), which lacks {first['lacks']}. {advice}"
+
+
+def _cores(session: SparkSession) -> int:
+    """How many tasks run at once; 1 on Spark Connect, which does not tell."""
+    try:
+        return min(MOST, max(1, session.sparkContext.defaultParallelism))
+    except (PySparkException, AttributeError):
+        return 1
 
 
 def _configured(session: SparkSession) -> str:
@@ -116,6 +140,7 @@ def _question(packed: Sequence[bytes]) -> Callable[[Any], str]:
                 pickle.loads(each)
         except ImportError as missing:
             lacks = [missing.name or str(missing)]
-        return json.dumps({"path": sys.executable, "version": platform.python_version(), "lacks": ", ".join(lacks)})
+        found = {"host": platform.node(), "path": sys.executable, "version": platform.python_version(), "lacks": ", ".join(lacks)}
+        return json.dumps(found)
 
     return answer

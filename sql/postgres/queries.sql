@@ -471,14 +471,17 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %(oi
 on conflict (consumer_id, name) do update set generation = excluded.generation, relation = excluded.relation
 where (s.generation, s.relation) is distinct from (excluded.generation, excluded.relation);
 
+-- name: sinks_of
+-- The names of the tables that a consumer has written to, and which table has each name now.
+select name, to_regclass(name)::oid::bigint from {schema}.sink where consumer_id = %(consumer)s order by name;
+
 -- name: accept_sink
 -- Take the table that is under a name now for the one that a consumer writes to.
--- Under `lock_consumer`: no batch is open. No row comes back where the consumer has never written to it.
+-- Under `lock_consumer`: no batch is open.
 update {schema}.sink s set generation = %(generation)s, relation = %(oid)s::bigint::oid
 where s.consumer_id = %(consumer)s
     and s.name = (select format('%%I.%%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
-                  where c.oid = %(oid)s::bigint::oid)
-returning name;
+                  where c.oid = %(oid)s::bigint::oid);
 
 -- name: sink_columns
 -- The columns of a sink with all that decides whether a row fits; domains, domains over them and arrays are followed to the types below.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,8 @@ def test_dead_letters_can_be_filtered(place: Place, dedup: Run) -> None:
     assert kinds("--kind rejected --status OPEN --consumer shop --source broker --topic orders --partition 0") == ["REJECTED"]
     assert kinds("--from 4 --to 5") == ["UNDECODABLE"]
     assert len(kinds("--limit 1")) == 1
-    assert kinds("--consumer other") == kinds("--partition 1") == kinds("--fingerprint none") == kinds("--status DISCARDED") == []
-    assert "no dead letters match" in dedup("dead-letter list --consumer other", place)[1]
+    assert kinds("--partition 1") == kinds("--fingerprint none") == kinds("--status DISCARDED") == []
+    assert "no dead letters match" in dedup("dead-letter list --partition 1", place)[1]
 
 
 def test_one_dead_letter_is_shown_whole(place: Place, dedup: Run) -> None:
@@ -227,12 +228,12 @@ def test_a_sink_that_was_replaced_is_accepted_with_yes_only(tmp_path: Path, dedu
     place.drop_sink()
     place.create_sink()
     before = document(dedup, "consumer show shop", place)
-    code, out, _ = dedup("sink accept shop orders", place)
-    assert (code, "Nothing was changed" in out) == (0, True)
-    assert document(dedup, "consumer show shop", place) == before
     assert dedup("sink accept orders --yes", place)[0] == 2
-    code, _, err = dedup("sink accept shop orders --yes", place)
-    assert (code, "sink accept shop orders --lost" in err) == (3, True)
+    for line in ("sink accept shop orders", "sink accept shop orders --yes"):
+        code, _, err = dedup(line, place)
+        assert (code, "sink accept shop orders --lost" in err) == (3, True)
+    code, out, _ = dedup("sink accept shop orders --lost", place)
+    assert (code, "Nothing was changed" in out) == (0, True)
     assert document(dedup, "consumer show shop", place) == before
     assert dedup("sink accept shop orders --lost --yes --reason 'a test'", place)[0] == 0
     consumer(place.store())(batch(*orders([9])), 2)
@@ -249,13 +250,34 @@ def test_a_postgres_sink_that_was_replaced_is_accepted_with_yes_only(postgres: s
     place.drop_sink()
     place.create_sink()
     before = document(dedup, "consumer show shop", place)
-    assert "Nothing was changed" in dedup("sink accept shop orders", place)[1]
-    code, _, err = dedup("sink accept shop other --yes", place)
-    assert (code, "never written" in err) == (2, True)
+    code, out, err = dedup("sink accept shop orders", place)
+    assert (code, err, "Nothing was changed" in out) == (0, "", True)
     assert document(dedup, "consumer show shop", place) == before
     assert dedup("sink accept shop orders --yes --reason 'a test'", place)[0] == 0
     consumer(place.store())(batch(*orders([9])), 2)
     assert [row["id"] for row in place.read()] == ["p0-9"]
+
+
+def test_a_sink_that_was_never_written_to_is_refused(place: Place, dedup: Run) -> None:
+    """A mistyped sink reads neither as a preview nor as a decision: the error names the sinks that the consumer has written to."""
+    place.create_sink("other")
+    for sink in ("ordes", "other", "'no name'"):
+        for yes in ("", " --yes"):
+            code, out, err = dedup(f"sink accept shop {sink}{yes}", place)
+            assert (code, out, "has never written to" in err) == (2, "", True), err
+            assert re.search(r"It has written to: (public\.|dedup\.dead_letters, )?orders\.$", err), err
+
+
+@pytest.mark.postgres
+def test_a_sink_that_was_dropped_is_told_from_an_unknown_one(postgres: str, dedup: Run) -> None:
+    """The consumer has written to it, and there is no table to accept: create it, then accept it."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    decide_two_batches(place)
+    place.drop_sink()
+    for sink in ("orders", "public.orders"):
+        code, _, err = dedup(f"sink accept shop {sink}", place)
+        assert (code, "There is no table" in err) == (3, True)
 
 
 @pytest.mark.postgres

@@ -213,6 +213,9 @@ def test_processors_take_over_from_blob_and_are_mirrored_back(
     for partition, number in (("0", 40), ("1", 60), ("2", 0)):
         theirs.update_checkpoint(position(partition, number, GROUP))
     where = f"{HUB} --blob BLOBS --container {blobs.container_name}"
+    for verb in ("import-blob", "mirror-blob"):
+        code, _, err = dedup(f"checkpoint {verb} {where} --group other --yes", place)
+        assert (code, "no checkpoint of" in err) == (2, True), "a mistyped group"
     assert "--yes" in dedup(f"checkpoint import-blob {where}", place)[1]
     assert "2 checkpoints imported" in dedup(f"checkpoint import-blob {where} --yes", place)[1]
     assert "nothing to import; 3 checkpoints are there" in dedup(f"checkpoint import-blob {where} --yes", place)[1]

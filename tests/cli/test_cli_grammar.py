@@ -180,6 +180,7 @@ CODES = {
     errors.PositionsMissing: 3,
     errors.HandlerError: 3,
     errors.ReprocessStopped: 1,
+    errors.LettersUnread: 1,
     errors.StoreUnavailable: 4,
     errors.CommitUnknown: 4,
     errors.SourceUnavailable: 4,

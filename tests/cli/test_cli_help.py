@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from checkpoint.postgres.connection import address
 from dedup.cli import main
 from dedup.cli.app import YOUNG, app
 from dedup.urls import mask_secrets
@@ -48,19 +49,48 @@ def test_each_command_has_help_with_an_example(name: str, command: Any, dedup: R
 @pytest.mark.postgres
 def test_an_unreachable_server_is_one_line_without_the_password(dedup: Run) -> None:
     """No stack trace, no secret, and what to do."""
-    code, out, err = dedup("verify --store postgresql://ann:s3cret@127.0.0.1:1/shop")
-    assert (code, out, err.count("\n")) == (4, "", 1)
-    assert "s3cret" not in err
+    for url in ("postgresql://ann:s3cret@127.0.0.1:1/shop", "'host=127.0.0.1 port=1 dbname=shop user=ann password=s3cret'"):
+        for line in ("verify", "publisher list", "checkpoint set --namespace n --hub h --partition 0 --to 5"):
+            code, out, err = dedup(f"{line} --store {url}")
+            assert (code, out, err.count("\n")) == (4, "", 1)
+            assert (
+                "PostgreSQL at 127.0.0.1:1 (database shop, user ann) cannot be reached" in err and "Connection refused. Check that" in err
+            )
+            assert "s3cret" not in err
+
+
+def test_the_address_is_what_libpq_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that the DSN leaves out come from the environment; several hosts are all named; no password is."""
+    for name in ("PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    assert address("") == "the local socket:5432"
+    assert address("postgresql://a,b:5433/shop?password=s3cret") == "a:5432, b:5433 (database shop)"
+    monkeypatch.setenv("PGHOST", "db")
+    monkeypatch.setenv("PGUSER", "ann")
+    assert address("dbname=shop port=6000") == "db:6000 (database shop, user ann)"
 
 
 def test_a_stack_trace_is_shown_on_request_only(dedup: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """DEDUP_DEBUG=1 lets the error through as Python tells it."""
     code, _, err = dedup(f"verify --store {tmp_path}/none")
-    assert (code, err.count("\n"), "dedup migrate" in err) == (2, 1, True)
+    assert (code, err.count("\n"), "first batch" in err) == (2, 1, True)
     monkeypatch.setenv("DEDUP_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["dedup", "verify", "--store", f"{tmp_path}/none"])
-    with pytest.raises(Exception, match="There is no folder"):
+    with pytest.raises(Exception, match="There is no store in"):
         main()
+
+
+@pytest.mark.delta
+def test_a_folder_without_a_store_is_refused(dedup: Run, tmp_path: Path) -> None:
+    """A mistyped folder never verifies: there has to be a consumer in it. What makes a new store begins there all the same."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    for line in ("verify", "consumer list", "dead-letter list", "checkpoint list"):
+        for name in ("file", "empty", "none"):
+            code, out, err = dedup(f"{line} --store {tmp_path}/{name}")
+            assert (code, out) == (2, "") and f"There is no store in {tmp_path}/{name}" in err
+    for line in ("migrate", "migrate --check"):
+        assert dedup(f"{line} --store {tmp_path}/none")[0] == 0
 
 
 def test_no_store_is_one_line_that_says_how_to_name_one(dedup: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -17,9 +18,11 @@ from checkpoint.errors import (
     ConfigError,
     HandlerError,
     IncarnationChanged,
+    LettersUnread,
     PositionsMissing,
     ReprocessStopped,
     SettingsChanged,
+    SourceUnavailable,
 )
 from deadletter.letter import Kind
 from deadletter.policy import lift_budget
@@ -448,7 +451,7 @@ def test_a_body_that_was_too_large_is_read_from_the_log(place: Place) -> None:
     assert (letter["kind"], len(letter["body"]), letter["body_size"]) == ("TOO_LARGE", 64 * 1024, len(large["body"]))
     fixed = consumer(place.store(), max_body=1_000)
     fixed.register_log_reader(recorded())
-    with pytest.raises(PositionsMissing, match="orders/0 1"):
+    with pytest.raises(LettersUnread, match=r"orders/0 1 \(letter .*log does not have.*--skip-missing"):
         reprocess(Selection(), fixed)
     fixed.register_log_reader(recorded(large))
     assert reprocess(Selection(), fixed).reprocessed == 1
@@ -463,11 +466,57 @@ def test_a_large_body_is_not_taken_from_another_event(place: Place) -> None:
     run = consumer(place.store(), max_body=1_000)
     for body in (large["body"].replace(b"x", b"y"), b'{"id":"big"}', None):
         run.register_log_reader(recorded({**large, "body": body}))
-        with pytest.raises(IncarnationChanged, match=r"orders/0 0.*accept-incarnation"):
+        with pytest.raises(LettersUnread, match=r"orders/0 0.*accept-incarnation"):
             reprocess(Selection(), run, options=ReprocessOptions(skip_missing=True))
     assert [x["status"] for x in letters(place.store())] == ["OPEN"] and place.read() == []
     place.store().amend("shop", lambda head: accept_incarnation(head, "broker", "orders"), by="test", reason="created again")
     assert reprocess(Selection(), run, options=ReprocessOptions(skip_missing=True)).lost == 1
+    assert_proven(place.store())
+
+
+def test_a_module_that_a_handler_lacks_parks_nothing(place: Place) -> None:
+    """An instance without a package stops, and makes no good event a letter; one that has it goes on."""
+
+    def lacking(rows: pa.Table, tx: Any) -> None:
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+
+    run = consumer(place.store())
+    run._handler = lacking
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        run(batch(*orders(range(3))), 0)
+    assert letters(place.store()) == []
+    assert consumer(place.store())(batch(*orders(range(3))), 0).processed == 3
+
+
+def unreadable(source: str, topic: str, partition: int, first: int, last: int) -> pa.Table:
+    """A log reader with a mistake."""
+    raise KeyError("no such folder")
+
+
+def unreachable(source: str, topic: str, partition: int, first: int, last: int) -> pa.Table:
+    """The log of a broker that does not answer."""
+    raise SourceUnavailable("broker-1 does not answer")
+
+
+@pytest.mark.parametrize(
+    ("reader", "why"), [(None, "register_log_reader"), (unreadable, "KeyError: 'no such folder'"), (unreachable, "does not answer")]
+)
+def test_a_letter_that_cannot_be_read_does_not_stop_the_others(reader: Any, why: str, place: Place) -> None:
+    """The others are run, also those behind it; the error at the end names each that was not and why, and has the report."""
+    large = [event(n, "a", 1, body=f'{{"id":"big{n}","amount":1,"note":"{"x" * 2_000}"}}'.encode()) for n in (1, 2)]
+    small = [event(n, f"small{n}", 1) for n in (0, 3)]
+    failing(place.store(), lambda i: True, max_body=1_000)(batch(small[0], *large, small[1]), 0)
+    run = consumer(place.store(), max_body=1_000)
+    if reader is not None:
+        run.register_log_reader(reader)
+    with pytest.raises(LettersUnread, match=rf"2 of 4 letters.*orders/0 1 \(letter .*, orders/0 2 \(letter .*{why}") as error:
+        reprocess(Selection(), run)
+    report = pickle.loads(pickle.dumps(error.value)).report
+    assert (report.selected, report.reprocessed, report.tried) == (4, 2, 4)
+    assert [(u.topic, u.partition, u.sequence_number, why in u.why) for u in report.unread] == [("orders", 0, n, True) for n in (1, 2)]
+    assert [x["status"] for x in letters(place.store())] == ["REPROCESSED", "OPEN", "OPEN", "REPROCESSED"]
+    assert ids(place.read()) == ["small0", "small3"]
+    assert len(reprocess(Selection(), run, dry_run=True).unread) == (2 if reader is None else 0)
     assert_proven(place.store())
 
 

@@ -116,13 +116,13 @@ def test_a_conflict_is_settled_by_giving_it_a_key_of_its_own(place: Place) -> No
     assert_proven(store)
 
 
-def test_discarded_letters_are_not_run_and_restored_ones_are(place: Place) -> None:
+def test_discarded_letters_are_not_run_and_reopened_ones_are(place: Place) -> None:
     """Whoever discards wins over a later reprocess, until it is taken back."""
     store = place.store()
     failing(store)
     DeadLetters(store).discard(ALL, **ANN)
     assert reprocess(ALL, fixed(store)).selected == 0
-    DeadLetters(store).restore(Selection(kind="REJECTED"), **ANN)
+    DeadLetters(store).reopen(Selection(kind="REJECTED"), **ANN)
     assert reprocess(ALL, fixed(store)).reprocessed == 2
     assert statuses(store) == ["REPROCESSED", "REPROCESSED", "DISCARDED"]
     done = DeadLetters(store).discard(ALL, **ANN)

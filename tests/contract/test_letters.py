@@ -42,7 +42,7 @@ def test_select_and_groups_answer_for_what_was_asked(place: Place) -> None:
 
 
 def test_a_discarded_letter_goes_on_to_hold_its_key(place: Place) -> None:
-    """Its message is a duplicate when it comes again; restored, the letter is open as before; each step says who and why."""
+    """Its message is a duplicate when it comes again; reopened, the letter is open as before; each step says who and why."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
     done = found.discard(ALL, **ANN)
@@ -51,11 +51,11 @@ def test_a_discarded_letter_goes_on_to_hold_its_key(place: Place) -> None:
     assert run(batch(event(4, "b", -1)), 1).duplicates == 1
     again = found.discard(ALL, **ANN)
     assert (again.changed, again.skipped) == (0, {"it is DISCARDED": 3})
-    assert found.restore(ALL, **ANN).changed == 3
+    assert found.reopen(ALL, **ANN).changed == 3
     assert statuses(store) == ["OPEN"] * 3
     letter = letters(store)[0]
     assert letter["duplicates"] == 1
-    assert actions(store, letter["id"]) == [("FAILED", None, 0), ("DISCARDED", "ann", 0), ("RESTORED", "ann", 0)]
+    assert actions(store, letter["id"]) == [("FAILED", None, 0), ("DISCARDED", "ann", 0), ("REOPENED", "ann", 0)]
     assert_proven(store)
 
 
@@ -69,25 +69,25 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(place: Place) -> 
     done = found.discard(ALL, **ANN, release_key=True)
     assert (would.changed, would.by_kind) == (done.changed, done.by_kind) == (3, {"REJECTED": 2, "UNDECODABLE": 1})
     before = letters(store)
-    assert found.restore(ALL, **ANN, dry_run=True).changed == 3
+    assert found.reopen(ALL, **ANN, dry_run=True).changed == 3
     assert letters(store) == before
 
 
 def test_a_released_key_is_free_until_it_is_taken_again(place: Place) -> None:
-    """What comes again is processed once; the letter cannot be restored then, but one whose key nobody took can, and holds it again."""
+    """What comes again is processed once; the letter cannot be reopened then, but one whose key nobody took can, and holds it again."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
     first, second, _ = letters(store)
     assert found.discard([first["id"], second["id"]], **ANN, release_key=True).changed == 2
     assert_proven(store)
     assert run(batch(event(4, "b", 7)), 1).processed == 1
-    done = found.restore(Selection(status="DISCARDED"), **ANN)
+    done = found.reopen(Selection(status="DISCARDED"), **ANN)
     (why,) = done.skipped
     assert (done.changed, "decided by another event" in why, done.examples[why]) == (1, True, first["id"])
     assert statuses(store) == ["DISCARDED", "OPEN", "OPEN"]
     assert run(batch(event(5, "c", 7)), 2).dead_lettered == 1  # KEY_CONFLICT: the letter holds the key again
     assert ids(place.read()) == ["a", "b"]
-    assert actions(store, second["id"])[1:] == [("DISCARDED", "ann", 0), ("RELEASED", "ann", -1), ("RESTORED", "ann", 1)]
+    assert actions(store, second["id"])[1:] == [("DISCARDED", "ann", 0), ("RELEASED", "ann", -1), ("REOPENED", "ann", 1)]
     assert_proven(store)
 
 
@@ -104,14 +104,14 @@ def test_a_discarded_letter_can_release_its_key_later(place: Place) -> None:
     assert_proven(store)
 
 
-def test_of_two_released_letters_of_one_key_one_can_be_restored(place: Place) -> None:
-    """The key is held by one letter only, also where both are restored at once."""
+def test_of_two_released_letters_of_one_key_one_can_be_reopened(place: Place) -> None:
+    """The key is held by one letter only, also where both are reopened at once."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
     found.discard(Selection(kind="REJECTED"), **ANN, release_key=True)
     run(batch(event(4, "b", -1)), 1)
     found.discard(Selection(status="OPEN", kind="REJECTED"), **ANN, release_key=True)
-    done = found.restore(Selection(kind="REJECTED"), **ANN)
+    done = found.reopen(Selection(kind="REJECTED"), **ANN)
     assert (done.changed, sum(done.skipped.values())) == (2, 1)
     assert sorted(statuses(store, kind="REJECTED")) == ["DISCARDED", "OPEN", "OPEN"]
     assert_proven(store)
@@ -182,17 +182,17 @@ def test_a_letter_without_a_key_can_be_given_one(place: Place) -> None:
 
 
 def test_only_letters_that_wait_can_be_edited(place: Place) -> None:
-    """A discarded one has to be restored first, and the error says so."""
+    """A discarded one has to be reopened first, and the error says so."""
     store = place.store()
     failing(store)
     letter = letters(store)[0]["id"]
     DeadLetters(store).discard(letter, **ANN)
-    with pytest.raises(ConfigError, match="Restore it first"):
+    with pytest.raises(ConfigError, match="Reopen it first"):
         DeadLetters(store).edit(letter, body=b"x", **ANN)
 
 
 def test_release_frees_the_keys_of_edits_too(place: Place) -> None:
-    """Whatever an edited letter held counts as new again; restored it takes all of it, or nothing."""
+    """Whatever an edited letter held counts as new again; reopened it takes all of it, or nothing."""
     store = place.store()
     run, found = failing(store), DeadLetters(store)
     letter = letters(store)[0]["id"]
@@ -200,17 +200,17 @@ def test_release_frees_the_keys_of_edits_too(place: Place) -> None:
     found.discard(letter, **ANN, release_key=True)
     assert actions(store, letter)[-1] == ("RELEASED", "ann", -2)
     assert_proven(store)
-    found.restore(letter, **ANN)
-    assert actions(store, letter)[-1] == ("RESTORED", "ann", 2)
+    found.reopen(letter, **ANN)
+    assert actions(store, letter)[-1] == ("REOPENED", "ann", 2)
     found.discard(letter, **ANN, release_key=True)
     assert run(batch(event(4, "b", 5)), 1).processed == 1
-    assert found.restore(letter, **ANN).changed == 0
+    assert found.reopen(letter, **ANN).changed == 0
     assert run(batch(event(5, "z", 5)), 2).processed == 1
     assert_proven(store)
 
 
 def test_discard_of_a_blocker_lets_its_followers_go_oldest_first(place: Place) -> None:
-    """Of a sequence the next letter is open then; restored, the first one blocks them again."""
+    """Of a sequence the next letter is open then; reopened, the first one blocks them again."""
     store = place.store()
     run = consumer(store, sequence_key="data.id", idempotence_key=["data.id", "data.amount"])
     run(batch(event(0, "s", -1), event(1, "s", 1), event(2, "s", 2), event(3, "t", 3)), 0)
@@ -219,7 +219,7 @@ def test_discard_of_a_blocker_lets_its_followers_go_oldest_first(place: Place) -
     found = DeadLetters(store)
     found.discard(first["id"], **ANN)
     assert [(r["status"], r["blocked_by"]) for r in letters(store)] == [("DISCARDED", None), ("OPEN", None), ("BLOCKED", second["id"])]
-    found.restore(first["id"], **ANN)
+    found.reopen(first["id"], **ANN)
     assert [(r["status"], r["blocked_by"]) for r in letters(store)] == [
         ("OPEN", None),
         ("BLOCKED", first["id"]),
@@ -300,6 +300,6 @@ def test_letters_of_a_life_before_a_reset_can_be_given_up_and_taken_back(place: 
     assert found.discard(ALL, **ANN, release_key=True).changed == 4
     assert_proven(store)
     assert run(batch(event(3, "b", 1), event(4, "d", 1)), 1).processed == 1
-    assert found.restore(ALL, **ANN).changed == 3
+    assert found.reopen(ALL, **ANN).changed == 3
     assert run(batch(event(5, "b", 1)), 2).duplicates == 1
     assert_proven(store)

@@ -397,6 +397,8 @@ def test_the_command_line_shows_and_decides(place: Place, dedup: Any, tmp_path: 
     given_up = json.loads(dedup(f"outbox show shop {number} --json", place)[1])
     assert (given_up["state"], given_up["set_by"], given_up["set_reason"]) == ("DISCARDED", "ann", "obsolete")
     dispatcher(place, receiver).once()
+    code, _, err = dedup(f"outbox retry shop {number} --yes", place)
+    assert (code, f"Only messages that are DEAD can be sent again: {number} is DISCARDED" in err) == (3, True)
     number = json.loads(dedup("outbox list shop --state DEAD --json", place)[1])[0]["number"]
     assert json.loads(dedup(f"outbox retry shop {number} --yes --json", place)[1])["changed"] == 1
     (tmp_path / "mail_out.py").write_text("got = []\ndef send(messages):\n    got.extend(m.body for m in messages)\n")

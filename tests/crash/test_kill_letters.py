@@ -188,16 +188,16 @@ def test_killed_anywhere_while_discarding(place: Place, nursery: Nursery, releas
 
 
 @pytest.mark.full
-def test_killed_anywhere_while_restoring(place: Place, nursery: Nursery) -> None:
+def test_killed_anywhere_while_reopening(place: Place, nursery: Nursery) -> None:
     """The letter is back in front of its sequence, and holds its key again."""
     prepare_place(place)
     discarded = {"do": "discard", "selection": {"first": 0, "last": 0}, "release": True}
-    restored = {"do": "restore", "selection": {"first": 0, "last": 0}}
+    reopened = {"do": "reopen", "selection": {"first": 0, "last": 0}}
 
     def check(name: str) -> None:
         assert standing(place, name) == {0: "OPEN", 3: "BLOCKED", 4: "OPEN", 6: "BLOCKED", 7: "BLOCKED"}
 
-    assert "change" in die_everywhere(place, nursery, [BROKEN, discarded], restored, check)
+    assert "change" in die_everywhere(place, nursery, [BROKEN, discarded], reopened, check)
 
 
 @pytest.mark.full

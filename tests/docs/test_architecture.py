@@ -6,7 +6,7 @@ import re
 
 from kit.paths import ROOT
 
-PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+PAGE = "\n".join((ROOT / "docs/explanation" / name).read_text(encoding="utf-8") for name in ("architecture.md", "architecture.svg"))
 PRODUCT = "\n".join(f.read_text(encoding="utf-8") for p in ("checkpoint", "deadletter", "dedup") for f in (ROOT / p).rglob("*.py"))
 
 

@@ -59,6 +59,37 @@ def test_every_command_is_on_the_page_of_commands() -> None:
         assert not [p.opts for p in command.params if p.opts[0].startswith("--") and p.opts[0] not in section], path
 
 
+def test_every_column_of_a_table_is_explained() -> None:
+    """The page of columns has a section for each command that lists something, with exactly the columns of its tables."""
+    from checkpoint.head import Spent
+    from deadletter.letter import GROUPS
+    from dedup.cli import checkpoint, consumer, dead_letter, lag, outbox, publisher, reprocess, verify
+
+    tables = {
+        "consumer list": consumer.LISTED,
+        "consumer lag": lag.COLUMNS,
+        "checkpoint list": ["consumer", *checkpoint.CHECKPOINTS],
+        "checkpoint set": checkpoint.MOVE,
+        "batch list": verify.BATCH_COLUMNS,
+        "verify": verify.PROOF_COLUMNS,
+        "budget show": ["kind", *consumer.kind_json(Spent())],
+        "dead-letter list": dead_letter.COLUMNS,
+        "dead-letter group": GROUPS.names,
+        "dead-letter show": dead_letter.HISTORY_COLUMNS,
+        "dead-letter reprocess": reprocess.RESULTS,
+        "consumer replay": reprocess.REPLAYED,
+        "outbox list": outbox.COLUMNS,
+        "outbox lag": outbox.LAG,
+        "publisher list": publisher.COLUMNS,
+        "publisher show": dict.fromkeys([*publisher.LANE, *publisher.EVENT]),
+    }
+    page = (ROOT / "docs/reference/columns.md").read_text().split("\n## dedup ")[1:]
+    told = {part.splitlines()[0]: re.findall(r"^\| ([\w ,]+) \| (?!means)", part, re.MULTILINE) for part in page}
+    assert {name: sorted(", ".join(rows).split(", ")) for name, rows in told.items()} == {
+        name: sorted(column.replace("_", " ") for column in columns) for name, columns in tables.items()
+    }
+
+
 def _leaves(command: Any, path: str) -> Any:
     inner = getattr(command, "commands", None)
     if inner is None:
@@ -101,6 +132,7 @@ def test_the_site_has_every_page() -> None:
     named = set(re.findall(r"[\w/-]+\.md", str(settings["nav"])))
     assert {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} <= named
     assert set(settings["validation"]["links"].values()) == {"warn"}
+    assert not [page for page in (ROOT / "docs").rglob("*.md") if "```mermaid" in page.read_text()], "drawn by a script of another site"
     words = (ROOT / "Makefile").read_text().split("\ndocs:")[1].split("\n\n")[0]
     assert "--strict" in words and "--quiet" not in words
 

@@ -92,7 +92,7 @@ def do(store: Any, task: dict[str, Any]) -> None:
     """What a task asks for, once."""
     if task["do"] == "two streams":
         return two_streams(task)
-    if task["do"] in ("discard", "restore", "edit"):
+    if task["do"] in ("discard", "reopen", "edit"):
         return decide(store, task)
     run = made(store, task)
     chosen, whole = Selection(**task.get("selection", {"limit": None})), Selection(topic="orders", partition=0, first=0)
@@ -150,8 +150,8 @@ def decide(store: Any, task: dict[str, Any]) -> None:
     match task["do"]:
         case "discard":
             letters.discard(chosen, release_key=task.get("release", False), **who)
-        case "restore":
-            letters.restore(chosen, **who)
+        case "reopen":
+            letters.reopen(chosen, **who)
         case "edit":
             (one,) = store.letters(chosen).to_pylist()
             letters.edit(one["id"], body=orders_of(task["name"], [task["becomes"]])[0]["body"], **who)

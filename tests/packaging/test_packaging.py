@@ -151,7 +151,7 @@ def test_the_sdist_holds_what_it_takes_to_test_it(built: Path) -> None:
 
 
 def test_the_metadata_is_what_a_package_index_shows(built: Path) -> None:
-    """Name, version, licence and the README as its description; every declared extra; no licence classifier beside the expression."""
+    """Name, version, licence, every declared extra, the README without dead links; no licence classifier beside the expression."""
     wheel = zipfile.ZipFile(next(built.glob("dedup_spark-*.whl")))
     (file,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     found = message_from_bytes(wheel.read(file))
@@ -160,7 +160,10 @@ def test_the_metadata_is_what_a_package_index_shows(built: Path) -> None:
     assert f"{file.removesuffix('METADATA')}licenses/LICENSE" in wheel.namelist()
     description = found.get_payload(decode=True)
     assert found["Description-Content-Type"] == "text/markdown"
-    assert isinstance(description, bytes) and description.decode().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    assert isinstance(description, bytes)
+    readme, shown = (ROOT / "README.md").read_text(encoding="utf-8"), description.decode()
+    assert re.findall(r"^#.*", shown, re.MULTILINE) == re.findall(r"^#.*", readme, re.MULTILINE)
+    assert "](docs/" in readme and not re.findall(r"\]\((?!https?:|#)", shown), "links into the repository are dead on an index"
     config = ConfigParser(interpolation=None)
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     assert set(found.get_all("Provides-Extra", [])) == set(config["options.extras_require"])

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError
-from dedup import Columns, Consumer, decode
+from dedup import Columns, Consumer, ReprocessOptions, Selection, decode, replay
 from dedup.decode.prepare import Prepare
+from dedup.reprocessing.from_log import fill
 from kit.grouped import grouped
 from kit.orders import ORDER, assert_proven, ids, letters
 from kit.places import Place
@@ -195,6 +196,26 @@ def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
         consumer(frame, 0)
     assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(1, 90))
     assert [(x["kind"], x["sequence_number"]) for x in letters(place.store())] == [("REJECTED", 0), ("NO_KEY", 100)]
+    assert_proven(place.store())
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_what_is_read_from_the_log_stays_with_the_tasks(
+    spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With collect=False positions that are filled or replayed go through scratch files, too; no rows are asked for."""
+    from dedup.spark import batch as of_spark
+
+    monkeypatch.delattr(of_spark.SparkBatch, "collect")
+    rows = spark.range(30).selectExpr("'orders' topic", "0 partition", "id sequence_number", "'broker' source", "id amount")
+    log = rows.selectExpr("* except (amount)", """cast(to_json(struct('k' || amount as id, amount)) as binary) body""")
+    consumer = make(place, scratch=str(tmp_path / "scratch"), query="q", collect=False)
+    consumer.register_log_reader(lambda source, topic, partition, first, last: log.where(f"sequence_number between {first} and {last}"))
+    consumer(log.where("sequence_number not between 10 and 19"), 0)
+    options = ReprocessOptions("ann")
+    assert fill(Selection(topic="orders"), consumer, options=options).ran.processed == 10
+    assert replay(Selection(topic="orders", first=5, last=14), consumer, accept_double=True, options=options).replayed == 10
+    assert Counter(ids(place.read())) == Counter({f"k{n}": 2 if 5 <= n <= 14 else 1 for n in range(30)})
     assert_proven(place.store())
     assert not list((tmp_path / "scratch").iterdir())
 

@@ -420,3 +420,23 @@ def test_an_error_that_cannot_be_looked_at_is_its_events_own() -> None:
     """Attributes and text that raise end nothing: the class is what can be known without them."""
     assert classify(Hostile()) is PERMANENT
     assert classify(raised(RuntimeError(), Hostile(), "from")) is PERMANENT
+
+
+def test_a_module_that_is_missing_is_a_defect_of_the_deployment() -> None:
+    """It is everybody's fault, also as a cause; not where the handler caught it before the event failed. The user's rules come first."""
+
+    def failed(code: str) -> BaseException:
+        with pytest.raises(Exception) as raised:  # noqa: PT011  whichever the code raises
+            exec(code)
+        return raised.value
+
+    optional = "try:\n    import no_such_module\nexcept ImportError:\n    "
+    assert classify(failed("import no_such_module")) is SYSTEMIC
+    assert classify(failed("from json import no_such_name")) is SYSTEMIC
+    assert (
+        classify(failed("try:\n    import no_such_module\nexcept ImportError as e:\n    raise RuntimeError('install it') from e"))
+        is SYSTEMIC
+    )
+    assert classify(failed(optional + "int('x')")) is PERMANENT
+    assert classify(failed(optional + "raise ValueError('x') from None")) is PERMANENT
+    assert classify(failed("import no_such_module"), [(ImportError, PERMANENT)]) is PERMANENT

@@ -142,7 +142,7 @@ def test_a_sequence_stays_in_order_whatever_is_changed(folder: Path) -> None:
     assert blocked(folder) == [(SEQUENCE, 2)]
     park(store, number, [0])
     assert chain(folder)[:3] == [(0, "OPEN", None), (1, "REPROCESSED", None), (2, "BLOCKED", 0)]
-    change(open_store(folder), [five], action="RESTORED", status="OPEN")
+    change(open_store(folder), [five], action="REOPENED", status="OPEN")
     assert chain(folder)[2:] == [(2, "BLOCKED", 0), (3, "DISCARDED", 2), (5, "BLOCKED", 2)]
     rest = open_store(folder).letters(Selection(statuses=("OPEN", "BLOCKED")), ["id"])["id"].to_pylist()
     change(open_store(folder), rest, **GONE)

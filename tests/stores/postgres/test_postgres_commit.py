@@ -167,7 +167,7 @@ def test_a_server_that_restarts_between_two_chunks_is_not_noticed(own_server: Se
     assert chunk(store, number, 10, 19, batch_id=1) == 0
     assert store.head("shop").seq == 2 and store.reserved("shop") == 20
     own_server.stop()
-    with pytest.raises(StoreUnavailable, match="Connecting"), store.begin("shop", number):
+    with pytest.raises(StoreUnavailable, match="cannot be reached"), store.begin("shop", number):
         pass
     own_server.start()
     assert chunk(store, number, 15, 20, batch_id=2) == 5
