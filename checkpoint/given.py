@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from checkpoint.errors import ConfigError
 
 NO_NUL = "text without NUL"
@@ -172,8 +174,8 @@ def to_timedelta(value: Duration) -> dt.timedelta:
 
 
 def is_number(value: object, kind: type) -> bool:
-    """Whether it is a number of this kind; True and False are none."""
-    return isinstance(value, kind) and not isinstance(value, bool)
+    """Whether it is a number of this kind. True and False are none, nor are numpy's durations, which have a unit of their own."""
+    return isinstance(value, kind) and not isinstance(value, bool | np.timedelta64)
 
 
 def flag(example: str) -> Setting:

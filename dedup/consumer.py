@@ -35,6 +35,7 @@ from dedup.core.keys import KeySettings
 from dedup.core.planning import OnKeyConflict
 from dedup.core.settings import DISPATCH_TO, FOREACH, SECONDS_OF_SENDING
 from dedup.core.store import Store
+from dedup.decode import Decoder
 from dedup.decode.prepare import Prepare
 from dedup.outbox import Destination
 from dedup.outbox.dispatch import Inline
@@ -496,7 +497,7 @@ class Consumer:
         return Job(
             self.name,
             self.store,
-            Policy(self._handler, self.settings, self.on_key_conflict, self.limits.max_body, self.on_failure, self._marker),
+            self._policy(self._handler),
             self._preparation(),
             self.max_events,
             given.to_seconds(self.failure.max_outage),
@@ -511,6 +512,11 @@ class Consumer:
             send_messages=self.send_messages,
             on_batch=self.on_batch,
         )
+
+    def _policy(self, handler: Handler) -> Policy:
+        """What the settings say about a chunk. A function as decode= is the driver's, and stays here."""
+        decoder = self.decode if isinstance(self.decode, Decoder) else None
+        return Policy(handler, self.settings, self.on_key_conflict, self.limits.max_body, self.on_failure, self._marker, decoder)
 
     def _preparation(self) -> Prepare:
         """What turns an input into this consumer's events with keys, under an empty state."""

@@ -61,7 +61,8 @@ FailAbove = Annotated[
 LONGEST = 36_500
 """Days of the longest duration."""
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
+_COUNT = re.compile("[0-9]{1,18}")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 POSITIONS = ("source", "topic", "partition", "first", "last")
@@ -133,7 +134,7 @@ def duration(text: str) -> dt.timedelta:
 
 def amount(text: str) -> int | dt.timedelta:
     """A number, or a duration."""
-    if text.strip().isdecimal():
+    if _COUNT.fullmatch(text.strip()):
         return int(text)
     try:
         return duration(text)

@@ -25,6 +25,7 @@ from deadletter.policy import Budget, Excess, Used
 from deadletter.store import Commit, Note, Park
 from dedup.core.index import Index
 from dedup.core.keys import key_bytes
+from dedup.core.letters import Undecodable
 from dedup.core.planning import DUPLICATE, KEY_CONFLICT, LETTERED, NEW, NO_KEY, REDELIVERED, SKIPPED, UNDECODABLE, WITHOUT_KEY, Settled
 from dedup.core.steps import Advance, Record, Step
 
@@ -164,6 +165,15 @@ def _used(index: Index, among: Bools, failed: Bools, why: str) -> Used:
         return Used(int(np.count_nonzero(among)))
     first = int(np.argmax(failed))
     return Used(int(np.count_nonzero(among)), np.cumsum(among)[failed].tolist(), f"{index.describe(first)}: {why}")
+
+
+def explained(used: Mapping[Kind, Used], settled: Settled, why: Mapping[int, Undecodable]) -> dict[Kind, Used]:
+    """The same, with the reason of the first event that does not decode. Errors go to logs: without the value."""
+    first, found = int(np.argmax(settled.state == UNDECODABLE)), dict(used)
+    if first in why and Kind.UNDECODABLE in used:
+        its = used[Kind.UNDECODABLE]
+        found[Kind.UNDECODABLE] = replace(its, example=f"{its.example}: {why[first].brief}")
+    return found
 
 
 def require(

@@ -28,12 +28,21 @@ TOO_LARGE_KEPT = 64 * 1024
 
 
 @dataclass(frozen=True)
+class Undecodable:
+    """Why a body does not decode."""
+
+    text: str  # "$.amount is 1.555; it must have at most 2 digits behind the decimal point"
+    brief: str  # the same without the value: equal for bodies that fail alike
+
+
+@dataclass(frozen=True)
 class Why:
     """Why rows of a chunk become letters, beyond their state."""
 
     rejected: Mapping[int, str] = field(default_factory=dict)  # row -> what the handler gave as the reason
     failed: Mapping[int, Sequence[Failure]] = field(default_factory=dict)  # row -> its failures, oldest first
     tails: pa.Table = field(default_factory=SEQUENCES.empty_table)  # sequences that were blocked before
+    undecodable: Mapping[int, Undecodable] = field(default_factory=dict)  # row -> why, where that is known
 
 
 def letter_rows(settled: Settled) -> Ints:
@@ -66,7 +75,7 @@ def make_letters(settled: Settled, content: pa.Table, why: Why, head: Head, run:
         "idempotence_key": content["_key_text"],
         "payload_hash": settled.index.payload[rows],
         **bodies,
-        **_errors(settled, rows, behind, bodies["kept_whole"], why, now),
+        **_errors(settled, rows, behind, bodies["too_large"], why, now, max_body),
         "status": ["BLOCKED" if b else "OPEN" for b in before],
         "blocked_by": before,
         "sequence": _if_there(content, SEQUENCE[0]),
@@ -100,20 +109,21 @@ def _bodies(content: pa.Table, max_body: int) -> dict[str, Any]:
         "body": pc.if_else(large, pc.binary_slice(whole, 0, TOO_LARGE_KEPT), whole),
         "body_size": sizes,
         "body_sha256": digests,
-        "kept_whole": pc.invert(large).to_pylist(),
+        "too_large": pc.if_else(large, sizes, None).to_pylist(),  # no column: the size where the body is cut
     }
 
 
 def _errors(
-    settled: Settled, rows: Ints, behind: Sequence[Kind | None], whole: Sequence[bool], why: Why, now: dt.datetime
+    settled: Settled, rows: Ints, behind: Sequence[Kind | None], sizes: Sequence[int | None], why: Why, now: dt.datetime, max_body: int
 ) -> dict[str, pa.Array]:
     """The columns that say what went wrong. Thousands of letters have one reason: what is alike is made once."""
     asked = rows.tolist()
     failed = (row if row in why.failed else None for row in asked)
+    said = ((why.rejected.get(row), why.undecodable.get(row)) for row in asked)
     alike: dict[tuple[Any, ...], int] = {}
-    facts = zip(settled.state[rows].tolist(), behind, whole, map(why.rejected.get, asked), failed, strict=True)
+    facts = zip(settled.state[rows].tolist(), behind, sizes, said, failed, strict=True)
     which = np.array([alike.setdefault(fact, len(alike)) for fact in facts], dtype=np.int64)
-    made = zip(*(_error(why, now, *fact) for fact in alike), strict=True)
+    made = zip(*(_error(why, now, max_body, *fact) for fact in alike), strict=True)
     errors = pa.table([pa.array(values, _ERRORS.field(i).type) for i, values in enumerate(made)], schema=_ERRORS)
     found = picked(errors, which)
     return {name: found[name] for name in _ERRORS.names}
@@ -126,24 +136,41 @@ _ERRORS = pa.schema(
 
 
 def _error(
-    why: Why, now: dt.datetime, state: int, behind: Kind | None, whole: bool, rejected: str | None, row: int | None
+    why: Why,
+    now: dt.datetime,
+    max_body: int,
+    state: int,
+    behind: Kind | None,
+    size: int | None,
+    said: tuple[str | None, Undecodable | None],
+    row: int | None,
 ) -> tuple[Any, ...]:
     """_ERRORS of letters that have these facts in common; only one has `row`."""
     failures = why.failed[row] if row is not None else ()
     last = failures[-1] if failures else None
     kind = behind or LETTER_KINDS[state]
-    shown = kind if whole else Kind.TOO_LARGE
-    reason = _reason(kind, last, rejected, waiting=state == WAITING)
-    error = (last.error_type, last.message, last.stack, last.fingerprint) if last else (None, None, None, fingerprint(shown, reason))
+    shown = kind if size is None else Kind.TOO_LARGE
+    rejected, undecodable = said
+    reason = _reason(kind, last, rejected, undecodable, waiting=state == WAITING)
+    own = fingerprint(shown, undecodable.brief if undecodable else reason)
+    error = (last.error_type, last.message, last.stack, last.fingerprint) if last else (None, None, None, own)
     attempts = 0 if state == WAITING else max(len(failures), 1)
-    return (shown.value, reason, *error, attempts, failures[0].at if failures else now, last.at if last else now)
+    text = reason if size is None else too_large(size, max_body, reason)
+    return (shown.value, text, *error, attempts, failures[0].at if failures else now, last.at if last else now)
 
 
-def _reason(kind: Kind, failure: Failure | None, rejected: str | None, *, waiting: bool) -> str:
+def too_large(size: int, max_body: int, reason: str) -> str:
+    """The reason of a letter that keeps only the beginning of its body: `reason` is why it was parked. Sizes in bytes."""
+    return f"the body has {size:,} bytes, more than max_body={max_body:,}; parked because: {reason}"
+
+
+def _reason(kind: Kind, failure: Failure | None, rejected: str | None, undecodable: Undecodable | None, *, waiting: bool) -> str:
     if waiting:
         return "an earlier event of its sequence is a dead letter"
     if failure:
         return f"{failure.error_type}: {' '.join(failure.message.split())[:SHOWN]}"
+    if undecodable:
+        return undecodable.text
     return rejected or REASONS.get(kind, "rejected by the handler")
 
 

@@ -52,9 +52,11 @@ def json(schema: Schema) -> Decoder:
 
     Args:
         schema: a StructType, DDL text such as `"id STRING NOT NULL, at TIMESTAMP"`, a pyarrow.Schema, a JSON Schema or an Avro schema.
-            Dates and times are strings as in RFC 3339, times with offset (TIMESTAMP_NTZ: without). A field that is not nullable is
-            required: without it the body does not decode. Spark's `from_json` gives null there instead. Of a JSON Schema, types and
-            `required` count; constraints on values (enum, pattern, minimum) are not checked.
+            Dates and times are strings as in RFC 3339, times with offset (TIMESTAMP_NTZ: without); digits behind microseconds are cut
+            off. A decimal is a number, or a string that holds one, and is never rounded: a value with more digits than the column
+            has room for does not decode. FLOAT and DOUBLE take the nearest value. A field that is not nullable is required: without
+            it the body does not decode. Spark's `from_json` gives null there instead. Of a JSON Schema, types and `required` count;
+            constraints on values (enum, pattern, minimum) are not checked.
 
     Raises:
         ConfigError: the schema has something that columns or JSON cannot hold; names its path, or its JSON pointer in a JSON Schema.
@@ -67,18 +69,21 @@ def json(schema: Schema) -> Decoder:
 def avro(schema: Schema) -> Decoder:
     """Decode bodies that hold one Avro record in binary encoding, without a header or a schema in front of it.
 
-    A body does not decode when bytes are missing, left over or impossible, or a string in it is not UTF-8.
+    A body does not decode when bytes are missing, left over or impossible, a string in it is not UTF-8, or a decimal has more digits than
+    the schema says.
 
     Args:
         schema: the Avro schema that the bodies were written with; or another schema, as for `json`, where the writer's is the
             record with the same fields in this order and nullable ones as the union of null and the type.
 
     Raises:
-        ConfigError: the schema has something that columns cannot hold; names its path. Or an array of what takes no bytes.
+        ConfigError: the schema has something that columns cannot hold; names its path. Or an array of what takes no bytes; or it is
+            not valid Avro; or fastavro is not installed.
     """
     found = _arrow(schema)
     given = schemas.loaded(schema) if _is_json(schema) else {}
     writer = given if schemas.is_avro(given) else schemas.to_avro(found)
+    avro_bodies.check(_json.dumps(writer), writer=True)
     try:
         avro_bodies.refuse_endless(writer)
     except ValueError as error:
@@ -125,10 +130,14 @@ def azure_avro(registry: Azure, *, schema: schemas.Json | str | None = None, sub
 
 def _registered(registry: Registry, schema: schemas.Json | str | None, subject: str | None) -> Decoder:
     if (schema is None) == (subject is None):
-        raise ConfigError("Give either schema=, the Avro schema that all bodies are read as, or subject=, whose latest one it is.")
+        raise ConfigError(
+            "Give one of the two: schema=, the Avro schema that all bodies are read as, or subject=, to take its latest schema."
+        )
     given = schemas.loaded(registry.latest(subject) if subject is not None else schema or "")
     if not schemas.is_avro(given):
-        raise ConfigError("Bodies of a registry are read as an Avro record: its schema has the type 'record'.")
+        raise ConfigError(
+            "The schema is not an Avro record. Bodies that name a schema of a registry are read as one: {'type': 'record', ...}."
+        )
     found, reader = _arrow(given), _json.dumps(given)
     avro_bodies.check(reader)
     return Decoder("avro", found, registry=registry, reader=reader)

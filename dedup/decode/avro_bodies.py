@@ -1,7 +1,7 @@
 """Avro bodies, one record at a time, by fastavro: as they were written, or resolved to another schema.
 
-fastavro resolves, this guards what it would get wrong: it takes no notice of units (milliseconds would be read as microseconds) and gives
-defaults as they stand in the JSON.
+fastavro resolves, this guards what it would get wrong: it takes no notice of units (milliseconds would be read as microseconds), rounds
+decimals to the precision of the writer's schema, and gives defaults as they stand in the JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +19,19 @@ import pyarrow as pa
 from checkpoint.errors import ConfigError
 from checkpoint.install import needs
 from dedup.decode import schemas
-from dedup.decode.values import Read, Unreadable
+from dedup.decode.values import FAILURES, WHOLE, Read, Unreadable
 
 log = logging.getLogger("dedup")
 
 _UNUSABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What a schema may raise that is JSON, but no schema."""
+
+
+_DECIMAL = "dedup-decimal"
+"""Our logical type in place of Avro's `decimal`: fastavro would round its values."""
+
+_EXACT, _MOST_BITS = Context(prec=100), 256
+"""More digits than a column has, and bits that they all fit in."""
 
 
 def own_reader(writer: str) -> tuple[Read, pa.DataType]:
@@ -48,9 +55,9 @@ def _read_by(writer: Any, wanted: Any) -> Read:
         try:
             row = fastavro.schemaless_reader(stream, writer, wanted)
         except mismatch as error:
-            raise Unreadable from error
-        if stream.read(1):
-            raise Unreadable
+            raise _MismatchError(WHOLE, f"cannot be read as the schema says: {error}") from error
+        if (behind := len(body) - stream.tell()) > 0:
+            raise Unreadable(WHOLE, f"has {behind} bytes behind the record")
         return row
 
     return whole
@@ -61,13 +68,78 @@ def _record_type(schema: schemas.Json) -> pa.DataType:
     return schemas.nullable(pa.struct(list(schemas.from_avro(schema))))
 
 
+class _MismatchError(Unreadable):
+    """The schema of the writer and ours do not go together in what this record has."""
+
+
+def reason(body: bytes, error: BaseException, written: str, wanted: str | None = None) -> Unreadable:
+    """Why a body does not decode that a reader raised this for.
+
+    Args:
+        body: the bytes of the record.
+        written: JSON text of the schema that they were written with.
+        wanted: JSON text of the schema that they are read as, where it is another one.
+    """
+    if isinstance(error, _MismatchError) and wanted is not None and _beginnings(written):
+        writer = library().parse_schema(_plain(json.loads(written)))
+        mismatch = (_failed(name, body, writer, ours) for name, ours in _beginnings(wanted))
+    elif isinstance(error, Unreadable):
+        return error
+    elif _is_json(body):
+        return Unreadable(WHOLE, "is JSON, not Avro")
+    else:
+        mismatch = (_failed(name, body, ours, None) for name, ours in _beginnings(written))
+    return next((found for found in mismatch if found is not None), Unreadable(WHOLE, f"is not read: {error}"))
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        return body[:1] == b"{" and isinstance(json.loads(body), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+@functools.lru_cache(maxsize=16)
+def _beginnings(text: str) -> list[tuple[str, Any]]:
+    """For each field of a record its name, and the schema of a record that ends with it. Nothing for a schema of another type."""
+    schema = _plain(json.loads(text))
+    fields = schema.get("fields", []) if isinstance(schema, dict) else []
+    return [(f["name"], library().parse_schema({**schema, "fields": fields[: at + 1]})) for at, f in enumerate(fields)]
+
+
+def _failed(name: str, body: bytes, writer: Any, wanted: Any) -> Unreadable | None:
+    """What is wrong with the last field of a record that is read so; None where it can be read."""
+    fastavro, stream, path = library(), io.BytesIO(body), f"$.{name}"
+    try:
+        fastavro.schemaless_reader(stream, writer, wanted)
+    except fastavro.read.SchemaResolutionError as error:
+        return Unreadable(path, f"was written as another type: {error}")
+    except UnicodeDecodeError as error:
+        return Unreadable(path, f"is not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}")
+    except FAILURES as error:
+        if isinstance(error, EOFError) or stream.tell() == len(body):
+            return Unreadable(path, f"does not end within the {len(body)} bytes of the record")
+        number = isinstance(error, IndexError)
+        return Unreadable(path, "has a number that its enum or union does not have" if number else f"is not read: {error}")
+    return None
+
+
 def library() -> Any:
-    """fastavro. Raises ConfigError where it is missing."""
+    """fastavro, which knows our decimals. Raises ConfigError where it is missing."""
     try:
         import fastavro
     except ImportError as error:
         raise ConfigError(needs("Decoding Avro", "fastavro", "avro")) from error
+    fastavro.read.LOGICAL_READERS.update({f"bytes-{_DECIMAL}": _exactly, f"fixed-{_DECIMAL}": _exactly})
     return fastavro
+
+
+def _exactly(raw: bytes, schema: dict[Any, Any] | None, _: dict[Any, Any] | None = None) -> Decimal:
+    """A decimal as it was written, digits beyond the precision of its schema included."""
+    unscaled = int.from_bytes(raw, "big", signed=True)
+    if unscaled.bit_length() > _MOST_BITS:
+        raise Unreadable(WHOLE, "has a decimal of more digits than any column holds")
+    return Decimal(unscaled).scaleb(-(schema or {}).get("scale", 0), _EXACT)
 
 
 def refuse_endless(schema: Any) -> None:
@@ -118,7 +190,7 @@ def _plain(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     keep = {key: _plain(value) for key, value in node.items() if key != "logicalType"}
-    return keep | ({"logicalType": "decimal"} if node.get("logicalType") == "decimal" else {})
+    return keep | ({"logicalType": _DECIMAL} if node.get("logicalType") in ("decimal", _DECIMAL) else {})
 
 
 @functools.lru_cache(maxsize=1024)
@@ -142,7 +214,7 @@ def reader(ident: str, written: str, wanted: str) -> Read:
         _refuse_other_units(theirs, ours)
     except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
         log.warning("events written with schema %s do not decode: it cannot be read as %r: %s", ident, ours.get("name"), error)
-        return never
+        return refusing(f"names schema {ident}, which cannot be read as {ours.get('name')!r}: {error}")
     return found
 
 
@@ -151,18 +223,26 @@ def kind(wanted: str) -> pa.DataType:
     return _record_type(json.loads(wanted))
 
 
-def check(wanted: str) -> None:
-    """Raise ConfigError where nothing can be read as this schema, or fastavro is missing."""
+def check(schema: str, *, writer: bool = False) -> None:
+    """Raise ConfigError where nothing can be read as this schema (JSON text), or fastavro is missing.
+
+    Args:
+        writer: bodies were written with it: its defaults do not count.
+    """
     fastavro = library()
     try:
-        _parsed(json.loads(wanted))
+        fastavro.parse_schema(_plain(json.loads(schema))) if writer else _parsed(json.loads(schema))
     except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
         raise ConfigError(f"The schema is not valid Avro: {error}.") from error
 
 
-def never(_: Any) -> Any:
-    """Reads nothing. Raises Wrong."""
-    raise Unreadable
+def refusing(what: str) -> Read:
+    """What reads nothing, and says what is wrong with each body. Raises Unreadable."""
+
+    def refuse(_: Any) -> Any:
+        raise Unreadable(WHOLE, what)
+
+    return refuse
 
 
 def _parsed(schema: Any) -> Any:
@@ -197,9 +277,7 @@ def _scalar(default: Any, node: Mapping[str, Any]) -> Any:
     if node["type"] not in ("bytes", "fixed") or not isinstance(default, str):
         return default
     raw = default.encode("latin-1")
-    if node.get("logicalType") != "decimal":
-        return raw
-    return Decimal(int.from_bytes(raw, "big", signed=True)).scaleb(-node.get("scale", 0))
+    return _exactly(raw, dict(node)) if node.get("logicalType") == _DECIMAL else raw
 
 
 def _refuse_other_units(written: Any, wanted: Any) -> None:

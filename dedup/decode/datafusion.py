@@ -36,7 +36,7 @@ def digests(column: pa.Array) -> bytes | None:
     try:
         return sha256(column)
     except Exception as error:  # noqa: BLE001 - hashlib comes to the same digests, or says what is wrong
-        log.warning("DataFusion could not hash %d values, hashlib does: %s", len(column), error)
+        log.warning("DataFusion could not hash %d values; hashlib hashes them: %s", len(column), error)
         return None
 
 
@@ -67,7 +67,7 @@ def _module() -> ModuleType | None:
     except ModuleNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
-        log.warning("DataFusion cannot be used, hashlib is: %s", error)
+        log.warning("DataFusion cannot be used; hashlib hashes in its place: %s", error)
         return None
     return datafusion
 

@@ -6,6 +6,7 @@ digits, a name that occurs twice, a value of another type ...) is left to it.
 
 from __future__ import annotations
 
+import codecs
 import datetime as dt
 import json
 import math
@@ -13,7 +14,7 @@ import os
 import re
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import partial
 from typing import Any
 
@@ -24,13 +25,16 @@ import pyarrow.compute as pc
 from pyarrow.json import ParseOptions, ReadOptions, read_json
 
 from dedup.decode import schemas, values
-from dedup.decode.values import Read, Unreadable
+from dedup.decode.values import WHOLE, Read, Unreadable
 
 _LONE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair in a name becomes a question mark
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _EPOCH = dt.datetime(1970, 1, 1)
 _INTEGERS = {pa.int8(): 2**7, pa.int16(): 2**15, pa.int32(): 2**31, pa.int64(): 2**63}
-_DECIMALS = Context(prec=76, rounding=ROUND_HALF_UP, Emin=-999999, Emax=999999)
+_EXACT = Context(prec=76, Emin=-999999, Emax=999999, traps=[InvalidOperation, Inexact])
+
+_NO_NUMBER = "must be a number"
+_WITH_OFFSET, _WITHOUT_OFFSET = "with its offset, as 2026-01-31T14:00:00Z", "without an offset, as 2026-01-31T14:00:00"
 
 
 BLOCK = 16_384
@@ -69,14 +73,29 @@ def _block(bodies: pa.Array, schema: pa.Schema, smaller: int) -> pa.Array:
 
 
 def reader(schema: pa.Schema) -> Read:
-    """What reads one body."""
-    read = _struct(list(schema))
+    """What reads one body. Raises Unreadable and other FAILURES for one that does not decode."""
+    read = _struct("$", list(schema))
     loads = json.JSONDecoder(object_pairs_hook=_Pairs, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse).decode
 
     def whole(body: bytes) -> Any:
         return read(loads(body.decode()))
 
     return whole
+
+
+def reason(body: bytes, error: BaseException) -> Unreadable:
+    """Why a body does not decode that `reader` raised this for."""
+    if isinstance(error, Unreadable):
+        return error
+    if body.startswith(codecs.BOM_UTF8):
+        return Unreadable(WHOLE, "begins with a byte order mark, which JSON does not have")
+    if body.startswith(b"\0"):
+        return Unreadable(WHOLE, "is not JSON: it begins with a zero byte, as Avro of a schema registry does")
+    if isinstance(error, json.JSONDecodeError):
+        return Unreadable(WHOLE, f"is not JSON: {error.msg}, at character {error.pos} of {len(error.doc)}")
+    if isinstance(error, UnicodeDecodeError):
+        return Unreadable(WHOLE, f"is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}")
+    return Unreadable(WHOLE, "is nested too deeply" if isinstance(error, RecursionError) else f"is not read: {error}")
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -91,100 +110,125 @@ class _Float(str):
 
 def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise Unreadable
+        raise Unreadable(WHOLE, f"has a number of more than {MAX_DIGITS:,} digits")
     return int(text)
 
 
 def _fraction(text: str) -> _Float:
     if len(text) > MAX_DIGITS:
-        raise Unreadable
+        raise Unreadable(WHOLE, f"has a number of more than {MAX_DIGITS:,} digits")
     return _Float(text)
 
 
 def _refuse(word: str) -> Any:
-    raise Unreadable(word)
+    raise Unreadable(WHOLE, f"is not JSON: it has {word}, which is no number of JSON")
 
 
-def _reader(kind: pa.DataType) -> Read:
+def _wrong(path: str, value: Any, what: str) -> Unreadable:
+    """What stands at a path, and what it must be instead."""
+    return Unreadable(path if path != "$" else WHOLE, what, _shown(value))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, _Pairs):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    if isinstance(value, _Float):
+        return values.shown(value)
+    return values.shown(json.dumps(value, ensure_ascii=False))
+
+
+def _absent(path: str, how: str) -> Unreadable:
+    return Unreadable(path, f"is {how}; the schema requires it")
+
+
+def _reader(path: str, kind: pa.DataType) -> Read:
+    """What reads a value of this type, or says what is wrong with the one at this path."""
     if pa.types.is_struct(kind):
-        return _struct(list(kind))
+        return _struct(path, list(kind))
     if pa.types.is_list(kind):
-        return _list(kind.value_field)
+        return _list(path, kind.value_field)
     if pa.types.is_map(kind):
-        return _map(kind.item_field)
+        return _map(path, kind.item_field)
     if pa.types.is_decimal(kind):
-        return lambda value: _decimal(value, kind)
+        return partial(_decimal, path, kind)
     if pa.types.is_timestamp(kind):
-        shape = re.compile(TIME + (OFFSET if kind.tz else ""))
-        return lambda value: _timestamp(value, shape)
+        return partial(_timestamp, path, re.compile(TIME + (OFFSET if kind.tz else "")))
     if kind in _INTEGERS:
-        return lambda value: _whole(value, _INTEGERS[kind])
-    return {pa.bool_(): _boolean, pa.string(): _string, pa.date32(): _date, pa.float32(): _single}.get(kind, _number)
+        return partial(_whole, path, _INTEGERS[kind])
+    return partial({pa.bool_(): _boolean, pa.string(): _string, pa.date32(): _date, pa.float32(): _single}.get(kind, _number), path)
 
 
-def _field(field: pa.Field) -> Read:
-    read, nullable = _reader(field.type), field.nullable
+def _field(path: str, field: pa.Field) -> Read:
+    read, nullable = _reader(path, field.type), field.nullable
 
     def value(found: Any) -> Any:
         if found is not None:
             return read(found)
         if not nullable:
-            raise Unreadable
+            raise _absent(path, "null")
         return None
 
     return value
 
 
-def _struct(found: list[pa.Field]) -> Read:
-    readers = {f.name: _reader(f.type) for f in found}
-    needed = {f.name for f in found if not f.nullable}
+def _struct(path: str, found: list[pa.Field]) -> Read:
+    readers = {f.name: _reader(f"{path}.{f.name}", f.type) for f in found}
+    needed = [f.name for f in found if not f.nullable]
     texts = {f.name for f in found if _is_text(f.type)}
 
     def value(pairs: Any) -> dict[str, Any]:
         if type(pairs) is not _Pairs:
-            raise Unreadable
+            raise _wrong(path, pairs, "must be an object")
         # Of a name that is repeated the last value counts. The replaced ones are judged too, unless they should be text.
         row = {name: item if item is None or name in texts else readers[name](item) for name, item in pairs if name in readers}
         row |= {name: readers[name](row[name]) for name in texts if row.get(name) is not None}
-        if any(row.get(name) is None for name in needed):
-            raise Unreadable
+        for name in needed:
+            if row.get(name) is None:
+                raise _absent(f"{path}.{name}", "null" if name in row else "missing")
         return row
 
     return value
 
 
-def _list(item: pa.Field) -> Read:
-    read = _field(item)
+def _list(path: str, item: pa.Field) -> Read:
+    read = _field(path + "[]", item)
 
     def value(found: Any) -> list[Any]:
         if type(found) is not list:
-            raise Unreadable
+            raise _wrong(path, found, "must be an array")
         return [read(one) for one in found]
 
     return value
 
 
-def _map(item: pa.Field) -> Read:
-    read = _field(item)
+def _map(path: str, item: pa.Field) -> Read:
+    read = _field(path + ".*", item)
 
     def value(pairs: Any) -> list[tuple[str, Any]]:
-        if type(pairs) is not _Pairs or len({name for name, _ in pairs}) < len(pairs):
-            raise Unreadable
+        if type(pairs) is not _Pairs:
+            raise _wrong(path, pairs, "must be an object")
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise Unreadable(path, "has a name twice")
         return [(_LONE.sub("?", name), read(one)) for name, one in pairs]
 
     return value
 
 
-def _boolean(value: Any) -> bool:
+def _boolean(path: str, value: Any) -> bool:
     if type(value) is not bool:
-        raise Unreadable
+        raise _wrong(path, value, "must be true or false")
     return value is True
 
 
-def _string(value: Any) -> str:
+def _string(path: str, value: Any) -> str:
     if type(value) is not str:
-        raise Unreadable
-    value.encode()  # half of a surrogate pair is no character
+        raise _wrong(path, value, "must be a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise Unreadable(path, "has half of a surrogate pair, which is no character") from error
     return value
 
 
@@ -193,49 +237,68 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind))
 
 
-def _whole(value: Any, limit: int) -> int:
+def _whole(path: str, limit: int, value: Any) -> int:
     if type(value) is not int or not -limit <= value < limit:
-        raise Unreadable
+        raise _wrong(path, value, f"must be a whole number from {-limit} to {limit - 1}")
     return value
 
 
-def _number(value: Any) -> float:
+def _number(path: str, value: Any, kind: str = "DOUBLE") -> float:
     if type(value) not in (int, _Float):
-        raise Unreadable
-    number = float(value)  # raises OverflowError for an int beyond its range
-    if math.isinf(number):
-        raise Unreadable
-    return number
-
-
-def _single(value: Any) -> float:
-    number = _number(value)
-    struct.pack("<f", number)  # raises OverflowError beyond its range
-    return number
-
-
-def _decimal(value: Any, kind: pa.DataType) -> Decimal:
-    text = str(value).replace(",", "") if type(value) is str else str(value)
-    if type(value) not in (int, _Float, str) or not _NUMBER.fullmatch(text):
-        raise Unreadable
+        raise _wrong(path, value, _NO_NUMBER)
     try:
-        number = Decimal(text).quantize(Decimal(1).scaleb(-kind.scale), context=_DECIMALS)
-    except InvalidOperation as error:
-        raise Unreadable from error
-    if number.adjusted() >= kind.precision - kind.scale and number:
-        raise Unreadable
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):
+        raise _wrong(path, value, f"must be a number that {kind} can hold")
     return number
 
 
-def _date(value: Any) -> int:
-    if type(value) is not str or not re.fullmatch(DATE, value):
-        raise Unreadable
-    return dt.date.fromisoformat(value).toordinal() - _EPOCH.toordinal()
+def _single(path: str, value: Any) -> float:
+    number = _number(path, value, "FLOAT")
+    try:
+        struct.pack("<f", number)
+    except OverflowError as error:
+        raise _wrong(path, value, "must be a number that FLOAT can hold") from error
+    return number
 
 
-def _timestamp(value: Any, shape: re.Pattern[str]) -> int:
-    if type(value) is not str or not shape.fullmatch(value):
-        raise Unreadable
+def _decimal(path: str, kind: pa.DataType, value: Any) -> Decimal:
+    """The exact value: a digit that the column has no room for makes the body undecodable, since amounts of money are never rounded."""
+    if type(value) not in (int, _Float, str) or not _NUMBER.fullmatch(text := str(value)):
+        raise _wrong(path, value, _NO_NUMBER)
+    try:
+        number = Decimal(text).quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT)
+    except Inexact as error:
+        raise _wrong(path, value, f"must have at most {kind.scale} digits behind the decimal point") from error
+    except InvalidOperation:
+        number = None
+    if number is None or (number and number.adjusted() >= kind.precision - kind.scale):
+        raise _wrong(path, value, f"must have at most {kind.precision - kind.scale} digits before the decimal point")
+    return number
+
+
+def _date(path: str, value: Any) -> int:
+    try:
+        if type(value) is str and re.fullmatch(DATE, value):
+            return dt.date.fromisoformat(value).toordinal() - _EPOCH.toordinal()
+    except ValueError:
+        pass  # a day that its month does not have
+    raise _wrong(path, value, "must be a date, as 2026-01-31")
+
+
+def _timestamp(path: str, shape: re.Pattern[str], value: Any) -> int:
+    try:
+        if type(value) is str and shape.fullmatch(value):
+            return _microseconds(value)
+    except ValueError:
+        pass  # a day that its month does not have, an hour that no day has
+    with_offset = shape.pattern.endswith(OFFSET)
+    raise _wrong(path, value, f"must be a time {_WITH_OFFSET if with_offset else _WITHOUT_OFFSET}")
+
+
+def _microseconds(value: str) -> int:
     fraction = re.sub("[^0-9].*", "", value[20:]) if value[19:20] == "." else ""
     seconds = (dt.datetime.fromisoformat(value[:19]) - _EPOCH) // dt.timedelta(seconds=1)
     return (seconds - _seconds_east(value)) * 1_000_000 + int(fraction.ljust(6, "0")[:6])

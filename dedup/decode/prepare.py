@@ -57,11 +57,15 @@ class Prepare:
         if self.positions:
             return
         if self.keys.sequence:
-            raise ConfigError("sequence_key keeps the order of positions; with positions=None there is none to keep.")
+            raise ConfigError(
+                "sequence_key= keeps events in the order of their positions, and positions=None gives them none. Take one of them out."
+            )
         if self.keys.columns and self.keys.null_key == "position":
             raise ConfigError('null_key="position" needs positions; with positions=None an event without a key can only be a dead letter.')
         if self.part or isinstance(self.columns, Columns):
-            raise ConfigError("positions=None takes no part=: such rows have no position to map.")
+            raise ConfigError(
+                "part= and positions=Columns(...) describe positions, and with positions=None events have none. Take one of the two out."
+            )
 
 
 @dataclass(frozen=True)
@@ -253,7 +257,9 @@ def _mapped(table: pa.Table, spec: Prepare) -> Frame:
     columns |= {name: _whole(table[name]) for name in plan.extras}
     if callable(spec.decoder):
         if BY_SPARK not in table.column_names:
-            raise ConfigError("A function as decode= computes a Spark column; without Spark use one of dedup.decode.")
+            raise ConfigError(
+                "A function as decode= computes a column of Spark, and this runs without Spark. Use decode.json(...) or decode.avro(...)."
+            )
         columns["data"] = _whole(table[BY_SPARK])
     return columns | {LOG_TIME: _log_time(table, plan.log_time)}
 

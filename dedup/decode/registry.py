@@ -37,6 +37,7 @@ class Registry(Protocol):
     """What decoding needs of a registry. Hashable and picklable."""
 
     content_type: ClassVar[bool]  # whether `framed` looks at the content type
+    unframed: ClassVar[str]  # what is wrong with a body that `framed` finds no schema of
 
     def framed(self, body: bytes, content_type: bytes | None) -> Framed | None:
         """Which schema a body was written with; None where it does not say so as this registry's producers do."""
@@ -79,6 +80,7 @@ class Confluent:
     timeout: given.Duration = 10.0
     """Seconds for one answer."""
     content_type: ClassVar[bool] = False
+    unframed: ClassVar[str] = "does not begin with a zero byte and the id of a schema in four bytes"
 
     def __post_init__(self) -> None:
         _check(self.url)
@@ -144,6 +146,7 @@ class Azure:
     timeout: given.Duration = 10.0
     """Seconds for one answer."""
     content_type: ClassVar[bool] = True
+    unframed: ClassVar[str] = "has no content type avro/binary+<id of a schema>, and does not begin with such an id"
 
     def __post_init__(self) -> None:
         _check(self._url)
@@ -187,7 +190,9 @@ class Azure:
             made = _credentials.get(self) or _credentials.setdefault(self, self.credential())
             return str(made.get_token(_SCOPE).token)
         except Exception as error:
-            raise RegistryUnavailable(f"No token for the registry of {self.namespace}: {type(error).__name__}.") from error
+            raise RegistryUnavailable(
+                f"The credential gives no token for the registry of {self.namespace}: {type(error).__name__}. Check it."
+            ) from error
 
     def _schema(self, answer: _Answer) -> str:
         if answer.status != 200:

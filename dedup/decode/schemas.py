@@ -58,29 +58,41 @@ def from_avro(schema: Json) -> pa.Schema:
 
 
 def _avro_type(node: Any, path: str, named: dict[str, pa.DataType]) -> pa.DataType:
-    if isinstance(node, str):
-        node = {"type": node}
-    if not isinstance(node, Mapping):
-        raise ConfigError(f"Avro schema at {path}: a union of {node!r} has no counterpart in columns; only null and one type has.")
-    name, logical = node.get("type"), node.get("logicalType")
-    if not isinstance(name, str):
-        return _avro_type(name, path, named)
+    node = _avro_node(node, path)
+    name, logical = node["type"], node.get("logicalType")
     if name in ("record", "enum", "fixed"):
         kind = _avro_named(node, path, named)
         named |= {str(node.get("name")): kind, f"{node.get('namespace')}.{node.get('name')}": kind}
         return kind
     if name == "array":
-        return pa.list_(_avro_field("item", node["items"], path + "[]", named))
+        return pa.list_(_avro_field("item", _avro_part(node, "items", path), path + "[]", named))
     if name == "map":
-        return pa.map_(pa.string(), _avro_field("value", node["values"], path + ".*", named))
+        return pa.map_(pa.string(), _avro_field("value", _avro_part(node, "values", path), path + ".*", named))
     if logical == "decimal":
         return _avro_decimal(node, path)
-    if logical and (name, logical) not in _AVRO_LOGICAL:
+    if logical and (not isinstance(logical, str) or (name, logical) not in _AVRO_LOGICAL):
         raise ConfigError(f"Avro schema at {path}: the logical type {logical!r} of {name} is not supported.")
     kind = _AVRO_LOGICAL.get((name, logical or "")) or _AVRO_SCALARS.get(name) or named.get(name)
     if kind is None:
         raise ConfigError(f"Avro schema at {path}: the type {name!r} is not known (or the record contains itself).")
     return kind
+
+
+def _avro_node(node: Any, path: str) -> Json:
+    """The object whose type is a name: what a type may be wrapped in is taken off."""
+    if isinstance(node, str):
+        return {"type": node}
+    if isinstance(node, list):
+        raise ConfigError(f"Avro schema at {path}: a union of {node!r} has no counterpart in columns; only null and one type has.")
+    if not isinstance(node, Mapping):
+        raise ConfigError(f'Avro schema at {path}: {node!r} is not a type. Give a name such as "string", or an object with a type.')
+    return node if isinstance(node.get("type"), str) else _avro_node(node.get("type"), path)
+
+
+def _avro_part(node: Json, word: str, path: str) -> Any:
+    if word not in node:
+        raise ConfigError(f"Avro schema at {path}: it has no {word!r}, which {node['type']} needs.")
+    return node[word]
 
 
 def _avro_named(node: Json, path: str, named: dict[str, pa.DataType]) -> pa.DataType:
@@ -90,18 +102,26 @@ def _avro_named(node: Json, path: str, named: dict[str, pa.DataType]) -> pa.Data
         if node.get("logicalType") not in (None, "decimal"):
             raise ConfigError(f"Avro schema at {path}: the logical type {node['logicalType']!r} of fixed is not supported.")
         return _avro_decimal(node, path) if node.get("logicalType") else pa.binary()
-    return pa.struct([_avro_field(f["name"], f["type"], f"{path}.{f['name']}", named) for f in node["fields"]])
+    found = _avro_part(node, "fields", path)
+    if not isinstance(found, list):
+        raise ConfigError(f"Avro schema at {path}: 'fields' is {found!r}; give an array of fields.")
+    for one in found:
+        if not isinstance(one, Mapping) or not isinstance(one.get("name"), str) or "type" not in one:
+            raise ConfigError(f"Avro schema at {path}: {one!r} is not a field; give an object with a name and a type.")
+    return pa.struct([_avro_field(f["name"], f["type"], f"{path}.{f['name']}", named) for f in found])
 
 
 def _avro_field(name: str, node: Any, path: str, named: dict[str, pa.DataType]) -> pa.Field:
     union = node if isinstance(node, list) else None
     if union is not None and len(union) == 2 and "null" in union:
-        return pa.field(name, _avro_type(next(option for option in union if option != "null"), path, named), True)
+        return pa.field(name, _avro_type(next((option for option in union if option != "null"), "null"), path, named), True)
     return pa.field(name, _avro_type(node, path, named), False)
 
 
 def _avro_decimal(node: Json, path: str) -> pa.DataType:
     precision, scale = node.get("precision", 0), node.get("scale", 0)
+    if type(precision) is not int or type(scale) is not int:
+        raise ConfigError(f"Avro schema at {path}: decimal({precision!r}, {scale!r}) needs whole numbers.")
     if not 1 <= precision <= 38 or not 0 <= scale <= precision:
         raise ConfigError(f"Avro schema at {path}: decimal({precision}, {scale}) does not fit into 38 digits.")
     return pa.decimal128(precision, scale)
@@ -133,7 +153,7 @@ def _refuse_twins(found: list[pa.Field], path: str) -> None:
     names = [f.name.lower() for f in found]
     twins = sorted({f.name for f in found if names.count(f.name.lower()) > 1})
     if twins:
-        raise ConfigError(f"Schema at {path}: the fields {', '.join(twins)} differ only by case, or not at all.")
+        raise ConfigError(f"Schema at {path}: the fields {', '.join(twins)} differ only by case, or not at all. Rename or drop one.")
 
 
 def _normal_field(field: pa.Field, path: str) -> pa.Field:

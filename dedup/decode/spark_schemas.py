@@ -47,6 +47,13 @@ _DDL_NAMES = {
 """Names in DDL that the JSON form does not have."""
 
 _DECIMAL = re.compile(r"decimal(?:\(([0-9]+),(-?[0-9]+)\))?")
+_OTHERS = re.compile(r"(var)?char(acter)?\(|interval|variant|void|null|time\b|string |geometry|geography|udt")
+"""Types of Spark's that have no counterpart."""
+
+_TYPES = (
+    "STRING, BOOLEAN, TINYINT, SMALLINT, INT, BIGINT, FLOAT, DOUBLE, DECIMAL(p, s), DATE, TIMESTAMP, TIMESTAMP_NTZ, BINARY (Avro), "
+    "ARRAY<...>, MAP<STRING, ...>, STRUCT<name: ...>"
+)
 _INSTEAD = "Use STRING, and convert the value in the handler."
 
 
@@ -75,7 +82,7 @@ def from_json(form: Json) -> pa.Schema:
     """The Arrow schema of the JSON form of a StructType. Raises ConfigError for a field without a counterpart."""
     try:
         return pa.schema(list(_struct(form, "$")))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"The schema has the type 'struct' and is not what StructType.json() writes: {error!r}.") from error
 
 
@@ -89,7 +96,9 @@ def _type(node: Any, path: str) -> pa.DataType:
         return _SCALARS[node]
     if found := _DECIMAL.fullmatch(str(node)):
         return _decimal(int(found[1] or 10), int(found[2] or 0), path)
-    raise _refused(f"the type {str(node).upper()}", path)
+    if _OTHERS.match(str(node)):
+        raise _refused(f"the type {str(node).upper()}", path)
+    raise ConfigError(f"Spark schema at {path}: {node} is not a type. Types are {_TYPES}.")
 
 
 def _refused(what: str, path: str) -> ConfigError:
@@ -197,8 +206,10 @@ class _Ddl:
         kind = _DDL_NAMES.get(word, word)
         if kind == "decimal" and numbers and "," not in numbers:
             numbers = f"{numbers[:-1]},0)"
-        rest = " ".join(self.words_of_type())
-        return f"{kind}{numbers} {rest}".strip()
+        found = " ".join([f"{kind}{numbers}", *self.words_of_type()])
+        return (
+            found if found in _SCALARS or _DECIMAL.fullmatch(found) or _OTHERS.match(found) else f"{word}{found.removeprefix(kind)}".upper()
+        )
 
     def map(self, path: str) -> dict[str, Any]:
         key = self.type(path)

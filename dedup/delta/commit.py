@@ -316,7 +316,7 @@ class SinkPublisher:
                 raise SinkMismatch("it has other partition columns now, or features that forbid adding files: " + ", ".join(sink.special))
             for column in sink.partition_by:
                 written = written.append(sink.schema.field(column))
-            check_schema(written, sink.schema, entry.name)
+            check_schema(written, sink.schema, entry.name, uri=sink.uri)
         except SinkMismatch as error:
             raise PublicationStuck(
                 f"Decision {header.seq} ({entry.rows} rows) was made when the sink {entry.name!r} had other columns: {error} "

@@ -77,6 +77,7 @@ class FileWriter:
     partition_by: tuple[str, ...] = ()
     indexed: int = INDEXED_COLUMNS
     prefix: str = ""  # folder below the table
+    sink: str = ""  # URI of the table that the files are for, where that is another one
     codec: Mapping[str, Any] = field(default_factory=lambda: {"compression": "snappy"})
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
@@ -89,7 +90,7 @@ class FileWriter:
 
     def write(self, rows: pa.Table) -> list[Add]:
         """Write these rows now: one file, or one per partition value; none for no rows. Raises SinkMismatch, RowsRefused."""
-        rows = conform(rows, self.schema, self.table)
+        rows = conform(rows, self.schema, self.table, uri=self.sink or self.uri)
         if not rows.num_rows:
             return []
         return [self._write_file(part, values) for values, part in self._partitions(rows)]

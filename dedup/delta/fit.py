@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,13 @@ _SOURCES = {
 }
 
 
-def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collection[str] = ()) -> list[str]:
+def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collection[str] = (), *, uri: str) -> list[str]:
     """Compare by name, without looking at a row; returns the columns to take from the rows, in the sink's order.
 
     Args:
+        table: the sink as the handler names it.
         computed: columns the sink computes itself where the rows lack them.
+        uri: of the sink, as Spark knows it.
 
     Raises:
         SinkMismatch: extra columns, missing required ones, types that could lose something, a name that occurs twice.
@@ -71,31 +73,68 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
         columns = ", ".join(f"`{n}` {sql_type(rows.field(n).type)}" for n in extra)
         raise SinkMismatch(  # whoever wrote them: columns are the handler's, and no event's
             f"{table!r} has no column {', '.join(extra)}, which the rows have. "
-            f"Leave it out of the rows, or ALTER TABLE {sql_name(table)} ADD COLUMNS ({columns})."
+            f"Leave it out of the rows, or ALTER TABLE {sql_name(uri)} ADD COLUMNS ({columns})."
         )
     required = {f.name: f.name if not f.nullable else required_part(f) for f in sink if f.name not in computed}
     missing = [path for name, path in required.items() if path and name not in rows.names]
     if missing:
         raise RowsMisfit(
             f"{table!r} requires {', '.join(missing)}, which the rows lack. Add them to the rows, or "
-            + "; ".join(f"ALTER TABLE {sql_name(table)} ALTER COLUMN {_quoted(n)} DROP NOT NULL" for n in missing)
+            + "; ".join(f"ALTER TABLE {sql_name(uri)} ALTER COLUMN {_quoted(n)} DROP NOT NULL" for n in missing)
         )
     wrong = [f for f in sink if f.name in rows.names and not fits(rows.field(f.name).type, f.type)]
     if wrong:
         told = "; ".join(f"{f.name} is {sql_type(rows.field(f.name).type)} and the sink has {sql_type(f.type)}" for f in wrong)
-        alter = "; ".join(f"ALTER TABLE {sql_name(table)} ALTER COLUMN `{f.name}` TYPE {sql_type(rows.field(f.name).type)}" for f in wrong)
-        raise RowsMisfit(
-            f"The rows do not fit {table!r} without loss: {told}. Cast in the handler, or, where Delta can widen the type, {alter}."
-        )
+        wider = {f.name: new for f in wrong if widens(f.type, new := rows.field(f.name).type)}
+        widen = f", or {widening(uri, wider)}" if len(wider) == len(wrong) else ""
+        raise RowsMisfit(f"The rows do not fit {table!r} without loss: {told}. Cast them in the handler, or write into a new table{widen}.")
     return [f.name for f in sink if f.name in rows.names]
+
+
+def widening(uri: str, columns: Mapping[str, pa.DataType]) -> str:
+    """What to do so that these columns of a sink take these types, where `widens` says that they can.
+
+    Tried with Delta 4.4 and deltalake 1.6: tests/spark/test_delta_spark.py.
+    """
+    table = sql_name(uri)
+    steps = [f"SET TBLPROPERTIES ('{WIDENING}' = 'true')", *(f"ALTER COLUMN {_quoted(n)} TYPE {sql_type(t)}" for n, t in columns.items())]
+    statements = "; ".join(f"ALTER TABLE {table} {step}" for step in steps)
+    return f"widen the type in Spark, after which Spark alone can read and write the table, and deltalake cannot: {statements}"
+
+
+WIDENING = "delta.enableTypeWidening"
+"""Property under which Delta widens types. The table feature that it brings is not one of deltalake's."""
+
+
+def widens(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether Delta can change a column of one type to the other without rewriting its files.
+
+    Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#type-widening, read 2026-11.
+    """
+    if pa.types.is_integer(old) and pa.types.is_decimal(new):
+        return bool(new.precision - new.scale >= _DIGITS[old.bit_width])
+    if pa.types.is_decimal(old) and pa.types.is_decimal(new):
+        return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale and new != old)
+    if pa.types.is_integer(old) and pa.types.is_integer(new):
+        return bool(new.bit_width > old.bit_width)
+    if pa.types.is_float64(new):
+        return bool(pa.types.is_float32(old) or (pa.types.is_integer(old) and old.bit_width < 64))
+    return bool(pa.types.is_date(old) and pa.types.is_timestamp(new) and new.tz is None)
+
+
+_DIGITS = {8: 10, 16: 10, 32: 10, 64: 20}
+"""Bits of a whole number -> digits before the point that a DECIMAL needs to take its place."""
 
 
 def _quoted(path: str) -> str:
     return "`" + path.replace(".", "`.`") + "`"
 
 
-def conform(rows: pa.Table, sink: pa.Schema, table: str) -> pa.Table:
+def conform(rows: pa.Table, sink: pa.Schema, table: str, *, uri: str) -> pa.Table:
     """Rows that passed `check_schema`, with the sink's columns, order and types; missing columns are null.
+
+    Args:
+        table, uri: as for `check_schema`.
 
     Raises:
         RowsRefused: a value that does not fit (a timestamp finer than microseconds), or NULL where the sink forbids it.
@@ -112,7 +151,7 @@ def conform(rows: pa.Table, sink: pa.Schema, table: str) -> pa.Table:
         for path, count in _forbidden_nulls(column, field, field.name):
             raise RowsRefused(
                 f"{table!r} forbids NULL in {path}, and {count} of {rows.num_rows} rows have it. Reject those rows in the handler, "
-                f"or ALTER TABLE {sql_name(table)} ALTER COLUMN {_quoted(path)} DROP NOT NULL."
+                f"or ALTER TABLE {sql_name(uri)} ALTER COLUMN {_quoted(path)} DROP NOT NULL."
             )
         columns.append(_below_null_parents(column) if _requires(field.type) else column)
     return pa.Table.from_arrays(columns, schema=sink)
@@ -337,6 +376,6 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def sql_name(name: str) -> str:
-    """A sink's name as SQL takes it."""
-    return f"delta.`{name}`" if "/" in name else name
+def sql_name(uri: str) -> str:
+    """A sink as Spark's SQL takes it: by its path, or by its name in the catalog. A key of the store's `tables=` means nothing there."""
+    return f"delta.`{uri}`" if "/" in uri else uri

@@ -284,7 +284,7 @@ class DeltaOutbox:
 
     def _require_mine(self, found: OutboxSnapshot) -> None:
         if found.dispatcher != self._me:
-            raise Fenced(f"Another dispatcher of {self.consumer!r} has begun: on Delta there is one at a time. Stop this one.")
+            raise Fenced(f"Another dispatcher of {self.consumer!r} has started. On Delta only one may run at a time: stop this one.")
 
     def _look(self, *, anew: bool = False) -> OutboxSnapshot | None:
         """What is there now; None where nothing was ever published."""

@@ -31,7 +31,7 @@ from dedup.core.values import Target
 from dedup.delta import tables
 from dedup.delta.engine import Engine, Handle, spark_side
 from dedup.delta.files import INDEXED_COLUMNS, Add, FileWriter
-from dedup.delta.fit import UnknownType, arrow_schema, check_schema, required_part, sql_name, sql_type
+from dedup.delta.fit import UnknownType, arrow_schema, check_schema, required_part, sql_type, widening, widens
 from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent
 
@@ -72,9 +72,6 @@ DELETE = "_dedup_delete"
 
 _PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "checkConstraints", "generatedColumns", "timestampNtz", "changeDataFeed"})
 """Writer features under which delta-rs may rewrite files, as long as no column or property uses them."""
-
-_DIGITS = {8: 10, 16: 10, 32: 10, 64: 20}
-"""Bits of a whole number -> digits before the point that a DECIMAL needs to take its place."""
 
 _KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (pa.types.is_string, "text"),
@@ -267,7 +264,7 @@ def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]
     lost = [n for n in rows.column_names if n in POSITION and n not in sink.schema.names]
     flag = [merge.delete_when] if merge.delete_when and merge.delete_when not in sink.schema.names else []
     kept = rows.drop_columns([*lost, *flag])
-    check_schema(kept.schema, sink.schema, sink.name, sink.computed)
+    check_schema(kept.schema, sink.schema, sink.name, sink.computed, uri=sink.uri)
     _check_keys(kept, merge, sink)
     if merge.delete_when is None:
         return kept, kept.slice(0, 0)
@@ -391,30 +388,14 @@ class SinkColumns:
         """Raise RowsMisfit for columns that the sink lacks, or requires and the rows lack."""
         known = {field.name: field for field in self.sink.schema}
         fields = [known.get(name) or rows.schema.field(str(name)) for name in names]
-        check_schema(pa.schema(fields), self.sink.schema, self.sink.name, self.sink.computed)
+        check_schema(pa.schema(fields), self.sink.schema, self.sink.name, self.sink.computed, uri=self.sink.uri)
 
     def alter(self, column: str, wanted: pa.DataType) -> str:
-        """The statement that widens the column; empty where Delta has none from its type to that one."""
+        """What to do so that the column takes this type; empty where Delta cannot widen its own to it."""
         schema = self.sink.schema
         if column not in schema.names or not widens(schema.field(column).type, wanted):
             return ""
-        return f"widen the type: ALTER TABLE {sql_name(self.sink.name)} ALTER COLUMN `{column}` TYPE {sql_type(wanted)}"
-
-
-def widens(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether Delta can change a column of one type to the other without rewriting its files.
-
-    Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#type-widening, read 2026-11.
-    """
-    if pa.types.is_integer(old) and pa.types.is_decimal(new):
-        return bool(new.precision - new.scale >= _DIGITS[old.bit_width])
-    if pa.types.is_decimal(old) and pa.types.is_decimal(new):
-        return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale and new != old)
-    if pa.types.is_integer(old) and pa.types.is_integer(new):
-        return bool(new.bit_width > old.bit_width)
-    if pa.types.is_float64(new):
-        return bool(pa.types.is_float32(old) or (pa.types.is_integer(old) and old.bit_width < 64))
-    return bool(pa.types.is_date(old) and pa.types.is_timestamp(new) and new.tz is None)
+        return widening(self.sink.uri, {column: wanted})
 
 
 def target_of(field: pa.Field, *, in_items: bool = False) -> Target:

@@ -58,7 +58,7 @@ class RowWriter:
     def columns(self, rows: pa.Schema) -> list[str]:
         """Which columns of such rows are taken, in the sink's order. Raises SinkMismatch."""
         sink = self.sink
-        columns = check_schema(rows, sink.schema, sink.name, sink.computed)
+        columns = check_schema(rows, sink.schema, sink.name, sink.computed, uri=sink.uri)
         self.require_not_numbered(columns)
         return columns
 
@@ -75,7 +75,7 @@ class RowWriter:
             return FileWriter(sink.uri, self.options, sink.schema, sink.name, sink.partition_by, sink.indexed)
         # Staged rows keep only what the handler gave: a missing generated column must stay missing for Spark to compute it.
         schema = pa.schema([f for f in sink.schema if f.name in columns or f.name not in sink.computed])
-        return FileWriter(self.root, self.options, schema, sink.name, prefix=self.staging + _given(schema), indexed=0)
+        return FileWriter(self.root, self.options, schema, sink.name, prefix=self.staging + _given(schema), indexed=0, sink=sink.uri)
 
     def write(self, rows: Rows) -> list[str]:
         """Write these rows into files that no commit names yet; returns `Add` lines. Raises SinkMismatch, RowsRefused.
@@ -240,14 +240,14 @@ class SinkWrites:
 
     def _stager(self, sink: Sink, rows: pa.Table) -> FileWriter:
         schema = sinks.staged_schema(sink, rows.column_names)
-        return FileWriter(self._context.root, self._context.options, schema, sink.name, prefix=self._staging, indexed=0)
+        return FileWriter(self._context.root, self._context.options, schema, sink.name, prefix=self._staging, indexed=0, sink=sink.uri)
 
     def _check_constraints(self, sink: Sink, spark: Any, adds: tuple[Add, ...]) -> None:
         files = [join(self._context.root, add.path) for add in adds]
         for name, count in spark.violations(files, sink.constraints, sink.generated).items():
             raise RowsRefused(
                 f"{count} of {sum(add.rows for add in adds)} rows violate {name} of {sink.name!r}: {sink.constraints[name]}. "
-                f"Reject them in the handler, or change the table (ALTER TABLE {sql_name(sink.name)} DROP CONSTRAINT ...)."
+                f"Reject them in the handler, or change the table (ALTER TABLE {sql_name(sink.uri)} DROP CONSTRAINT ...)."
             )
 
 

@@ -51,7 +51,9 @@ class Connection:
             raise ConfigError(f"The connection string of Event Hubs cannot be read: {error}") from None
         name = hub or parsed.eventhub_name
         if not name:
-            raise ConfigError("The connection string names no event hub (EntityPath). Give its name: eventHubName / hub=.")
+            raise ConfigError(
+                "The connection string names no event hub: it has no EntityPath. Give hub= (in Spark the option eventHubName)."
+            )
         tls = "usedevelopmentemulator=true" not in connection_string.lower()
         return cls(parsed.fully_qualified_namespace.rstrip("/"), name, group, connection_string, websocket=websocket, tls=tls)
 
@@ -97,7 +99,7 @@ class Connection:
             extra = {} if self.tls else {"use_tls": False}
             return EventHubConsumerClient(self.namespace, self.hub, self.group, made(self.credential), **options, **extra)
         except ValueError as error:
-            raise ConfigError(f"The settings of {self.hub!r} at {self.namespace} make no client: {error}") from None
+            raise ConfigError(f"The client of Event Hubs refuses the settings of {self.hub!r} at {self.namespace}: {error}") from None
 
 
 def made(credential: Any) -> Any:

@@ -91,7 +91,7 @@ def owners_beside(store: Store, consumer: str) -> CheckpointStore:
         return PostgresCheckpointStore(store.dsn, store.schema)  # type: ignore[attr-defined]
     if "delta" in kinds:
         return FolderOwnership(store.path, store.storage_options, consumer)  # type: ignore[attr-defined]
-    raise ConfigError("Give ownership=, any CheckpointStore of azure.eventhub.aio: runner processes share the partitions through it.")
+    raise ConfigError("Give ownership=, a CheckpointStore of azure.eventhub.aio. Processes of the runner share the partitions through it.")
 
 
 @dataclass

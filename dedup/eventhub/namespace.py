@@ -122,9 +122,9 @@ def explained(error: Exception, connection: Connection, what: str = "") -> Sourc
     said = hidden(redact(str(error)), connection).split("\n")[0]
     where = f"{connection.hub!r} at {connection.namespace}{what}"
     if isinstance(error, AuthenticationError):
-        return ConfigError(f"Event Hubs does not let us read {where}: {said}. Check the key or the role (Azure Event Hubs Data Receiver).")
+        return ConfigError(f"Event Hubs refuses to read {where}: {said}. Check the key, or the role Azure Event Hubs Data Receiver.")
     if condition(error) == "not-found" or "could not be found" in said or "Status code: 404" in said:
-        return ConfigError(f"There is no event hub, partition or consumer group {where}, group {connection.group!r}: {said}")
+        return ConfigError(f"There is no event hub, partition or consumer group of this name: {where}, group {connection.group!r}: {said}")
     return SourceUnavailable(f"Event Hubs could not be read, {where}: {said}")
 
 

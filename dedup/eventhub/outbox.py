@@ -170,7 +170,7 @@ class SendingHubs:
             options |= {} if there.tls else {"use_tls": False}
             return EventHubProducerClient(there.namespace, topic, made(there.credential), **options)
         except ValueError as error:
-            raise ConfigError(f"The settings of {topic!r} at {there.namespace} make no client: {error}") from None
+            raise ConfigError(f"The client of Event Hubs refuses the settings of {topic!r} at {there.namespace}: {error}") from None
 
     def _forget(self, topic: str) -> None:
         """Ask for its partitions, and connect, anew."""

@@ -215,9 +215,7 @@ class PartitionReader:
         if self.options.fail_on_data_loss:
             where = self._here
             self.close()
-            raise PositionsMissing(
-                f"{where}: {what}. To go on without them, once the loss is understood: failOnDataLoss=false, which leaves them out."
-            )
+            raise PositionsMissing(f"{where}: {what}. Find out what is lost. Then set failOnDataLoss=false to go on without them.")
         log.warning("%s: %s; going on without them", self._here, what)
         return self._order.skip_to(upto + 1)
 
@@ -227,7 +225,7 @@ class PartitionReader:
         if created is not None:
             self._namespace.check(created)
         raise IncarnationChanged(
-            f"{where}: the log ends before this position. The hub was deleted and created again, or this is another one."
+            f"{where}: the log ends before this position. The hub was deleted and created again, or this is another hub."
         )
 
     @property

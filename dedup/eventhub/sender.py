@@ -95,8 +95,8 @@ def _sent(client: EventHubProducerClient, partition: int, key: str | None, event
     if not count:
         first = events[0]
         raise ConfigError(
-            f"Event {first.sequence} of partition {first.partition} ({first.message_id}) is larger than the hub takes now. "
-            "`dedup publisher discard` gives it up."
+            f"Event {first.sequence} of partition {first.partition} ({first.message_id}) is larger than the hub takes. "
+            "Raise the limit of the hub, or give the event up with `dedup publisher discard`."
         )
     client.send_batch(batch, timeout=timeout)
     return count
@@ -130,7 +130,8 @@ def _producer(there: Connection, options: dict[str, Any]) -> EventHubProducerCli
             found = client(there.namespace, there.hub, made(there.credential), **options, **extra)
         return found
     except ValueError as error:
-        raise ConfigError(f"The settings of {there.hub!r} at {there.namespace} make no client: {hidden(str(error), there)}") from None
+        said = hidden(str(error), there)
+        raise ConfigError(f"The client of Event Hubs refuses the settings of {there.hub!r} at {there.namespace}: {said}") from None
 
 
 def _explained(error: Exception, there: Connection) -> SourceUnavailable | ConfigError:
@@ -138,9 +139,9 @@ def _explained(error: Exception, there: Connection) -> SourceUnavailable | Confi
     said = hidden(redact(str(error)), there).split("\n")[0]
     where = f"{there.hub!r} at {there.namespace}"
     if isinstance(error, AuthenticationError):
-        return ConfigError(f"Event Hubs does not let us send to {where}: {said}. Check the key or the role (Azure Event Hubs Data Sender).")
+        return ConfigError(f"Event Hubs refuses to send to {where}: {said}. Check the key, or the role Azure Event Hubs Data Sender.")
     if condition(error) == "not-found" or "could not be found" in said:
         return ConfigError(f"There is no event hub or partition {where}: {said}")
     if TOO_LARGE.endswith(condition(error) or "?"):
-        return ConfigError(f"{where} refuses an event for its size: {said} `dedup publisher discard` gives it up.")
+        return ConfigError(f"An event is too large for {where}: {said} Give it up with `dedup publisher discard`.")
     return SourceUnavailable(f"Event Hubs could not be sent to, {where}: {said}")

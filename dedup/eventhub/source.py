@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -296,7 +297,7 @@ def _number(said: Mapping[str, str], name: str, default: int, least: int) -> int
     if name.lower() not in said:
         return default
     text = said[name.lower()]
-    if not text.strip().isdigit() or int(text) < least:
+    if not re.fullmatch("[0-9]{1,18}", text.strip()) or int(text) < least:
         raise ConfigError(f"{name} is a whole number from {least} on, not {text!r}.")
     return int(text)
 
@@ -368,8 +369,8 @@ class Planner:
         beyond = {number: end for number, end in ends.items() if end > spans[number].end}
         if beyond:
             raise IncarnationChanged(
-                f"Event hub {self.hub!r} ends before where reading is to go on, in {_listed(beyond)}. It was deleted and created again, "
-                "or this is another one. Start the stream with a new Spark checkpoint and startingPositions that are there."
+                f"Event hub {self.hub!r} ends before the position to read next, in {_listed(beyond)}. It was deleted and created again, "
+                "or this is another hub. Start the stream with a new Spark checkpoint and startingPositions that are there."
             )
         if lost := {number: (end, spans[number].first - 1) for number, end in ends.items() if end < spans[number].first}:
             self._report(lost)
@@ -384,7 +385,7 @@ class Planner:
         named = ", ".join(f"partition {number}: {first}-{last}" for number, (first, last) in sorted(lost.items()))
         what = f"Event hub {self.hub!r} does not have these positions any more (retention): {named}."
         if self.receive.fail_on_data_loss:
-            raise PositionsMissing(f"{what} To go on without them, once the loss is understood: failOnDataLoss=false.")
+            raise PositionsMissing(f"{what} Find out what is lost. Then set failOnDataLoss=false to go on without them.")
         log.warning("%s Going on without them; they count as absent.", what)
 
     def _refuse_strangers(self, asked: int | Ends, spans: Mapping[int, Span]) -> None:

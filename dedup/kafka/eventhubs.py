@@ -58,8 +58,8 @@ class EventHubs:
         host = re.match(r"(?:sb|amqps?)://([^/:]+)(?::(\d+))?", parts.get("Endpoint", ""))
         if host is None or not {"SharedAccessKeyName", "SharedAccessKey"} <= set(parts):
             raise ConfigError(
-                "This is no connection string of Event Hubs: Endpoint=sb://NAMESPACE.servicebus.windows.net/;"
-                "SharedAccessKeyName=...;SharedAccessKey=... is what it looks like."
+                "This is not a connection string of Event Hubs. One looks like this: Endpoint=sb://NAMESPACE.servicebus.windows.net/;"
+                "SharedAccessKeyName=...;SharedAccessKey=..."
             )
         jaas = f'{_LOGIN}.plain.PlainLoginModule required username="$ConnectionString" password={_quoted(text.strip())};'
         spark = {"kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas}

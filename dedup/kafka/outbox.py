@@ -152,7 +152,7 @@ class _Sender:
             except KafkaException as error:
                 told: KafkaError = error.args[0]
                 if told.code() not in OWN_FAULT:
-                    raise DestinationUnavailable(f"Kafka at {self.broker.servers} takes no messages: {told.str()}.") from error
+                    raise DestinationUnavailable(f"Kafka at {self.broker.servers} does not take messages: {told.str()}.") from error
                 outcome.failed[place] = _failure(told)
                 if message.line is not None:
                     stopped.add(message.line)
@@ -357,8 +357,8 @@ class TransactionalTopics:
         if told.code() in FENCED:
             self.close()
             raise Fenced(
-                f"Another dispatcher has connected as {self.group!r}, and goes on: stop this one. Or this one was silent for longer than "
-                f"{self.timeout:g} s, and the broker has given its transaction up: start it again."
+                f"The broker has fenced the dispatcher {self.group!r}. Another dispatcher of this name has started: stop this one. Or this "
+                f"one sent nothing for more than {self.timeout:g} s, and the broker ended its transaction: start it again."
             ) from error
         with suppress(KafkaException, SystemError):  # the client's way to say again that it has failed, while it tells the messages
             producer.flush(1.0)

@@ -400,8 +400,9 @@ class Bounded:
         hanging = [call for call in self._left if not call.done.is_set()]
         if hanging:
             raise DestinationUnavailable(
-                f"The destination hangs since {time.monotonic() - hanging[0].began:.0f} s and is not called again by this process before "
-                "it returns. The messages wait in the outbox: repair it, restart this process, or send them with `dedup outbox dispatch`."
+                f"The destination has not returned for {time.monotonic() - hanging[0].began:.0f} s. This process does not call it again "
+                "before it returns; the messages wait in the outbox. Repair the destination and restart this process, or send the messages "
+                "with `dedup outbox dispatch`."
             )
 
 

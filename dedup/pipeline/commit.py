@@ -20,11 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint import guards, start
-from checkpoint.errors import BatchTooLarge, CommitConflict
+from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import Checkpoint, Claim, Head, Run, Topic
 from checkpoint.position import KEY_ONLY, Ints, Partition
 from deadletter.crashes import CrashMarker, untried
+from deadletter.failure import clean
 from deadletter.letter import Kind, Status
 from deadletter.policy import OwnPolicy, Used
 from deadletter.selection import Selection
@@ -33,11 +34,13 @@ from dedup.core import decision, planning
 from dedup.core.envelope import check_positions
 from dedup.core.index import Index, check_repeats
 from dedup.core.keys import LOG_TIME, SEQUENCE
-from dedup.core.letters import Why, letter_rows, make_history, make_letters
+from dedup.core.letters import Undecodable, Why, letter_rows, make_history, make_letters
 from dedup.core.planning import OnKeyConflict, Order, Settled, Sifted
 from dedup.core.rows import picked
 from dedup.core.steps import Record, Step
 from dedup.core.store import Store, Transaction
+from dedup.decode import Decoder
+from dedup.decode.bodies import reasons
 from dedup.decode.prepare import Prepare
 from dedup.pipeline import company
 from dedup.pipeline.attempts import Attempts
@@ -48,6 +51,9 @@ from dedup.pipeline.tx import Handler, Tx
 SAMPLE = 1_000
 """Redeliveries of a partition whose times are looked at where a purge left nothing else to compare."""
 
+
+_REASON_BYTES = 1_000
+"""UTF-8 of the reason of a body that does not decode."""
 
 Compensate = Callable[[pa.Table, Tx], None]
 """(positions and keys of events whose effect is taken back, tx) -> nothing."""
@@ -66,6 +72,7 @@ class Policy:
     max_body: int
     on_failure: OwnPolicy = field(default_factory=OwnPolicy)
     marker: CrashMarker = field(default_factory=untried)
+    decoder: Decoder | None = None  # says why a body does not decode
 
     def unwatched(self) -> Policy:
         """The policy for rows that a person runs: failures do not count against the budget, and no crash marker is kept."""
@@ -283,12 +290,37 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     known = transaction.reserve(sifted.reserve, lambda known: _expect(chunk, sifted, known))
     settled = planning.settle(sifted, known, policy.on_key_conflict)
     used = decision.before_handler(settled)
-    decision.require(head.consumer, policy.on_failure.budget, head.spent, used)
+    _require_budget(chunk, settled, used, head, policy)
     settled, why, handled = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
     for step in _steps(chunk, settled, why, {**handled, **used}, head, policy):
         store.on_step(step.name)
         transaction.execute(step)
     return settled.state
+
+
+def _require_budget(chunk: Chunk, settled: Settled, used: Mapping[Kind, Used], head: Head, policy: Policy) -> None:
+    """Raise BudgetExceeded, which then also says what is wrong with the first body that does not decode."""
+    try:
+        decision.require(head.consumer, policy.on_failure.budget, head.spent, used)
+    except BudgetExceeded:
+        why = why_undecodable(chunk, settled, policy, most=1)
+        decision.require(head.consumer, policy.on_failure.budget, head.spent, decision.explained(used, settled, why))
+        raise
+
+
+def why_undecodable(chunk: Chunk, settled: Settled, policy: Policy, most: int | None = None) -> dict[int, Undecodable]:
+    """Row -> why its body does not decode; of the first ones, where `most` says how many."""
+    rows = np.flatnonzero(settled.state == planning.UNDECODABLE)[:most]
+    if policy.decoder is None or not len(rows):
+        return {}
+    return _explained(rows, chunk.batch.content(settled.index.order[rows]), policy.decoder)
+
+
+def _explained(rows: Ints, content: pa.Table, decoder: Decoder) -> dict[int, Undecodable]:
+    """A second look at bodies that do not decode, one by one: there are no more of them than of letters."""
+    whys = reasons(content["body"].combine_chunks(), content["properties"].combine_chunks(), decoder)
+    found = (Undecodable(clean(why.text, _REASON_BYTES), clean(why.brief, _REASON_BYTES)) for why in whys)
+    return dict(zip(rows.tolist(), found, strict=True))
 
 
 def _expect(chunk: Chunk, sifted: Sifted, known: pa.Table) -> None:
@@ -429,6 +461,7 @@ def _steps(chunk: Chunk, settled: Settled, why: Why, used: Mapping[Kind, Used], 
     content = chunk.batch.content(settled.index.order[rows]) if len(rows) else None
     parked = None
     if content is not None:
+        why, used = _with_reasons(settled, content, why, used, policy)
         letters = make_letters(settled, content, why, head, chunk.run, dt.datetime.now(dt.UTC), policy.max_body)
         parked = Park(letters, make_history(settled, letters, why))
     batches = decision.batch_record(settled, head, chunk.run)
@@ -436,6 +469,18 @@ def _steps(chunk: Chunk, settled: Settled, why: Why, used: Mapping[Kind, Used], 
     record = Record(batches, chunk.run, policy.settings, used, chunk.stream, policy.on_failure.budget, tried)
     marks = _marks(chunk, settled) if chunk.stream else {}
     return decision.decide(settled, parked, record, head, chunk.run, marks, guards.news(head, chunk.topic_ids))
+
+
+def _with_reasons(
+    settled: Settled, content: pa.Table, why: Why, used: Mapping[Kind, Used], policy: Policy
+) -> tuple[Why, Mapping[Kind, Used]]:
+    """With what is wrong with the bodies of letters that do not decode; `content` is that of all letters."""
+    rows = letter_rows(settled)
+    at = np.flatnonzero(settled.state[rows] == planning.UNDECODABLE)
+    if policy.decoder is None or not len(at):
+        return why, used
+    found = _explained(rows[at], picked(content.select(["body", "properties"]), at), policy.decoder)
+    return replace(why, undecodable=found), decision.explained(used, settled, found)
 
 
 def _marks(chunk: Chunk, settled: Settled) -> dict[Partition, Checkpoint]:

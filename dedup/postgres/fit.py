@@ -214,7 +214,7 @@ def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
         return values
     nul = pc.index(pc.fill_null(pc.match_substring(values, "\0"), False), True).as_py()
     if nul >= 0:
-        raise Misfit(f"row {nul} holds a NUL character, which PostgreSQL's text cannot: replace it, or keep bytes", "bytea")
+        raise Misfit(f"row {nul} holds a NUL character, which PostgreSQL's text cannot hold: replace it, or keep bytes", "bytea")
     return values
 
 

@@ -65,7 +65,7 @@ def check_text(name: str, value: str | None) -> None:
 
 def _check_property(name: str, value: object) -> None:
     if not isinstance(name, str) or name in RESERVED:
-        raise ConfigError(f"The property {name!r} of an event is not free: {', '.join(RESERVED)} are ours. Give the message id as id=.")
+        raise ConfigError(f"The property {name!r} of an event is reserved: dedup sets {', '.join(RESERVED)}. Give the message id as id=.")
     if not isinstance(value, Property):
         raise ConfigError(f"The property {name!r} of an event is a {type(value).__name__}; give text, a number or a bool.")
 

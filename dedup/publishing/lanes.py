@@ -102,11 +102,11 @@ class Lanes:
         how = command("publisher", "set-partitions", self.group, count, "--topic", topic)
         if count < owner.partitions:
             raise ConfigError(
-                f"{topic!r} has {count} partitions, and producer group {self.group!r} spreads its keys over {owner.partitions}: it was "
-                f"created again. When you know what that loses: {how}."
+                f"Topic {topic!r} has {count} partitions, and producer group {self.group!r} spreads its keys over {owner.partitions}: the "
+                f"topic was created again. Find out which events are lost, then run {how}."
             )
         if count > owner.partitions:
-            log.warning("%s: keys stay on the first %d of %d partitions; %s", self.group, owner.partitions, count, how)
+            log.warning("%s: keys stay on the first %d of %d partitions; to use all, run %s", self.group, owner.partitions, count, how)
 
     def give_back(self) -> None:
         """Own the group no more."""
@@ -128,7 +128,10 @@ class Lanes:
             return 0
         lanes = self.patiently(lambda: self.state.lanes(owner))
         if any(partition not in lanes or lanes[partition].next < number for partition, number in self.next.items()):
-            raise StoreRestored(f"The state of producer group {self.group!r} is older than what this publisher stored. Open a new one.")
+            raise StoreRestored(
+                f"The state of producer group {self.group!r} is older than what this publisher has stored: "
+                "the database was restored. Open a new publisher."
+            )
         self._check_age([lane.waiting_since for lane in lanes.values() if lane.waiting_since])
         self.next = {partition: lane.next for partition, lane in lanes.items()}
         sent = sum(self._resend(owner, partition, lane.confirmed) for partition, lane in lanes.items() if lane.waiting_since)
@@ -139,10 +142,10 @@ class Lanes:
         oldest, within = min(since, default=None), self.limits.resend_within
         if oldest and within is not None and dt.datetime.now(dt.UTC) - oldest > within:
             raise ResendTooLate(
-                f"Producer group {self.group!r} has events that were stored at {oldest:%Y-%m-%d %H:%M:%S %Z} and are not confirmed: longer "
-                f"ago than resend_within, so that consumers may not know them any more. "
-                f"{command('publisher', 'show', self.group)} shows them; "
-                f"then open the group with a longer resend_within, or {command('publisher', 'discard', self.group)}."
+                f"Producer group {self.group!r} has events that were stored at {oldest:%Y-%m-%d %H:%M:%S %Z} and are not confirmed. "
+                f"That is longer ago than resend_within: consumers may have forgotten these ids, and would take the events for new ones. "
+                f"Look at them with {command('publisher', 'show', self.group)}. Then open the group with a longer resend_within, "
+                f"or give them up with {command('publisher', 'discard', self.group)}."
             )
 
     def _resend(self, owner: Owner, partition: int, confirmed: int) -> int:
@@ -208,8 +211,9 @@ class Lanes:
         except SourceUnavailable as error:
             self._confirm(done)
             raise NotConfirmed(
-                f"{sum(map(len, lanes.values()))} events of producer group {self.group!r} are stored, not all are confirmed: {error} "
-                f"They are sent, unchanged, before any others, or by the next publisher of this group. Repeat the call only with ids."
+                f"{sum(map(len, lanes.values()))} events of producer group {self.group!r} are stored, and the broker has not "
+                f"confirmed all of them: {error} This publisher, or the next one of this group, sends them before any others. "
+                "Repeat the call only if each event has an id."
             ) from error
         except ConfigError:
             self._confirm(done)

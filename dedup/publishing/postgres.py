@@ -264,7 +264,8 @@ class Publishers:
         places = ", ".join(f"--source {row['source']} --topic {row['topic']}" for row in named)
         if len(found) != 1:
             raise ConfigError(
-                f"There is not one producer group {group!r} of that place, but {len(found)}. It is at: {places or 'no place'}."
+                f"{len(found)} producer groups have the name {group!r} and send to that place; name exactly one. "
+                f"There are: {places or 'none'}."
             )
         return found[0]
 
@@ -286,8 +287,8 @@ class Publishers:
         """
         if not self._rows("spread_publisher", id=group["id"], partitions=partitions, by=by, reason=reason):
             raise Refused(
-                f"Events of producer group {group['group']!r} wait in partitions from {partitions} on. Send them, or "
-                f"{command('publisher', 'discard', group['group'])} gives them up."
+                f"Events of producer group {group['group']!r} wait in partition {partitions} or above. Send them, or give them up with "
+                f"{command('publisher', 'discard', group['group'])}."
             )
 
     def discard(self, group: Row, partition: int | None, sequence: int | None, by: str, reason: str) -> int:

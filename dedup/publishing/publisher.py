@@ -223,9 +223,7 @@ class Publisher:
             lane = lanes.setdefault(partition, [])
             row = stored(owner, event, partition, self._lanes.next.get(partition, 1) + len(lane))
             if row.size > largest:
-                raise ConfigError(
-                    f"An event of {len(event.body)} bytes, with its properties, is above the {largest} of {self._to.topic!r}."
-                )
+                raise ConfigError(f"An event has {row.size:,} bytes with its properties; {self._to.topic!r} takes at most {largest:,}.")
             lane.append(row)
         return lanes
 

@@ -37,7 +37,7 @@ from dedup.core import planning
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.index import Index, first_of_each_key
 from dedup.core.keys import LETTER, SEQUENCE, key_bytes, key_words
-from dedup.core.letters import Why, letter_rows
+from dedup.core.letters import Why, letter_rows, too_large
 from dedup.core.planning import DUPLICATE, LETTER_KINDS, NEW, NO_KEY, SKIPPED, UNDECODABLE, WAITING, OnKeyConflict, Order, Settled, Sifted
 from dedup.core.rows import for_spark, picked
 from dedup.core.steps import Step
@@ -236,7 +236,7 @@ class _Reprocess:
             settled, why = self._handle(rows, settled, transaction)
             texts = [content["_key_text"][int(row)].as_py() for row in index.order]
         by_id = {letter["id"]: letter for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist()}
-        tried = Tried(settled, why, [by_id[i] for i in ids], texts, frozenset(won.tolist()))
+        tried = Tried(settled, why, [by_id[i] for i in ids], texts, frozenset(won.tolist()), job.policy.max_body)
         change = change_of(tried, self.options.by, self.options.reason, dt.datetime.now(dt.UTC))
         return change, {letter: tried.state(row) for row, letter in enumerate(ids)}
 
@@ -247,8 +247,9 @@ class _Reprocess:
         order.block_behind(letter_rows(settled))
         chunk = commit.Chunk(rows, settled.index, Run("reprocess", 0), transaction.head)
         policy = job.policy.unwatched()
+        undecodable = commit.why_undecodable(chunk, settled, policy)
         settled, why, _ = commit.handle(chunk, settled, order, transaction, policy, job.store.on_step)
-        return settled, why
+        return settled, replace(why, undecodable=undecodable)
 
     def _held(self, letters: pa.Table, transaction: Transaction) -> dict[str, list[bytes]]:
         """Letter -> the keys that are reserved for it, those that edits replaced included."""
@@ -494,6 +495,7 @@ class Tried:
     letters: Sequence[Mapping[str, Any]]  # as they were
     texts: Sequence[str | None]  # the readable keys as computed
     won: frozenset[int]  # rows that reserved a key
+    max_body: int  # bytes that a letter keeps
 
     def state(self, row: int) -> int:
         """What became of a row."""
@@ -533,16 +535,18 @@ def _key(tried: Tried, row: int) -> dict[str, Any]:
 
 
 def _error(tried: Tried, row: int, at: dt.datetime) -> dict[str, Any]:
-    failure, kind = _failure(tried, row), LETTER_KINDS[tried.state(row)]
+    failure, kind, letter = _failure(tried, row), LETTER_KINDS[tried.state(row)], tried.letters[row]
     reason = f"{failure.error_type}: {' '.join(failure.message.split())[:SHOWN]}" if failure else _said(tried, row, kind)
-    shown = Kind.TOO_LARGE if tried.letters[row]["kind"] == Kind.TOO_LARGE else kind
+    undecodable = tried.why.undecodable.get(row)
+    cut = letter["kind"] == Kind.TOO_LARGE
+    shown = Kind.TOO_LARGE if cut else kind
     return {
         "kind": shown.value,
-        "reason": reason,
+        "reason": too_large(letter["body_size"], tried.max_body, reason) if cut and letter["body_size"] > tried.max_body else reason,
         "error_type": failure and failure.error_type,
         "error_message": failure and failure.message,
         "stack": failure and failure.stack,
-        "fingerprint": failure.fingerprint if failure else fingerprint(kind, reason),
+        "fingerprint": failure.fingerprint if failure else fingerprint(shown, undecodable.brief if undecodable else reason),
         "last_failed_at": failure.at if failure else at,
     }
 
@@ -553,7 +557,8 @@ def _failure(tried: Tried, row: int) -> Failure | None:
 
 
 def _said(tried: Tried, row: int, kind: Kind) -> str:
-    return tried.why.rejected.get(row) or REASONS.get(kind, "rejected by the handler")
+    undecodable = tried.why.undecodable.get(row)
+    return undecodable.text if undecodable else tried.why.rejected.get(row) or REASONS.get(kind, "rejected by the handler")
 
 
 def _entries(tried: Tried, row: int, by: str, reason: str | None, at: dt.datetime) -> list[dict[str, Any]]:

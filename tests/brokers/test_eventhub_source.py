@@ -135,7 +135,7 @@ def test_starts_that_are_not_there_are_refused(eventhubs: Double, hub: str) -> N
     eventhubs.order("expire", hub=hub, partition=0, before=4)
     for start, error, says in (
         ({"0": 1}, PositionsMissing, r"does not have these positions any more \(retention\): partition 0: 1-3"),
-        ({"0": 11}, IncarnationChanged, r"ends before where reading is to go on, in partition 0 \(at 11\)"),
+        ({"0": 11}, IncarnationChanged, r"ends before the position to read next, in partition 0 \(at 11\)"),
         ({"2": 0}, ConfigError, "has no partition 2; it has 2"),
     ):
         with pytest.raises(error, match=says):

@@ -124,7 +124,7 @@ def test_an_event_goes_where_it_is_told(postgres: str, eventhubs: Any, hub: str)
 def test_an_event_that_is_too_large_is_refused_before_it_is_stored(postgres: str, eventhubs: Any, hub: str) -> None:
     """A single one, and one in a page: nothing of the page is stored, the publisher goes on."""
     with publisher(postgres, eventhubs, hub) as one:
-        with pytest.raises(ConfigError, match="1048576"):
+        with pytest.raises(ConfigError, match="at most 1,048,576"):
             one.publish([b"small", b"x" * 1_100_000])
         assert one.publish([b"x" * 1_000_000]) == Published(new=1)
     assert waiting(postgres) == 0 and len(kept(eventhubs, hub)) == 1

@@ -132,7 +132,10 @@ def test_a_duration_is_a_number_with_a_unit(text: str, seconds: float) -> None:
     assert duration(text) == dt.timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize("text", ["", "7", "soon", "-1d", "1w", "1d12h", "d", "1 d x", "1e3s", "99999999999d", "infd", "nans"])
+NO_DURATIONS = ["", "7", "soon", "-1d", "1w", "1d12h", "d", "1 d x", "1e3s", "99999999999d", "infd", "nans", "٣d", "1.٥h"]
+
+
+@pytest.mark.parametrize("text", NO_DURATIONS)
 def test_anything_else_is_no_duration(text: str) -> None:
     """The message shows the forms that there are, or the longest that is taken."""
     with pytest.raises(typer.BadParameter, match=r"90s, 30m, 12h or 14d|longer than 36500d"):
@@ -167,6 +170,13 @@ def test_a_limit_is_a_number_or_a_duration() -> None:
     minute = dt.timedelta(minutes=1)
     assert above(1, 61.0, minute) and not above(1, 60.0, minute)
     assert above(1, None, minute) and not above(0, None, minute)
+
+
+@pytest.mark.parametrize("text", ["٣", "１０", "²", "-1", "1.5", "much", "9" * 5_000], ids=lambda text: text[:9])
+def test_anything_else_is_no_limit(text: str) -> None:
+    """Digits are those of ASCII, and not more than a count can have."""
+    with pytest.raises(typer.BadParameter, match=r"neither a number nor a duration\. Give 10000, or 90s, 30m, 12h, 14d\."):
+        amount(text)
 
 
 CODES = {

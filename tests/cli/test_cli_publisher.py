@@ -134,7 +134,7 @@ def test_what_cannot_be_is_one_sentence(postgres: str, broker: Broker, command: 
     leave(postgres, broker)
     (tmp_path / "junk").write_text("junk\n")
     for line, said in (
-        ("show nobody", "no place"),
+        ("show nobody", "There are: none"),
         ("show shop --topic other", "--topic hub-0"),
         (f"import {tmp_path}/junk", "not an export"),
         (f"import {tmp_path}/none", "no file"),

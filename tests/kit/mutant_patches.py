@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant(
         "a flood that does not come to the handler has no budget",
         "dedup/pipeline/commit.py",
-        "    decision.require(head.consumer, policy.on_failure.budget, head.spent, used)\n",
+        "    _require_budget(chunk, settled, used, head, policy)\n",
         "",
         "tests/contract/test_budgets.py::test_a_flood_of_one_kind_stops_until_it_is_admitted",
     ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaProtocolError
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +134,24 @@ def test_a_sink_partitioned_by_a_timestamp_takes_the_row_path(spark: SparkSessio
     write(DeltaStore(str(tmp_path / "state")), uri, [pa.table({"id": [1], "at": pa.array([at], pa.timestamp("us", "UTC"))})])
     assert Sinks(DeltaRs(None)).open("t", uri).mode == "rows"
     assert spark.read.format("delta").load(uri).selectExpr("id", "unix_micros(at)").collect() == [(1, int(at.timestamp() * 1e6))]
+
+
+def test_the_advice_to_widen_a_column_works_and_says_who_can_read_the_table_then(spark: SparkSession, tmp_path: Path) -> None:
+    """Its statements run as they stand; the rows are written, by Spark; deltalake can no longer read the table, as it says."""
+    uri, wide = str(tmp_path / "narrow"), pa.table({"id": [3_000_000_000], "price": pa.array([Decimal("1.5")], pa.decimal128(12, 4))})
+    kit.create(uri, pa.schema([("id", pa.int32()), ("price", pa.decimal128(5, 2))]))
+    store = DeltaStore(str(tmp_path / "state"), tables={"orders": uri})
+    write(store, "orders", [pa.table({"id": pa.array([1], pa.int32())})])
+    with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(RowsMisfit) as refused:
+        tx.write("orders", ArrowRows(wide))
+    told, statements = str(refused.value).rstrip(".").split("deltalake cannot: ")
+    for statement in statements.split("; "):
+        spark.sql(statement)
+    write(store, "orders", [wide])
+    assert spark.read.format("delta").load(uri).selectExpr("sum(id)").collect() == [(3_000_000_001,)]
+    assert "Spark alone can read and write" in told and DeltaStore(store.path, tables={"orders": uri}).problems(kit.NAME) == []
+    with pytest.raises(DeltaProtocolError, match="typeWidening"):
+        DeltaTable(uri).to_pyarrow_table()
 
 
 @pytest.fixture

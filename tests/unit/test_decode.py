@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import pickle
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from checkpoint.errors import ConfigError
 from dedup import decode
 from dedup.decode import json_bodies, values
+from dedup.decode.bodies import reasons
 from dedup.decode.prepare import Prepare, prepare_events
 
 if TYPE_CHECKING:
@@ -72,8 +74,10 @@ GOOD: list[bytes] = [
     b'{"n":"2024-03-10T02:30:00"}',
     b'{"day":"1500-02-28"}',
     b'{"tiny":-128,"short":32767,"i":-2147483648,"single":0.1}',
-    b'{"money":1.555}',
-    b'{"money":"1,000.5"}',
+    b'{"money":1.55}',
+    b'{"money":1.5500}',
+    b'{"money":15.5e-1}',
+    b'{"money":"1000.5"}',
     b'{"money":-0}',
     b'{"counts":{"x":1,"y":null},"names":{"x":"y"}}',
     b'{"times":["2020-01-01T00:00:00Z",null]}',
@@ -164,6 +168,11 @@ BAD: list[bytes] = [
     b'{"tiny":128}',
     b'{"single":1e39}',
     b'{"money":"x"}',
+    b'{"money":1.555}',
+    b'{"money":1e-400}',
+    b'{"money":"1,000.5"}',
+    b'{"money":"1,5"}',
+    b'{"money":1e999999999999999999999}',
     b'{"money":123456789}',
     b'{"yes":1}',
     b'{"yes":"true"}',
@@ -237,6 +246,7 @@ def test_a_body_that_does_not_fit_is_undecodable(body: bytes) -> None:
     """What is no JSON object of the schema never reaches a handler as if it were one with nulls."""
     row = decoded([body], decode.json(SCHEMA)).to_pylist()[0]
     assert row == {"body": body, "data": None, "_undecodable": True}
+    assert reasons(pa.array([body], pa.binary()), pa.nulls(1), decode.json(SCHEMA))[0].text != "the body does not decode"
 
 
 PLAIN = pa.schema([f for f in SCHEMA if f.name not in ("single", "money", "counts", "names")])
@@ -302,8 +312,8 @@ def test_a_null_body_is_not_undecodable() -> None:
 
 
 def test_a_body_decodes_to_its_values() -> None:
-    """Values arrive exactly: instants in UTC, decimals rounded half up to their scale, the last of repeated names."""
-    body = b'{"a":1,"a":2,"b":"x","t":"2020-01-01T00:00:00.1234567+01:00","money":1.555,"counts":{"x":1}}'
+    """Values arrive exactly: instants in UTC, decimals at their scale, the last of repeated names."""
+    body = b'{"a":1,"a":2,"b":"x","t":"2020-01-01T00:00:00.1234567+01:00","money":1.5600,"counts":{"x":1}}'
     data = decoded([body], decode.json(SCHEMA))["data"].to_pylist()[0]
     found = {name: str(value) for name, value in data.items() if value is not None}
     assert found == {"a": "2", "b": "x", "t": "2019-12-31 23:00:00.123456+00:00", "money": "1.56", "counts": "[('x', 1)]"}
@@ -372,6 +382,10 @@ def _of(node: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": node}}
 
 
+DEFS = {"$defs": {"x": {"type": "object", "properties": {"b": {"type": "string"}}}}}
+"""What the schemas of some tests refer to."""
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
@@ -380,8 +394,8 @@ def _of(node: Any) -> dict[str, Any]:
         (5, "StructType of Spark, DDL text, .* not int"),
         ({"type": "array", "items": {"type": "string"}}, "must describe an object"),
         ({"type": "object"}, "at #: an object needs properties"),
-        (_of({}), r"at #/properties/a: the type is \[\]"),
-        (_of(True), "at #/properties/a: True says nothing"),
+        (_of({}), "at #/properties/a: it has no type"),
+        (_of(True), "at #/properties/a: True is not a schema; give an object"),
         (_of({"type": ["string", "integer"]}), "at #/properties/a: the type is"),
         (_of({"enum": ["A", 1]}), "at #/properties/a: the type is"),
         (_of({"enum": [{}]}), "at #/properties/a: {} is an object or an array"),
@@ -389,11 +403,36 @@ def _of(node: Any) -> dict[str, Any]:
         (_of({"type": "array", "items": {"oneOf": []}}), "at #/properties/a/items/oneOf: 'oneOf'"),
         (_of({"anyOf": [{"type": "null"}, {"type": "time"}]}), "at #/properties/a/anyOf/1: the type 'time' is not known"),
         (_of({"type": "object", "properties": {"x/y~": {"not": {}}}}), "at #/properties/a/properties/x~1y~0/not: 'not'"),
-        (_of({"type": "object", "additionalProperties": {"type": []}}), "at #/properties/a/additionalProperties: the type"),
+        (_of({"type": "object", "additionalProperties": {"type": []}}), "at #/properties/a/additionalProperties: it has no type"),
         ({**_of({"type": "string"}), "additionalProperties": {"type": "string"}}, "at #/additionalProperties: an object has either"),
         (_of({"$ref": "#/x"}), r"at #/properties/a: \$ref '#/x' does not point"),
         (_of({"$ref": "#/properties/a"}), r"at #/properties/a: \$ref '#/properties/a' contains itself"),
         ({**_of({"type": "string"}), "required": ["b"]}, "at #/required: b is required"),
+        (_of({"$ref": "#/$defs/x", "required": ["b"]}) | DEFS, "at #/properties/a/required: 'required' beside '\\$ref' would not count"),
+        (_of({"$ref": "#/$defs/x", "properties": {}}) | DEFS, "at #/properties/a/properties: 'properties' beside '\\$ref'"),
+        (_of({"$ref": "#/$defs/x", "type": ["object", "null"]}) | DEFS, "at #/properties/a/type: 'type' beside '\\$ref'"),
+        (_of({"anyOf": [{"type": "null"}, {"type": "string"}], "type": "string"}), "at #/properties/a/type: 'type' beside 'anyOf'"),
+        (
+            _of({"type": "object", "additionalProperties": {"type": "string"}, "required": ["b"]}),
+            "at #/properties/a/required: a map has no required names",
+        ),
+        (_of({"type": 5}), "at #/properties/a/type: 5 is not a type"),
+        (_of({"type": ["string", 5]}), r"at #/properties/a/type: \['string', 5\] is not a type"),
+        (_of({"type": {}}), "at #/properties/a/type: {} is not a type"),
+        (_of({"type": None}), "at #/properties/a/type: None is not a type"),
+        (_of([{"type": "string"}]), r"at #/properties/a: \[{'type': 'string'}\] is not a schema; give an object"),
+        ({"type": "object", "properties": ["a"]}, r"at #/properties: \['a'\] is not an object"),
+        ({"type": "object", "properties": []}, r"at #/properties: \[\] is not an object"),
+        ({"type": "object", "properties": {5: {"type": "string"}}}, "at #/properties: 5 is not the name of a field; give text"),
+        ({**_of({"type": "string"}), "required": "a"}, "at #/required: 'a' is not an array of names"),
+        ({**_of({"type": "string"}), "required": [5]}, r"at #/required: \[5\] is not an array of names"),
+        (_of({"$ref": 5}), r"at #/properties/a/\$ref: 5 is not text"),
+        (_of({"$ref": "#/properties/a/type/b"}), r"at #/properties/a: \$ref '#/properties/a/type/b' does not point"),
+        (_of({"type": "string", "format": ["date"]}), r"at #/properties/a/format: \['date'\] is not text"),
+        (_of({"enum": 5}), "at #/properties/a/enum: 5 is not an array"),
+        (_of({"anyOf": {"type": "null"}}), "at #/properties/a/anyOf: {'type': 'null'} is not an array"),
+        (_of({"type": "array", "items": [{"type": "string"}]}), "at #/properties/a/items: .* is not a schema; give an object"),
+        (_of({"type": "object", "additionalProperties": 5}), "at #/properties/a: an object needs properties"),
         ({"type": "object", "properties": {"a": {"type": "string"}, "A": {"type": "string"}}}, "A, a differ only by case"),
         (pa.schema([("a", pa.time64("us"))]), r"\$\.a: the Arrow type time64"),
         (pa.schema([("a", pa.list_(pa.struct([("b", pa.binary())])))]), r"at \$\.a\.\w+\.b: JSON has no bytes"),
@@ -406,10 +445,85 @@ def test_a_schema_without_columns_is_refused_by_path(schema: Any, said: str) -> 
         decode.json(schema)
 
 
+def test_what_says_the_same_beside_a_reference_is_taken() -> None:
+    """Annotations and the same type stand beside `$ref` in many schemas, and change nothing."""
+    place = {"$ref": "#/$defs/x", "type": "object", "description": "where", "default": None}
+    maybe = {"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}], "title": "Where", "default": None}
+    found = decode.json({"type": "object", "properties": {"a": place, "b": maybe}} | DEFS).schema
+    assert found.field("a").type == found.field("b").type == pa.struct([("b", pa.string())])
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 40) | st.sampled_from(["", "x", "string", "null", "object", "#/$defs/x", "record"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["type", "properties", "items", "name"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+WHOLE_SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "required": ["a"],
+        "properties": {
+            "a": {"type": ["string", "null"], "format": "date"},
+            "b": {"type": "array", "items": {"anyOf": [{"type": "null"}, {"enum": ["x"]}]}},
+            "c": {"$ref": "#/$defs/x"},
+            "d": {"type": "object", "additionalProperties": {"type": "integer"}},
+        },
+        "$defs": {"x": {"type": "object", "properties": {"b": {"const": 1}}}},
+    },
+    {
+        "type": "struct",
+        "fields": [
+            {"name": "a", "type": "decimal(5,2)", "nullable": False, "metadata": {"comment": "x"}},
+            {"name": "b", "type": {"type": "array", "elementType": "string", "containsNull": True}, "nullable": True, "metadata": {}},
+            {"name": "c", "type": {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True}},
+        ],
+    },
+    {
+        "type": "record",
+        "name": "r",
+        "fields": [
+            {"name": "a", "type": ["null", {"type": "array", "items": "string"}]},
+            {"name": "b", "type": {"type": "map", "values": {"type": "fixed", "name": "f", "size": 2}}},
+            {"name": "c", "type": {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}},
+            {"name": "d", "type": {"type": "enum", "name": "e", "symbols": ["A"]}},
+            {"name": "e", "type": {"type": "record", "name": "s", "fields": [{"name": "x", "type": "e"}]}},
+        ],
+    },
+]
+"""A JSON Schema, a schema of Spark and one of Avro, with a bit of everything."""
+
+
+def _places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value in a schema but the whole."""
+    steps = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [found for step, value in steps for found in [(*path, step), *_places(value, (*path, step))]]
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.sampled_from(WHOLE_SCHEMAS), st.data())
+def test_a_schema_with_a_wrong_value_in_it_is_a_config_error(schema: dict[str, Any], data: st.DataObject) -> None:
+    """Wherever a schema has a value of another type than it should: the user reads a sentence, never a stack."""
+    broken = json.loads(json.dumps(schema))
+    *parents, last = data.draw(st.sampled_from(_places(schema)))
+    node = broken
+    for step in parents:
+        node = node[step]
+    node[last] = data.draw(JSON_VALUES)
+    for made in (decode.json, decode.avro):
+        with contextlib.suppress(ConfigError):
+            made(broken)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         (["string", "long"], r"\$\.x: a union"),
+        ({"type": "array"}, r"\$\.x: it has no 'items'"),
+        ({"type": "record", "name": "s", "fields": 5}, r"\$\.x: 'fields' is 5; give an array of fields"),
+        ({"type": "record", "name": "s", "fields": [{"type": "string"}]}, r"\$\.x: {'type': 'string'} is not a field"),
+        (5, r"\$\.x: 5 is not a type"),
         ({"type": "int", "logicalType": "time-millis"}, r"\$\.x: the logical type 'time-millis'"),
         ({"type": "fixed", "name": "d", "size": 12, "logicalType": "duration"}, r"\$\.x: the logical type 'duration'"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 50}, r"\$\.x: decimal\(50, 0\)"),
@@ -527,6 +641,15 @@ def test_a_byte_has_its_range() -> None:
         ("a CHAR(3)", r"at \$\.a: the type CHAR\(3\)"),
         ("a MAP<STRING, INTERVAL DAY TO SECOND>", r"at \$\.a\.\*: the type INTERVAL DAY TO SECOND"),
         ("a VARIANT", r"at \$\.a: the type VARIANT"),
+        (
+            "a ARRAY<STRUCT<b: TEXT>>",
+            r"at \$\.a\[\]\.b: TEXT is not a type. Types are STRING, .* STRUCT<name: \.\.\.>\.",
+        ),
+        ("a DATETIME", r"at \$\.a: DATETIME is not a type. Types are "),
+        ("a INT(10)", r"at \$\.a: INT\(10\) is not a type"),
+        ("a DECIMAL(x, 2)", r"at \$\.a: DECIMAL\(X,2\) is not a type"),
+        ("a ARRAY", r"at \$\.a: ARRAY is not a type. Types are .* ARRAY<\.\.\.>"),
+        ({"type": "struct", "fields": [{"name": "a", "type": "text"}]}, r"at \$\.a: text is not a type"),
         ("a VOID", r"at \$\.a: the type VOID"),
         ("a TIME(6)", r"at \$\.a: the type TIME\(6\)"),
         ("a STRING COLLATE UTF8_LCASE", r"at \$\.a: the type STRING COLLATE UTF8_LCASE"),

@@ -43,7 +43,10 @@ from dedup.publishing.publisher import Publisher
 NAN, INF, DAY = math.nan, math.inf, dt.timedelta(days=1)
 
 TEXT: list[Any] = ["", " ", "a\0b", 5, b"a", ["a"]]
-COUNT: list[Any] = [0, -1, 1.5, "5", True, NAN]
+WEEK = np.timedelta64(7, "D")
+"""Numpy counts it as a whole number, of whatever unit it has."""
+
+COUNT: list[Any] = [0, -1, 1.5, "5", True, NAN, WEEK]
 SIZE: list[Any] = [-1, 1.5, 2e6, "5", True]
 SHARES: list[Any] = [
     "",
@@ -58,10 +61,10 @@ SHARES: list[Any] = [
     ((True, 0.5),),
     ((10_001, 0.5),),
 ]
-TIME: list[Any] = [-1, 1e10, 10**400, -0.5, NAN, "1 minute", True, -DAY, 4_000 * DAY]
+TIME: list[Any] = [-1, 1e10, 10**400, -0.5, NAN, "1 minute", "14d", True, -DAY, 4_000 * DAY, WEEK]
 LIMIT: list[Any] = [0, 0 * DAY, *TIME]
 FLAG: list[Any] = [1, 0, "yes", None]
-AGE: list[Any] = ["30 days", -1, -DAY, NAN, INF, 1e30, True, 400_000 * DAY]
+AGE: list[Any] = ["30 days", -1, -DAY, NAN, INF, 1e30, True, 400_000 * DAY, WEEK]
 NAMES: list[Any] = [[], "", ["a", ""], 5, {"a": 1}, [5], b"a"]
 CALLED: list[Any] = [5, "print", lambda a, b, c, d: None]
 MAPS: list[Any] = ["a=b", [("a", "b")], {5: "a"}]
@@ -362,7 +365,7 @@ def test_an_age_is_a_timedelta_or_seconds(value: Any) -> None:
     assert type(ReprocessOptions(by="ann", rate=Decimal(5)).rate) is float
 
 
-@pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("sNaN"), Decimal(-1), np.bool_(True), True, 1j, None])
+@pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("sNaN"), Decimal(-1), np.bool_(True), True, 1j, None, WEEK])
 def test_what_is_no_number_of_seconds_is_refused(value: Any) -> None:
     """A time is a number: what cannot be waited for is told at once."""
     with pytest.raises(

@@ -212,8 +212,8 @@ def test_rows_are_brought_into_the_sinks_columns_by_name() -> None:
             "id": pa.array([1, 2], pa.int32()),
         }
     )
-    assert check_schema(rows.schema, SINK, "t") == ["id", "at", "s"]
-    fitted = conform(rows, SINK, "t")
+    assert check_schema(rows.schema, SINK, "t", uri="/lake/t") == ["id", "at", "s"]
+    fitted = conform(rows, SINK, "t", uri="/lake/t")
     assert fitted.schema == SINK
     assert fitted.to_pylist() == [
         {"id": 1, "m": None, "at": at, "s": {"a": 1, "b": "x"}},
@@ -224,20 +224,25 @@ def test_rows_are_brought_into_the_sinks_columns_by_name() -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ({"m": pa.array([1], pa.decimal128(10, 2))}, "ALTER COLUMN `id` DROP NOT NULL"),
+        ({"m": pa.array([1], pa.decimal128(10, 2))}, "ALTER TABLE delta.`/lake/t` ALTER COLUMN `id` DROP NOT NULL"),
         ({"id": pa.array([1]), "s": pa.array([{"b": "x"}])}, "s is STRUCT"),
-        ({"id": pa.array(["1"])}, "ALTER COLUMN `id` TYPE STRING"),
+        ({"id": pa.array(["1"])}, "id is STRING and the sink has BIGINT. Cast them in the handler, or write into a new table."),
         ({"id": pa.array([1.5])}, "id is DOUBLE"),
         ({"id": pa.array([1], pa.uint64())}, "id is DECIMAL"),
         ({"id": pa.array([1]), "m": pa.array([1], pa.decimal128(12, 3))}, "m is DECIMAL"),
+        (
+            {"id": pa.array([1]), "m": pa.array([1], pa.decimal128(12, 3))},
+            "deltalake cannot: ALTER TABLE delta.`/lake/t` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true'); "
+            "ALTER TABLE delta.`/lake/t` ALTER COLUMN `m` TYPE DECIMAL(12,3).",
+        ),
         ({"id": pa.array([1]), "at": pa.array([1], pa.timestamp("us"))}, "at is TIMESTAMP_NTZ"),
-        ({"id": pa.array([1]), "new": pa.array([b"x"])}, "ADD COLUMNS (`new` BINARY)"),
+        ({"id": pa.array([1]), "new": pa.array([b"x"])}, "ALTER TABLE delta.`/lake/t` ADD COLUMNS (`new` BINARY)"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_told_with_the_statement_it_takes(rows: dict[str, Any], says: str) -> None:
     """Before any value is looked at."""
     with pytest.raises(SinkMismatch) as caught:
-        check_schema(pa.table({"s": pa.array([{"a": 1}], pa.struct([("a", pa.int32())])), **rows}).schema, SINK, "t")
+        check_schema(pa.table({"s": pa.array([{"a": 1}], pa.struct([("a", pa.int32())])), **rows}).schema, SINK, "t", uri="/lake/t")
     assert says in str(caught.value)
 
 
@@ -252,7 +257,7 @@ def test_a_schema_that_does_not_fit_is_told_with_the_statement_it_takes(rows: di
 def test_a_value_that_does_not_fit_is_told_with_its_column(rows: dict[str, Any], says: str) -> None:
     """Nothing is rounded, cut or filled in."""
     with pytest.raises(SinkMismatch) as caught:
-        conform(pa.table(rows), SINK, "t")
+        conform(pa.table(rows), SINK, "t", uri="/lake/t")
     assert says in str(caught.value)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from checkpoint.errors import ConfigError, SinkMismatch
 from deadletter.selection import Selection
 from deadletter.store import Commit
-from dedup.core.rows import ArrowRows
+from dedup.core.rows import ArrowRows, rows_of
 from dedup.delta import DeltaStore, sinks
 from dedup.delta.engine import DeltaRs
 from dedup.delta.storage import require_put_if_absent
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.delta
 )
 def test_only_what_delta_can_widen_is_advised(old: pa.DataType, new: pa.DataType, possible: bool) -> None:
     """The protocol's table of type changes: an ALTER TABLE that Delta refuses is no advice."""
-    from dedup.delta.sinks import widens
+    from dedup.delta.fit import widens
 
     assert widens(old, new) is possible
 
@@ -105,10 +105,48 @@ def test_no_file_is_left_for_rows_that_do_not_fit(folder: Path) -> None:
     """Wrong types, unknown columns and forbidden NULLs are found before a file exists."""
     store = open_store(folder)
     number = kit.epoch(store)
-    for table, says in (({"id": ["x"]}, "ALTER TABLE"), ({"id": [1], "x": [1]}, "ADD COLUMNS")):
+    for table, says in (({"id": ["x"]}, "Cast them in the handler"), ({"id": [1], "x": [1]}, "ADD COLUMNS")):
         with store.begin(kit.NAME, number) as tx, pytest.raises(SinkMismatch, match=says):
             tx.write("orders", ArrowRows(pa.table(table)))
     assert not list((folder / "orders").glob("*.parquet"))
+
+
+def test_advice_names_the_table_as_spark_knows_it(folder: Path) -> None:
+    """A key of tables= means nothing to Spark: every ALTER TABLE has the path; what cannot be widened gets no such advice."""
+    narrow = pa.schema([pa.field("id", pa.int32()), pa.field("day", pa.string(), nullable=False)])
+    kit.create(str(folder / "late"), narrow)
+    store = open_store(folder)
+    number, table = kit.epoch(store), f"ALTER TABLE delta.`{folder / 'late'}`"
+    day = pa.array(["x"])
+    for rows, says in (
+        ({"id": pa.array([1], pa.int64()), "day": day}, f"cannot: {table} SET TBLPROPERTIES .*; {table} ALTER COLUMN `id` TYPE BIGINT\\."),
+        ({"id": pa.array(["1"]), "day": day}, r"Cast them in the handler, or write into a new table\.$"),
+        ({"id": pa.array([1], pa.int32()), "x": day}, f"{table} ADD COLUMNS"),
+        ({"id": pa.array([1], pa.int32())}, f"{table} ALTER COLUMN `day` DROP NOT NULL"),
+        ({"id": pa.array([1], pa.int32()), "day": pa.array([None], pa.string())}, f"{table} ALTER COLUMN `day` DROP NOT NULL"),
+    ):
+        with store.begin(kit.NAME, number) as tx, pytest.raises(SinkMismatch, match=says):
+            tx.write("late", ArrowRows(pa.table(rows)))
+    with store.begin(kit.NAME, number) as tx, pytest.raises(SinkMismatch, match=f"{table} SET TBLPROPERTIES"):
+        tx.write("late", rows_of([{"id": 3_000_000_000, "day": "x"}]))
+
+
+def test_a_sink_that_was_rewritten_with_a_wider_column_goes_on(folder: Path) -> None:
+    """The way to a wider type that deltalake can read: while nothing runs, overwrite the table with itself, cast."""
+    kit.create(str(folder / "late"), pa.schema([("id", pa.int32())]))
+    store = open_store(folder)
+    number = kit.epoch(store)
+    with store.begin(kit.NAME, number) as tx:
+        tx.write("late", ArrowRows(pa.table({"id": pa.array([1], pa.int32())})))
+        tx.execute(Commit())
+    assert store.publish(kit.NAME) == 0
+    rows = DeltaTable(str(folder / "late")).to_pyarrow_table()
+    write_deltalake(str(folder / "late"), rows.cast(pa.schema([("id", pa.int64())])), mode="overwrite", schema_mode="overwrite")
+    with store.begin(kit.NAME, number) as tx:
+        tx.write("late", ArrowRows(pa.table({"id": [3_000_000_000]})))
+        tx.execute(Commit())
+    assert show(folder, "late") == [1, 3_000_000_000]
+    assert open_store(folder).problems(kit.NAME) == []
 
 
 def test_a_missing_sink_is_told_with_the_statement_that_creates_it(folder: Path) -> None:
