@@ -85,7 +85,7 @@ class Move:
             return f"{Range(self.then.sequence_number + 1, self.now)} are waited for again"
         if self.now is None:
             return f"begins behind {self.then.sequence_number}; what lies before counts as another system's"
-        return f"{self.absent} are passed over: not handled, unless they are delivered all the same"
+        return f"{str(self.absent).strip('[]')} are passed over: not handled, unless they are delivered all the same"
 
 
 def plan(store: StateStore, head: Head, wanted: Mapping[Partition, Checkpoint]) -> list[Move]:

@@ -64,7 +64,7 @@ def show(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
         return
     print_fields((key, value) for key, value in document.items() if not isinstance(value, (dict, list)) and value is not None)
     if document["settings"]:
-        print_fields(document["settings"].items(), title="settings")
+        print_fields(sorted(document["settings"].items()), title="settings")
     for key, title in _PARTS.items():
         if rows := _rows_of(document[key]):
             print_table(list(rows[0]), [list(row.values()) for row in rows], title=title)
@@ -169,7 +169,7 @@ def _flat(head: Head) -> dict[str, Any]:
     return {
         "generation": head.generation,
         "keyspace": head.keyspace,
-        "settings": dict(head.settings) if head.settings else None,
+        "settings": dict(sorted(head.settings.items())) if head.settings else None,
         "query": head.query_id,
         "last batch": head.batch_id,
         "gap accepted": head.gap_accepted,

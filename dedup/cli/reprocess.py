@@ -186,10 +186,10 @@ def _print_reprocessed(done: Reprocessed, from_log: bool) -> None:
         print_table(["result", "positions"], rows)
         _tell_nothing(done)
         return
-    print_table(["kind", "letters"], [*done.by_kind.items(), ("all", done.selected)])
+    print_table(["kind", "letters"], [*done.by_kind.items(), ("all", done.selected)], title="selected")
     if not done.dry_run:
         rows = [(name, len(done.unread) if name == "unread" else getattr(done, name)) for name in RESULTS]
-        print_table(["result", "letters"], rows)
+        print_table(["result", "letters"], rows, title="done")
     if done.unread:
         print_table(UNREAD, [[one.letter[:12], *(getattr(one, name) for name in UNREAD[1:])] for one in done.unread], title=_UNREAD)
     if done.failed:

@@ -62,7 +62,7 @@ def test_a_checkpoint_that_is_set_forward_is_an_accepted_gap(place: Place, dedup
     """Dry run first; then the consumer stands there, `verify` tells the gap and finds nothing wrong, then and later."""
     line = "checkpoint set shop --topic orders --partition 0 --to 19"
     code, out, _ = dedup(line, place)
-    assert code == 0 and "[10-19] are passed over" in out and "--yes" in out and checkpoints(dedup, place) == {0: 9}
+    assert code == 0 and " 10-19 are passed over" in out and "--yes" in out and checkpoints(dedup, place) == {0: 9}
     code, out, _ = dedup(f"{line} --yes --by ann --reason 'lost by retention'", place)
     assert code == 0 and "done" in out and checkpoints(dedup, place) == {0: 19}
     store = place.store()

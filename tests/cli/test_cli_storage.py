@@ -63,7 +63,7 @@ def test_a_storage_option_is_a_pair(dedup: Run) -> None:
 
 def test_storage_options_reach_the_store(tmp_path: Path, postgres: str) -> None:
     """They are those of DeltaStore; PostgreSQL has no use for them and says so."""
-    store = open_store(StoreAddress(str(tmp_path), {"timeout": "5s"}))
+    store = open_store(StoreAddress(str(tmp_path), {"timeout": "5s"}), new=True)
     assert isinstance(store, DeltaStore) and store.storage_options == {"timeout": "5s"}
     with pytest.raises(ConfigError, match="--storage-option is for Delta stores"):
         open_store(StoreAddress(postgres, {"timeout": "5s"}))
