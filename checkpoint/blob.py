@@ -86,7 +86,7 @@ def kept(container: ContainerClient, group: Group) -> list[Kept]:
 def _kept(blob: BlobProperties) -> Kept:
     metadata = {name.lower(): text for name, text in (blob.metadata or {}).items()}
     number, offset = metadata.get("sequencenumber") or "", metadata.get("offset") or ""
-    readable = number.lstrip("-").isdigit()
+    readable = number.isascii() and number.lstrip("-").isdigit()
     return Kept(blob.name.rpartition("/")[2], int(number) if readable else None, None if offset in ("", "None") else offset, str(blob.etag))
 
 
