@@ -31,7 +31,7 @@ def compare_appends(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measur
     topic = Topic(duplicates=sizes.duplicates)
     land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
     paths = create_tables(folder, "append", "append_txn")
-    ways = {"append": _append(paths["append"], txn=False), "append_txn": _append(paths["append_txn"], txn=True)}
+    ways = {"append": append(paths["append"], txn=False), "append_txn": append(paths["append_txn"], txn=True)}
     taken = _contest(spark, folder, ways, sizes.warm)
     verify(folder / SINK, topic.facts, once=True)
     for path in paths.values():
@@ -47,7 +47,7 @@ def compare_large(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure]
     path = create_tables(folder, "append")["append"]
     create_tables(apart)
     with closing(store(apart)) as left:
-        ways = {"append": _append(path, txn=False), "in_tasks": consumer(left, limits=Limits(collect=False))}
+        ways = {"append": append(path, txn=False), "in_tasks": consumer(left, limits=Limits(collect=False))}
         taken = _contest(spark, folder, ways, max(sizes.warm // 3, 1))
     for mine in (folder, apart):
         verify(mine / SINK, topic.facts, once=True)
@@ -140,13 +140,15 @@ def _fill(folder: Path, merged: Path, topic: Topic, keys: int) -> None:
         write_deltalake(str(merged), pa.table(part), mode="append")
 
 
-def _append(path: Path, *, txn: bool) -> Callable[[Any, int], None]:
-    def append(batch: Any, batch_id: int) -> None:
-        """Append the batch as Spark does, with a transaction id or without."""
+def append(path: Path, *, txn: bool) -> Callable[[Any, int], None]:
+    """An append as Spark does it, with a transaction id or without."""
+
+    def run(batch: Any, batch_id: int) -> None:
+        """Append the batch."""
         options = {"txnAppId": "benchmark", "txnVersion": str(batch_id)} if txn else {}
         decoded(batch).write.format("delta").options(**options).mode("append").save(str(path))
 
-    return append
+    return run
 
 
 def merge(path: Path) -> Callable[[Any, int], None]:

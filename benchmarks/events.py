@@ -68,11 +68,13 @@ class Topic:
     Args:
         body: bytes of each body.
         duplicates: share of events that are duplicates with a new offset: half of the same batch, half of the one before.
+        across: a duplicate lies in another partition than its first event, as where producers send round-robin.
     """
 
     body: int = 200
     duplicates: float = 0.01
     seed: int = 7
+    across: bool = False
     facts: Facts = field(default=Facts(), init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +92,10 @@ class Topic:
         repeated = round(size * self.duplicates) if size > 1 else 0
         new = [self._order() for _ in range(size - repeated)]
         older = self._before[partition] or new
-        again = [self._random.choice(older if i % 2 else new) for i in range(repeated)]
+        same = new
+        if self.across:  # the partition before this one: of this batch, and of the one before where this is the first
+            older = same = self._before[partition - 1] or new
+        again = [self._random.choice(older if i % 2 else same) for i in range(repeated)]
         self._before[partition] = new
         start = self._offsets[partition]
         self._offsets[partition] += size

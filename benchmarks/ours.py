@@ -21,14 +21,14 @@ def load(orders: Any, tx: Any) -> None:
 
 def consumer(store: Any, handler: Handler = load, **options: Any) -> Consumer:
     """Decode the body, one effect for each order id, append to a sink, or whatever this handler does."""
-    made = _consumer(store, **options)
+    made = bare_consumer(store, **options)
     made.foreach_batch(handler)
     return made
 
 
 def arrow_consumer(store: Any) -> Consumer:
     """The same consumer for batches that are Arrow tables."""
-    made = _consumer(store)
+    made = bare_consumer(store)
 
     @made.foreach_batch
     def copy(orders: pa.Table, tx: Any) -> None:
@@ -45,5 +45,6 @@ def fill(store: Any, batches: Iterable[pa.Table]) -> None:
         made(batch, number)
 
 
-def _consumer(store: Any, **options: Any) -> Consumer:
+def bare_consumer(store: Any, **options: Any) -> Consumer:
+    """The consumer without a handler."""
     return Consumer("benchmark", store=store, idempotence_key="data.order_id", decode=decode.json(ORDER), **options)

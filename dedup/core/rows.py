@@ -35,6 +35,8 @@ _DEEPEST = 200
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, dt.datetime, dt.date})
 """What cannot change, and is most of what rows hold."""
 
+_TEXT: frozenset[type] = frozenset({str})
+
 _PLACES = {
     name: Target("text", pa.string(), "a text")
     if name in ("source", "topic")
@@ -162,6 +164,8 @@ def own_rows(rows: Sequence[Mapping[Any, Any]]) -> list[dict[str, Any]]:
 def _own(row: Mapping[Any, Any]) -> dict[str, Any]:
     if not row:
         raise RowsRefused("A row has no columns. Give every row its columns; return None, or write nothing, where there is no row.")
+    if _PLAIN.issuperset(map(type, row.values())) and _TEXT.issuperset(map(type, row)):
+        return dict(row)
     made = {}
     for name, value in row.items():
         if type(name) is not str and not isinstance(name, str):

@@ -247,7 +247,7 @@ def _recorded(step: Record, head: Head) -> dict[str, Any]:
 
 
 def _in(keys: pa.ChunkedArray, among: pa.ChunkedArray) -> pa.ChunkedArray:
-    if not len(among):  # the usual case; to look into nothing would still hash every key
+    if not len(among) or not len(keys):  # the usual case; to look into nothing, or for nothing, would still hash every key
         return pa.chunked_array([np.zeros(len(keys), dtype=bool)])
     return pc.is_in(keys.cast(pa.binary()), value_set=among.cast(pa.binary()).combine_chunks())
 

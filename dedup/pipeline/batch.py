@@ -52,6 +52,9 @@ class EvaluatedBatch(Protocol):
 RunTask = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What a task does with its rows. Travels to it."""
 
+RunShare = Callable[[int], Iterator[pa.RecordBatch]]
+"""What a task does that is given a number. Travels to it."""
+
 
 class Tasks(Protocol):
     """The rows of one batch where they are: in the tasks of a cluster."""
@@ -81,8 +84,31 @@ class Tasks(Protocol):
             at_once: how many tasks run at once.
         """
 
+    def folder(self) -> AbstractContextManager[str] | None:
+        """A folder that this process shares with all tasks, for the time of the block; None where there is none."""
 
-class Batch(Protocol):
+    def keep(self, prepare: Prepare, folder: str) -> tuple[pa.Table, Prepare | None]:
+        """Evaluate the batch, once, and keep its rows as files in the folder (dedup/spark/keeping.py).
+
+        Returns which files (PIECES), and how few of their rows are completed.
+        """
+
+    def spread(self, task: RunShare, parts: int, answers: pa.Schema) -> pa.Table:
+        """Run this in so many tasks, each with a number of its own; returns what they yield.
+
+        Args:
+            answers: schema of what `task` yields.
+        """
+
+
+class Evaluating(Protocol):
+    """Rows that can be evaluated."""
+
+    def evaluate(self, prepare: Prepare) -> AbstractContextManager[EvaluatedBatch]:
+        """Map, decode, compute keys, and evaluate, once."""
+
+
+class Batch(Evaluating, Protocol):
     """One batch as it came."""
 
     run_key: str  # the query run it belongs to: an epoch is taken once for each
@@ -95,9 +121,6 @@ class Batch(Protocol):
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what can be seen without evaluating anything."""
-
-    def evaluate(self, prepare: Prepare) -> AbstractContextManager[EvaluatedBatch]:
-        """Map, decode, compute keys, and evaluate, once."""
 
 
 _run: tuple[int, str] = (0, "")

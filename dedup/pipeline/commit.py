@@ -44,7 +44,7 @@ from dedup.decode.bodies import reasons
 from dedup.decode.prepare import Prepare
 from dedup.pipeline import company
 from dedup.pipeline.attempts import Attempts
-from dedup.pipeline.batch import Batch, EvaluatedBatch
+from dedup.pipeline.batch import EvaluatedBatch, Evaluating
 from dedup.pipeline.report import OnBatch, Report
 from dedup.pipeline.tx import Handler, Tx
 
@@ -170,7 +170,7 @@ class Committed(NamedTuple):
     state: RowStates
 
 
-def commit_batch(job: Job, batch: Batch, head: Head, run: Run, culprits: Culprits) -> tuple[Report, Head]:
+def commit_batch(job: Job, batch: Evaluating, head: Head, run: Run, culprits: Culprits) -> tuple[Report, Head]:
     """Commit a batch chunk by chunk, as the only instance under the epoch; returns the report and the least head that the state has now.
 
     Crash: chunks that were committed are true, the others are not; the batch is delivered again, and drops what is decided.

@@ -125,6 +125,8 @@ class EachEvent:
 
     def rows(self, made: Any) -> list[dict[str, Any]]:
         """What a handler returned, as rows of ours: as they are now. Raises HandlerError for anything else, RowsRefused as `own` does."""
+        if type(made) is dict and self.into:
+            return own_rows((made,))
         if type(made) is not dict:
             made = named(made)
         rows = (made,) if type(made) is dict or isinstance(made, Mapping) else () if made is None else made

@@ -68,7 +68,7 @@ class SparkBatch:
         self.query_id = local_property(batch.sparkSession, "sql.streaming.queryId")
         run = local_property(batch.sparkSession, "spark.jobGroup.id") if self.query_id else None
         self.run_key = run or process_run()
-        self.tasks: Tasks | None = SparkTasks(batch)
+        self.tasks: Tasks | None = SparkTasks(batch, scratch)
 
     @property
     def names(self) -> Sequence[str]:

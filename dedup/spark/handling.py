@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -17,19 +17,20 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError, StoreError
+from checkpoint.errors import ConfigError, StoreError, StoreUnavailable
 from checkpoint.position import Ints
 from deadletter.classify import Rule
 from dedup.core.envelope import POSITION
-from dedup.core.index import Index
+from dedup.core.index import Index, not_here
 from dedup.core.messages import Messages
-from dedup.core.rows import ArrowFrames, Rows
+from dedup.core.rows import ArrowFrames, Rows, picked
 from dedup.core.steps import Merge
 from dedup.core.store import Filing, TaskFiles
 from dedup.pipeline import reentry
-from dedup.pipeline.batch import Tasks
+from dedup.pipeline.batch import Tasks, visible
 from dedup.pipeline.tx import EventsFailed, Tx
 from dedup.spark.committing import cut, told
+from dedup.spark.keeping import KeptFrame, Share, give_up
 
 _NONE = np.zeros(0, np.int64)
 
@@ -52,10 +53,16 @@ class HandlerJob:
 
     consumer: reentry.Identity
     handler: EventsHandler
-    events: Index  # those that the handler is given
-    lanes: Ints
     files: TaskFiles | None  # for the rows that it returns
     rules: Sequence[Rule]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The events that a run of the handler is given, where their rows come to tasks by a shuffle. Travels to them."""
+
+    events: Index
+    lanes: Ints
 
 
 class Written(NamedTuple):
@@ -69,7 +76,7 @@ class Written(NamedTuple):
 
 @dataclass
 class TaskOutcome:
-    """What a task made of one partition's events. Rows are numbers of `HandlerJob.events`. Travels to the driver."""
+    """What a task made of one partition's events. Rows are numbers among all that the run is given. Travels to the driver."""
 
     rows: Ints  # all that it was given, ascending
     rejected: dict[int, str] = field(default_factory=dict)
@@ -77,6 +84,7 @@ class TaskOutcome:
     failed: list[tuple[int, BaseException]] = field(default_factory=list)
     misfits: dict[str, tuple[str, int]] = field(default_factory=dict)  # as those of EventsFailed
     error: BaseException | None = None  # it cannot be told which event's
+    lost: str | None = None  # a file of kept rows that the task does not find
     files: list[str] = field(default_factory=list)
     writes: list[Written] = field(default_factory=list)
     messages: list[Messages] = field(default_factory=list)
@@ -105,22 +113,33 @@ class InTasks:
         into, transaction = self.handler.into, tx.transaction
         assert isinstance(transaction, Filing)
         files = transaction.task_files(into) if into else None
-        events = tx.events()
-        task = partial(run, packed=self.tasks.pack(HandlerJob(self.consumer, self.handler, events, tx.lanes, files, self.rules)))
-        found = self.tasks.run(frame, task, OUTCOME, max(self.tasks.cores, 1))["outcome"].to_pylist()
-        outcomes = sorted(map(pickle.loads, found), key=lambda outcome: tuple(outcome.rows[:1]))
-        _raise(outcomes, events)
+        packed = self.tasks.pack(HandlerJob(self.consumer, self.handler, files, self.rules))
+        found = self._run_kept(frame, tx, packed) if isinstance(frame, KeptFrame) else self._run_placed(frame, tx, packed)
+        outcomes = sorted(map(pickle.loads, found["outcome"].to_pylist()), key=lambda outcome: tuple(outcome.rows[:1]))
+        _raise(outcomes, tx.events)
         _require_all(outcomes, tx)
         _adopt(outcomes, tx, into)
 
+    def _run_kept(self, frame: KeptFrame, tx: Tx, packed: bytes) -> pa.Table:
+        """The tasks read the files that the rows are in."""
+        shares = [pickle.dumps(mine) for mine in frame.dealt(max(self.tasks.cores, 1), tx.lanes)]
+        return self.tasks.spread(partial(run_kept, packed=packed, shares=shares), len(shares), OUTCOME)
 
-def _raise(outcomes: Sequence[TaskOutcome], events: Index) -> None:
+    def _run_placed(self, frame: Any, tx: Tx, packed: bytes) -> pa.Table:
+        """The rows come to the tasks by a shuffle."""
+        given = pickle.dumps(Given(tx.events(), tx.lanes))
+        return self.tasks.run(frame, partial(run, packed=packed, given=given), OUTCOME, max(self.tasks.cores, 1))
+
+
+def _raise(outcomes: Sequence[TaskOutcome], events: Callable[[], Index]) -> None:
     for outcome in outcomes:
+        if outcome.lost is not None:
+            give_up(outcome.lost)
         if outcome.error is not None:
             raise outcome.error
     failed = [each for outcome in outcomes for each in outcome.failed]
     if failed:
-        positions = events.positions(np.array([row for row, _ in failed]))
+        positions = events().positions(np.array([row for row, _ in failed]))
         common = set.intersection(*(set(outcome.misfits) for outcome in outcomes))
         counts = {column: sum(outcome.misfits[column][1] for outcome in outcomes) for column in sorted(common)}
         misfits = {column: (outcomes[0].misfits[column][0], count) for column, count in counts.items()}
@@ -182,19 +201,43 @@ def _by_topic(messages: list[Messages]) -> Iterator[Messages]:
 # The tasks' side.
 
 
-def run(batches: Iterable[pa.RecordBatch], packed: bytes) -> Iterator[pa.RecordBatch]:
+def run(batches: Iterable[pa.RecordBatch], packed: bytes, given: bytes) -> Iterator[pa.RecordBatch]:
     """Handle the events of this task, those of one partition after those of the other; yields OUTCOME.
 
     Args:
         batches: rows as the handler sees them, those of one partition together.
+        packed: a HandlerJob.
+        given: Given.
 
     Crash: files that no commit names are invisible.
     """
-    job: HandlerJob | ConfigError | None = None
+    all_of_them: Given | None = None
     for _, table in cut(batches, sys.maxsize):
-        job = job or _unpacked(packed)
-        outcome = TaskOutcome(_NONE, error=job) if isinstance(job, ConfigError) else _handle(table, job)
-        yield pa.RecordBatch.from_pylist([{"outcome": pickle.dumps(outcome)}], schema=OUTCOME)
+        job, all_of_them = _unpacked(packed), all_of_them or pickle.loads(given)
+        yield _answer(TaskOutcome(_NONE, error=job) if isinstance(job, ConfigError) else _handle_placed(table, job, all_of_them))
+
+
+def run_kept(number: int, packed: bytes, shares: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+    """Handle the events of this task, whose rows are kept in files, those of one partition after those of the other; yields OUTCOME.
+
+    Args:
+        number: of the task.
+        packed: a HandlerJob.
+        shares: by task, list[Share].
+
+    Crash: files that no commit names are invisible.
+    """
+    job = _unpacked(packed)
+    if isinstance(job, ConfigError):
+        yield _answer(TaskOutcome(_NONE, error=job))
+        return
+    files: dict[str, pa.Table] = {}
+    for share in pickle.loads(shares[number]):
+        yield _answer(_handle_share(share, job, files))
+
+
+def _answer(outcome: TaskOutcome) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"outcome": pickle.dumps(outcome)}], schema=OUTCOME)
 
 
 def _unpacked(packed: bytes) -> HandlerJob | ConfigError:
@@ -208,27 +251,57 @@ def _unpacked(packed: bytes) -> HandlerJob | ConfigError:
     return job
 
 
-def _handle(table: pa.Table, job: HandlerJob) -> TaskOutcome:
-    rows = job.events.locate(table.select(list(POSITION)))
+def _handle_placed(table: pa.Table, job: HandlerJob, given: Given) -> TaskOutcome:
+    rows = given.events.locate(table.select(list(POSITION)))
     order = np.argsort(rows, kind="stable")
     rows = rows[order]
-    made = _Made()
-    tx = Tx(ArrowFrames(), job.events, rows, made, job.lanes[rows])  # type: ignore[arg-type]
+    return _handle(picked(table, order), Events(given.events, rows, 0, given.lanes[rows]), job)
+
+
+def _handle_share(share: Share, job: HandlerJob, files: dict[str, pa.Table]) -> TaskOutcome:
+    try:
+        table = share.read(files)
+    except StoreUnavailable as error:
+        return TaskOutcome(_NONE, error=error, lost=share.parts[0].path)
+    events = Index.of(table, not_here)
+    return _handle(visible(table), Events(events, np.arange(len(events)), share.base, share.lanes), job)
+
+
+@dataclass(frozen=True)
+class Events:
+    """The events of one call of the handler."""
+
+    index: Index
+    rows: Ints  # of the index
+    base: int  # what the run adds to the numbers of the index
+    lanes: Ints | None
+
+
+def _handle(table: pa.Table, events: Events, job: HandlerJob) -> TaskOutcome:
+    """Call the handler.
+
+    Args:
+        table: the rows as the handler sees them, in the order of `events`.
+    """
+    index, base, made = events.index, events.base, _Made()
+    rows = events.rows + base
+    tx = Tx(ArrowFrames(), index, events.rows, made, events.lanes)  # type: ignore[arg-type]
     outcome = TaskOutcome(rows, writes=made.writes, messages=made.messages)
     try:
         with reentry.handling(job.consumer):
-            job.handler(table.take(pa.array(order)), tx)
+            job.handler(table, tx)
         tx.close()
         tx.perform_writes(lambda _, returned: outcome.files.extend(_filed(returned, job)))
     except EventsFailed as found:
-        at = job.events.locate(found.positions).tolist()
+        at = (index.locate(found.positions) + base).tolist()
         failed = [(row, told(error, job.rules)) for row, error in zip(at, found.errors, strict=True)]
         return TaskOutcome(rows, failed=failed, misfits=found.misfits)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - the driver judges it
         return TaskOutcome(rows, error=told(error, job.rules))
-    outcome.rejected, outcome.skipped, outcome.of_events = tx.rejected, tx.skipped.tolist(), tx.of_events
+    outcome.rejected = {row + base: reason for row, reason in tx.rejected.items()}
+    outcome.skipped, outcome.of_events = (tx.skipped + base).tolist(), tx.of_events
     return outcome
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import pickle
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -33,15 +34,15 @@ from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.store import Slicing
 from dedup.decode.prepare import Prepare
 from dedup.pipeline import company
-from dedup.pipeline.batch import Batch, EvaluatedArrow, RunTask, Tasks
+from dedup.pipeline.batch import Batch, EvaluatedArrow, RunShare, RunTask, Tasks
 from dedup.pipeline.commit import Chunk, Culprits, Job, commit_batch, commit_chunk, guard, index_of, reached
 from dedup.pipeline.handlers import A_TASK, MOST_TASKS, Where
 from dedup.pipeline.report import Report
-from dedup.spark import committing, workers
+from dedup.spark import committing, keeping, workers
 from dedup.spark.committing import OUTCOMES, SliceJob
 from dedup.spark.handling import InTasks
 from dedup.spark.prepare import answers as registry_answers
-from dedup.spark.prepare import positions, prepare_columns
+from dedup.spark.prepare import plan, positions, prepare_columns
 
 ENOUGH = 100_000
 """Rows of a frame that have one in each of its partitions, on clusters of up to so many cores."""
@@ -54,8 +55,8 @@ _told: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 class SparkTasks:
     """A batch as the cluster has it."""
 
-    def __init__(self, batch: DataFrame) -> None:
-        self._batch = batch
+    def __init__(self, batch: DataFrame, scratch: str | None = None) -> None:
+        self._batch, self._scratch = batch, scratch
 
     @cached_property
     def cores(self) -> int:
@@ -94,6 +95,34 @@ class SparkTasks:
         """
         with registry_answers():
             return _placed(rows, at_once).mapInArrow(task, from_arrow_schema(answers)).toArrow()
+
+    def folder(self) -> AbstractContextManager[str] | None:
+        """Below the user's folder for scratch files where that is a path; else, where tasks run on this machine, a temporary one."""
+        if self._scratch is not None:
+            path = self._scratch.removeprefix("file://").removeprefix("file:")
+            return None if "://" in path else keeping.shared_folder(path)
+        local = str(self._batch.sparkSession.conf.get("spark.master", "")).startswith("local")
+        return keeping.shared_folder(None) if local else None
+
+    def keep(self, prepare: Prepare, folder: str) -> tuple[pa.Table, Prepare | None]:
+        """Evaluate the batch, once, in the tasks that read it. Returns PIECES, and how to complete few rows."""
+        found = plan(self._batch, prepare)
+        rows, late = found.rows(self._batch), None if found.parts else found.spec
+        task = keeping.Keeping(folder, rows.columns, found.finish, late)
+        # mapInArrow looks columns up by their names, and takes `a.b` for a field.
+        numbered = rows.toDF(*(f"_{number}" for number in range(len(rows.columns))))
+        with registry_answers():
+            return numbered.mapInArrow(task, from_arrow_schema(keeping.PIECES)).toArrow(), late
+
+    def spread(self, task: RunShare, parts: int, answers: pa.Schema) -> pa.Table:
+        """Run this in so many tasks, each with a number of its own; returns what they yield."""
+        numbers = self._batch.sparkSession.range(0, parts, 1, parts)
+        return numbers.mapInArrow(partial(_each_number, task=task), from_arrow_schema(answers)).toArrow()
+
+
+def _each_number(batches: Iterable[pa.RecordBatch], task: RunShare) -> Iterator[pa.RecordBatch]:
+    for number in [number for batch in batches for number in batch.column(0).to_pylist()]:
+        yield from task(number)
 
 
 def _placed(rows: DataFrame, tasks: int) -> DataFrame:
@@ -145,7 +174,8 @@ def process(job: Job, batch: Batch, tasks: Tasks, head: Head, run: Run, culprits
         return _commit_in_tasks(job, tasks, head, run, first=first)
     handler: Any = job.policy.handler
     in_tasks = InTasks(job.policy.on_failure.owner, handler, tasks, job.policy.on_failure.errors)
-    return commit_batch(replace(job, policy=replace(job.policy, handler=in_tasks)), batch, head, run, culprits)
+    kept = keeping.KeptBatch(batch, tasks)
+    return commit_batch(replace(job, policy=replace(job.policy, handler=in_tasks)), kept, head, run, culprits)
 
 
 def _commit_in_tasks(job: Job, tasks: Tasks, head: Head, run: Run, *, first: bool) -> tuple[Report, Head]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from dedup.delta import DeltaStore
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.postgres import PostgresStore
+from dedup.spark import keeping
 from fixtures.fix_places import of_stores
 from kit import child
 from kit.children import Child, Nursery
+from kit.local_tasks import JOBS
 from kit.orders import assert_proven, letters
 from kit.places import Place
 
@@ -63,6 +66,27 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(place: Place, nursery: Nur
         code, errors = spawn(place, nursery, tmp_path, die_at=step, nth=nth).wait()
         assert code == -signal.SIGKILL, f"never reached {step} a {nth}. time: {errors}"
     spawn(place, nursery, tmp_path).finish()
+    check(place)
+
+
+IN_TASKS = {"delta": [*JOBS, "decide", "publish"]}
+IN_TASKS_TOO = {"delta": [s for s in STEPS["delta"] if s not in (*IN_TASKS["delta"], "park", "note", "advance")]}
+
+
+@pytest.mark.parametrize(("place", "step"), [*of_stores(IN_TASKS), *of_stores(IN_TASKS_TOO, full=True)], indirect=["place"])
+def test_a_kill_at_any_step_of_a_batch_in_tasks_loses_and_doubles_nothing(
+    place: Place, nursery: Nursery, tmp_path: Path, step: str
+) -> None:
+    """The same where tasks keep the rows and run the handler, also before and after their jobs; the kept rows of the dead are gone."""
+    place.create_sink("audit")
+    dead = []
+    for nth in (1, 3):
+        process = spawn(place, nursery, tmp_path, die_at=step, nth=nth, in_tasks=True)
+        code, errors = process.wait()
+        assert code == -signal.SIGKILL, f"never reached {step} a {nth}. time: {errors}"
+        dead.append(process.pid)
+    spawn(place, nursery, tmp_path, in_tasks=True).finish()
+    assert not [f for pid in dead for f in Path(tempfile.gettempdir()).glob(f"{keeping.PREFIX}*-{pid}-*")]
     check(place)
 
 

@@ -60,10 +60,14 @@ def test_reservations_are_made_in_as_many_tables_as_asked(postgres: str) -> None
     store.close()
 
 
+IN_TASKS = [f"delta/{name}" for name in ("foreach_arrow_vs_append_50k", "foreach_vs_floor", "foreach_arrow_vs_append")]
+IN_TASKS.append(f"{IN_TASKS[-1]}_across")
+
+
 @pytest.mark.delta
 def test_large_tables_and_batches_on_delta_are_verified(spark: SparkSession, tmp_path: Path) -> None:
     """Ten times the events, ten times the keys: sinks hold what they promise, and made orders are counted right."""
-    from benchmarks import delta
+    from benchmarks import delta, delta_tasks
     from benchmarks.events import Facts
     from benchmarks.stream import INSIDE, Sizes
 
@@ -77,6 +81,10 @@ def test_large_tables_and_batches_on_delta_are_verified(spark: SparkSession, tmp
         assert {len(taken) for taken in seconds.values()} == {1}
         assert len([way for way in seconds if INSIDE not in way]) == len(names) + 1
         assert {"rows from Spark to Arrow", "commit", "publish"} <= {way.split(INSIDE)[1] for way in seconds if INSIDE in way}
+    for part, names in ((delta_tasks.compare, IN_TASKS[:2]), (delta_tasks.compare_large, IN_TASKS[2:])):
+        (folder := tmp_path / f"tasks {len(names)} {part.__name__}").mkdir()
+        measures, _ = part(spark, folder, sizes)
+        assert [measure.measure for measure in measures] == names
     made = delta.create_tables(tmp_path / "made", "there")["there"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delta, "MADE", 700)

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kit.local_tasks import Told, run_in
 from kit.orders import batch, consumer, event, flatten
 
 LENGTH, BATCH, PARTITIONS = 24, 6, 2
@@ -69,10 +70,14 @@ def main(task: dict[str, Any]) -> None:
     run = consumer(
         place.store(on_step=on_step), query=task.get("query", "q"), max_events_per_transaction=8, takeover_after=task.get("after", 1.0)
     )
-    run._handler = handle
+    run._handler = None
+    (run.foreach_arrow() if task.get("in_tasks") else run.foreach_batch)(handle)
     done = int(progress.read_text()) if progress.exists() else 0
     while done * BATCH < LENGTH:
-        run(planned(done), done)
+        if task.get("in_tasks"):
+            run_in(Told(planned(done), on_step), run, planned(done), done)
+        else:
+            run(planned(done), done)
         done += 1
         progress.with_suffix(".new").write_text(str(done))
         progress.with_suffix(".new").rename(progress)

@@ -5,6 +5,9 @@ The real ones are in test_foreach_spark.py and test_foreach_files.py.
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
@@ -15,19 +18,19 @@ from checkpoint.position import Partition
 from dedup import Consumer, consumer
 from dedup.core.envelope import POSITION
 from dedup.decode.prepare import Prepare, prepare_events
-from dedup.pipeline.batch import ArrowBatch, RunTask
+from dedup.pipeline.batch import ArrowBatch, RunShare, RunTask
 from dedup.pipeline.report import Report
-from dedup.spark import committing
+from dedup.spark import committing, keeping
 from kit.orders import batch
 
 IN_ORDER = [(name, "ascending") for name in POSITION]
 
 
 class Tasks:
-    """Spark's shuffle and its tasks. Loses the last `lost` rows."""
+    """Spark's tasks: rows are kept in files, or brought to tasks by a shuffle, which loses the last `lost` rows."""
 
-    def __init__(self, rows: pa.Table | None = None, lost: int = 0) -> None:
-        self.cores, self.lost = 2, lost
+    def __init__(self, rows: pa.Table | None = None, lost: int = 0, *, keeps: bool = True, root: str | None = None) -> None:
+        self.cores, self.lost, self.keeps, self.root = 2, lost, keeps and not lost, root
         self._rows = batch() if rows is None else rows
 
     def pack(self, what: object) -> bytes:
@@ -56,6 +59,52 @@ class Tasks:
             return pa.Table.from_batches(task(rows.to_batches(max_chunksize=3)), answers)
         finally:
             _let_go()
+
+    def folder(self) -> AbstractContextManager[str] | None:
+        """One of this machine."""
+        return keeping.shared_folder(self.root) if self.keeps else None
+
+    def keep(self, prepare: Prepare, folder: str) -> tuple[pa.Table, Prepare | None]:
+        """In two tasks, neither of which has whole partitions."""
+        task = keeping.Keeping(folder, self._rows.column_names, None, prepare)
+        halves = [self._rows.take(pa.array(range(first, self._rows.num_rows, 2), pa.int64())) for first in (1, 0)]
+        packed = [pickle.loads(pickle.dumps(task))(half.to_batches(max_chunksize=3)) for half in halves]
+        return pa.Table.from_batches([piece for pieces in packed for piece in pieces], keeping.PIECES), prepare
+
+    def spread(self, task: RunShare, parts: int, answers: pa.Schema) -> pa.Table:
+        """One after the other."""
+        try:
+            return pa.Table.from_batches(
+                [answer for number in range(parts) for answer in pickle.loads(pickle.dumps(task))(number)], answers
+            )
+        finally:
+            _let_go()
+
+
+class Told(Tasks):
+    """Says when the jobs begin and end."""
+
+    def __init__(self, rows: pa.Table, on_step: Callable[[str], None]) -> None:
+        super().__init__(rows)
+        self._on_step = on_step
+
+    def keep(self, prepare: Prepare, folder: str) -> tuple[pa.Table, Prepare | None]:
+        """The job that keeps rows."""
+        self._on_step("keep")
+        found = super().keep(prepare, folder)
+        self._on_step("kept")
+        return found
+
+    def spread(self, task: RunShare, parts: int, answers: pa.Schema) -> pa.Table:
+        """The job that runs the handler."""
+        self._on_step("spread")
+        found = super().spread(task, parts, answers)
+        self._on_step("handled")
+        return found
+
+
+JOBS = ("keep", "kept", "spread", "handled")
+"""What `Told` says."""
 
 
 class TaskEach(Tasks):

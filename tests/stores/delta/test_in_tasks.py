@@ -69,7 +69,7 @@ def test_tasks_do_what_the_driver_does(calls: list[list[tuple[str, str, int]]], 
     """Merges of several kinds and columns, writes and messages of every order: the sinks and what is sent are the same."""
     rows = batch(*(event(n, f"e{n}", n, partition=int(split and n > len(calls) // 2)) for n in range(len(calls))))
     found = []
-    for tasks in (None, Tasks()):
+    for tasks in (None, Tasks(rows), Tasks(rows, keeps=False)):
         with TemporaryDirectory() as folder:
             place = DeltaPlace(Path(folder))
             place.create_sink("audit")
@@ -77,7 +77,7 @@ def test_tasks_do_what_the_driver_does(calls: list[list[tuple[str, str, int]]], 
             report = run_in(tasks, made_of(place, calls), rows)
             assert (report.processed, report.skipped) == (sum(map(bool, calls)), sum(not c for c in calls))
             found.append(became(place))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_rows_of_the_sink_come_behind_what_was_merged_into_it(lake: DeltaPlace) 
         tx.merge({"id": event.data["id"], "amount": -1}, "orders", keys="id")
         return {"id": event.data["id"], "amount": 1}
 
-    run_in(Tasks(), made, batch(*orders(range(2))))
+    run_in(Tasks(batch(*orders(range(2)))), made, batch(*orders(range(2))))
     assert sorted((r["id"], r["amount"]) for r in lake.read()) == [("p0-0", -1), ("p0-0", 1), ("p0-1", -1), ("p0-1", 1)]
 
 
@@ -108,4 +108,4 @@ def test_events_that_do_not_come_back_from_tasks_stop_the_batch(lake: DeltaPlace
     with pytest.raises(StoreError, match="Of 5 events that Spark's tasks were given, 3 came back"):
         run_in(Tasks(lost=2), made, batch(*orders(range(5))))
     assert lake.read() == [] and letters(lake.store()) == []
-    assert run_in(Tasks(), made, batch(*orders(range(5)))).processed == 5
+    assert run_in(Tasks(batch(*orders(range(5)))), made, batch(*orders(range(5)))).processed == 5

@@ -1,0 +1,179 @@
+"""Rows that tasks keep as files: what the driver decides on is what tasks read, whatever the layout, and where files are gone."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint.errors import StoreUnavailable
+from dedup.core.keys import KeySettings
+from dedup.decode import json as decode_json
+from dedup.decode.prepare import Prepare, prepare_events
+from dedup.pipeline.batch import EvaluatedArrow
+from dedup.pipeline.commit import index_of
+from dedup.spark import keeping
+from dedup.spark.keeping import EvaluatedInTasks, Keeping
+from kit.foreach_kit import bare
+from kit.local_tasks import Tasks, run_in
+from kit.orders import ORDER, assert_proven, batch, event, ids, orders
+from kit.places import DeltaPlace
+
+pytestmark = pytest.mark.delta
+
+SPEC = Prepare("shop", KeySettings(columns=("data.id",), sequence=("data.amount",)), decoder=decode_json(ORDER))
+
+PLACES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 1)), unique=True, min_size=1, max_size=40)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> DeltaPlace:
+    """A folder with the sink `orders`."""
+    place = DeltaPlace(tmp_path / "lake")
+    place.create_sink()
+    return place
+
+
+def kept(rows: pa.Table, folder: Path, parts: list[int]) -> EvaluatedInTasks:
+    """The rows, kept by one task for each of these numbers of rows."""
+    task = pickle.loads(pickle.dumps(Keeping(str(folder), rows.column_names, None, SPEC)))
+    bounds = [*np.minimum(np.cumsum([0, *parts]), rows.num_rows).tolist(), rows.num_rows]
+    slices = [rows.slice(a, b - a) for a, b in itertools.pairwise(bounds)]
+    answers = [piece for part in slices for piece in task(part.to_batches(max_chunksize=4))]
+    return EvaluatedInTasks(pa.Table.from_batches(answers, keeping.PIECES), SPEC)
+
+
+@settings(max_examples=40, deadline=None)
+@given(PLACES, st.lists(st.integers(0, 9), max_size=5), st.data())
+def test_kept_rows_are_the_rows_of_the_batch(
+    tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, int, int]], parts: list[int], data: Any
+) -> None:
+    """Any order and layout: the same index, content and handler's rows as of the batch in memory, of all rows and of some."""
+    rows = batch(*(event(n, f"k{n % 7}", n % 3, partition=p, part=part) for p, n, part in places))
+    there = kept(rows, tmp_path_factory.mktemp("kept"), parts)
+    here = EvaluatedArrow(prepare_events(rows, SPEC))
+    mine, whole = index_of(there), index_of(here)
+    assert mine.positions(np.arange(len(mine))) == whole.positions(np.arange(len(whole)))
+    assert (mine.high == whole.high).all() and (mine.payload == whole.payload).all()
+    chosen = np.array(sorted(data.draw(st.sets(st.integers(0, len(mine) - 1), min_size=1))))
+    assert there.content(mine.order[chosen]).to_pylist() == here.content(whole.order[chosen]).to_pylist()
+    dealt = there.frame(mine.order[chosen]).dealt(2, np.full(len(chosen), -1))
+    shares = sorted((share for task in pickle.loads(pickle.dumps(dealt)) for share in task), key=lambda share: share.base)
+    assert [share.base for share in shares] == [int(np.searchsorted(whole.place[chosen], p)) for p in np.unique(whole.place[chosen])]
+    read = pa.concat_tables([share.read({}) for share in shares])
+    wanted = here.frame(whole.order[chosen])
+    assert read.select(wanted.column_names).to_pylist() == wanted.to_pylist()
+
+
+def test_one_partition_is_one_call_in_order_whatever_the_layout(lake: DeltaPlace) -> None:
+    """Two tasks have kept every second row: the handler still gets each partition once, whole and ascending."""
+    made, calls = bare(lake.store()), lake.folder / "calls"
+
+    @made.foreach_arrow(into="orders")
+    def load(events: pa.Table, tx: Any) -> pa.Table:
+        numbers = events["sequence_number"].to_pylist()
+        with calls.open("a") as out:
+            out.write(f"{events['partition'][0]}: {numbers == sorted(numbers)} {len(numbers)}\n")
+        return pa.table({name: pc.struct_field(events["data"], name) for name in ORDER.names})
+
+    rows = batch(*(e for n in range(20) for p in (1, 0) for e in orders([n], partition=p)))
+    assert run_in(Tasks(rows), made, rows).processed == 40
+    assert sorted(calls.read_text().splitlines()) == ["0: True 20", "1: True 20"]
+    assert_proven(lake.store())
+
+
+def test_known_keys_and_repeats_in_other_tasks_are_left_out_before_the_handler(lake: DeltaPlace) -> None:
+    """A key of an earlier batch, and one that two partitions have: the handler is given neither twice."""
+    for number, events in enumerate((orders(range(4)), [event(n, f"p0-{n % 6}", n, partition=n % 2) for n in range(4, 16)])):
+        made = bare(lake.store())
+        made.foreach(into="orders")(lambda event, tx: {"id": event.data["id"], "amount": 1})
+        rows = batch(*events)
+        report = run_in(Tasks(rows), made, rows, number)
+    assert (report.processed, report.dead_lettered + report.duplicates) == (2, 10)
+    assert sorted(ids(lake.read())) == [f"p0-{n}" for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda path: os.truncate(path, 100), lambda path: path.write_bytes(bytes(path.stat().st_size))]
+)
+def test_a_file_that_is_gone_decides_nothing_and_the_next_try_keeps_none(
+    lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], Any]
+) -> None:
+    """Somebody removes, cuts or overwrites a file between the two jobs: the batch fails whole, and passes by way of the driver."""
+
+    class Emptied(Tasks):
+        def spread(self, task: Any, parts: int, answers: pa.Schema) -> pa.Table:
+            """A task that finds nothing."""
+            for path in Path(self.root).glob(f"{keeping.PREFIX}*/*"):
+                harm(path)
+            return super().spread(task, parts, answers)
+
+    monkeypatch.setattr(keeping, "_not_shared", set())
+    made, rows = bare(lake.store()), batch(*orders(range(5)))
+    made.foreach(into="orders")(lambda event, tx: {"id": event.data["id"], "amount": 1})
+    tasks = Emptied(rows, root=str(lake.folder))
+    with pytest.raises(StoreUnavailable, match="Kept rows of the batch are gone"):
+        run_in(tasks, made, rows)
+    assert lake.read() == [] and lake.store().head("shop").checkpoints == {}
+    assert tasks.folder() is None
+    assert run_in(tasks, made, rows).processed == 5
+
+
+def test_rows_that_cannot_be_kept_come_to_the_driver(lake: DeltaPlace, caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk in a task: said in the log, and the batch passes all the same."""
+
+    class Full(Tasks):
+        def keep(self, prepare: Prepare, folder: str) -> tuple[pa.Table, Prepare | None]:
+            """As on a disk that takes nothing."""
+            return super().keep(prepare, f"{folder}/missing")
+
+    made, rows = bare(lake.store()), batch(*orders(range(5)))
+    made.foreach(into="orders")(lambda event, tx: {"id": event.data["id"], "amount": 1})
+    assert run_in(Full(rows), made, rows).processed == 5
+    assert "could not keep the rows of the batch" in caplog.text and "missing" in caplog.text
+
+
+def test_a_folder_goes_with_its_block_and_that_of_a_dead_process_with_the_next_one(tmp_path: Path) -> None:
+    """Kept rows of a killed driver are not left on the disk; those of a living process stay."""
+    code = f"""
+import os
+from dedup.spark import keeping
+held = keeping.shared_folder({str(tmp_path)!r})
+print(held.__enter__(), flush=True)
+os._exit(1)
+"""
+    left = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip())
+    assert left.is_dir()
+    first = keeping.shared_folder(str(tmp_path))
+    assert first is not None
+    with first as mine:
+        assert not left.exists() and os.path.isdir(mine)
+        second = keeping.shared_folder(str(tmp_path))
+        assert second is not None
+        with second:
+            assert os.path.isdir(mine)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_are_kept_below_scratch_where_it_is_a_path(tmp_path: Path) -> None:
+    """A folder with or without file: is used; object storage, which Arrow files are not written to, is not."""
+    from dedup.spark.tasks import SparkTasks
+
+    for scratch in (str(tmp_path), f"file:{tmp_path}", f"file://{tmp_path}"):
+        folder = SparkTasks(None, scratch).folder()  # type: ignore[arg-type]
+        assert folder is not None
+        with folder as path:
+            assert Path(path).parent == tmp_path and Path(path).is_dir()
+    assert SparkTasks(None, "abfss://container@account/scratch").folder() is None  # type: ignore[arg-type]
