@@ -16,6 +16,7 @@ from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 from azure.storage.blob import ContainerClient
 
 from checkpoint import BlobMirror, Group, Partition, PostgresCheckpointStore
+from dedup.cli.exits import ExitCode
 from fixtures.fix_postgres import run
 from kit.paths import ROOT
 from kit.pg_proxy import until
@@ -146,7 +147,8 @@ def test_the_sql_of_the_fence_runs(postgres: str) -> None:
 
 
 def test_the_last_command_of_the_guide_is_understood(setting: Any, dedup: Run) -> None:
-    """mirror-blob as it is written there, once in place of for ever."""
+    """mirror-blob as it is written there, once in place of for ever: it finds no checkpoint yet, and says so."""
     dedup("migrate")
     (line,) = [line for line in COMMANDS if "mirror-blob" in line]
-    assert dedup(setting[1](line).removeprefix("dedup "))[0] == 0
+    code, _, err = dedup(setting[1](line).removeprefix("dedup "))
+    assert code == ExitCode.USAGE and "nothing to mirror" in err
