@@ -113,7 +113,7 @@ class EachEvent:
             tx.at_event(event[: len(POSITION)])
             try:
                 made = self.handler(event, tx)
-                rows = self.rows(made)
+                rows = self.rows(made, event)
             except Exception as error:
                 # After a failed statement every other one fails, too: then only a search can tell whose fault it was.
                 if tx.lent or is_ours(error):
@@ -123,8 +123,8 @@ class EachEvent:
                 found.add(number, rows, tx, skipped=made is None)
         found.hand_over(table, tx, self.into)
 
-    def rows(self, made: Any) -> list[dict[str, Any]]:
-        """What a handler returned, as rows of ours: as they are now. Raises HandlerError for anything else, RowsRefused as `own` does."""
+    def rows(self, made: Any, event: Event) -> list[dict[str, Any]]:
+        """What a handler returned of this event, as rows of ours. Raises HandlerError for anything else, RowsRefused as `own` does."""
         if type(made) is dict and self.into:
             return own_rows((made,))
         if type(made) is not dict:
@@ -132,10 +132,19 @@ class EachEvent:
         rows = (made,) if type(made) is dict or isinstance(made, Mapping) else () if made is None else made
         rows = [row if type(row) is dict else named(row) for row in rows] if isinstance(rows, list | tuple) else rows
         if not isinstance(rows, list) or not all(type(row) is dict or isinstance(row, Mapping) for row in rows):
-            raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None, not {type(made).__name__}.")
+            at = f"{event.source}/{event.topic}/{event.partition} {event.sequence_number}"
+            raise HandlerError(f"A handler of events returns a dict, a list of dicts, or None. Of {at} it returned {_kind_of(made)}.")
         if rows and not self.into:
             raise HandlerError("The handler returned rows, but the consumer has no table for them: @consumer.foreach(into='table').")
         return own_rows(rows)
+
+
+def _kind_of(made: Any) -> str:
+    """The type; of a list that of its first item that is no row."""
+    if isinstance(made, list | tuple):
+        number, wrong = next((n, row) for n, row in enumerate(made) if not isinstance(row, Mapping))
+        return f"a {type(made).__name__} whose item {number} is of type {type(wrong).__name__}"
+    return type(made).__name__
 
 
 @dataclass
@@ -342,7 +351,7 @@ class _LanesRun:
         mine = AsyncTx()
         try:
             made = await self.each.handler(event, mine)  # type: ignore[arg-type]
-            rows = self.each.rows(made)
+            rows = self.each.rows(made, event)
         except SystemExit as left:  # it would end the loop
             self.failed[number] = HandlerExited(f"the handler called sys.exit({left.code!r})")
             return False
@@ -423,7 +432,7 @@ def refuse_handler(handler: Callable[..., Any], takes: str) -> None:
     try:
         inspect.signature(handler).bind(None, None)
     except TypeError as error:
-        raise ConfigError(f"The handler has to take two arguments, {takes}: {error}.") from error
+        raise ConfigError(f"The handler has to take two arguments, {takes}. It takes {inspect.signature(handler)}.") from error
     except ValueError:  # what is built in does not tell
         return
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused, ValuesRefused
 from checkpoint.position import Ints
+from deadletter.redact import redact
 from dedup.core.envelope import POSITION
 from dedup.core.index import Index
 from dedup.core.messages import Messages
@@ -124,7 +125,7 @@ class Tx:
         elif not _is_empty(rows):
             self._calls.messages.append(RecordedPublication(topic, _own(rows), names))
 
-    def reject(self, rows: Any, condition: Any, reason: str) -> Any:
+    def reject(self, rows: Any, condition: Any, reason: str | Exception) -> Any:
         """Park the events for which `condition` is true as dead letters; returns the rest. NULL counts as not rejected.
 
         The condition is evaluated once, here, and the decision is kept as data: a condition that would answer differently
@@ -133,19 +134,25 @@ class Tx:
         Args:
             rows: rows that still have their position columns.
             condition: Spark: SQL text or Column; Arrow: a boolean array or a pyarrow expression.
-            reason: what the letter says.
+            reason: what the letter says; of an exception its type and text.
         """
-        return self._mark_where(rows, condition, reason, rejected=True)
+        return self._mark_where(rows, condition, _text(reason), rejected=True)
 
     def skip(self, rows: Any, condition: Any) -> Any:
         """Skip the events for which `condition` is true: they count as decided, without an effect. Returns the rest."""
         return self._mark_where(rows, condition, "", rejected=False)
 
-    def dead_letter(self, rows: Any, reason: str) -> None:
-        """Park all events of `rows`, which must have their position columns; in a handler of single events: the event."""
-        self._mark(_position_of(rows) if isinstance(rows, tuple) else self._positions(rows, None), reason, rejected=True)
+    def dead_letter(self, rows: Any, reason: str | Exception) -> None:
+        """Park all events of `rows`, which must have their position columns; in a handler of single events: the event.
+
+        Args:
+            reason: what the letter says; of an exception its type and text.
+        """
+        self._mark(_position_of(rows) if isinstance(rows, tuple) else self._positions(rows, None), _text(reason), rejected=True)
 
     def _record(self, table: str, rows: Any, how: Merge | None) -> None:
+        if not isinstance(table, str) or not table:
+            raise HandlerError(f"tx.{'merge' if how else 'write'} takes the name of a table, not {table!r}.")
         if _is_empty(rows):
             return
         self.wrote = True
@@ -283,6 +290,14 @@ class Tx:
             if self.of_events:  # columns and types are values of single events
                 raise RowsRefused(str(misfit)) from misfit
             raise
+
+
+def _text(reason: Any) -> str:
+    if isinstance(reason, str):
+        return reason
+    if isinstance(reason, Exception):
+        return redact(f"{type(reason).__name__}: {reason}")
+    raise HandlerError(f"The reason of a dead letter is a text or an exception, not {type(reason).__name__}.")
 
 
 def _position_of(event: Any) -> pa.Table:

@@ -66,6 +66,6 @@ def test_a_handler_that_returns_no_row_is_told_so(place: Place) -> None:
     made = consumer(place.store())
     made._handler = None
     made.foreach(into="orders")(lambda event, tx: 7)  # type: ignore[arg-type,return-value]
-    with pytest.raises(HandlerError, match="not int"):
+    with pytest.raises(HandlerError, match="it returned int"):
         made(batch(*orders([0])), 0)
     assert place.read() == []

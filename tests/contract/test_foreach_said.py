@@ -217,6 +217,40 @@ def test_an_event_can_be_parked_by_its_handler(place: Place) -> None:
     assert_proven(place.store())
 
 
+def test_an_exception_is_a_reason(place: Place) -> None:
+    """A letter says its type and text, without secrets; what is neither a text nor an exception is refused at the call."""
+    made = bare(place.store())
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        tx.dead_letter(event, ValueError("no such customer, password=hunter2"))
+
+    assert made(batch(*orders([0])), 0).dead_lettered == 1
+    assert [x["reason"] for x in letters(place.store())] == ["ValueError: no such customer, password=***"]
+    made._handler = None
+    made.foreach(into="orders")(lambda event, tx: tx.dead_letter(event, 7))
+    with pytest.raises(HandlerError, match="a text or an exception, not int"):
+        made(batch(*orders([1])), 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda event, tx: [row(event), 7], "Of broker/orders/0 0 it returned a list whose item 1 is of type int"),
+        (lambda event, tx: "done", "Of broker/orders/0 0 it returned str"),
+        (lambda event, tx: tx.write(row(event), None), "tx.write takes the name of a table, not None"),
+        (lambda event, tx: tx.merge(row(event), "", "id"), "tx.merge takes the name of a table, not ''"),
+    ],
+)
+def test_a_handler_that_is_wrong_stops_the_stream_and_says_where(place: Place, wrong: Any, says: str) -> None:
+    """It would be wrong for every event: none of them is parked."""
+    made = bare(place.store())
+    made.foreach(into="orders")(wrong)
+    with pytest.raises(HandlerError, match=says):
+        made(batch(*orders(range(3))), 0)
+    assert letters(place.store()) == []
+
+
 SAYS: dict[str, Any] = {
     "write": lambda event, tx: tx.write(row(event), "orders"),
     "merge": lambda event, tx: tx.merge(row(event), "balances", "id"),
