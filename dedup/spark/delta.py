@@ -78,7 +78,8 @@ class SparkSide:
             rows = self.session.sql(f"DESCRIBE DETAIL {quoted(name)}").select("format", "location").collect()
         except ERRORS as error:
             raise ConfigError(
-                f"The catalog of this Spark session has no table {name!r} that can be described: {first_line(error)}"
+                f"The sink {name!r} is not a path and not in tables=, and the catalog of this Spark session has no table of this name that "
+                f"can be described. Give a path, a name from tables=, or the name of a table: {first_line(error)}"
             ) from error
         if rows[0]["format"] != "delta":
             raise ConfigError(f"The table {name!r} is not a Delta table but {rows[0]['format']}.")
