@@ -473,6 +473,7 @@ where (s.generation, s.relation) is distinct from (excluded.generation, excluded
 
 -- name: sinks_of
 -- The names of the tables that a consumer has written to, and which table has each name now.
+-- Reads only. A batch that writes to another table meanwhile is not among them.
 select name, to_regclass(name)::oid::bigint from {schema}.sink where consumer_id = %(consumer)s order by name;
 
 -- name: accept_sink

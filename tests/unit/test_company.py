@@ -136,7 +136,8 @@ def slow():
 
 def work():
     threading.Thread(target=slow, daemon=True).start()
-    threading.Event().wait(60)
+    while True:
+        time.sleep(0.05)  # a signal just before a long wait would be looked at after it
 
 if sys.argv[2] == "run":
     with company.stopping_at_sigterm():
