@@ -83,9 +83,11 @@ def _floor(path: Path) -> Way:
     """A function of single events by hand: it is called for each decoded row in tasks, and what it returns is appended."""
 
     def call(row: dict[str, Any]) -> dict[str, Any]:
+        """The row of one event, as `book` returns it."""
         return row
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows that the function returns, batch by batch."""
         for batch in batches:
             yield pa.RecordBatch.from_pylist([call(row) for row in batch.to_pylist()], ORDER)
 

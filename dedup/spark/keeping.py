@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import StoreUnavailable
 from checkpoint.position import Ints
+from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.keys import SEQUENCE
 from dedup.core.rows import ArrowFrames, picked
 from dedup.core.store import Frames
@@ -41,35 +42,24 @@ GATHERED_ROWS, GATHERED_BYTES = 131_072, 64 * 1024 * 1024
 PREFIX = "dedup-kept-"
 """Folders of kept rows: then the host, the process, and something random."""
 
+_PLACE = POSITION[:3]
+"""A topic partition: source, topic, partition."""
+
 PIECES = pa.schema(
     [
         pa.field("path", pa.string()),  # null: the rows could not be kept
         pa.field("size", pa.int64()),  # bytes of the file
         pa.field("first", pa.int64()),  # row of it
-        pa.field("source", pa.string()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("index", pa.binary()),  # _INDEX, as an Arrow stream
+        *map(ENVELOPE.field, _PLACE),
+        pa.field("index", pa.binary()),  # positions, keys and payload hashes, as an Arrow stream
     ]
 )
 """What tasks answer: one row for each topic partition of each file."""
 
-_PLACE = ("source", "topic", "partition")
-
 _ALIKE = {"part": pa.scalar(0, pa.int64()), "_undecodable": pa.scalar(False)}
 """Columns that do not travel where all of their values are this one."""
 
-_EMPTY = pa.schema(
-    [
-        pa.field("source", pa.string()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("sequence_number", pa.int64()),
-        pa.field("part", pa.int64()),
-        pa.field("_key", pa.binary(16)),
-        pa.field("_undecodable", pa.bool_()),
-    ]
-)
+_EMPTY = pa.schema([*map(ENVELOPE.field, POSITION), pa.field("_key", pa.binary(16)), pa.field("_undecodable", pa.bool_())])
 
 
 # The tasks' side.

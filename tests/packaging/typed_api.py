@@ -62,7 +62,7 @@ def schemas() -> None:
     decode.json(pa.schema([("id", pa.string())]))
     decode.json({"type": "object", "properties": {"id": {"type": "string"}}})
     decode.avro({"type": "record", "name": "order", "fields": [{"name": "id", "type": "string"}]})
-    decode.confluent_avro("http://registry:8081", subject="orders-value")
+    decode.confluent_avro("https://schemas.example.com", subject="orders-value")
 
 
 def with_few_settings(store: PostgresStore | DeltaStore) -> Consumer:
