@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable, WriterProperties
+from deltalake import CommitProperties, DeltaTable, WriterProperties
 
 from checkpoint.errors import ConfigError
 from dedup.delta import tables
@@ -146,16 +146,26 @@ class DeltaRs:
         return tables.Handle(uri, self._options)
 
     def create(self, uri: str, schema: pa.Schema, name: str, properties: Mapping[str, str], partition_by: Sequence[str] = ()) -> None:
-        """The table, where it is not there yet. Crash: it is there or not."""
-        DeltaTable.create(
-            uri,
-            schema,
-            mode="ignore",
-            name=name[:250],
-            partition_by=list(partition_by),
-            configuration=dict(properties),
-            storage_options=dict(self._options) if self._options else None,
-        )
+        """Create the table where it is not there yet; of several creators one wins.
+
+        delta-rs must not try again: a second try of `create` puts its metadata, with another table id, over those of the winner (1.6.6).
+
+        Crash: it is there or not.
+        """
+        try:
+            DeltaTable.create(
+                uri,
+                schema,
+                mode="ignore",
+                name=name[:250],
+                partition_by=list(partition_by),
+                configuration=dict(properties),
+                storage_options=dict(self._options) if self._options else None,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except tables.FAILED:
+            if tables.open_table(uri, self._options) is None:
+                raise
 
     def append(self, table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> None:
         """Against the very snapshot that `table` is. Crash: the rows are there, with the ids, or nothing is."""

@@ -144,7 +144,7 @@ class Ledger:
         """
         try:
             self._engine.create(self.uri, SCHEMA, f"dedup ledger of {self.consumer}", self._properties(), ("section", "day"))
-        except tables.FAILED as error:
+        except tables.FAILED as error:  # Spark's engine raises where another creator wins
             if (table := self.open()) is None:
                 raise StoreUnavailable(f"The ledger {self.uri} cannot be created: {error}") from error
             return table

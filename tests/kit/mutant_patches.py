@@ -470,6 +470,13 @@ MUTANTS = (
         _COMMITS + "test_an_instance_with_an_older_epoch_is_fenced_before_and_at_the_commit",
     ),
     Mutant(
+        "a creator of a table tries again after another one",
+        "dedup/delta/engine.py",
+        "commit_properties=CommitProperties(max_commit_retries=0)",
+        "commit_properties=CommitProperties()",
+        _LEDGER + "test_of_many_creators_of_a_table_one_wins",
+    ),
+    Mutant(
         "txnVersion from the batch id",
         "dedup/delta/commit.py",
         "transactions = {state.ledger.app(table, header.head.generation): header.version}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from checkpoint.head import Holder
 from deadletter.selection import Selection
 from deadletter.store import Commit
 from dedup.delta import state
+from dedup.delta.engine import DeltaRs
+from dedup.delta.ledger import SCHEMA
 from kit import delta_kit as kit
 from kit.delta_kit import ledger, open_store, show
 
@@ -29,6 +33,22 @@ def test_the_ledger_says_its_properties(folder: Path) -> None:
     settings = ledger(folder).metadata().configuration
     assert settings["delta.enableDeletionVectors"] == "false" and settings["delta.checkpointInterval"] == "50"
     assert not any("setTransactionRetention" in name for name in settings)
+
+
+def test_of_many_creators_of_a_table_one_wins(folder: Path) -> None:
+    """Processes that start at once meet one ledger: its first commit stays the only one, and none gives it another table id."""
+    engine = DeltaRs(None)
+    with ThreadPoolExecutor(4) as creators:
+        for n in range(25):
+            uri, together = str(folder / f"raced{n}"), threading.Barrier(4)
+
+            def create(uri: str = uri, together: threading.Barrier = together) -> str:
+                together.wait()
+                engine.create(uri, SCHEMA, "raced", {})
+                return str(DeltaTable(uri).metadata().id)
+
+            assert len({ids.result() for ids in [creators.submit(create) for _ in range(4)]}) == 1
+            assert DeltaTable(uri).version() == 0
 
 
 def test_a_store_travels_and_knows_the_same(folder: Path) -> None:
