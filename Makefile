@@ -18,10 +18,10 @@ help: ## Show this help
 demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_ARGS="--store postgresql://... --seed 7")
 	@$(BIN)/dedup demo $(DEMO_ARGS)
 
-test: java $(VENV)/.jars ## Run every promise once a store, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x")
+test: java $(VENV)/.classes ## Run every promise once a store, in JOBS=3 processes (PYTEST_ARGS="-k checkpoint -x")
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-full: java $(VENV)/.jars ## Run all tests, hours of them, or parts of them (PART="brokers docs"; PART=list names them)
+test-full: java $(VENV)/.classes ## Run all tests, hours of them, or parts of them (PART="brokers docs"; PART=list names them)
 	@PYTHONPATH=.:tests $(BIN)/python -m kit.parts $(PART) --jobs $(JOBS) $(PARTS_ARGS)
 
 simulate: $(VENV)/.ready ## Play N schedules of crashes, instances and replays against the planning code (N=100000), or one of them (SEED=123)
@@ -91,4 +91,9 @@ java:
 $(VENV)/.jars: dedup/spark/session.py $(VENV)/.ready | java
 	@echo "Starting Spark once (the first time it fetches the jars of Delta) ..."
 	@$(BIN)/python -m dedup.spark.session >$(VENV)/jars.log 2>&1 || { cat $(VENV)/jars.log >&2; exit 1; }
+	@touch $@
+
+# Each start of Spark then takes a third less; tests start it several times.
+$(VENV)/.classes: tests/kit/class_archive.py $(VENV)/.jars
+	@PYTHONPATH=.:tests $(BIN)/python -m kit.class_archive >$(VENV)/classes.log 2>&1 || { cat $(VENV)/classes.log >&2; exit 1; }
 	@touch $@

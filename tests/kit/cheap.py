@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,11 @@ a tenth of what it costs on a disk, and a killed process leaves it behind just a
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Small actions never gain what compiling better costs: a session of Spark that commits three times takes half of the CPU."""
+
+
+def archive() -> Path:
+    """Where kit.class_archive keeps Spark's classes: it belongs to this environment's Spark."""
+    return Path(sys.prefix) / "spark.jsa"
 
 
 def use_memory() -> None:
@@ -41,5 +47,6 @@ def _remove(folder: str, owner: int) -> None:
 
 def compile_quickly() -> None:
     """For every JVM that spark-submit starts, the one of a session, too, and for Kafka's; whoever sets these variables decides."""
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM)
+    shared = f" -XX:SharedArchiveFile={archive()} -Xlog:disable -Xlog:all=error:stderr" if archive().exists() else ""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM + shared)
     os.environ.setdefault("DEDUP_TEST_JVM", JVM)
