@@ -63,7 +63,7 @@ def became(place: DeltaPlace) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(st.lists(CALLS, max_size=4), min_size=1, max_size=12), st.booleans())
 def test_tasks_do_what_the_driver_does(calls: list[list[tuple[str, str, int]]], split: bool) -> None:
     """Merges of several kinds and columns, writes and messages of every order: the sinks and what is sent are the same."""
