@@ -93,7 +93,7 @@ def _fits(error: BaseException, test: type[BaseException] | Callable[[BaseExcept
 
 
 def _known(error: BaseException) -> ErrorClass | None:
-    tests = (_ours, _by_state, _by_name, _by_status, _by_errno, _of_spark)
+    tests = (_ours, _by_state, _lacks_a_module, _by_name, _by_status, _by_errno, _of_spark)
     try:
         return next((found for test in tests if (found := test(error))), None)
     except Exception:
@@ -117,6 +117,13 @@ def _by_state(error: BaseException) -> ErrorClass | None:
             return None
     lengths = range(5, 1, -1) if state else ()
     return next((known.STATES[state[:length]] for length in lengths if state and state[:length] in known.STATES), None)
+
+
+def _lacks_a_module(error: BaseException) -> ErrorClass | None:
+    """Whether a Python worker of Spark's has raised ImportError, as in a UDF: the text begins with its traceback."""
+    text = _words_of_spark(error)
+    first = known.MISSING.match(text, max(text.find("Traceback (most"), 0))
+    return SYSTEMIC if first and known.CAUGHT not in text[first.end() :] else None
 
 
 def _by_name(error: BaseException) -> ErrorClass | None:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import tenacity
@@ -28,6 +29,9 @@ _OF_THE_PLAN = ("AnalysisException", "ParseException")
 """Spark could not even plan what the handler asked for: that does not pass by waiting."""
 
 FIRST_SECONDS, LONGEST_SECONDS = 0.5, 30.0
+
+TOLD_EVERY = 60.0
+"""Seconds between two lines of the log about one error that stays."""
 
 CONFLICTS, PAUSE_SECONDS = 50, 0.05
 """How often a transaction is planned again after another decision came first, and the time between."""
@@ -63,7 +67,7 @@ def retrying(what: str, patience: float, failures: OwnPolicy) -> tenacity.Retryi
         retry=tenacity.retry_if_exception(lambda error: may_pass(error, failures)),
         wait=tenacity.wait_random_exponential(multiplier=FIRST_SECONDS, max=LONGEST_SECONDS),
         stop=tenacity.stop_after_delay(patience),
-        before_sleep=lambda state: _tell(what, patience, state),
+        before_sleep=_Telling(what, patience),
         sleep=failures.sleep,
         reraise=True,
     )
@@ -99,12 +103,28 @@ def may_pass(error: BaseException, failures: OwnPolicy) -> bool:
     return isinstance(error, Exception) and classify(error, failures.errors) != ErrorClass.PERMANENT
 
 
-def _tell(what: str, patience: float, state: tenacity.RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    if error is not None and log.isEnabledFor(logging.WARNING):
-        found = describe(error, dt.datetime.now(dt.UTC))
-        said = f"{found.error_type}: {found.message}"
-        log.warning("%s: nothing was committed; trying again in %.1f s, for at most %.0f s: %s", what, state.upcoming_sleep, patience, said)
+@dataclass
+class _Telling:
+    """Tells the log of an error once; of its repetitions one line a minute, with the time that is left."""
+
+    what: str
+    patience: float
+    kind: str = ""  # of the error that was told last
+    told: float = 0.0  # seconds since the first try
+
+    def __call__(self, state: tenacity.RetryCallState) -> None:
+        error, since = state.outcome.exception() if state.outcome else None, state.seconds_since_start or 0.0
+        if error is None or not log.isEnabledFor(logging.WARNING):
+            return
+        found, wait, left = describe(error, dt.datetime.now(dt.UTC)), state.upcoming_sleep, max(self.patience - since, 0.0)
+        if found.error_type != self.kind:
+            said = f"{found.error_type}: {found.message}"
+            log.warning("%s: nothing was committed; trying again in %.1f s, for %.0f s more: %s", self.what, wait, left, said)
+        elif since - self.told < TOLD_EVERY:
+            return
+        else:
+            log.warning("%s: still %s at try %d; giving up in %.0f s", self.what, found.error_type, state.attempt_number, left)
+        self.kind, self.told = found.error_type, since
 
 
 def with_replanning(transact: Callable[[], Done], attempts: int = CONFLICTS, what: str | None = None) -> Done:

@@ -242,7 +242,7 @@ FAILURE_POLICY: given.Settings = {
     "budget": given.instance(Budget, "a Budget", "Budget()").or_none,
     "bisect": given.flag("False"),
     "errors": given.Setting(
-        "pairs of an exception type, or a function of an error, and an ErrorClass", "[(KeyError, PERMANENT)]", _are_rules
+        "pairs of an exception type, or a function of an error, and an ErrorClass", "[(KeyError, ErrorClass.PERMANENT)]", _are_rules
     ),
     "handler_timeout": given.duration("60.0", above=0).or_none,
     "max_outage": given.duration("300.0", endless=True),

@@ -12,16 +12,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from checkpoint import given, guards, start
-from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced, StoreError
+from checkpoint.errors import ConfigError, DedupError, DestinationUnavailable, Fenced, StoreError
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import Head, Run
 from checkpoint.holders import Live, take_epoch
@@ -33,7 +33,7 @@ from deadletter.policy import FailurePolicy, OwnPolicy
 from dedup.core.envelope import Columns
 from dedup.core.keys import KeySettings
 from dedup.core.planning import OnKeyConflict
-from dedup.core.settings import DISPATCH_TO, FOREACH, SECONDS_OF_SENDING
+from dedup.core.settings import DISPATCH_TO, SECONDS_OF_SENDING
 from dedup.core.store import Store
 from dedup.decode import Decoder
 from dedup.decode.prepare import Prepare
@@ -41,32 +41,28 @@ from dedup.outbox import Destination
 from dedup.outbox.dispatch import Inline
 from dedup.pipeline import company, reentry
 from dedup.pipeline.batch import ArrowBatch, Batch, Tasks
-from dedup.pipeline.commit import Compensate, Culprits, Job, LogReader, Policy, commit_batch, known_head
+from dedup.pipeline.commit import Culprits, Job, Policy, commit_batch, known_head
 from dedup.pipeline.handlers import (
-    EachSlice,
-    EventHandler,
-    On,
-    Registers,
-    SliceHandler,
     Where,
-    each_event,
     refuse_coroutine,
-    refuse_handler,
 )
+from dedup.pipeline.registered import Registered
 from dedup.pipeline.report import OnBatch, Report, tell
 from dedup.pipeline.tx import Handler
-from dedup.settings import CONSUMER, Limits, Takeover, hints, horizon, mapping, names_of, refuse_function
+from dedup.settings import CONSUMER, Limits, Takeover, hints, horizon, mapping, names_of
 
 log = logging.getLogger("dedup")
 
 _SENDING = threading.Lock()
 """A runner's partitions are threads of one process: they make what sends once."""
 
+_DECORATORS = "@consumer.foreach_batch, @consumer.foreach(into='table') or @consumer.foreach_arrow(into='table')"
+
 CONFLICT_ATTEMPTS = 5
 """How often a batch is planned again after another commit of the same epoch came first."""
 
 
-class Consumer:
+class Consumer(Registered):
     """A named application that handles every event of its topics with an exactly-once effect.
 
     Args:
@@ -131,7 +127,8 @@ class Consumer:
             raise ConfigError(
                 "Without positions every event needs an idempotence key: give idempotence_key= and leave null_key='dead_letter'."
             )
-        self.name, self.store = name, store
+        super().__init__(name)
+        self.store = store
         names = {"columns": idempotence_key, "payload": payload, "sequence": sequence_key}
         self.keys = KeySettings(scope=key_scope, null_key=null_key, **{name: names_of(value) for name, value in names.items()})
         self.failure, self.takeover, self.limits = failure or FailurePolicy(), takeover or Takeover(), limits or Limits()
@@ -142,9 +139,6 @@ class Consumer:
         self.incarnation, self.query, self.on_batch = incarnation, query, on_batch
         self.max_events = self.limits.max_events_per_transaction or store.default_max_events
         self.scratch = None if self.limits.scratch is None else os.fspath(self.limits.scratch)
-        self._handler: Handler | None = None
-        self.read_log: LogReader | None = None
-        self.take_back: Compensate | None = None
         self.destination: Destination | None = None
         self.send_timeout = SECONDS_OF_SENDING
         self._inline: Inline | None = None
@@ -166,121 +160,6 @@ class Consumer:
 
     def __repr__(self) -> str:
         return f"Consumer({self.name!r}, {self.store!r})"
-
-    @overload
-    def foreach_batch(self, handler: Handler) -> Handler: ...
-    @overload
-    def foreach_batch(self, handler: None = None) -> Callable[[Handler], Handler]: ...
-    def foreach_batch(self, handler: Handler | None = None) -> Any:
-        """Register the handler of batches: called with a frame of new events, and a `Tx`. A decorator, with or without parentheses.
-
-        It is called for each chunk: a whole batch, or a part of a batch above `max_events_per_transaction`. With bisect=False such a batch
-        is refused.
-
-        Raises:
-            ConfigError: there is a handler already, or this object cannot be a handler.
-        """
-        if handler is None:
-            return self.foreach_batch
-        if self._handler is not None:
-            raise ConfigError(f"Consumer {self.name!r} has a handler already. Use one consumer per handler.")
-        refuse_handler(handler, "(frame, tx)")
-        refuse_coroutine(handler)
-        self._handler = handler
-        return handler
-
-    @overload
-    def foreach(self, into: EventHandler) -> EventHandler: ...
-    @overload
-    def foreach(
-        self, into: str | None = None, *, on: On | None = None, connections: int | None = None, concurrency: int | None = None
-    ) -> Registers: ...
-    def foreach(
-        self,
-        into: str | EventHandler | None = None,
-        *,
-        on: On | None = None,
-        connections: int | None = None,
-        concurrency: int | None = None,
-    ) -> Any:
-        """Register a handler of single events: called with an `Event` and a `Tx`, in the order of their positions.
-
-        It returns a row (a dict), several rows, or None, which skips the event. If it raises by the event's own fault, this event becomes a
-        dead letter. It may be an `async def`: then several events are handled at once; those of one sequence key come one after the other.
-
-        Args:
-            into: the sink of the returned rows. `@consumer.foreach` without parentheses is for a handler that returns no rows.
-            on: "executors" or "driver". Default: in Spark's tasks, with either store. See docs/how-to/foreach.md.
-            connections: to PostgreSQL, of all tasks of the cluster together, two for each task. Default: two for each core, at most 64.
-            concurrency: events that an async handler handles at once, in each slice. Default 16.
-
-        Raises:
-            ConfigError: an argument has a value that it does not take, there is a handler already, or this object cannot be a handler.
-        """
-        sink = None if callable(into) else into
-        given.check(FOREACH, {"into": sink, "on": on, "connections": connections, "concurrency": concurrency}, "foreach")
-        where = Where(on, connections)
-
-        def register(handler: EventHandler) -> EventHandler:
-            refuse_handler(handler, "(event, tx)")
-            self.foreach_batch(each_event(handler, sink, where, concurrency))
-            return handler
-
-        return register(into) if callable(into) else register
-
-    @overload
-    def foreach_arrow(self, into: SliceHandler) -> SliceHandler: ...
-    @overload
-    def foreach_arrow(
-        self, into: str | None = None, *, on: On | None = None, connections: int | None = None
-    ) -> Callable[[SliceHandler], SliceHandler]: ...
-    def foreach_arrow(self, into: str | SliceHandler | None = None, *, on: On | None = None, connections: int | None = None) -> Any:
-        """Register a handler of Arrow tables: called with the new events of one slice, in the order of their positions, and a `Tx`.
-
-        It returns a table of rows for `into`, or None. If it raises, dedup halves the table to find the events at fault.
-
-        Args:
-            into: as for `foreach`.
-            on: as for `foreach`. On the driver a table may hold events of several partitions.
-            connections: as for `foreach`.
-
-        Raises:
-            ConfigError: as `foreach`.
-        """
-        sink = None if callable(into) else into
-        given.check(FOREACH, {"into": sink, "on": on, "connections": connections, "concurrency": None}, "foreach_arrow")
-        where = Where(on, connections)
-
-        def register(handler: SliceHandler) -> SliceHandler:
-            refuse_handler(handler, "(table, tx)")
-            refuse_coroutine(handler)
-            self.foreach_batch(EachSlice(handler, sink, where))
-            return handler
-
-        return register(into) if callable(into) else register
-
-    @overload
-    def register_log_reader(self, read: LogReader) -> LogReader: ...
-    @overload
-    def register_log_reader(self, read: None = None) -> Callable[[LogReader], LogReader]: ...
-    def register_log_reader(self, read: LogReader | None = None) -> Any:
-        """Register the function that reads a range of the log again. A decorator, with or without parentheses.
-
-        It is called with source, topic, partition, first and last sequence number. It returns a DataFrame or Arrow table like the stream's.
-        `replay`, `reprocess(from_log=True)` and letters above `max_body` need it.
-
-        Two attributes of the function are optional. `first_kept`, called with source, topic and partition, returns
-        the first position that the log still has: missing positions above it are no loss. `absent`, called like the function, says whether
-        positions that a new query leaves out never were events.
-
-        Raises:
-            ConfigError: it cannot be called with these five arguments.
-        """
-        if read is None:
-            return self.register_log_reader
-        refuse_function("register_log_reader", read, ("source", "topic", "partition", "first", "last"))
-        self.read_log = read
-        return read
 
     def dispatch_to(self, destination: Destination, *, timeout: given.Duration = SECONDS_OF_SENDING) -> None:
         """Send the messages of `tx.publish` right after each batch: `kafka.Topics("host:9092")`, or `Call(function)`.
@@ -311,24 +190,6 @@ class Consumer:
         with _SENDING:
             self._inline = self._inline or Inline(destination, self.send_timeout)
             return self._inline
-
-    @overload
-    def compensate(self, take_back: Compensate) -> Compensate: ...
-    @overload
-    def compensate(self, take_back: None = None) -> Callable[[Compensate], Compensate]: ...
-    def compensate(self, take_back: Compensate | None = None) -> Any:
-        """Register the function that takes back the effect of processed events before `replay` repeats them. A decorator.
-
-        It is called with a pyarrow table (source, topic, partition, sequence_number, part, idempotence_key) and a `Tx`.
-
-        Raises:
-            ConfigError: it cannot be called with these two arguments.
-        """
-        if take_back is None:
-            return self.compensate
-        refuse_function("compensate", take_back, ("table", "tx"))
-        self.take_back = take_back
-        return take_back
 
     @property
     def _patience(self) -> float:
@@ -448,7 +309,8 @@ class Consumer:
         batch.check(job.prepare(head))
         if not self._hinted:
             self._hinted = True
-            for sentence in hints(batch.names, job.prepare(head), head, knows_topic_ids=self.incarnation is not None):
+            knows = self.incarnation is not None
+            for sentence in hints(batch.names, job.prepare(head), head, knows_topic_ids=knows, reads_files=batch.reads_files):
                 log.warning("%s: %s", self.name, sentence)
         if tasks is not None:
             _in_tasks().check(job, tasks, head)
@@ -477,15 +339,20 @@ class Consumer:
             writer: a DataStreamWriter with its checkpointLocation and trigger set.
 
         Raises:
-            DedupError: what `check` raises, and what ended the query.
+            DedupError: what `check` raises, and an error of dedup's that ended the query; its cause is Spark's StreamingQueryException.
+            StreamingQueryException: what else ended the query. On Spark Connect, also an error of dedup's: the callback runs elsewhere.
         """
         reentry.refuse(self.identity, "A run")
         self.check(frame_of(writer))
+        callback = _Callback(self)
         with outage.naming_limits(self.name):
-            query = writer.foreachBatch(self).start()
+            query = writer.foreachBatch(callback).start()
             try:
                 with company.stopping_at_sigterm():
                     query.awaitTermination()
+            except Exception as ended:
+                callback.raise_own(ended)
+                raise
             finally:
                 query.stop()
         self.store.publish(self.name)
@@ -493,7 +360,7 @@ class Consumer:
     def job(self) -> Job:
         """This consumer as it is now, for everything below. Raises ConfigError without a handler."""
         if self._handler is None:
-            raise ConfigError(f"Consumer {self.name!r} has no handler. Register one with @consumer.foreach_batch.")
+            raise ConfigError(f"Consumer {self.name!r} has no handler. Write {_DECORATORS} above a function.")
         return Job(
             self.name,
             self.store,
@@ -549,6 +416,34 @@ class Consumer:
         head, source = self.known_head(), self.source or KAFKA_SOURCE
         guards.refuse_others(head, guards.ask(self.incarnation, {(source, topic) for topic in topics}))
         return start.spark_json(start.positions(head, source, log, topics, new))
+
+
+@dataclass
+class _Callback:
+    """What `foreachBatch` calls: a consumer, whose last error of ours stays here. Spark passes on no more than its text."""
+
+    consumer: Consumer
+    raised: DedupError | None = None
+
+    def __call__(self, batch: Any, batch_id: int) -> Any:
+        self.raised = None
+        try:
+            return self.consumer(batch, batch_id)
+        except DedupError as error:
+            self.raised = error
+            raise
+
+    def raise_own(self, ended: Exception) -> None:
+        """Raise the error of ours that ended the query, if there is one. Its cause is Spark's error, and the cause of that its own one.
+
+        Args:
+            ended: what Spark raised.
+        """
+        if self.raised is None:
+            return
+        if ended.__cause__ is None:
+            ended.__cause__ = self.raised.__cause__ or self.raised.__context__
+        raise self.raised from ended
 
 
 def tasks_of(job: Job, batch: Batch) -> Tasks | None:

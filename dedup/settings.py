@@ -6,12 +6,11 @@ Every constructor checks what it is given against its table here; those of `Fail
 from __future__ import annotations
 
 import datetime as dt
-import inspect
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from checkpoint import given
 from checkpoint.errors import ConfigError
@@ -115,17 +114,6 @@ CONSUMER: given.Settings = {
 """What each keyword of `Consumer` takes."""
 
 
-def refuse_function(decorator: str, function: Callable[..., Any], takes: Sequence[str]) -> None:
-    """Raise ConfigError for what this decorator of a consumer cannot call, or what would run nothing when it is called."""
-    lazy = inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-    if lazy or not given.takes(function, len(takes)):
-        shown = getattr(function, "__name__", repr(function))
-        raise ConfigError(
-            f"@consumer.{decorator} registers a plain function that takes {len(takes)} arguments, ({', '.join(takes)}), not {shown} "
-            f"({type(function).__name__})."
-        )
-
-
 def mapping(positions: Columns | Literal["auto"] | None) -> str:
     """Where positions come from, in a form that can be compared."""
     if not isinstance(positions, Columns):
@@ -151,12 +139,13 @@ def names_of(value: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def hints(names: Sequence[str], spec: Prepare, head: Head, *, knows_topic_ids: bool) -> list[str]:
+def hints(names: Sequence[str], spec: Prepare, head: Head, *, knows_topic_ids: bool, reads_files: bool = False) -> list[str]:
     """Sentences for the log, about an input with these columns.
 
     Args:
         head: the state. What cannot be changed any more is not spoken of.
         knows_topic_ids: whether `incarnation=` was given.
+        reads_files: whether there is no broker that could be asked for the ids of topics.
 
     Raises:
         ConfigError: the input cannot be mapped.
@@ -169,7 +158,7 @@ def hints(names: Sequence[str], spec: Prepare, head: Head, *, knows_topic_ids: b
     checks = {
         _NO_KEY: not spec.keys.columns and found.envelope["properties"] == Constant(None),
         _NO_SOURCE: kafka and not named and not head.checkpoints,
-        _NO_INCARNATION: kafka and not knows_topic_ids,
+        _NO_INCARNATION: kafka and not knows_topic_ids and not reads_files,
     }
     return [sentence for sentence, holds in checks.items() if holds]
 
@@ -186,12 +175,14 @@ _NO_KEY = (
 )
 
 _NO_SOURCE = (
-    "this is a Kafka stream and there is no source=: its positions and keys are stored under the source 'kafka', and this cannot be "
-    "changed later. Topics of one name on two clusters would be taken for one. Give source=, such as kafka.Broker(servers).cluster_id()."
+    "the input has the columns of Spark's Kafka source and there is no source=: its positions and keys are stored under the source "
+    "'kafka', and this cannot be changed later. Topics of one name on two clusters would be taken for one. Give source=, such as "
+    "kafka.Broker(servers).cluster_id()."
 )
 
 _NO_INCARNATION = (
-    "this is a Kafka stream and there is no incarnation=: a topic that is deleted and created again is noticed only where it delivers a "
-    "position that was decided, and what happened before incarnation= is given stays unnoticed. Give incarnation=, such as "
-    "kafka.Broker(servers).topic_ids."
+    "the input has the columns of Spark's Kafka source and there is no incarnation=: a topic that is deleted and created again is noticed "
+    "only where it delivers a position that was decided, and what happened before incarnation= is given stays unnoticed. Give "
+    "incarnation=, such as kafka.Broker(servers).topic_ids. If the rows come from files or a table, and not from a broker, you need not "
+    "do anything."
 )

@@ -98,8 +98,9 @@ def check_positions(table: pa.Table) -> None:
     rows = [row for row in range(table.num_rows) if any(not column[row].is_valid for column in bad.values())]
     shown = "; ".join(_row(table, row) for row in rows[:5]) + ("; ..." if len(rows) > 5 else "")
     raise ConfigError(
-        f"{len(rows)} of {table.num_rows} rows have no complete position ({', '.join(bad)} is null or did not fit its type): {shown}. "
-        "Repair the columns they come from, or use positions=None if the rows have no position."
+        f"{len(rows)} of {table.num_rows} rows have no complete position: {', '.join(bad)} is null in the input, or what it comes from is "
+        f"not a whole number in range (a text that is no number counts as null). {shown}. Repair the columns that they come from, or use "
+        "positions=None if the rows have no position."
     )
 
 

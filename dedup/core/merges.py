@@ -9,15 +9,16 @@ key and set of columns one row is left, so the number of merges depends on the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import RowsMisfit
+from checkpoint.errors import RowsMisfit, SinkMismatch, ValuesRefused
 from dedup.core.envelope import POSITION
+from dedup.core.near import listed, meant
 from dedup.core.rows import PlainRows, Rows, alike, each_typed
 from dedup.core.steps import Merge
 
@@ -61,11 +62,55 @@ def requiring_order(rows: pa.Table, merge: Merge) -> Iterator[None]:
         raise RowsMisfit(f"tx.merge cannot compare rows by newer_by={merge.newer_by!r}: {kind} has no order.") from error
 
 
+def refuse_unknown(merge: Merge, rows: Rows, sink: Collection[str], shown: str) -> None:
+    """Raise SinkMismatch where `merge` names a column that the sink lacks: the call is wrong, and no event.
+
+    The column of delete_when may be one of the rows alone. If a single row has it, the others are at fault.
+
+    Args:
+        sink: its columns.
+        shown: the sink, for the message.
+    """
+    plain = rows.plain()
+    own = rows.schema.names if plain is None else plain.names
+    asked = {"keys": merge.keys, "newer_by": (merge.newer_by,), "delete_when": (merge.delete_when,)}
+    for argument, names in asked.items():
+        known = {*sink, *(own if argument == "delete_when" else ())}
+        if unknown := [name for name in names if name is not None and name not in known]:
+            named, also = ", ".join(map(repr, unknown)), ", nor have the rows" if argument == "delete_when" else ""
+            raise SinkMismatch(
+                f"tx.merge(..., {argument}=...) names {named}, and {shown} has no column of that name{also}. {meant(unknown, known)}"
+                f"Correct the name, or add the column. The columns of {shown}: {listed(sink)}."
+            )
+
+
 def require(rows: pa.Table, merge: Merge) -> None:
     """Raise RowsMisfit where a column that `merge` names is missing."""
-    missing = [c for c in (*merge.keys, merge.newer_by, merge.delete_when) if c is not None and c not in rows.column_names]
+    missing = [name for name in _named(merge) if name not in rows.column_names]
     if missing:
-        raise RowsMisfit(f"tx.merge names {', '.join(map(repr, missing))}, which the rows do not have: {', '.join(rows.column_names)}.")
+        raise RowsMisfit(f"tx.merge names {_lacking(missing, 'rows do', rows.column_names)}")
+
+
+def _named(merge: Merge) -> list[str]:
+    return [name for name in (*merge.keys, merge.newer_by, merge.delete_when) if name is not None]
+
+
+def _lacking(missing: Sequence[str], who: str, names: Iterable[str]) -> str:
+    return f"{', '.join(map(repr, missing))}, which the {who} not have: {', '.join(map(str, names))}."
+
+
+def _refuse_lacking(rows: PlainRows, merge: Merge) -> None:
+    """Raise ValuesRefused for rows of single events that lack a column which `merge` names: it tells which rows they are."""
+    named = _named(merge)
+    by_row = {
+        number: f"tx.merge names {_lacking(missing, 'row does', row)}"
+        for number, row in enumerate(rows.rows)
+        if (missing := [name for name in named if name not in row])
+    }
+    if by_row:
+        made = ValuesRefused(by_row[min(by_row)])
+        made.by_row = by_row
+        raise made
 
 
 def one_zero(rows: pa.Table, merge: Merge) -> pa.Table:
@@ -98,9 +143,12 @@ def merges(rows: Rows, merge: Merge, given: Callable[[Rows], pa.Table], ranks: R
         given: makes a table of rows that all have the same columns.
 
     Raises:
-        ValuesRefused: values do not fit their columns.
+        ValuesRefused: values do not fit their columns, or rows of single events lack a column that `merge` names.
         RowsMisfit: a column that `merge` names is missing, or that of newer_by is of a type that has no order.
     """
+    plain = rows.plain()
+    if plain is not None and plain.authors is not None:
+        _refuse_lacking(plain, merge)
     numbers, tables = each(rows, given)
     for table in tables:
         require(table, merge)

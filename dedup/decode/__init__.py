@@ -49,6 +49,8 @@ def json(schema: Schema) -> Decoder:
 
     A body does not decode when it is empty, no JSON, not an object, has anything behind the object, lacks a required field, or has
     a value of another type than the schema says. Fields the schema does not name are ignored; null and missing are the same.
+    Of a name that occurs twice in an object the last value counts, and in a map the body does not decode. A whole number is written without
+    a decimal point and without an exponent: 1.0 does not decode as an integer, although JSON Schema counts it as one.
 
     Args:
         schema: a StructType, DDL text such as `"id STRING NOT NULL, at TIMESTAMP"`, a pyarrow.Schema, a JSON Schema or an Avro schema.

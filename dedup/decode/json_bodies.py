@@ -238,6 +238,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _whole(path: str, limit: int, value: Any) -> int:
+    if type(value) is _Float:  # of a writer that has made it a float, which may have lost digits
+        raise _wrong(path, value, "must be a whole number without a decimal point or an exponent")
     if type(value) is not int or not -limit <= value < limit:
         raise _wrong(path, value, f"must be a whole number from {-limit} to {limit - 1}")
     return value

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import RowsMisfit, RowsRefused, SinkMismatch
+from dedup.core.near import GUESSED, meant
 
 _PRIMITIVE = {
     "string": pa.string(),
@@ -54,13 +55,16 @@ _SOURCES = {
 }
 
 
-def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collection[str] = (), *, uri: str) -> list[str]:
+def check_schema(
+    rows: pa.Schema, sink: pa.Schema, table: str, computed: Collection[str] = (), *, uri: str, guessed: bool = False
+) -> list[str]:
     """Compare by name, without looking at a row; returns the columns to take from the rows, in the sink's order.
 
     Args:
         table: the sink as the handler names it.
         computed: columns the sink computes itself where the rows lack them.
         uri: of the sink, as Spark knows it.
+        guessed: the types of columns that the sink lacks are guessed, from values of Python.
 
     Raises:
         SinkMismatch: extra columns, missing required ones, types that could lose something, a name that occurs twice.
@@ -72,8 +76,8 @@ def check_schema(rows: pa.Schema, sink: pa.Schema, table: str, computed: Collect
     if extra:
         columns = ", ".join(f"`{n}` {sql_type(rows.field(n).type)}" for n in extra)
         raise SinkMismatch(  # whoever wrote them: columns are the handler's, and no event's
-            f"{table!r} has no column {', '.join(extra)}, which the rows have. "
-            f"Leave it out of the rows, or ALTER TABLE {sql_name(uri)} ADD COLUMNS ({columns})."
+            f"{table!r} has no column {', '.join(extra)}, which the rows have. {meant(extra, sink.names)}"
+            f"Rename it, leave it out of the rows, or ALTER TABLE {sql_name(uri)} ADD COLUMNS ({columns}){GUESSED if guessed else ''}."
         )
     required = {f.name: f.name if not f.nullable else required_part(f) for f in sink if f.name not in computed}
     missing = [path for name, path in required.items() if path and name not in rows.names]

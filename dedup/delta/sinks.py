@@ -258,7 +258,7 @@ def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]
     """(rows to insert or update, rows to delete): of the latter only the keys and `newer_by`. Without positions that the sink lacks.
 
     Raises:
-        SinkMismatch: the rows do not fit, or a column that the merge goes by is missing.
+        SinkMismatch: the rows do not fit.
         RowsRefused: a key is null.
     """
     lost = [n for n in rows.column_names if n in POSITION and n not in sink.schema.names]
@@ -274,9 +274,6 @@ def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]
 
 
 def _check_keys(rows: pa.Table, merge: Merge, sink: Sink) -> None:
-    asked = [*merge.keys, *([merge.newer_by] if merge.newer_by else [])]
-    if lacking := [n for n in asked if n not in rows.column_names]:
-        raise SinkMismatch(f"tx.merge into {sink.name!r} goes by {', '.join(lacking)}, which the rows or the sink lack. Add the column.")
     for name in merge.keys:
         if nulls := rows[name].null_count:
             raise RowsRefused(f"{nulls} of {rows.num_rows} rows for {sink.name!r} have no {name!r}, which is a key of tx.merge.")
@@ -388,7 +385,7 @@ class SinkColumns:
         """Raise RowsMisfit for columns that the sink lacks, or requires and the rows lack."""
         known = {field.name: field for field in self.sink.schema}
         fields = [known.get(name) or rows.schema.field(str(name)) for name in names]
-        check_schema(pa.schema(fields), self.sink.schema, self.sink.name, self.sink.computed, uri=self.sink.uri)
+        check_schema(pa.schema(fields), self.sink.schema, self.sink.name, self.sink.computed, uri=self.sink.uri, guessed=True)
 
     def alter(self, column: str, wanted: pa.DataType) -> str:
         """What to do so that the column takes this type; empty where Delta cannot widen its own to it."""

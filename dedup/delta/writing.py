@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError, RowsRefused, SinkMismatch
-from dedup.core.merges import merges
+from dedup.core.merges import merges, refuse_unknown
 from dedup.core.rows import ArrowRows, Rows, given_rows
 from dedup.core.steps import Merge
 from dedup.delta import sinks
@@ -169,6 +169,7 @@ class SinkWrites:
         """
         here = rows.plain() or ArrowRows(rows.arrow())
         sink = self._open(table, rows)
+        refuse_unknown(how, here, sink.schema.names, repr(sink.name))
         turns = merges(here, how, lambda some: given_rows(SinkColumns(sink), some, how), lambda _: {})
         for turn in turns:
             self._merge(sink, turn, how)

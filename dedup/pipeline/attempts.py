@@ -31,8 +31,9 @@ from dedup.core.planning import Order, Settled
 from dedup.core.store import Transaction
 from dedup.pipeline import company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
+from dedup.pipeline.performance import EventsFailed, are_the_columns
 from dedup.pipeline.reentry import limited
-from dedup.pipeline.tx import EventsFailed, Handler, Tx, are_the_columns
+from dedup.pipeline.tx import Handler, Tx, refuse_unknown_name
 
 log = logging.getLogger("dedup")
 
@@ -220,6 +221,7 @@ class Attempts:
             try:
                 refuse_answer(self.handler(self.batch.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
             except BaseException as left:
+                refuse_unknown_name(left, tx)
                 if _is_of_the_handler_alone(left):
                     raise HandlerExited from left
                 raise

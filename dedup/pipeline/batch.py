@@ -119,6 +119,10 @@ class Batch(Evaluating, Protocol):
     def names(self) -> Sequence[str]:
         """The columns of the input."""
 
+    @property
+    def reads_files(self) -> bool:
+        """Whether it is known to come from files, so that there is no broker behind it."""
+
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what can be seen without evaluating anything."""
 
@@ -147,6 +151,11 @@ class ArrowBatch:
     def names(self) -> Sequence[str]:
         """The columns of the table."""
         return list(self._table.column_names)
+
+    @property
+    def reads_files(self) -> bool:
+        """False: a table does not tell where it comes from."""
+        return False
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for missing columns."""

@@ -25,7 +25,8 @@ from checkpoint.position import Ints
 from dedup.core.envelope import POSITION
 from dedup.core.rows import ArrowFrames, copied, named, own_rows
 from dedup.pipeline.attempts import HandlerExited, is_ours
-from dedup.pipeline.tx import EventsFailed, Tx
+from dedup.pipeline.performance import EventsFailed
+from dedup.pipeline.tx import Tx, refuse_unknown_name
 
 Row = Mapping[str, Any]
 
@@ -116,6 +117,7 @@ class EachEvent:
                 rows = self.rows(made, event)
             except Exception as error:
                 # After a failed statement every other one fails, too: then only a search can tell whose fault it was.
+                refuse_unknown_name(error, tx)
                 if tx.lent or is_ours(error):
                     raise
                 found.failed[number] = error
@@ -361,6 +363,7 @@ class _LanesRun:
             self.failed[number] = HandlerExited("what the handler awaited was cancelled")
             return False
         except Exception as error:
+            refuse_unknown_name(error, mine)
             if is_ours(error):
                 raise
             self.failed[number] = error
@@ -423,10 +426,17 @@ def _the_loop() -> asyncio.AbstractEventLoop:
         return _loop[1]
 
 
-def refuse_handler(handler: Callable[..., Any], takes: str) -> None:
-    """Raise ConfigError for a handler that cannot be called with two arguments: else every event would fail by itself."""
+def refuse_handler(handler: Callable[..., Any], takes: str, usage: str = "@consumer.foreach(into='table')") -> None:
+    """Raise ConfigError for a handler that cannot be called with two arguments: else every event would fail by itself.
+
+    Args:
+        usage: the decorator, as one writes it above a handler.
+    """
     if not callable(handler):
-        raise ConfigError(f"The handler is {handler!r} ({type(handler).__name__}); it has to be a function that takes {takes}.")
+        raise ConfigError(
+            f"The handler is {handler!r:.80} ({type(handler).__name__}); it has to be a function that takes {takes}. "
+            f"Write {usage} above `def handler{takes}:`."
+        )
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise ConfigError(f"The handler is a generator: calling it with {takes} would run nothing of it. Take out `yield`.")
     try:

@@ -57,6 +57,7 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
     sink, plain = sinks.describe(connection, sql, table, writer), rows.plain()
     whole = ArrowRows(rows.arrow()) if plain is None else plain
     count = whole.table.num_rows if isinstance(whole, ArrowRows) else len(whole.rows)
+    merges.refuse_unknown(how, whole, [column.name for column in sink.columns], sink.name)
 
     def given(some: Rows) -> pa.Table:
         return given_rows(SinkColumns(sink), some, how)
@@ -161,9 +162,6 @@ def _without_places(sink: Sink, rows: pa.Table) -> pa.Table:
 
 
 def _check_keys(connection: Connection, sql: Statements, sink: Sink, table: str, turns: Sequence[pa.Table], how: Merge) -> None:
-    columns = {column.name for column in sink.columns}
-    if lacking := [name for name in (*how.keys, how.newer_by) if name and name not in columns]:
-        raise SinkMismatch(f"{sink.name} has no column {', '.join(map(repr, lacking))}, which tx.merge goes by. Add it to the table.")
     known = [set(row[0]) for row in connection.execute(sql["sink_keys"], {"oid": sink.oid})]
     if set(how.keys) not in known:
         raise SinkMismatch(

@@ -33,7 +33,7 @@ from dedup.core.rows import Rows, for_spark, rows_of
 from dedup.core.store import Frames
 from dedup.decode.prepare import Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
-from dedup.spark.prepare import answers, plan, prepare_columns, stateful_operators, streaming_plan
+from dedup.spark.prepare import answers, plan, prepare_columns, reads_files, stateful_operators, streaming_plan
 from dedup.spark.session import EVERY_FILE, JavaError
 from dedup.spark.tasks import SparkTasks
 
@@ -74,6 +74,11 @@ class SparkBatch:
     def names(self) -> Sequence[str]:
         """The columns of the DataFrame."""
         return self._batch.columns
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether the stream is one of files; False where Spark does not tell."""
+        return reads_files(streaming_plan(self._batch, self.query_id))
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what needs no job to be seen: missing columns, stateful operators upstream, no folder to share."""

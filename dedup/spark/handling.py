@@ -28,7 +28,8 @@ from dedup.core.steps import Merge
 from dedup.core.store import Filing, TaskFiles
 from dedup.pipeline import reentry
 from dedup.pipeline.batch import Tasks, visible
-from dedup.pipeline.tx import EventsFailed, Tx
+from dedup.pipeline.performance import EventsFailed
+from dedup.pipeline.tx import Tx
 from dedup.spark.committing import cut, told
 from dedup.spark.keeping import KeptFrame, Share, give_up
 

@@ -231,6 +231,15 @@ def stateful_operators(plan: str) -> list[str]:
     return found
 
 
+_SOURCE = re.compile(r"^[\s:|+\-]*~?Streaming\w*Relation\w* (\S*)", re.MULTILINE)
+
+
+def reads_files(plan: str) -> bool:
+    """Whether all sources in a streaming logical plan, as Spark prints it, are files."""
+    found = _SOURCE.findall(plan)
+    return bool(found) and all(source.startswith(("FileSource[", "FileStreamSource[")) for source in found)
+
+
 def streaming_plan(frame: DataFrame, query_id: str | None) -> str:
     """The logical plan of a streaming DataFrame, or of the running query with that id; empty where Spark does not show it (Connect)."""
     try:

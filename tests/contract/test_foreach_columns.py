@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 from test_values import create, read
 
+from checkpoint.errors import HandlerError, RowsRefused, SinkMismatch
 from dedup import Consumer
 from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
+from kit.local_tasks import run_here, run_in_tasks
 from kit.orders import batch, letters, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
 
@@ -198,3 +200,93 @@ def test_tables_that_depend_on_one_another_get_rows_in_the_order_of_events(postg
 
     assert made(batch(*orders(range(20))), 0).processed == 20
     assert sorted(place.execute("select n from audit")) == [(n,) for n in range(-1, 19)]
+
+
+MISTYPED = [({"keys": "nn"}, "'n'"), ({"keys": "n", "newer_by": "I"}, "'i'"), ({"keys": "n", "delete_when": "ss"}, "'s'")]
+
+
+@pytest.mark.parametrize("run", [run_here, run_in_tasks])
+@pytest.mark.parametrize(("merge", "meant"), MISTYPED, ids=["keys", "newer_by", "delete_when"])
+def test_a_mistyped_column_of_a_merge_is_the_jobs_error_and_parks_nothing(place: Place, merge: Row, meant: str, run: Any) -> None:
+    """A column that neither the rows nor the sink have stops the query: the message lists the sink's columns and says which was meant."""
+    sink(place, keys=True)
+    made = one_for_each(bare(place.store()), [{"n": n, "i": n, "s": "a"} for n in range(4)], "merged", **merge)
+    with pytest.raises(SinkMismatch, match=rf"(?s)has no column.*Did you mean {meant}\?.*n, i, s") as caught:
+        run(made, batch(*orders(range(4))), 0)
+    assert not isinstance(caught.value, RowsRefused)
+    assert letters(place.store()) == [] and read(place, "late", NAMES) == []
+
+
+@pytest.mark.parametrize("run", [run_here, run_in_tasks])
+@pytest.mark.parametrize(
+    ("merge", "rows"),
+    [
+        ({"keys": "n"}, [{"n": 0, "i": 0}, {"i": 1}, {"n": 2, "i": 2}]),
+        ({"keys": "n", "newer_by": "i"}, [{"n": 0, "i": 0}, {"n": 1}, {"n": 2, "i": 2}]),
+        ({"keys": "n", "delete_when": "gone"}, [{"n": 0, "gone": False}, {"n": 1}, {"n": 2, "gone": False}]),
+    ],
+    ids=["keys", "newer_by", "delete_when"],
+)
+def test_a_column_of_a_merge_that_one_row_lacks_is_the_fault_of_its_event(place: Place, merge: Row, rows: list[Row], run: Any) -> None:
+    """The event becomes a dead letter that names the column; the others are merged."""
+    sink(place, keys=True)
+    report = run(one_for_each(bare(place.store()), rows, "merged", **merge), batch(*orders(range(3))), 0)
+    assert (report.processed, report.dead_lettered) == (2, 1)
+    (letter,) = letters(place.store())
+    assert letter["sequence_number"] == 1 and f"{list(merge.values())[-1]!r}, which the row" in letter["error_message"]
+    assert sorted(n for n, *_ in read(place, "late", NAMES)) == [0, 2]
+
+
+@pytest.mark.parametrize("rows", [{"n": 1, "su": "x"}, pa.table({"n": [1], "su": ["x"]})], ids=["dict", "Arrow"])
+def test_a_mistyped_column_of_rows_is_told_with_the_one_that_was_meant(place: Place, rows: Any) -> None:
+    """The name comes before the advice to add a column, and a type that is guessed from a value says that it is guessed."""
+    sink(place)
+    made = bare(place.store())
+    made._handler = lambda events, tx: tx.write(rows, "late")
+    with pytest.raises(SinkMismatch, match=r"no column '?su'?.*Did you mean 's'\?.*ADD COLUMN") as caught:
+        made(batch(*orders(range(1))), 0)
+    assert ("guessed from the values" in str(caught.value)) == isinstance(rows, dict)
+
+
+WRONG_CALLS = {
+    "keyword": (lambda row, tx: tx.write(row, tabel="late"), r"unexpected keyword argument 'tabel'.*It takes: tx\.write\(rows.*, table"),
+    "missing": (lambda row, tx: tx.merge(row, "late"), r"missing 1 required positional argument: 'keys'"),
+    "name": (lambda row, tx: tx.wirte(row, "late"), r"tx has no wirte \(did you mean write\?\)"),
+}
+
+
+@pytest.mark.fast_on("delta")
+@pytest.mark.parametrize("kind", ["batch", "event", "async", "tasks"])
+@pytest.mark.parametrize(("call", "told"), WRONG_CALLS.values(), ids=WRONG_CALLS)
+def test_a_wrong_call_of_tx_is_the_handlers_error_and_parks_nothing(place: Place, kind: str, call: Any, told: str) -> None:
+    """An argument or a name that tx does not have stops the query with the right one; it is not the fault of one event after the other."""
+    sink(place)
+    made = bare(place.store())
+
+    async def awaited(event: Event, tx: Any) -> None:
+        call({"n": event.sequence_number}, tx)
+
+    if kind == "batch":
+        made._handler = lambda events, tx: call([{"n": 1}], tx)
+    else:
+        made.foreach(awaited if kind == "async" else lambda event, tx: call({"n": event.sequence_number}, tx))
+    with pytest.raises(HandlerError, match=told):
+        (run_in_tasks if kind == "tasks" else run_here)(made, batch(*orders(range(3))), 0)
+    assert letters(place.store()) == []
+
+
+@pytest.mark.fast_on("delta")
+def test_a_type_error_about_a_value_is_the_events_own(place: Place) -> None:
+    """Whether the handler raises it or what it calls of tx does: only a wrong call is the handler's."""
+    sink(place)
+    made = bare(place.store())
+
+    @made.foreach
+    def book(event: Event, tx: Any) -> None:
+        if event.sequence_number == 0:
+            tx.merge({"n": 0}, "late", keys=7)
+        if event.sequence_number == 1:
+            raise TypeError("Tx.write() got an unexpected keyword argument 'tabel'")
+        tx.write({"n": event.sequence_number}, "late")
+
+    assert made(batch(*orders(range(3))), 0).dead_lettered == 2

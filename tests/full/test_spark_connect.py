@@ -19,6 +19,7 @@ PARTS = {"streams": ("spark", "outbox_spark"), "tasks": ("foreach_spark", "forea
 
 LEFT_OUT = {
     "test_stateful_operators_upstream_are_refused_before_anything_is_written": "Connect does not show the plan (how-to/spark-connect.md)",
+    "test_run_raises_the_error_of_ours_that_ended_the_query": "the callback runs in a process of the server (how-to/spark-connect.md)",
     "and_a_driver_that_dies": "the driver that dies is a process of its own, on classic Spark",
 }
 """Tests, or values of their parameters, and why they do not run there."""

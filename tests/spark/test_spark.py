@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, SinkMismatch
 from dedup import Columns, Consumer, ReprocessOptions, Selection, decode, replay
 from dedup.decode.prepare import Prepare
 from dedup.reprocessing.from_log import fill
 from kit.grouped import grouped
-from kit.orders import ORDER, assert_proven, ids, letters
+from kit.orders import ORDER, assert_proven, batch, ids, letters, orders
 from kit.places import Place
 
 if TYPE_CHECKING:
@@ -268,6 +268,53 @@ def test_an_error_of_ours_stops_the_query_with_its_message(spark: SparkSession, 
     assert ids(place.read()) == ["a"]
 
 
+@pytest.mark.fast_on("delta")
+def test_run_raises_the_error_of_ours_that_ended_the_query(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """The very object, caused by Spark's error, behind which its own cause stands; what a handler raises stays Spark's error."""
+    from pyspark.errors import StreamingQueryException
+
+    topic = Topic(spark, tmp_path)
+    topic.append((0, "a", 1))
+    writer = topic.stream().writeStream.option("checkpointLocation", str(tmp_path / "one")).trigger(availableNow=True)
+    ours, cause = SinkMismatch("no such column"), LookupError("where it began")
+
+    def fail(rows: DataFrame, tx: Any) -> None:
+        raise ours from cause
+
+    made = make(place)
+    made._handler = fail
+    with pytest.raises(SinkMismatch, match="no such column") as raised:
+        made.run(writer)
+    assert raised.value is ours and isinstance(ours.__cause__, StreamingQueryException)
+    assert ours.__cause__.__cause__ is cause
+
+    def fail_by_itself(rows: DataFrame, tx: Any) -> None:
+        raise ValueError("of the handler")
+
+    made = make(place, bisect=False)
+    made._handler = fail_by_itself
+    with pytest.raises(Exception, match="of the handler") as raised_outside:
+        made.run(writer)
+    assert isinstance(raised_outside.value, StreamingQueryException)
+
+
+@pytest.mark.fast_on("delta")
+def test_a_module_that_a_udf_lacks_parks_nothing(spark: SparkSession, place: Place) -> None:
+    """In a handler of batches as in tasks: the deployment is at fault, and no event."""
+    from pyspark.sql import functions as F
+
+    spelled = F.udf(lambda name: __import__("no_such_module").spelled(name))
+
+    def load(rows: DataFrame, tx: Any) -> None:
+        tx.write(rows.select(spelled("data.id").alias("id"), "data.amount"), "orders")
+
+    made = make(place, max_outage=0.0)
+    made._handler = load
+    with pytest.raises(Exception, match="No module named 'no_such_module'"):
+        made(spark.createDataFrame(batch(*orders(range(4)))), 0)
+    assert letters(place.store()) == []
+
+
 def test_stateful_operators_upstream_are_refused_before_anything_is_written(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """With positions on, an aggregate or a stream-stream join is an error: at check, and in a bare foreachBatch at the first batch."""
     from pyspark.sql import functions as F
@@ -284,8 +331,8 @@ def test_stateful_operators_upstream_are_refused_before_anything_is_written(spar
     assert place.store().head("shop").epoch == 0 and place.read() == []
 
 
-def test_check_and_run_go_from_start_to_end(spark: SparkSession, place: Place, tmp_path: Path) -> None:
-    """consumer.run(writer) checks, runs the query to its end and leaves nothing unpublished."""
+def test_check_and_run_go_from_start_to_end(spark: SparkSession, place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """consumer.run(writer) checks, runs the query to its end and leaves nothing unpublished. Of files it asks for no ids of topics."""
     topic = Topic(spark, tmp_path)
     topic.append((0, "a", 1))
     writer = topic.stream().writeStream.option("checkpointLocation", str(tmp_path / "one")).trigger(availableNow=True)
@@ -294,6 +341,8 @@ def test_check_and_run_go_from_start_to_end(spark: SparkSession, place: Place, t
     make(place).run(writer)
     assert ids(place.read()) == ["a"]
     assert_proven(place.store())
+    if hasattr(spark, "sparkContext"):
+        assert "source=" in caplog.text and "incarnation=" not in caplog.text
 
 
 @pytest.mark.fast_on("postgres")

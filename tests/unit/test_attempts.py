@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, SinkMismatch, StoreUnavailable
 from checkpoint.head import Head, Spent
+from deadletter import outage
 from deadletter.crashes import MAX_DEATHS, CrashMarker, untried
 from deadletter.letter import Kind
-from deadletter.policy import Budget, OwnPolicy, Retry
+from deadletter.policy import Budget, FailurePolicy, OwnPolicy, Retry
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.index import Index
 from dedup.core.planning import Order, Settled
 from dedup.pipeline.attempts import Attempts, HandlerOutcome
 from dedup.pipeline.batch import EvaluatedArrow
-from dedup.pipeline.tx import EventsFailed
+from dedup.pipeline.performance import EventsFailed
 
 NO_BUDGET = OwnPolicy(budget=None)
 
@@ -356,3 +357,29 @@ def test_what_spark_cannot_plan_is_not_waited_for() -> None:
     assert may_pass(ConnectionRefusedError("no answer"), NO_BUDGET)
     assert may_pass(OSError(28, "disk full"), NO_BUDGET)
     assert not may_pass(ValueError("bad"), NO_BUDGET)
+
+
+def test_an_error_that_stays_is_told_once_and_then_by_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten minutes over the budget are one line with the error and at most one short line a minute; another error is told in full."""
+    now = [0.0]
+    monkeypatch.setattr("tenacity.time.monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def fail() -> None:
+        now[0] += 1.0
+        raise BudgetExceeded(f"too many fail, {now[0]:.0f}") if now[0] < 400 else StoreUnavailable("no database")
+
+    policy = replace(OwnPolicy.of(FailurePolicy(), ("shop", "here")), sleep=sleep)
+    with pytest.raises(StoreUnavailable), caplog.at_level("WARNING", "dedup"):
+        outage.retrying("shop batch 7", 600.0, policy)(fail)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("shop batch 7: nothing was committed; trying again in") and "s more" in said[0]
+    assert sum("too many fail" in line for line in said) == sum("no database" in line for line in said) == 1
+    still = [line for line in said if "still" in line]
+    assert len(said) == len(still) + 2 and 4 <= len(still) <= 10
+    left = [int(line.rpartition("giving up in ")[2].removesuffix(" s")) for line in still]
+    assert left == sorted(left, reverse=True) and left[-1] < 100

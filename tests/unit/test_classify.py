@@ -440,3 +440,25 @@ def test_a_module_that_is_missing_is_a_defect_of_the_deployment() -> None:
     assert classify(failed(optional + "int('x')")) is PERMANENT
     assert classify(failed(optional + "raise ValueError('x') from None")) is PERMANENT
     assert classify(failed("import no_such_module"), [(ImportError, PERMANENT)]) is PERMANENT
+
+
+_WORKER = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+_LINE = '  File "/jobs/shop.py", line 7, in price\n    import no_such_module\n'
+_LACKS = "ModuleNotFoundError: No module named 'no_such_module'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (_LINE + _LACKS, SYSTEMIC),
+        (_LINE + "    ^^^^^^\nImportError: cannot import name 'x' from 'json'", SYSTEMIC),
+        (_LINE + _LACKS + "\nThe above exception was the direct cause of the following exception:\n\nRuntimeError: install it\n", SYSTEMIC),
+        (_LINE + _LACKS + "\nDuring handling of the above exception, another exception occurred:\n\nValueError: x\n", PERMANENT),
+        (_LINE + "ValueError: bad\n" + _LACKS, PERMANENT),
+        (_LINE + "ValueError: bad\nTraceback (most recent call last):\n" + _LINE + _LACKS, PERMANENT),
+        (_LINE + "ImportErrors: of the user", PERMANENT),
+    ],
+)
+def test_a_module_that_is_missing_in_a_udf_is_a_defect_of_the_deployment(text: str, found: ErrorClass) -> None:
+    """As in a task of ours; but not what an event's text says, nor what the UDF caught. Texts as Spark 4.2 gives them."""
+    assert classify(spark.PythonException(_WORKER + text)) is found

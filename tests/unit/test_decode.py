@@ -319,6 +319,25 @@ def test_a_body_decodes_to_its_values() -> None:
     assert found == {"a": "2", "b": "x", "t": "2019-12-31 23:00:00.123456+00:00", "money": "1.56", "counts": "[('x', 1)]"}
 
 
+@pytest.mark.parametrize(
+    ("body", "row"),
+    [
+        (b'{"a":1,"a":2}', {"a": 2, "b": None}),
+        (b'{"a":null,"a":2,"b":"x"}', {"a": 2, "b": "x"}),
+        (b'{"a":1,"a":null}', {"a": None, "b": None}),
+        (b'{"b":5,"b":"y"}', {"a": None, "b": "y"}),
+        (b'{"a":"x","a":2}', None),
+        (b'{"other":1,"a":2,"other":"x"}', {"a": 2, "b": None}),
+    ],
+)
+def test_of_a_name_that_occurs_twice_the_last_value_counts(body: bytes, row: dict[str, Any] | None) -> None:
+    """Whether the body is read alone, or in one pass of pyarrow's reader with many others."""
+    schema = decode.json("a BIGINT, b STRING")
+    alone, *others = decoded([body] + [b'{"a":7}'] * 2_000, schema)["data"].to_pylist()
+    assert alone == row == decoded([body], schema)["data"].to_pylist()[0]
+    assert others == [{"a": 7, "b": None}] * 2_000
+
+
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from([1.5, [], {}])
 
 

@@ -77,3 +77,18 @@ def test_a_coroutine_is_refused_where_nobody_would_await_it(name: str) -> None:
 
     with pytest.raises(ConfigError, match=r"async def|plain function"):
         getattr(Consumer("a", STORE), name)(five)
+
+
+@pytest.mark.parametrize("wrong", ["orders", {"into": "orders"}, ["orders"], 3, True], ids=str)
+@pytest.mark.parametrize("name", ["foreach_batch", "foreach", "foreach_arrow", "register_log_reader", "compensate"])
+def test_a_decorator_with_a_value_in_place_of_a_function_says_how_it_is_used(name: str, wrong: Any) -> None:
+    """A text is the sink for handlers of events; then what is decorated must be a function. An unused decorator registers nothing."""
+    consumer = Consumer("c", STORE)
+    decorate = getattr(consumer, name)
+    if wrong == "orders" and name in ("foreach", "foreach_arrow"):
+        decorate = decorate(wrong)
+    usage = rf"foreach(_arrow)?\(into=|Write (it without arguments|@consumer\.{name}.*) above `def"
+    with pytest.raises(ConfigError, match=usage):
+        decorate(wrong)
+    with pytest.raises(ConfigError, match=r"has no handler. Write @consumer\.foreach_batch, .* above a function"):
+        consumer.job()

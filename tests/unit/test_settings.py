@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError
-from deadletter.policy import WATCHED
+from checkpoint.given import Setting
+from deadletter.policy import BUDGET, FAILURE_POLICY, RETRY, WATCHED
 from dedup import (
     Budget,
     Columns,
@@ -35,10 +36,12 @@ from dedup import (
     eventhub,
     kafka,
 )
+from dedup.core.settings import DELTA_STORE, POSTGRES_STORE
 from dedup.decode import registry
 from dedup.eventhub.reader import Receive
 from dedup.outbox import Call, Dispatcher, ExactlyOnce, Patience
 from dedup.publishing.publisher import Publisher
+from dedup.settings import LIMITS, TAKEOVER
 
 NAN, INF, DAY = math.nan, math.inf, dt.timedelta(days=1)
 
@@ -390,3 +393,19 @@ def test_letters_may_not_be_older_than_reservations() -> None:
     """A duplicate that comes after its reservation was purged would have its effect twice; refused, whatever the durations are given as."""
     with pytest.raises(ConfigError, match=r"reprocess_within=.* 30 days.*retention=.* 7 days"):
         Limits(retention=dt.timedelta(days=7), reprocess_within=30 * 86_400)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [each for table in (FAILURE_POLICY, RETRY, BUDGET, TAKEOVER, LIMITS, DELTA_STORE, POSTGRES_STORE) for each in table.items()],
+)
+def test_the_example_in_an_error_can_be_typed_as_it_stands(name: str, setting: Setting) -> None:
+    """With the names of `dedup` and timedelta it is a value that the setting takes."""
+    known = {"Budget": Budget, "ErrorClass": ErrorClass, "Retry": Retry, "timedelta": dt.timedelta}
+    assert setting.fits(eval(setting.example, known)), name
+
+
+def test_a_table_of_the_store_that_is_no_path_is_told_by_name() -> None:
+    """The error names the argument, its value and what it takes."""
+    with pytest.raises(ConfigError, match=r"tables is \{'x': 3\} \(dict\); it takes sinks: name -> path, a dict.*tables=\{"):
+        DeltaStore("/nowhere", tables={"x": 3})  # type: ignore[dict-item]

@@ -21,6 +21,7 @@ from kit.registry_server import RegistryServer
 
 DIGITS = "it must have at most 2 digits behind the decimal point"
 INT = "it must be a whole number from -2147483648 to 2147483647"
+PLAIN = "it must be a whole number without a decimal point or an exponent"
 TIME = "it must be a time with its offset, as 2026-01-31T14:00:00Z"
 LOCAL = "it must be a time without an offset, as 2026-01-31T14:00:00"
 """What stands behind the value of several fields."""
@@ -62,7 +63,8 @@ def _one(body: bytes) -> tuple[pa.Array, pa.Array]:
         (b'{"id":"\\ud800"}', "$.id has half of a surrogate pair, which is no character"),
         (b'{"id":"a","n":"5"}', f'$.n is "5"; {INT}'),
         (b'{"id":"a","n":3000000000}', f"$.n is 3000000000; {INT}"),
-        (b'{"id":"a","n":1.0}', f"$.n is 1.0; {INT}"),
+        (b'{"id":"a","n":1.0}', f"$.n is 1.0; {PLAIN}"),
+        (b'{"id":"a","n":1e3}', f"$.n is 1e3; {PLAIN}"),
         (b'{"id":"a","small":128}', "$.small is 128; it must be a whole number from -128 to 127"),
         (b'{"id":"a","price":12.345}', f"$.price is 12.345; {DIGITS}"),
         (b'{"id":"a","price":1e-9}', f"$.price is 1e-9; {DIGITS}"),
