@@ -65,17 +65,16 @@ def requiring_order(rows: pa.Table, merge: Merge) -> Iterator[None]:
 def refuse_unknown(merge: Merge, rows: Rows, sink: Collection[str], shown: str) -> None:
     """Raise SinkMismatch where `merge` names a column that the sink lacks: the call is wrong, and no event.
 
-    The column of delete_when may be one of the rows alone. If a single row has it, the others are at fault.
+    The column of delete_when may be one of the rows alone. Where single events make the rows, a row without it is the fault of its event.
 
     Args:
         sink: its columns.
         shown: the sink, for the message.
     """
-    plain = rows.plain()
-    own = rows.schema.names if plain is None else plain.names
-    asked = {"keys": merge.keys, "newer_by": (merge.newer_by,), "delete_when": (merge.delete_when,)}
-    for argument, names in asked.items():
-        known = {*sink, *(own if argument == "delete_when" else ())}
+    asked: list[tuple[str, Sequence[str | None], Collection[str]]] = [("keys", merge.keys, sink), ("newer_by", (merge.newer_by,), sink)]
+    if rows.plain() is None:
+        asked.append(("delete_when", (merge.delete_when,), [*sink, *rows.schema.names]))
+    for argument, names, known in asked:
         if unknown := [name for name in names if name is not None and name not in known]:
             named, also = ", ".join(map(repr, unknown)), ", nor have the rows" if argument == "delete_when" else ""
             raise SinkMismatch(

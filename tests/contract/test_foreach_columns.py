@@ -202,11 +202,11 @@ def test_tables_that_depend_on_one_another_get_rows_in_the_order_of_events(postg
     assert sorted(place.execute("select n from audit")) == [(n,) for n in range(-1, 19)]
 
 
-MISTYPED = [({"keys": "nn"}, "'n'"), ({"keys": "n", "newer_by": "I"}, "'i'"), ({"keys": "n", "delete_when": "ss"}, "'s'")]
+MISTYPED = [({"keys": "nn"}, "'n'"), ({"keys": "n", "newer_by": "I"}, "'i'")]
 
 
 @pytest.mark.parametrize("run", [run_here, run_in_tasks])
-@pytest.mark.parametrize(("merge", "meant"), MISTYPED, ids=["keys", "newer_by", "delete_when"])
+@pytest.mark.parametrize(("merge", "meant"), MISTYPED, ids=["keys", "newer_by"])
 def test_a_mistyped_column_of_a_merge_is_the_jobs_error_and_parks_nothing(place: Place, merge: Row, meant: str, run: Any) -> None:
     """A column that neither the rows nor the sink have stops the query: the message lists the sink's columns and says which was meant."""
     sink(place, keys=True)
@@ -235,6 +235,16 @@ def test_a_column_of_a_merge_that_one_row_lacks_is_the_fault_of_its_event(place:
     (letter,) = letters(place.store())
     assert letter["sequence_number"] == 1 and f"{list(merge.values())[-1]!r}, which the row" in letter["error_message"]
     assert sorted(n for n, *_ in read(place, "late", NAMES)) == [0, 2]
+
+
+@pytest.mark.parametrize("run", [run_here, run_in_tasks])
+def test_an_event_without_the_column_of_delete_when_stops_no_stream(place: Place, run: Any) -> None:
+    """Its only row lacks the column, and so does the sink: the event becomes a letter, and the next batch goes on."""
+    sink(place, keys=True)
+    rows: list[Row] = [{"n": 0}, {"n": 1, "gone": False}]
+    made = one_for_each(bare(place.store()), rows, "merged", keys="n", delete_when="gone")
+    assert [run(made, batch(*orders([n])), n).dead_lettered for n in range(2)] == [1, 0]
+    assert [n for n, *_ in read(place, "late", NAMES)] == [1]
 
 
 @pytest.mark.parametrize("rows", [{"n": 1, "su": "x"}, pa.table({"n": [1], "su": ["x"]})], ids=["dict", "Arrow"])
