@@ -42,6 +42,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return markdown.replace("](../../benchmarks/", "](../benchmarks/")
 
 
+LONG = 40
+"""Characters of a code in the first column of a table, above which it may be broken."""
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let long calls and lists of values in the first column of a table break, so that they leave room for the other columns."""
+    return re.sub(r"<td><code>([^<]+)</code></td>", _broken, html)
+
+
+def _broken(cell: re.Match[str]) -> str:
+    if len(cell[1]) <= LONG:
+        return cell[0]
+    return f'<td><code class="long">{re.sub("[|(.]", lambda found: f"{found[0]}<wbr>", cell[1])}</code></td>'
+
+
 def errors() -> dict[str, type[Exception]]:
     """Name -> class, of everything that dedup raises for its users, in the order of the file."""
     import checkpoint.errors as module

@@ -13,11 +13,10 @@ import typer
 import dedup
 from checkpoint import changes
 from checkpoint.changes import Amendment
-from checkpoint.errors import ConfigError
 from checkpoint.head import Head, Spent
-from deadletter import policy
+from deadletter import Kind, policy
 from deadletter.policy import WATCHED
-from dedup.cli.options import By, Commands, Name, Reason, Yes, who
+from dedup.cli.options import By, Commands, Name, Reason, Yes, one_of, who
 from dedup.cli.show import NOTHING_DONE, AsJson, print_fields, print_json, print_table
 from dedup.core.store import Store
 from dedup.urls import StoreUrl, check_consumer, open_store
@@ -233,7 +232,9 @@ def show_budget(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> No
 )
 def lift(
     name: Name,
-    kind: Annotated[str, typer.Option("--kind", help=f"The kind of dead letters: {', '.join(WATCHED)}.", show_default=False)],
+    kind: Annotated[
+        Kind, typer.Option("--kind", **one_of(WATCHED), help="The kind of dead letters; only these have a budget.", show_default=False)
+    ],
     events: Annotated[int, typer.Option("--events", min=1, help="How many of the next events may fail.", show_default=False)],
     store: StoreUrl = "",
     as_json: AsJson = False,
@@ -246,10 +247,7 @@ def lift(
     Each of the next events may become a dead letter of this kind, and none counts against the budget. A batch that waits because the budget
     is exceeded continues on its own.
     """
-    known = {one.value: one for one in WATCHED}
-    if kind.upper() not in known:
-        raise ConfigError(f"--kind {kind}: {', '.join(known)} have a budget.")
-    amend(open_store(store), name, lambda head: policy.lift_budget(head, events, known[kind.upper()]), as_json, yes, by, reason)
+    amend(open_store(store), name, lambda head: policy.lift_budget(head, events, kind), as_json, yes, by, reason)
 
 
 def kind_json(spent: Spent) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from checkpoint.errors import Refused
 from deadletter.json_rows import json_rows
 from deadletter.selection import Selection
 from deadletter.work import Changed, Which
-from dedup.cli.options import By, Commands, Reason, Yes, check_names, progress, says_which, selecting, who
+from dedup.cli.options import By, Commands, Reason, Yes, check_names, one_of, progress, says_which, selecting, who
 from dedup.cli.show import NOTHING_DONE, AsJson, cell, print_fields, print_json, print_table
 from dedup.reprocessing.dead_letters import DeadLetters, Letter
 from dedup.reprocessing.files import Imported
@@ -34,6 +34,11 @@ HISTORY_COLUMNS = ["at", "action", "by", "reason", "error_type", "error_message"
 
 SHOWN_BYTES = 2000
 """Bytes of a body that `show` prints; --json has all of it."""
+
+HASHES = {"idempotence_key": "key", "sequence_key": "sequence"}
+"""Readable column -> the column with its hash."""
+
+PRINTED_BELOW = ("body", "extras", "properties", "stack")
 
 commands = Commands(help="Dead letters: events that could not be processed.", no_args_is_help=True)
 
@@ -109,11 +114,8 @@ def show(
     if as_json:
         print_json({**json_rows(letter.table)[0], "history": json_rows(letter.history)})
         return
-    row = dict(letter.row)
-    properties, stack = row.pop("properties"), row.pop("stack")
-    hidden = ("body", "extras")
-    fields = {k: v.hex() if isinstance(v, bytes) else v for k, v in row.items() if v is not None and k not in hidden}
-    print_fields(fields.items())
+    properties, stack = letter.row["properties"], letter.row["stack"]
+    print_fields(_fields(letter.row).items())
     print_fields([(p["key"], _text(p["value"])) for p in properties or []], title="properties" if properties else "no properties")
     past = letter.history.to_pylist()
     print_table(HISTORY_COLUMNS, [[entry[c] for c in HISTORY_COLUMNS] for entry in past], title="history", empty="never tried: it waits")
@@ -121,6 +123,25 @@ def show(
         typer.echo("\nstack trace")
         typer.echo("\n".join(map(cell, stack.splitlines())))
     _print_body(letter)
+
+
+def _fields(row: dict[str, Any]) -> dict[str, Any]:
+    """What `show` prints on one line each; behind a readable key stands its hash."""
+    shown: dict[str, Any] = {}
+    for name in row:
+        if name not in (*PRINTED_BELOW, *HASHES.values()):
+            shown[name] = row[name]
+        if name in HASHES:
+            shown[f"{name}_hash"] = row[HASHES[name]]
+    hashes = {name: value.hex() for name, value in shown.items() if isinstance(value, bytes)}
+    event_key = {} if row["event_key"] is None else {"event_key": _text_with_hex(row["event_key"])}
+    return {name: value for name, value in {**shown, **hashes, **event_key}.items() if value is not None}
+
+
+def _text_with_hex(value: bytes) -> str:
+    """Bytes as text with their hex beside it, or as hex alone if they are no text."""
+    text, numbers = _text(value), value[:SHOWN_BYTES].hex(" ")
+    return text if text.startswith(numbers) else f"{text} (hex {numbers})"
 
 
 def _print_body(letter: Letter) -> None:
@@ -210,6 +231,9 @@ def edit(
         list[str] | None,
         typer.Option("--key", help="The new idempotence key. Repeat the option for each column of the consumer's key.", show_default=False),
     ] = None,
+    accept_any_body: Annotated[
+        bool, typer.Option("--accept-any-body", help="Take the body as it is, even if the letter's body is JSON and this one is not.")
+    ] = False,
     store: StoreUrl = "",
     as_json: AsJson = False,
     yes: Yes = False,
@@ -218,12 +242,13 @@ def edit(
 ) -> None:
     """Change the body or the key of an open letter.
 
-    The letter can then be reprocessed. Its history keeps the original.
+    The letter can then be reprocessed. Its history keeps the original. If the consumer decodes JSON, the new body must be JSON.
     """
     letters = DeadLetters(open_store(store))
     whole, new = letters.find(id), _body(body)
     before = letters.show(whole).row
-    done = letters.edit(whole, body=new, key=key or None, reason=reason, by=who(by), dry_run=not yes)
+    accepted = {"accept_any_body": accept_any_body, "dry_run": not yes}
+    done = letters.edit(whole, body=new, key=key or None, reason=reason, by=who(by), **accepted)
     if as_json:
         print_json(_changed_json(done))
         return
@@ -290,7 +315,12 @@ def export(
     selection: Selection,
     format: Annotated[
         FileFormat | None,
-        typer.Option("--format", help="The format of the file.  [default: by the ending of its name, else jsonl]", show_default=False),
+        typer.Option(
+            "--format",
+            **one_of(FileFormat),
+            help="The format of the file.  [default: by the ending of its name, else jsonl]",
+            show_default=False,
+        ),
     ] = None,
     store: StoreUrl = "",
     as_json: AsJson = False,

@@ -6,6 +6,7 @@ A user's module is imported here, and nowhere else. The bar is on standard error
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import getpass
 import importlib
 import inspect
@@ -13,8 +14,9 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -155,6 +157,30 @@ def moment(text: str) -> dt.datetime:
     return value if value.tzinfo else value.replace(tzinfo=dt.UTC)
 
 
+def one_of(choices: Iterable[StrEnum]) -> dict[str, Any]:
+    """What makes `typer.Option` take one of these values in any case, also with - for _, and name all of them in help and errors."""
+    known = {choice.value: choice for choice in choices}
+    folded = {name.casefold(): choice for name, choice in known.items()}
+
+    def parsed(text: str) -> StrEnum:
+        found = folded.get(text.strip().casefold().replace("-", "_"))
+        if found is None:
+            raise typer.BadParameter(f"{text!r} is none of {', '.join(known)}.{did_you_mean(text, known)}")
+        return found
+
+    def completed(incomplete: str) -> list[str]:
+        return [name for name in known if name.casefold().startswith(incomplete.casefold())]
+
+    return {"parser": parsed, "metavar": "|".join(known), "autocompletion": completed}
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """A question with the known name that is nearest to the given one; empty where none is near."""
+    folded = {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(given.strip().casefold(), folded, n=1)
+    return f" Did you mean {folded[near[0]]}?" if near else ""
+
+
 OPTIONS: dict[str, Any] = {
     "consumer": Annotated[str | None, typer.Option(help="Only of this consumer.")],
     "source": Annotated[str | None, typer.Option(help="Only from this source, which is the name of the broker.")],
@@ -174,8 +200,8 @@ OPTIONS: dict[str, Any] = {
             parser=moment, metavar="TIME", help="Only if it last failed before this time; an ISO 8601 time in UTC, or an age: 12h."
         ),
     ],
-    "kind": Annotated[Kind | None, typer.Option(case_sensitive=False, help="Only of this kind.")],
-    "status": Annotated[Status | None, typer.Option(case_sensitive=False, help="Only in this status.")],
+    "kind": Annotated[Kind | None, typer.Option(**one_of(Kind), help="Only of this kind.")],
+    "status": Annotated[Status | None, typer.Option(**one_of(Status), help="Only in this status.")],
     "fingerprint": Annotated[str | None, typer.Option(help="Only with this fingerprint: the same error at the same place.")],
     "key": Annotated[str | None, typer.Option(help="Only with this idempotence key, as `show` prints it.")],
     "sequence_key": Annotated[str | None, typer.Option(help="Only with this sequence key, as `show` prints it.")],

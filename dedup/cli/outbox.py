@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ import dedup
 from checkpoint.errors import Refused, command
 from dedup.cli.brokers import EventHubs, Kafka, KafkaSettings, connection_string, settings_of
 from dedup.cli.exits import found as exit_found
-from dedup.cli.options import AnyName, By, Commands, FailAbove, Name, Reason, Topics, Yes, above, duration, find, who
+from dedup.cli.options import AnyName, By, Commands, FailAbove, Name, Reason, Topics, Yes, above, did_you_mean, duration, find, one_of, who
 from dedup.cli.show import NOTHING_DONE, AsJson, cell, print_fields, print_json, print_table
 from dedup.core.messages import Chosen, Entry, Outbox
 from dedup.outbox import Call as Calling
@@ -96,7 +97,8 @@ def dispatch(
     """Send the messages that wait, until stopped.
 
     Each message is sent at least once, always with the id that it was stored with, and in order per key. On PostgreSQL several
-    dispatchers may run at once. On Delta the dispatcher that started last continues and the others end.
+    dispatchers may run at once. On Delta the dispatcher that started last continues and the others end. If no stored message is for a topic
+    of --topic, the command says so on standard error, and goes on.
 
     Crash: a message that was sent and not marked as sent is sent again, with the same id.
     """
@@ -108,6 +110,7 @@ def dispatch(
     else:
         destination = destination_of(kafka, kafka_settings, eventhubs, call)
         dispatcher = Dispatcher(outbox, destination, topics=topic or (), patience=Patience(attempts=attempts), blocking=not overtake)
+    _tell_unknown_topics(outbox, name, topic or (), waits=not once)
     try:
         if once:
             _tell(dispatcher.once(), as_json)
@@ -115,6 +118,19 @@ def dispatch(
             dispatcher.run(_until_stopped(), every=max(every.total_seconds(), SHORTEST), tell=lambda done: _tell(done, as_json))
     finally:
         destination.close()
+
+
+def _tell_unknown_topics(outbox: Outbox, name: str, asked: Sequence[str], *, waits: bool) -> None:
+    """Name on standard error the topics that no stored message is for.
+
+    This is no error: a dispatcher may start before the first message, and a purge removes old ones.
+    """
+    known = outbox.topics() if asked else []
+    for topic in asked:
+        if topic not in known:
+            stored = f"Topics of stored messages: {', '.join(known) or 'none'}."
+            wait = " The command waits for the first one." if waits else ""
+            typer.echo(f"dedup: {name!r} has no message to topic {topic!r}.{did_you_mean(topic, known)} {stored}{wait}", err=True)
 
 
 def _until_stopped() -> threading.Event:
@@ -138,7 +154,7 @@ def _tell(done: Dispatched, as_json: bool) -> None:
 def list_(
     name: Name,
     state: Annotated[
-        StateName | None, typer.Option(case_sensitive=False, help="Only in this state.  [default: all that are not sent]")
+        StateName | None, typer.Option(**one_of(StateName), help="Only in this state.  [default: all that are not sent]")
     ] = None,
     topic: Topic = None,
     limit: Annotated[int, typer.Option(min=0, help="Show at most this many; 0: all.")] = 100,

@@ -173,16 +173,18 @@ def discard(
 ) -> None:
     """Give up events that were not confirmed.
 
-    The events are not sent again; the broker may have received them all the same. A running publisher of this group is fenced.
+    The events are not sent again; the broker may have received them all the same. A running publisher of this group is fenced, unless no
+    event waits.
     """
     with _opened(store) as publishers:
         found = publishers.one(group, topic, source)
         waiting = publishers.waiting(found, partition, sequence, most=found["waiting"])
         if not waiting and (partition, sequence) != (None, None):
             raise dedup.ConfigError(f"No such event waits. {command('publisher', 'show', group)} shows those that wait.")
-        if yes:
-            publishers.discard(found, partition, sequence, who(by), reason)
-    _tell({"group": group, "topic": found["topic"], "discarded": len(waiting)}, as_json, yes)
+        count = len(waiting)
+        if yes and waiting:  # else a running publisher would be fenced for nothing
+            count = publishers.discard(found, partition, sequence, who(by), reason)
+    _tell({"group": group, "topic": found["topic"], "discarded": count}, as_json, yes)
 
 
 @commands.command(epilog="Example: dedup publisher purge --older-than 14d --yes")

@@ -13,7 +13,7 @@ import dedup
 from checkpoint.errors import LettersUnread
 from deadletter.selection import Selection
 from dedup.cli.exits import found
-from dedup.cli.options import OPTIONS, POSITIONS, By, Reason, Yes, check_names, find, progress, selecting, who
+from dedup.cli.options import OPTIONS, POSITIONS, By, Reason, Yes, check_names, find, one_of, progress, selecting, who
 from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.consumer import Consumer
 from dedup.core.log import AnyLogReader
@@ -40,7 +40,9 @@ Target = Annotated[
 ]
 Frame = Annotated[
     FrameKind | None,
-    typer.Option("--frames", help="What the handler takes.  [default: spark if pyspark is installed]", show_default=False),
+    typer.Option(
+        "--frames", **one_of(FrameKind), help="What the handler takes.  [default: spark if pyspark is installed]", show_default=False
+    ),
 ]
 
 RESULTS = ("reprocessed", "duplicates", "failed", "waiting", "left", "expired", "lost", "unread")
@@ -48,6 +50,9 @@ RESULTS = ("reprocessed", "duplicates", "failed", "waiting", "left", "expired", 
 
 REPLAYED = ("processed", "lettered", "duplicates", "skipped", "absent", "replayed", "missing")
 """What becomes of positions."""
+
+RUN_ONLY = ("replayed", "missing")
+"""Those of REPLAYED that only a replay knows, because a dry run neither reads the log nor runs the handler."""
 
 UNREAD = ["letter", "source", "topic", "partition", "sequence_number", "why"]
 """Columns of letters that could not be read."""
@@ -130,7 +135,8 @@ def replay_(
     """Run the handler again on processed positions.
 
     Use it if the handler had a bug. Rows that tx.merge wrote are replaced; the function registered with @consumer.compensate takes back
-    other effects. The function registered with @consumer.register_log_reader reads the events again.
+    other effects. The function registered with @consumer.register_log_reader reads the events again. Without --yes the command runs no
+    handler; it says which calls of the handler the replay refuses.
     """
     consumer, look = _consumer(target), not yes
     check_consumer(consumer.store, consumer.name)
@@ -143,7 +149,7 @@ def replay_(
     if as_json:
         print_json(_plain(done))
         return
-    _print_replayed(done)
+    _print_replayed(done, takes_back=consumer.take_back is not None)
 
 
 def _consumer(target: str) -> Consumer:
@@ -206,7 +212,22 @@ def _tell_nothing(done: Reprocessed | Replayed) -> None:
         typer.echo(NOTHING_DONE)
 
 
-def _print_replayed(done: Replayed) -> None:
-    rows = [(name, str(done.missing).strip("[]") if name == "missing" else getattr(done, name)) for name in REPLAYED]
+def _print_replayed(done: Replayed, *, takes_back: bool) -> None:
+    names = [name for name in REPLAYED if not done.dry_run or name not in RUN_ONLY]
+    rows = [(name, str(done.missing).strip("[]") if name == "missing" else getattr(done, name)) for name in names]
     print_table(["result", "positions"], rows)
+    if done.dry_run and done.processed:
+        typer.echo(_danger(done, takes_back))
     _tell_nothing(done)
+
+
+def _danger(done: Replayed, takes_back: bool) -> str:
+    """What repeating these positions means for the effect that they had."""
+    if done.refused:
+        return (
+            f"The replay is refused, and changes nothing, if the handler calls {', '.join(done.refused)}: nothing takes back what such a "
+            "call did before. Write with tx.merge, register @consumer.compensate, or accept doubles with --accept-double."
+        )
+    if takes_back:
+        return "The function of @consumer.compensate takes back the old effect of these positions; then the handler runs again."
+    return "With --accept-double the rows that the handler appends, and the messages that it publishes, are there twice afterwards."

@@ -209,6 +209,9 @@ class Outbox(Protocol):
     def lag(self, topics: Sequence[str] = ()) -> OutboxLag:
         """What is not sent yet."""
 
+    def topics(self) -> list[str]:
+        """The topics of all messages that are stored, sent ones included, ascending."""
+
     def retry(self, numbers: Sequence[int], *, by: str | None = None, reason: str | None = None) -> int:
         """Let dead messages be sent again, and those behind them after them. Returns how many were dead.
 

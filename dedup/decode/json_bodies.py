@@ -75,12 +75,27 @@ def _block(bodies: pa.Array, schema: pa.Schema, smaller: int) -> pa.Array:
 def reader(schema: pa.Schema) -> Read:
     """What reads one body. Raises Unreadable and other FAILURES for one that does not decode."""
     read = _struct("$", list(schema))
-    loads = json.JSONDecoder(object_pairs_hook=_Pairs, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse).decode
+    loads = _decoder().decode
 
     def whole(body: bytes) -> Any:
         return read(loads(body.decode()))
 
     return whole
+
+
+def _decoder() -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=_Pairs, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse)
+
+
+def fault(body: bytes) -> Unreadable | None:
+    """What keeps a body from being JSON, whatever its schema; None where it is JSON."""
+    if not body:
+        return Unreadable(WHOLE, "is not JSON: it is empty")
+    try:
+        _decoder().decode(body.decode())
+    except values.FAILURES as error:
+        return reason(body, error)
+    return None
 
 
 def reason(body: bytes, error: BaseException) -> Unreadable:

@@ -184,6 +184,10 @@ class OutboxSnapshot:
                 break
         return found
 
+    def topics(self) -> list[str]:
+        """The topics of all messages, ascending."""
+        return sorted(pc.unique(self._all["topic"]).to_pylist())
+
     def finished_before(self, before: dt.datetime) -> int | None:
         """The last decision up to which all messages were done before that time."""
         done = pc.and_(pc.is_in(self._all["state"], pa.array([int(s) for s in DONE], pa.int32())), pc.less(self._all["at"], before))
@@ -355,6 +359,11 @@ class DeltaOutbox:
         found = [e for e in self.entries(Chosen(states=states, limit=None)) if not topics or e.topic in topics]
         count = {s: sum(e.state == s for e in found) for s in states}
         return OutboxLag(count[State.WAITING], min((e.created_at for e in found), default=None), count[State.DEAD], count[State.BEHIND])
+
+    def topics(self) -> list[str]:
+        """The topics of all messages that are stored."""
+        found = self._readable()
+        return found.topics() if found is not None else []
 
     def _readable(self) -> OutboxSnapshot | None:
         """As `_now`; where a sink is stuck or the state was restored, what is there: whoever looks for the cause has to see it."""

@@ -14,6 +14,7 @@ So delivered = redelivered + duplicates + written + dead letters, the left side 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ class Audit:
     replayed: int
     duplicates: int
     written: int
-    dead_letters: Mapping[tuple[str, str], int]  # (kind, reason) -> letters, sorted
+    dead_letters: Mapping[tuple[str, str], int]  # (kind, reason of an example) -> letters with its fingerprint, sorted
     lost: int
     doubled: int
     problems: tuple[str, ...]  # empty where all is as it should be, to the last row
@@ -73,7 +74,7 @@ def examine(store: Store, consumer: str, delivery: Delivery, flights: pa.Table, 
         replayed=counted["redelivered"] - delivery.redelivered,
         duplicates=counted["duplicate"],
         written=rows.num_rows,
-        dead_letters=_by_reason(letters),
+        dead_letters=by_fingerprint(letters),
         lost=lost,
         doubled=doubled,
         problems=tuple(problems),
@@ -86,9 +87,14 @@ def _comparable(letters: pa.Table) -> pa.Table:
     return pa.table([letters["kind"], reason, letters["body"]], names=input.LETTERS.names)
 
 
-def _by_reason(letters: pa.Table) -> dict[tuple[str, str], int]:
-    counts = letters.group_by(["kind", "reason"]).aggregate([([], "count_all")]).to_pylist()
-    return {(row["kind"], row["reason"]): row["count_all"] for row in sorted(counts, key=lambda r: (r["kind"], r["reason"]))}
+def by_fingerprint(letters: pa.Table) -> dict[tuple[str, str], int]:
+    """Kind and reason of one letter of each fingerprint, as `dedup dead-letter group` shows them -> how many letters have it."""
+    counts: Counter[tuple[str, str]] = Counter()
+    grouped = letters.group_by(["kind", "fingerprint"]).aggregate([("reason", "min"), ("reason", "count_distinct"), ([], "count_all")])
+    for row in grouped.to_pylist():
+        several = "for example: " if row["reason_count_distinct"] > 1 else ""
+        counts[row["kind"], several + row["reason_min"]] += row["count_all"]
+    return dict(sorted(counts.items()))
 
 
 def _counted(batches: pa.Table) -> dict[str, int]:

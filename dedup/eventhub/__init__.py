@@ -1,8 +1,8 @@
-"""Event Hubs over AMQP, by azure-eventhub: `format("eventhubs")` for Spark, the runner without Spark, reading again by position,
+"""Event Hubs over AMQP with azure-eventhub: `format("eventhubs")` for Spark, the runner without Spark, reading again by position, and
 sending the messages of an outbox.
 
-Needs azure-eventhub: `pip install 'dedup-spark[eventhubs]'`. Importing this imports neither Spark nor a database; each name loads its
-module when it is used, because Spark imports this package anew in each of its Python processes.
+This package needs azure-eventhub: `pip install 'dedup-spark[eventhubs]'`. Importing it imports neither Spark nor a database driver. Each
+name loads its module at its first use, because Spark imports this package in each of its Python processes.
 """
 
 from __future__ import annotations

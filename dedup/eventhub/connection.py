@@ -1,6 +1,6 @@
-"""Which event hub, and as whom; and what can go wrong when it is read, beside checkpoint.errors.
+"""How to reach an event hub: its name, its credentials, and an error of its own beside those of checkpoint.errors.
 
-A connection pickles with its secret, because executors connect with it, and never shows it. Called by everything in this package.
+A pickled connection contains its secret, because executors connect with it. Its `repr` does not. All of this package uses this module.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ DEFAULT_GROUP = "$Default"
 
 @dataclass(frozen=True)
 class Connection:
-    """An event hub and a consumer group of it.
+    """An event hub and one of its consumer groups.
 
-    Made by `Connection.of` from a connection string, or by `Connection.entra` for Entra ID.
+    Make one with `Connection.of` from a connection string, or with `Connection.entra` for Entra ID.
     """
 
     namespace: str  # host name, with a port only where TLS is off
@@ -40,10 +40,10 @@ class Connection:
 
     @classmethod
     def of(cls, connection_string: str, hub: str | None = None, group: str = DEFAULT_GROUP, *, websocket: bool = False) -> Connection:
-        """From a connection string of a namespace or of a hub (EntityPath).
+        """Make a connection from the connection string of a namespace, or of a hub (EntityPath).
 
         Raises:
-            ConfigError: it cannot be read, or names no hub and `hub` is not given.
+            ConfigError: the text is no connection string, or neither it nor `hub` names a hub.
         """
         try:
             parsed = parse_connection_string(connection_string)
@@ -68,14 +68,14 @@ class Connection:
         websocket: bool = False,
         tls: bool = True,
     ) -> Connection:
-        """With Entra ID.
+        """Make a connection that logs in with Entra ID.
 
         Args:
             namespace: its host name, "name.servicebus.windows.net".
             hub: name of the event hub.
             group: consumer group.
-            credential: a token credential; or the name of a class of azure-identity; or "module:function", which makes one. Names travel to
-                executors, where the credential is then made.
+            credential: a token credential, the name of a class of azure-identity, or "module:function" for a function that makes one.
+                With a name each executor makes its own credential.
             websocket: AMQP over WebSockets, port 443.
             tls: False only for an emulator.
         """
@@ -83,14 +83,14 @@ class Connection:
 
     @property
     def source(self) -> str:
-        """What tells this namespace's hubs from those of another: its host name."""
+        """The `source` of events of this namespace: its host name."""
         return self.namespace.split(":")[0].lower()
 
     def client(self, **options: Any) -> EventHubConsumerClient:
-        """A new client of azure-eventhub; `options` are its own.
+        """Make a client of azure-eventhub with these options of its own.
 
         Raises:
-            ConfigError: the settings do not make one.
+            ConfigError: azure-eventhub refuses the settings.
         """
         options |= {"transport_type": TransportType.AmqpOverWebsocket} if self.websocket else {}
         try:
@@ -103,10 +103,10 @@ class Connection:
 
 
 def made(credential: Any) -> Any:
-    """The token credential that a name stands for; anything else as it is.
+    """Return the token credential that a name stands for. Return anything else as it is.
 
     Raises:
-        ConfigError: there is none of that name, or azure-identity is missing.
+        ConfigError: no credential has that name, or azure-identity is not installed.
     """
     if not isinstance(credential, str):
         return credential
@@ -120,7 +120,7 @@ def made(credential: Any) -> Any:
 
 
 def hidden(text: str, connection: Connection) -> str:
-    """The text without any part of the connection's secret."""
+    """Return the text without any part of the connection's secret."""
     for part in (connection.secret or "").split(";"):
         name, _, value = part.partition("=")
         if name.strip().lower() in ("sharedaccesskey", "sharedaccesssignature") and value:
@@ -129,7 +129,7 @@ def hidden(text: str, connection: Connection) -> str:
 
 
 def options_of(given: Mapping[str, str]) -> Mapping[str, str]:
-    """Options of Spark, whose names are without case."""
+    """Return options of Spark, whose names ignore upper and lower case."""
     return {name.lower(): value for name, value in given.items()}
 
 

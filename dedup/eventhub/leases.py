@@ -1,10 +1,10 @@
-"""Which process reads which partition, and from where: what azure-eventhub's load balancing asks of a CheckpointStore.
+"""Which process reads which partition, and from where: the CheckpointStore that azure-eventhub's load balancing needs.
 
-Owning a partition here is advice: it says who should read. Who may commit is decided by the number of the claim, in the consumer's store.
-With a PostgresStore owners are rows of its database; with a DeltaStore they are small files in its folder, without a second service. Two
-processes that claim a file at the same moment may both believe for a while that they own a partition: the storage compares nothing. That
-costs a batch that is refused at its commit, because the ledger's own claims are what fences; it cannot double an effect. Called by the
-runner.
+Ownership here is advice: it says which process should read. The number of the claim in the consumer's store decides which process may
+commit. With a PostgresStore owners are rows of its database. With a DeltaStore they are small files in its folder, without a second
+service. The storage does not compare before it writes, so two processes that claim a file at the same moment may both believe that they own
+the partition. One of them then loses a batch at its commit, because the claims of the ledger fence it. No effect is doubled. The runner
+calls this module.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ FOLDER = "runners"
 
 
 class Leases(CheckpointStore):
-    """Ownership in another CheckpointStore, resume positions from the consumer's own checkpoints.
+    """A CheckpointStore that keeps ownership in another one, and resumes at the consumer's own checkpoints.
 
     Args:
-        owners: keeps who owns which partition; its checkpoints are not used.
+        owners: the CheckpointStore that keeps the owners. Its checkpoints are not used.
         store: the consumer's.
-        source: under which the consumer keeps the events of this hub.
+        source: the name of this namespace in the consumer's checkpoints.
     """
 
     def __init__(self, owners: CheckpointStore, store: Store, consumer: str, source: str, connection: Connection) -> None:
@@ -49,22 +49,22 @@ class Leases(CheckpointStore):
     async def list_ownership(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any
     ) -> Iterable[Named]:
-        """Who owns the partitions; the client changes what it is given."""
+        """Return the owners of the partitions, as objects that the client may change."""
         found = await self._owners.list_ownership(fully_qualified_namespace, eventhub_name, consumer_group, **kwargs)
         return [dict(ownership) for ownership in found]
 
     async def claim_ownership(self, ownership_list: Iterable[Named], **kwargs: Any) -> Iterable[Named]:
-        """Claim partitions; those that were won come back."""
+        """Claim partitions. Return those that were won."""
         return await self._owners.claim_ownership(ownership_list, **kwargs)
 
     async def update_checkpoint(self, checkpoint: Named, **kwargs: Any) -> None:
-        """Refused: a checkpoint commits with its batch, and in no other way."""
+        """Refuse: a checkpoint commits only with its batch."""
         raise ConfigError("The runner commits checkpoints with their batches. Do not call update_checkpoint.")
 
     async def list_checkpoints(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any
     ) -> Iterable[Named]:
-        """Where to resume: behind the sequence number that the consumer's store holds, never by an offset."""
+        """Return where to resume: behind the sequence number in the consumer's store, never at an offset."""
         names = {
             "fully_qualified_namespace": fully_qualified_namespace,
             "eventhub_name": eventhub_name,
@@ -79,7 +79,7 @@ class Leases(CheckpointStore):
 
 
 def owners_beside(store: Store, consumer: str) -> CheckpointStore:
-    """Where ownership is kept if nothing else is said: beside the consumer's state.
+    """Return the default place of ownership, which is beside the consumer's state.
 
     Raises:
         ConfigError: this store has no such place; give `ownership=`.
@@ -96,12 +96,12 @@ def owners_beside(store: Store, consumer: str) -> CheckpointStore:
 
 @dataclass
 class FolderOwnership(CheckpointStore):
-    """One file per partition of a consumer group, below `root`.
+    """Ownership as one file for each partition of a consumer group, below `root`.
 
     Args:
         root: folder or URI of the store.
         options: its storage options.
-        consumer: whose runner processes these are.
+        consumer: the name of the consumer.
     """
 
     root: str
@@ -111,11 +111,11 @@ class FolderOwnership(CheckpointStore):
     async def list_ownership(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any
     ) -> Iterable[dict[str, Any]]:
-        """Who owns the partitions of a consumer group."""
+        """Return the owners of the partitions of a consumer group."""
         return await asyncio.to_thread(self._list, _group(fully_qualified_namespace, eventhub_name, consumer_group))
 
     async def claim_ownership(self, ownership_list: Iterable[dict[str, Any]], **kwargs: Any) -> Iterable[dict[str, Any]]:
-        """Claim partitions; those that nobody else has claimed since they were listed come back.
+        """Claim partitions. Return those that no other process has claimed since they were listed.
 
         Crash: each partition is claimed or not; a claim that nobody renews expires.
         """
@@ -123,13 +123,13 @@ class FolderOwnership(CheckpointStore):
         return [one for one in claimed if one is not None]
 
     async def update_checkpoint(self, checkpoint: dict[str, Any], **kwargs: Any) -> None:
-        """Refused: only the consumer's store keeps checkpoints."""
+        """Refuse: only the consumer's store keeps checkpoints."""
         raise ConfigError("This store keeps the owners of partitions, not checkpoints.")
 
     async def list_checkpoints(
         self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any
     ) -> Iterable[dict[str, Any]]:
-        """None: only the consumer's store keeps checkpoints."""
+        """Return no checkpoints: only the consumer's store keeps them."""
         return []
 
     def _list(self, group: str) -> list[dict[str, Any]]:

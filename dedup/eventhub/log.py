@@ -1,7 +1,7 @@
-"""Reading a range of an event hub again, by position, and where a stream goes on when Spark's own checkpoint is lost.
+"""Read a range of an event hub again by position, and find where a stream continues if Spark's own checkpoint is lost.
 
-`consumer.register_log_reader` needs the first for replay, `--from-log` and large bodies. A stream goes on behind the consumer's
-checkpoints. Called by the user's program; reading runs on executors.
+`consumer.register_log_reader` needs the first for replay, `--from-log` and large bodies. A stream continues behind the consumer's
+checkpoints. The user's program calls this module; executors read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LogReader(AnyLogReader):
         return f"log_reader({self.connection!r})"
 
     def read(self, topic: str, partition: int, first: int, last: int) -> pa.Table:
-        """As a call gives it, and always an Arrow table."""
+        """Return what a call returns, always as an Arrow table."""
         begin = max(first, self.first_kept("", topic, partition))
         if begin > last:
             return rows.SCHEMA.empty_table()
@@ -44,7 +44,7 @@ class LogReader(AnyLogReader):
         return pa.Table.from_batches(batches, rows.SCHEMA)
 
     def first_kept(self, source: str, topic: str, partition: int) -> int:
-        """The first position that can still be had."""
+        """Return the first position that the hub still has."""
         return Namespace(self._of(topic)).span(partition).first
 
     def _of(self, topic: str) -> Connection:
@@ -54,14 +54,14 @@ class LogReader(AnyLogReader):
 def log_reader(
     connection: Connection | str, hub: str | None = None, *, group: str = "$Default", timeout: given.Duration = 60.0, arrow: bool = False
 ) -> LogReader:
-    """What to register as `consumer.register_log_reader`: `consumer.register_log_reader(log_reader(connection_string, "orders"))`.
+    """Make the function that reads a range again: `consumer.register_log_reader(log_reader(connection_string, "orders"))`.
 
     Args:
         connection: a connection string, or a `Connection`.
-        hub: name of the event hub, where the connection string has none.
+        hub: name of the event hub, if the connection string has none.
         group: a consumer group in which no stream reads: streams are exclusive by default.
-        timeout: the time without an event after which reading is given up.
-        arrow: give Arrow tables also where a Spark session is active: for handlers that take them.
+        timeout: how long to wait for an event before the read fails.
+        arrow: return Arrow tables also if a Spark session is active, for handlers that take them.
 
     Raises:
         ConfigError: the connection string cannot be read.
@@ -72,19 +72,19 @@ def log_reader(
 
 
 def starting_positions(consumer: Consumer, connection: Connection | str | None = None, *, source: str | None = None) -> str:
-    """The option `startingPositions` that begins after the consumer's checkpoints: JSON, hub -> partition -> next sequence number.
+    """Return the option `startingPositions` with which a stream begins after the consumer's checkpoints.
 
-    Partitions without a checkpoint begin at their earliest event.
+    It is JSON: hub -> partition -> next sequence number. Partitions without a checkpoint begin at their earliest event.
 
     Args:
-        consumer: whose checkpoints.
-        connection: of the hub, or its connection string: then the hub is asked, too, what it still has.
-        source: without a connection, the host name of the namespace, where the consumer has read from several.
+        consumer: the consumer with the checkpoints.
+        connection: of the hub, or its connection string. With it dedup also asks the hub which events it still has.
+        source: the host name of the namespace, if there is no connection and the consumer has read from several namespaces.
 
     Raises:
         ConfigError: the consumer has no checkpoint, or has read from several namespaces and `source` names none of them.
-        PositionGap: retention has passed a checkpoint, and nobody has accepted the gap (asked with a connection only).
-        IncarnationChanged: the hub ends below a checkpoint (asked with a connection only).
+        PositionGap: retention has passed a checkpoint, and nobody has accepted the gap (only with a connection).
+        IncarnationChanged: the hub ends below a checkpoint (only with a connection).
     """
     head = consumer.known_head()
     if connection is not None:

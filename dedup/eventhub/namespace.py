@@ -1,7 +1,7 @@
-"""What a hub says of itself: when it was created, and from where to where each partition reaches. Nothing is received here.
+"""What a hub reports about itself: when it was created, and the first and last position of each partition. Nothing here receives events.
 
-Each question costs the service about 0.4 s, so the partitions are asked side by side. Called by all of this package and by
-`dedup consumer lag`.
+The service takes about 0.4 s for each question, so dedup asks about the partitions at the same time. All of this package and
+`dedup consumer lag` call this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIDE_BY_SIDE = 16
 
 @dataclass(frozen=True)
 class Span:
-    """What a partition holds now."""
+    """The positions that a partition holds."""
 
     first: int  # sequence number of the oldest event that can still be had
     end: int  # sequence number after the newest
@@ -33,27 +33,27 @@ class Span:
 
 @dataclass(frozen=True)
 class Hub:
-    """What a hub says of itself now."""
+    """What a hub reports about itself."""
 
     created: str  # ISO 8601: another hub of the same name has another
     spans: Mapping[int, Span]  # of every partition
 
 
 class KnownEnds:
-    """What partitions of one hub hold, as `starting` asks for it."""
+    """The positions of one hub's partitions, in the form that checkpoint/start.py asks for."""
 
     def __init__(self, spans: Mapping[int, Span]) -> None:
         self._spans = spans
 
     def spans(self, topics: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
-        """(hub, partition) -> (first, end)."""
+        """Return (first, end) for each (hub, partition)."""
         return {(topics[0], number): (span.first, span.end) for number, span in self._spans.items()}
 
 
 class Namespace:
-    """Asks about one hub. Picklable; the client is made where it is asked.
+    """Questions about one hub. It can be pickled; each process makes its own client.
 
-    Every method raises SourceUnavailable where there is no answer, and ConfigError where there is no such hub or it is not allowed.
+    Each method raises SourceUnavailable if the service does not answer, and ConfigError if the hub does not exist or access is denied.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -63,7 +63,7 @@ class Namespace:
         return f"Namespace({self.connection!r})"
 
     def look(self, known: Iterable[int] = ()) -> Hub:
-        """All of it. Partitions that are known are asked while the hub is."""
+        """Return the hub with all its partitions. It asks about known partitions at the same time as about the hub."""
         with self._client() as client, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
             hub = pool.submit(self._ask, client.get_eventhub_properties)
             spans = {number: pool.submit(self._span, client, number) for number in known}
@@ -72,31 +72,31 @@ class Namespace:
             return Hub(_created(hub.result()), {number: spans[number].result() for number in numbers})
 
     def span(self, partition: int) -> Span:
-        """Of one partition."""
+        """Return the positions of one partition."""
         with self._client() as client:
             return self._span(client, partition)
 
     def created(self) -> str:
-        """When the hub was created, ISO 8601."""
+        """Return when the hub was created, in ISO 8601."""
         with self._client() as client:
             return _created(self._ask(client.get_eventhub_properties))
 
     def spans(self, topics: Sequence[str]) -> Mapping[tuple[str, int], tuple[int, int]]:
-        """(hub, partition) -> (first position that can still be had, position after the last), where this hub is one of the topics."""
+        """Return (first position that the hub has, position after the last) for each (hub, partition), if this hub is one of the topics."""
         hub = self.connection.hub
         return {(hub, number): (span.first, span.end) for number, span in self.look().spans.items()} if hub in topics else {}
 
     def topic_ids(self, source: str, topics: Sequence[str]) -> Mapping[str, str]:
-        """hub -> when it was created, for `Consumer(incarnation=...)`. Other topics than this hub are left out."""
+        """Return when the hub was created, for `Consumer(incarnation=...)`. Other topics than this hub are left out."""
         return {self.connection.hub: self.created()} if self.connection.hub in topics else {}
 
     def check(self, created: str) -> None:
-        """Raises IncarnationChanged if the hub was created at another time than this."""
+        """Raise IncarnationChanged if the hub was created at another time than this."""
         if (now := self.created()) != created:
             raise self.another(created, now)
 
     def another(self, then: str, now: str) -> IncarnationChanged:
-        """The error for a hub that was created `now`, where positions are of the one of `then`."""
+        """Return the error for positions of a hub that was created at `then`, if the hub of that name was created at `now`."""
         return IncarnationChanged(
             f"Event hub {self.connection.hub!r} was deleted and created again: it was created {now}, these positions are of the one "
             f"created {then}. Its sequence numbers began anew. Once what that loses is understood: start the stream with a new Spark "
@@ -118,7 +118,7 @@ class Namespace:
 
 
 def explained(error: Exception, connection: Connection, what: str = "") -> SourceUnavailable | ConfigError:
-    """The client's error as ours, without anything secret."""
+    """Return the client's error as one of dedup, without secrets."""
     said = hidden(redact(str(error)), connection).split("\n")[0]
     where = f"{connection.hub!r} at {connection.namespace}{what}"
     if isinstance(error, AuthenticationError):
@@ -129,7 +129,7 @@ def explained(error: Exception, connection: Connection, what: str = "") -> Sourc
 
 
 def condition(error: Exception) -> str:
-    """The AMQP condition of the client's error as it has it: without what stands before the first colon. Empty where it has none."""
+    """Return the AMQP condition of the client's error, without the part before the first colon. Return an empty text if it has none."""
     return str(getattr(error, "error", None) or "")
 
 
@@ -157,10 +157,10 @@ class Hubs:
         return "Hubs(***)"
 
     def ends(self, topics: Sequence[str]) -> Mapping[tuple[str, int], End]:
-        """(hub, partition) -> its ends.
+        """Return the ends of each (hub, partition).
 
         Raises:
-            SourceUnavailable: the service does not answer. ConfigError: there is no such hub.
+            SourceUnavailable: the service does not answer. ConfigError: a hub does not exist.
         """
         found = {hub: Namespace(Connection.of(self._text, hub)).look() for hub in topics}
         return {(name, part): End(s.first, s.end, s.newest) for name, hub in found.items() for part, s in hub.spans.items()}

@@ -1,12 +1,12 @@
-"""Messages of an outbox to event hubs over AMQP, at least once: in order per key, with the stored id as the message id.
+"""Send messages of an outbox to event hubs over AMQP, at least once: in order per key, with the stored id as the message id.
 
-AMQP has no idempotent producer: the client's own retries, and an acknowledgement that was lost, send duplicates with the same id.
-Called by the dispatcher.
+AMQP has no idempotent producer. The client's own retries, and a lost acknowledgement, send duplicates with the same id. The dispatcher
+calls this module.
 
-`partition_of` is the hash with which the service spreads keys, so that senders who leave it to the service agree: Jenkins' lookup3. The
-same numbers come out of Microsoft's clients for .NET, Java and Rust, whose authors took it from the service's code; azure-eventhub's own
-buffered producer differs from them where the hash is negative. Source: Azure/azure-sdk-for-net, pull request 25081, and its
-PartitionResolverTests, read 2026-11-22.
+`partition_of` computes the hash with which the service spreads keys, Jenkins' lookup3. So dedup agrees with senders that leave the choice
+to the service. Microsoft's clients for .NET, Java and Rust compute the same numbers; their authors took the code from the service.
+azure-eventhub's own buffered producer differs from them if the hash is negative. Source: Azure/azure-sdk-for-net, pull request 25081, and
+its PartitionResolverTests, read 2026-11-22.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _WORDS = struct.Struct("<III")
 
 
 class SendingHubs:
-    """The event hubs of a namespace as a destination: a message's topic is the name of its hub.
+    """The event hubs of a namespace as the destination of messages. The topic of a message is the name of its hub.
 
     Args:
-        connection: how the namespace is reached; its hub and consumer group do not matter.
+        connection: the namespace. Its hub and its consumer group do not matter.
         options: of the producer clients.
     """
 
@@ -66,9 +66,9 @@ class SendingHubs:
         return f"SendingHubs({self.connection!r})"
 
     def send(self, messages: Sequence[Message]) -> Outcome:
-        """Send these, partition by partition, and wait for each batch: it has all keys of its partition that wait, each in its order.
+        """Send messages by partition and wait for each batch. A batch has all waiting keys of its partition, each in its order.
 
-        A hub that takes nothing does not hold back those that do: its messages have failed, and may be tried again.
+        A hub that takes no message does not hold back other hubs. Its messages count as failed and can be tried again.
 
         Raises:
             DestinationUnavailable: no batch was acknowledged. What was sent is sent again, with the same ids.
@@ -179,7 +179,7 @@ class SendingHubs:
             client.close()
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -187,7 +187,7 @@ class SendingHubs:
 
 
 def key_text(key: bytes) -> str:
-    """The key as text, which is what AMQP has: UTF-8, and hex where it is none."""
+    """Return the key as text, because keys of AMQP are text: as UTF-8, or in hex if it is not UTF-8."""
     try:
         return key.decode()
     except UnicodeDecodeError:
@@ -195,7 +195,7 @@ def key_text(key: bytes) -> str:
 
 
 def event_of(message: Message) -> EventData:
-    """The event as it is sent. A null body has no counterpart in AMQP: it is sent as no bytes."""
+    """Return the event that is sent. AMQP has no null body, so it becomes an empty one."""
     event = EventData(message.body or b"")
     event.message_id = message.id
     event.properties = {name: value for name, value in message.headers if name not in MESSAGE_ID_PROPERTIES}
@@ -241,12 +241,12 @@ def _too_large(message: Message) -> SendFailure:
 
 @lru_cache(65_536)
 def partition_of(key: str, partitions: int) -> int:
-    """The number of its partition."""
+    """Return the number of the key's partition."""
     return abs(hash_code(key)) % partitions
 
 
 def hash_code(key: str) -> int:
-    """16 bits with a sign."""
+    """Return the hash of a key as a signed 16-bit number."""
     data = key.encode()
     a = b = c = (0xDEADBEEF + len(data)) & _BITS
     last = max(0, len(data) - 1) // 12 * 12

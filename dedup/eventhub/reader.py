@@ -1,12 +1,12 @@
-"""Reads ranges of one partition: every event of the range, once, in order, nothing beyond it, and never waits for ever.
+"""Read ranges of one partition. A read returns each event of the range once, in order, and nothing beyond it. No read waits for ever.
 
-One client of azure-eventhub receives a partition in a thread of its own, which goes on while Spark plans, up to a bound. A link that
-breaks is opened again at the next sequence number. What does not come although it should is an error that names it. The client repeats
-events after a reconnect, and its keep-alive thread can hand one over a moment too late; neither may cost an event.
+One client of azure-eventhub receives a partition in a thread of its own. It goes on while Spark plans, up to a bound. If a link breaks, the
+reader opens it again at the next sequence number. If an event does not come, an error names its position. The client repeats events after a
+reconnect, and its keep-alive thread can deliver one too late; the reader loses no event in either case.
 
-Readers stay open between the tasks of one Python worker. Each process has its own; nothing is shared after a fork. Only exclusive ones
-(with an owner level) stay: an idle one that reads beside others would count against the five that the service allows per partition and
-consumer group. Called by the source, by log.py and by the runner.
+Readers stay open between the tasks of one Python worker. Each process has its own; nothing is shared after a fork. Only exclusive readers
+(with an owner level) stay open, because an idle reader without a level counts against the five that the service allows per partition and
+consumer group. The source, log.py and the runner call this module.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _sweeper: threading.Thread | None = None
 
 @dataclass(frozen=True)
 class Receive:
-    """How a partition is received."""
+    """The settings with which a partition is received."""
 
     prefetch: int = 1000
     """Events that the service sends ahead, and the most in one batch. Memory: three times as many, and 32 MB that wait."""
@@ -78,7 +78,7 @@ class Receive:
 
 
 class PartitionReader:
-    """Reads one range after another; the link stays open between ranges that follow each other. Used by one thread at a time."""
+    """Read one range after another. The link stays open between ranges that follow each other. One thread may use it at a time."""
 
     def __init__(self, connection: Connection, partition: int, options: Receive) -> None:
         self.connection, self.partition, self.options = connection, partition, options
@@ -93,24 +93,24 @@ class PartitionReader:
 
     @property
     def next(self) -> int | None:
-        """The sequence number with which it can go on at once; None where it would have to open a link."""
+        """The sequence number that the open link delivers next; None if a link must be opened."""
         if self._receiver is None or self._receiver.broken:
             return None
         return int(numbers(self._rest)[0]) if len(self._rest) else self._order.next
 
     def read(self, first: int, last: int, created: str | None = None) -> Iterator[pa.RecordBatch]:
-        """The events from `first` to `last`, both included, in pieces: rows of rows.SCHEMA.
+        """Yield the events from `first` to `last`, both included, in pieces: rows of rows.SCHEMA.
 
         Args:
             first: sequence number.
             last: sequence number.
-            created: when the hub was created whose positions these are; None does not check.
+            created: when the hub of these positions was created; None: do not check.
 
         Raises:
-            PositionsMissing: some are not in the log any more.
-            IncarnationChanged: the hub was created anew, or ends before `last`.
+            PositionsMissing: the log does not have some of them.
+            IncarnationChanged: the hub was created again, or ends before `last`.
             ReceiverStolen: another receiver of the consumer group took over.
-            SourceUnavailable: nothing came for `timeout` seconds.
+            SourceUnavailable: no event came for `timeout` seconds.
             ConfigError: the service refuses.
         """
         self._kept = self.next == first
@@ -128,7 +128,7 @@ class PartitionReader:
             events = self._more(last, created, progress)
 
     def close(self) -> None:
-        """End the link."""
+        """Close the link."""
         if self._receiver is not None:
             self._receiver.close()
         self._receiver, self._rest = None, NONE
@@ -240,7 +240,7 @@ def _split(events: pa.RecordBatch, last: int) -> tuple[pa.RecordBatch, pa.Record
 
 
 class Broken(Exception):
-    """The client gave up; `error` is what it said."""
+    """The client gave up; `error` is its error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -248,14 +248,14 @@ class Broken(Exception):
 
 
 class Receiver:
-    """Begins at once. Whoever made it must close it.
+    """One link that receives a partition. It begins at once, and its maker must close it.
 
     Args:
-        connection: which hub.
+        connection: of the hub.
         partition: its id.
-        first: where to begin, that event included.
-        prefetch: events that the service may send ahead, and the most in one batch.
-        level: owner level; None reads beside others.
+        first: the sequence number of the first event.
+        prefetch: how many events the service may send ahead, and the most of one batch.
+        level: the owner level; None: read beside other receivers.
     """
 
     def __init__(self, connection: Connection, partition: int, first: Position, prefetch: int, level: int | None) -> None:
@@ -278,19 +278,19 @@ class Receiver:
         self._thread.start()
 
     def get(self, seconds: float) -> pa.RecordBatch | None:
-        """The next batch, rows of rows.SCHEMA; None if none comes within so many seconds. Raises Broken."""
+        """Return the next batch, rows of rows.SCHEMA, or None if none comes within so many seconds. Raises Broken."""
         found = self._waiting.get(seconds)
         if isinstance(found, Exception):
             raise Broken(found)
         return found
 
     def close(self) -> None:
-        """End the link; does not wait until it has ended, which takes the client a second."""
+        """Begin to close the link, which takes the client a second. `wait_closed` waits for the end."""
         self._closed.set()
         threading.Thread(target=_end, args=(self._client, self._thread), daemon=True).start()
 
     def wait_closed(self, seconds: float) -> None:
-        """Wait until the link has ended."""
+        """Wait until the link is closed."""
         self._thread.join(seconds)
 
     def _take(self, context: Any, events: list[Any]) -> None:
@@ -357,7 +357,7 @@ def backoff(attempt: int) -> None:
 
 
 class InOrder:
-    """Gives each event once, in order, from `first` on. Events are rows of rows.SCHEMA."""
+    """A buffer that returns each event once, in order, from `first` on. Events are rows of rows.SCHEMA."""
 
     def __init__(self, first: int) -> None:
         self.next = first
@@ -365,7 +365,7 @@ class InOrder:
         self._early: dict[int, tuple[pa.RecordBatch, float]] = {}  # one row each
 
     def add(self, events: pa.RecordBatch, now: float) -> pa.RecordBatch:
-        """Take what came at `now` (seconds); give what is in order now."""
+        """Take the events that came at `now` (seconds). Return those that are in order."""
         found = numbers(events)
         if not self._early and np.array_equal(found, np.arange(self.next, self.next + len(found))):
             self.next += len(found)
@@ -375,14 +375,14 @@ class InOrder:
         return self._ready()
 
     def hole(self, now: float, patience: float = PATIENCE) -> int | None:
-        """Sequence number of the first event behind a gap, once the gap has lasted; None where there is none to give up on."""
+        """Return the sequence number of the first event behind a gap that has lasted long enough, or None."""
         if not self._early:
             return None
         first = min(self._early)
         return first if len(self._early) > MOST_EARLY or now - self._early[first][1] >= patience else None
 
     def skip_to(self, number: int) -> pa.RecordBatch:
-        """Give up on what is missing below this number; give what is in order then."""
+        """Stop waiting for events below this number. Return those that are then in order."""
         self.next = max(self.next, number)
         return self._ready()
 
@@ -399,7 +399,7 @@ Key = tuple[Connection, int, Receive]
 
 @contextmanager
 def borrowed(connection: Connection, partition: int, options: Receive) -> Iterator[PartitionReader]:
-    """A reader of this partition: the one that was left here, if there is one, else a new one. It is kept if all went well."""
+    """Lend a reader of this partition: the one that an earlier task left open, or a new one. It stays open if no error occurs."""
     key = (connection, partition, options)
     reader = _take(key) or PartitionReader(connection, partition, options)
     try:
@@ -414,7 +414,7 @@ def borrowed(connection: Connection, partition: int, options: Receive) -> Iterat
 
 
 def close_all() -> None:
-    """Close what is idle in this process."""
+    """Close the idle readers of this process."""
     with _lock:
         readers = [reader for reader, _ in _idle.values()]
         _idle.clear()

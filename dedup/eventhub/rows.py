@@ -1,7 +1,7 @@
 """Events of azure-eventhub as Arrow: the columns of the envelope, one row per event.
 
-Names and texts arrive as bytes where another client sent text: both become the same here, before anything is hashed. Imports no
-driver: it looks at attributes that `EventData` has.
+Names and texts can arrive as bytes or as text, depending on the client that sent them. Both become the same here, before anything is
+hashed. This module imports no driver: it reads attributes of `EventData`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NOTHING = (None,) * len(SYSTEM)
 
 
 def batch(events: Sequence[Any], source: str, topic: str, partition: int) -> pa.RecordBatch:
-    """Events of one partition, in the order given, with the columns of SCHEMA.
+    """Return events of one partition in the order given, with the columns of SCHEMA.
 
     Args:
         events: `EventData` as received; a body of AMQP values or sequences comes as JSON.
@@ -83,18 +83,18 @@ def batch(events: Sequence[Any], source: str, topic: str, partition: int) -> pa.
 
 
 def table(events: Sequence[Any], source: str, topic: str, partition: int) -> pa.Table:
-    """As `batch`, as a table."""
+    """Return what `batch` returns, as a table."""
     return pa.Table.from_batches([batch(events, source, topic, partition)], SCHEMA)
 
 
 def numbers(events: pa.RecordBatch) -> Numbers:
-    """The sequence numbers of rows of SCHEMA."""
+    """Return the sequence numbers of rows of SCHEMA."""
     found: Numbers = events.column("sequence_number").to_numpy()
     return found
 
 
 def body(event: Any) -> bytes | None:
-    """The event's bytes; of an AMQP value or sequence its JSON, None of an AMQP null."""
+    """Return the bytes of the event: of an AMQP value or sequence its JSON, of an AMQP null None."""
     message = event.raw_amqp_message
     given, kind = message.body, message.body_type
     if kind == "data":

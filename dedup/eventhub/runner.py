@@ -1,10 +1,10 @@
 """The plain runner: a Consumer on an event hub without Spark, in as many processes as you like.
 
-Each process owns some partitions, gathers batches of them, and commits each in one transaction with its checkpoint. azure-eventhub's
-event processor is on one side, the consumer's batches are in a thread on the other.
+Each process owns some partitions, gathers batches of them, and commits each batch in one transaction with its checkpoint. azure-eventhub's
+event processor receives; the consumer's batches run in a thread.
 
-What the client does with errors of its callbacks is not what a person wants: it delivers the batch again for ever. So every error is
-judged here: a lost partition is left, what may pass is tried again from the checkpoint, anything else ends the process.
+If a callback raises, the client delivers the batch again for ever. So the runner judges each error itself: it leaves a lost partition,
+tries again from the checkpoint after an error that may pass, and ends the process after any other error.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ LOOK_SECONDS = 60.0
 def run(consumer: Consumer, connection: Connection | str, hub: str | None = None, group: str = DEFAULT_GROUP, **options: Any) -> None:
     """Run the consumer on an event hub until SIGTERM or SIGINT. Start as many processes as you like: they share the partitions.
 
-    On either signal the batch in hand is finished, the partitions are given back, and this returns.
+    On either signal it finishes the batch in hand, gives the partitions back and returns.
 
     Args:
-        consumer: with its handler registered; handlers get Arrow tables, or events one by one.
+        consumer: a consumer with a handler. Handlers get Arrow tables, or events one by one.
         connection: `Connection.of(...)`, `Connection.entra(...)`, or a connection string.
-        hub: name of the event hub, where a connection string names none.
+        hub: name of the event hub, if the connection string names none.
         group: consumer group.
         options: as for `run_async`.
 
     Raises:
-        ConfigError: settings that cannot work, or no such hub.
+        ConfigError: a setting is wrong, or the hub does not exist.
         SourceUnavailable: Event Hubs does not answer at the start.
         StillHeld: a Spark query runs this consumer.
         Fenced: a Spark query took it over.
         CheckpointError: a person has to decide (PositionGap, IncarnationChanged); the message names the command.
-        DedupError: what else ends a batch after `max_outage`.
+        DedupError: any other error that ends a batch after `max_outage`.
 
-    Crash: batches that are committed are true, all others are read again by whoever claims their partitions.
+    Crash: committed batches stay. The process that claims the partitions next reads all others again.
     """
     asyncio.run(_until_signal(lambda stop: run_async(consumer, connection, hub, group, stop=stop, **options)))
 
@@ -92,19 +92,19 @@ async def run_async(
     expire_after: given.Duration = 60.0,
     **client: Any,
 ) -> None:
-    """As `run`, inside a running event loop; signals are the caller's.
+    """Do what `run` does inside a running event loop. The caller handles signals.
 
     Args:
-        stop: ends it when it is set, as a signal ends `run`.
-        ownership: any CheckpointStore of azure.eventhub.aio, through which processes share the partitions. Default: beside the
+        stop: an event that ends the run when it is set, as a signal ends `run`.
+        ownership: any CheckpointStore of azure.eventhub.aio, with which processes share the partitions. Default: one beside the
             consumer's state.
-        start: where partitions begin that have no checkpoint yet; it counts until their first commit.
-        max_events: of one batch; at most the consumer's `max_events_per_transaction`.
-        max_bytes: of the bodies of one batch, about.
+        start: where partitions without a checkpoint begin. It counts until their first commit.
+        max_events: the most events of one batch; not above the consumer's `max_events_per_transaction`.
+        max_bytes: about the most bytes of the bodies of one batch.
         max_wait: how long the first event of a batch waits for others.
-        prefetch: events of a partition that the service sends ahead; in memory are at most twice as many, and two batches.
-        balance_every: the time between two looks at who owns what.
-        expire_after: the time after which a process that does not renew its partitions loses them.
+        prefetch: how many events of a partition the service sends ahead. Memory holds at most twice as many, and two batches.
+        balance_every: how often the processes balance the partitions.
+        expire_after: after how long a process that does not renew its partitions loses them.
         client: further arguments of EventHubConsumerClient.
     """
     given.check(RUNNER, locals())
@@ -145,15 +145,15 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
 
 
 class Stopping(Exception):
-    """The process was asked to stop while it waited; nothing of the batch is committed."""
+    """The process was asked to stop while it waited. Nothing of the batch is committed."""
 
 
 class NotClaimed(Exception):
-    """The partition's claim has not been made; the client lets go of it, and it is claimed again."""
+    """The claim of the partition failed. The client gives the partition up, and a process claims it again."""
 
 
 class Runner:
-    """One process. Use once."""
+    """One process of the runner. Use it once."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Runner:
         self._ended = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set, or something ends it."""
+        """Run until `stop` is set, or an error ends it."""
         watching = asyncio.create_task(self._stop_with(stop))
         spans = (await asyncio.to_thread(self._namespace.look)).spans
         partitions, self._ends = set(spans), {str(number): span.end for number, span in spans.items()}
@@ -403,9 +403,9 @@ class Runner:
 
 
 class Client(EventHubConsumerClient):
-    """Counts the links that it opens, again after each that broke: behind every one the hub may be another one of the same name.
+    """A client that counts the links that it opens. Behind each new link the hub may be another one of the same name.
 
-    The client tells nobody of them, so this looks inside it. Where it does not find what it knows, the count stays at zero.
+    The client has no public count, so this reads its private fields. If they are not there, the count stays at zero.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -426,7 +426,7 @@ class Client(EventHubConsumerClient):
 
 
 def aio_client(there: Connection, **options: Any) -> Client:
-    """A new client; `options` are its own. Raises ValueError where the settings make none."""
+    """Make a client with these options of its own. Raises ValueError for wrong settings."""
     options |= {"transport_type": TransportType.AmqpOverWebsocket} if there.websocket else {}
     if there.secret is not None:
         client = Client.from_connection_string(there.secret, there.group, eventhub_name=there.hub, **options)
@@ -438,22 +438,22 @@ def aio_client(there: Connection, **options: Any) -> Client:
 
 
 class Waited:
-    """A token credential for the aio client, which asks in its loop: the plain one answers in a thread."""
+    """A token credential for the aio client. It calls the plain credential in a thread, so that the event loop does not wait."""
 
     def __init__(self, credential: Any) -> None:
         self._credential = credential
 
     async def get_token(self, *scopes: str, **options: Any) -> Any:
-        """As the plain one."""
+        """Return the token of the plain credential."""
         return await asyncio.to_thread(self._credential.get_token, *scopes, **options)
 
     async def close(self) -> None:
-        """It is the caller's."""
+        """Do nothing: the credential belongs to the caller."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """When a batch is due: whichever comes first."""
+    """The bounds of a batch. The first one that is reached makes the batch due."""
 
     events: int
     size: int  # bytes of their bodies
@@ -462,10 +462,10 @@ class Bounds:
 
 @dataclass
 class Gathered:
-    """The events of one partition that are in hand and not committed, as rows: those take a tenth of the memory.
+    """The events of one partition that are in hand and not committed. They are kept as rows, which take a tenth of the memory.
 
     Args:
-        first: sequence number that has to come first; None: whatever comes.
+        first: the sequence number that must come first; None: any.
     """
 
     assignment: Assignment
@@ -484,7 +484,7 @@ class Gathered:
         self.order = None if self.first is None else InOrder(self.first)
 
     def add(self, events: Sequence[Any], now: float) -> None:
-        """Take what came; events that came before are dropped, those that come early wait for the ones before them."""
+        """Take events. Those that came before are dropped; those that come early wait for the ones before them."""
         if not events:
             return
         came = rows.batch(events, *self.assignment.partition)
@@ -493,17 +493,17 @@ class Gathered:
         self._keep(self.order.add(came, now), now)
 
     def skip_to(self, number: int, now: float) -> None:
-        """Nothing below this position comes any more."""
+        """Stop waiting for events below this position."""
         assert self.order is not None
         self._keep(self.order.skip_to(number), now)
 
     def hole(self, now: float) -> tuple[int, int] | None:
-        """The first and the last position that are missing, once that has lasted."""
+        """Return the first and the last missing position, once they have been missing for long enough."""
         behind = self.order.hole(now) if self.order else None
         return None if behind is None or self.order is None else (self.order.next, behind - 1)
 
     def due(self, now: float) -> bool:
-        """Whether what is in hand is a batch."""
+        """Return whether the events in hand are a batch."""
         if not self.events:
             return False
         if self.assignment.hold is not None and rows.numbers(self.events[-1])[-1] < self.assignment.hold:
@@ -512,7 +512,7 @@ class Gathered:
         return full or now - self.since >= self.bounds.wait
 
     def take(self) -> pa.Table:
-        """The batch; what is beyond its bound stays in hand."""
+        """Return the batch. Events beyond its bound stay in hand."""
         whole = pa.Table.from_batches(self.events, rows.SCHEMA)
         batch = whole if self.assignment.hold is not None else whole.slice(0, self.bounds.events)
         self.events = whole.slice(batch.num_rows).to_batches()

@@ -1,4 +1,4 @@
-"""Sending to an event hub for a publisher, by azure-eventhub's own producer client."""
+"""Send to an event hub for a publisher, with the producer client of azure-eventhub."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TOO_LARGE = "amqp:link:message-size-exceeded"
 
 
 class Sender:
-    """One event hub, for `Publisher(to=...)`. Connects when it is first used; for one user at a time.
+    """One event hub, for `Publisher(to=...)`. It connects at its first use. One thread may use it at a time.
 
     Args:
         connection: `Connection.of(...)`, `Connection.entra(...)`, or a connection string.
-        hub: name of the event hub, where a connection string names none.
-        timeout: the time within which the service has to answer to a batch.
+        hub: name of the event hub, if the connection string names none.
+        timeout: how long the service may take to answer a batch.
         client: further arguments of EventHubProducerClient: proxies, retries.
 
     Raises:
-        ConfigError: the settings name no hub.
+        ConfigError: no hub is named.
     """
 
     def __init__(self, connection: Connection | str, hub: str | None = None, *, timeout: given.Duration = 60.0, **client: Any) -> None:
@@ -44,28 +44,28 @@ class Sender:
 
     @property
     def source(self) -> str:
-        """Host name of the namespace."""
+        """The host name of the namespace."""
         return self.connection.source
 
     @property
     def topic(self) -> str:
-        """Name of the event hub."""
+        """The name of the event hub."""
         return self.connection.hub
 
     def partitions(self) -> int:
-        """How many the hub has. Raises SourceUnavailable, ConfigError."""
+        """Return how many partitions the hub has. Raises SourceUnavailable, ConfigError."""
         return len(self._asked(lambda client: client.get_partition_ids()))
 
     def largest(self) -> int:
-        """Bytes of the largest event that the link takes. Raises SourceUnavailable, ConfigError."""
+        """Return the largest size of an event in bytes. Raises SourceUnavailable, ConfigError."""
         self._largest = self._largest or self._asked(lambda client: client.create_batch().max_size_in_bytes)
         return self._largest
 
     def send(self, partition: int, events: Sequence[Stored]) -> int:
-        """One batch: as many of the events as it holds, by one key where the service chooses the partition; returns how many.
+        """Send one batch of as many events as fit, with one key if the service chooses the partition. Return how many.
 
         Raises:
-            SourceUnavailable: whether the service has them is not known. ConfigError: it has not, and never will.
+            SourceUnavailable: it is not known whether the service has them. ConfigError: the service refuses them for good.
 
         Crash: the service has the batch, once or several times, or has it not.
         """
@@ -74,7 +74,7 @@ class Sender:
         return int(self._asked(lambda client: _sent(client, partition, key, some, self.timeout)))
 
     def close(self) -> None:
-        """Let go of the connection; the next call opens another."""
+        """Close the connection. The next call opens a new one."""
         while self._client:
             self._client.pop().close()
 

@@ -1,10 +1,10 @@
 """`format("eventhubs")`: the Spark data source, streaming and batch. The only module here that imports pyspark.
 
-Partitions are planned on the driver as ranges of sequence numbers, and received on executors in Arrow batches. One partition is one task,
-so that its events stay in order. Options are read once, on the driver, which receives at most one event per partition.
+The driver plans partitions as ranges of sequence numbers; executors receive them in Arrow batches. One partition is one task, so its
+events stay in order. The driver reads the options once, and receives at most one event per partition.
 
-Positions are written as in Spark's Kafka source: `{"hub": {"0": 23, "1": -2}}`, the start included and the end not, -2 is earliest and -1
-latest.
+Positions have the form of Spark's Kafka source: `{"hub": {"0": 23, "1": -2}}`. The start is included and the end is not; -2 means earliest
+and -1 means latest.
 """
 
 from __future__ import annotations
@@ -79,35 +79,35 @@ Ends = Mapping[int, int]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("eventhubs")` known to this session."""
+    """Add `format("eventhubs")` to this Spark session."""
     spark.dataSource.register(EventHubsSource)
 
 
 class SourcePartition(InputPartition):
-    """Events of one partition for one task. Has no secret: Spark may show it."""
+    """The events of one partition for one task. It holds no secret, because Spark may show it."""
 
     def __init__(self, partition: int, first: int, last: int, created: str) -> None:
         self.partition, self.first, self.last, self.created = partition, first, last, created
 
 
 class EventHubsSource(DataSource):
-    """Reads an event hub; options in docs/how-to/eventhubs.md."""
+    """The data source of event hubs. docs/how-to/eventhubs.md has its options."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is called with."""
+        """Return the name for `format`."""
         return "eventhubs"
 
     def schema(self) -> T.StructType:
-        """The columns of the envelope."""
+        """Return the columns of the envelope."""
         return SCHEMA
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
-        """For `spark.read`. Raises ConfigError for options that make no sense."""
+        """Return the reader of `spark.read`. Raises ConfigError for wrong options."""
         return BatchReader(SourceOptions.of(self.options), schema)
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
-        """For `spark.readStream`. Raises ConfigError for options that make no sense."""
+        """Return the reader of `spark.readStream`. Raises ConfigError for wrong options."""
         return StreamReader(SourceOptions.of(self.options), schema)
 
 
@@ -118,17 +118,17 @@ class BatchReader(DataSourceReader):
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[InputPartition]:
-        """Runs on the driver. Raises what `Planner` raises."""
+        """Plan on the driver. Raises what `Planner` raises."""
         planner = Planner(self._options, self._options.batch)
         return slices(planner.start(), planner.end())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task."""
+        """Receive in a task."""
         return received(self._options, self._options.batch, self._schema, partition)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream; its offset is the next position of each partition, and when the hub was created."""
+    """One stream. Its offset holds the next position of each partition, and when the hub was created."""
 
     def __init__(self, options: SourceOptions, schema: T.StructType) -> None:
         self._options, self._schema = options, schema
@@ -136,22 +136,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a stream without a Spark checkpoint begins."""
+        """Return where a stream without a Spark checkpoint begins."""
         return self._planner.start().json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """maxEventsPerTrigger."""
+        """Return the limit of maxEventsPerTrigger."""
         return ReadMaxRows(self._options.limit) if self._options.limit else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is all there is."""
+        """Fix the end of the stream at the events that are there."""
         self._target = self._ends(self._planner.look())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next batch ends.
+        """Return where the next batch ends.
 
         Raises:
-            IncarnationChanged: the hub was created anew. PositionsMissing: retention was faster than the stream.
+            IncarnationChanged: the hub was created again. PositionsMissing: retention was faster than the stream.
         """
         since = Offset.of(start)
         hub = self._planner.look_beyond(since)
@@ -166,26 +166,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(begin.hub, begin.created, ends).json()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The ends of the log as they were last seen, for the query's progress."""
+        """Return the ends of the log at the last look, for the query's progress."""
         return self._ends(self._planner.last_seen()).json()
 
     def _ends(self, hub: Hub) -> Offset:
         return Offset(self._planner.hub, hub.created, {number: span.end for number, span in hub.spans.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """One slice for each partition that has something new. Raises IncarnationChanged if the hub is not the one of these offsets."""
+        """Return one slice for each partition with new events. Raises IncarnationChanged if the hub is not the one of these offsets."""
         found = slices(Offset.of(start), Offset.of(end))
         if found:
             self._planner.same_hub(end["created_at"])
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task."""
+        """Receive in a task."""
         return received(self._options, self._options.stream, self._schema, partition)
 
 
 def slices(start: Offset, end: Offset) -> list[InputPartition]:
-    """What lies between two offsets."""
+    """Return the slices between two offsets."""
     begins = {number: start.ends.get(number, 0) for number in end.ends}
     return [
         SourcePartition(number, begins[number], last - 1, end.created) for number, last in sorted(end.ends.items()) if last > begins[number]
@@ -193,7 +193,7 @@ def slices(start: Offset, end: Offset) -> list[InputPartition]:
 
 
 def received(options: SourceOptions, receive: Receive, schema: T.StructType, part: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The slice's events as Arrow batches with Spark's own types."""
+    """Yield the slice's events as Arrow batches with Spark's own types."""
     if not isinstance(part, SourcePartition):
         return  # what Spark asks for where there is nothing to read
     _quiet()
@@ -212,7 +212,7 @@ def _quiet() -> None:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What was asked for."""
+    """The options of one read."""
 
     connection: Connection
     stream: Receive
@@ -224,7 +224,7 @@ class SourceOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> SourceOptions:
-        """Raises ConfigError for an option that is unknown, missing or makes no sense."""
+        """Read the options. Raises ConfigError for an option that is unknown, missing or wrong."""
         said = {name.lower(): value for name, value in given.items()}
         if unknown := set(said) - {name.lower() for name in NAMES}:
             raise ConfigError(f"Unknown options: {', '.join(sorted(unknown))}. There are: {', '.join(NAMES)}.")
@@ -303,7 +303,7 @@ def _number(said: Mapping[str, str], name: str, default: int, least: int) -> int
 
 
 class Planner:
-    """Plans for one hub."""
+    """The plan of reads of one hub."""
 
     def __init__(self, options: SourceOptions, receive: Receive) -> None:
         self.options, self.receive, self.hub = options, receive, options.connection.hub
@@ -311,10 +311,10 @@ class Planner:
         self._seen: tuple[Hub, float] | None = None
 
     def start(self) -> Offset:
-        """Where a new stream, or a batch read, begins.
+        """Return where a new stream, or a batch read, begins.
 
         Raises:
-            ConfigError: a partition is named that is not there. PositionsMissing: one begins past the retention.
+            ConfigError: a named partition does not exist. PositionsMissing: a position is older than the retention.
         """
         hub, asked = self.namespace.look(), self.options.start
         self._refuse_strangers(asked, hub.spans)
@@ -325,7 +325,7 @@ class Planner:
         return self.kept(Offset(self.hub, hub.created, ends), hub)
 
     def end(self) -> Offset:
-        """Where a batch read ends: before these positions. Raises ConfigError for a partition or a position that is not there."""
+        """Return the positions before which a batch read ends. Raises ConfigError for a partition or a position that does not exist."""
         hub, asked = self.namespace.look(), self.options.end
         self._refuse_strangers(asked, hub.spans)
         ends = {number: _end_of(_named(asked, number, LATEST), span) for number, span in hub.spans.items()}
@@ -334,7 +334,7 @@ class Planner:
         return Offset(self.hub, hub.created, ends)
 
     def look(self, since: Offset | None = None) -> Hub:
-        """The hub now. Raises IncarnationChanged if it is not the one in which `since` is an offset."""
+        """Return the hub. Raises IncarnationChanged if it is not the hub of the offset `since`."""
         hub = self.namespace.look(since.ends if since else ())
         if since is not None and since.created != hub.created:
             raise self.namespace.another(since.created, hub.created)
@@ -342,14 +342,14 @@ class Planner:
         return hub
 
     def look_beyond(self, since: Offset) -> Hub:
-        """The hub as it was seen a moment ago, if there is something behind this offset in it; else now. Raises what `look` raises."""
+        """Return the hub of the last look if it has events behind this offset; else look again. Raises what `look` raises."""
         hub = self._recent(since.created)
         if hub is not None and any(span.end > since.ends.get(number, 0) for number, span in hub.spans.items()):
             return hub
         return self.look(since)
 
     def last_seen(self) -> Hub:
-        """As it was when it was last asked."""
+        """The hub at the last look."""
         return self._seen[0] if self._seen else self.look()
 
     def _recent(self, created: str) -> Hub | None:
@@ -358,10 +358,10 @@ class Planner:
         return self._seen[0]
 
     def kept(self, offset: Offset, hub: Hub) -> Offset:
-        """The offset, if the log still has what comes next; without failOnDataLoss, the first position that it has.
+        """Return the offset if the log still has the next events; without failOnDataLoss, else the first positions that it has.
 
         Raises:
-            PositionsMissing: some positions are past the retention; names them.
+            PositionsMissing: some positions are older than the retention; the error names them.
             IncarnationChanged: the log ends before the offset.
         """
         spans = hub.spans
@@ -377,7 +377,7 @@ class Planner:
         return Offset(offset.hub, offset.created, {number: max(end, spans[number].first) for number, end in ends.items()})
 
     def same_hub(self, created: str) -> None:
-        """Raises IncarnationChanged if the hub is not the one of then."""
+        """Raise IncarnationChanged if the hub was created at another time than `then`."""
         if self._recent(created) is None:
             self.namespace.check(created)
 
@@ -437,10 +437,10 @@ def _listed(numbers: Mapping[int, int]) -> str:
 
 
 def parsed(text: str, hub: str, option: str) -> int | Ends:
-    """EARLIEST or LATEST for all partitions, or a position for each that is named.
+    """Return EARLIEST or LATEST for all partitions, or a position for each named one.
 
     Raises:
-        ConfigError: it is neither a word nor such a JSON document.
+        ConfigError: the text is neither one of these words nor such a JSON document.
     """
     words = {"earliest": EARLIEST, "latest": LATEST}
     if text.strip().lower() in words:
@@ -462,7 +462,7 @@ def _position(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Offset:
-    """Where a stream stands: next positions, in one life of the hub. What Spark's checkpoint holds of it is `json`."""
+    """The next positions of a stream, and when their hub was created. Spark's checkpoint holds its `json`."""
 
     hub: str
     created: str
@@ -470,21 +470,21 @@ class Offset:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Offset:
-        """From what `json` gave."""
+        """Make an offset from the text of `json`."""
         return cls(said["hub"], said["created_at"], {int(number): int(end) for number, end in said["partitions"].items()})
 
     def json(self) -> dict[str, Any]:
-        """As Spark keeps it."""
+        """Return the text that Spark keeps."""
         return {"hub": self.hub, "created_at": self.created, "partitions": {str(number): end for number, end in sorted(self.ends.items())}}
 
 
 def admitted(available: Mapping[int, int], limit: int, turn: int = 0) -> dict[int, int]:
-    """How many events of each partition come into a batch of at most `limit`: equal shares, and what one does not use goes to the others.
+    """Return how many events of each partition come into a batch of at most `limit`. Shares are equal; unused parts go to the others.
 
     Args:
         available: partition -> events that are there.
-        limit: events of the batch.
-        turn: who gets the odd ones: another number, other partitions, so that none waits for ever behind busy ones.
+        limit: the most events of the batch.
+        turn: decides which partitions get the remainder. It must change, so that no partition waits for ever behind busy ones.
     """
     shares, left, waiting = dict[int, int](), limit, sorted(available, key=lambda number: (available[number], number))
     while waiting and available[waiting[0]] <= left // len(waiting):

@@ -1,6 +1,6 @@
-"""Kafka, and the Kafka endpoint of Event Hubs: who a broker is, where its topics end, reading them again by position, and sending messages.
+"""Kafka and the Kafka endpoint of Event Hubs: the ids and ends of topics, reading them again by position, and sending messages.
 
-The stream itself comes through Spark's own Kafka source. Needs confluent-kafka: `pip install 'dedup-spark[kafka]'`.
+The stream itself comes through Spark's own Kafka source. This package needs confluent-kafka: `pip install 'dedup-spark[kafka]'`.
 """
 
 from checkpoint.install import needs

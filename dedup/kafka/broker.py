@@ -1,6 +1,7 @@
-"""A Kafka cluster as dedup asks it: its id, the ids of its topics, and from where to where each partition reaches.
+"""What dedup asks a Kafka cluster: its id, the ids of its topics, and the first and last position of each partition.
 
-Nothing is consumed or changed here. Called by the consumer (which life of a topic is this?), by start.py and by `dedup consumer lag`.
+Nothing here consumes or changes anything. The consumer calls it to tell a topic from one that was created again; start.py and
+`dedup consumer lag` call it for the ends.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ NO_ID = ("", "AAAAAAAAAAAAAAAAAAAAAA")
 
 
 class Broker:
-    """One Kafka cluster. Connects when it is first asked; picklable, and never shown with its settings.
+    """One Kafka cluster. It connects at the first question. It can be pickled, and its `repr` leaves the settings out.
 
     Args:
         servers: host:port, several with commas between them.
         settings: of librdkafka, beside the servers: `{"security.protocol": "SASL_SSL", "sasl.mechanism": ...}`.
-        timeout: the time within which each question has to be answered.
+        timeout: how long to wait for each answer.
 
     Raises:
-        ConfigError: no servers are named.
+        ConfigError: `servers` is empty.
     """
 
     def __init__(self, servers: str, settings: Mapping[str, Any] | None = None, *, timeout: given.Duration = 30.0) -> None:
@@ -58,10 +59,10 @@ class Broker:
         return f"Broker({self.servers!r})"
 
     def cluster_id(self) -> str:
-        """The cluster's own id: the same under every address and after every restart. A good `source=`.
+        """The cluster's own id. It is the same under every address and after every restart, so it is a good `source=`.
 
         Raises:
-            SourceUnavailable: it does not answer. ConfigError: it has no id.
+            SourceUnavailable: the cluster does not answer. ConfigError: it has no id.
         """
         told = self._answer(self._admin().describe_cluster(request_timeout=self.timeout)).cluster_id
         if not told:
@@ -69,10 +70,10 @@ class Broker:
         return str(told)
 
     def topic_ids(self, source: str, topics: Sequence[str]) -> Mapping[str, str]:
-        """topic -> the id that the cluster gave it when it was created; topics that are not there are left out.
+        """Return the id that the cluster gave to each topic at its creation. Topics that do not exist are left out.
 
-        Use it as `Consumer(incarnation=broker.topic_ids)`: a topic that was deleted and created again is refused then. It is for a consumer
-        of one cluster: `source` is not looked at.
+        Pass it as `Consumer(incarnation=broker.topic_ids)`: the consumer then refuses a topic that was deleted and created again. It fits a
+        consumer of one cluster, because it ignores `source`.
 
         Raises:
             SourceUnavailable: the broker does not answer. ConfigError: it gives its topics no ids.
@@ -84,7 +85,7 @@ class Broker:
         return found
 
     def spans(self, topics: Sequence[str]) -> Mapping[Place, tuple[int, int]]:
-        """(topic, partition) -> (first position that can still be had, position after the last), of all their partitions.
+        """Return (first position that the log still has, position after the last) for each (topic, partition) of these topics.
 
         Raises:
             SourceUnavailable: the broker does not answer. ConfigError: it has no such topic.
@@ -97,13 +98,16 @@ class Broker:
         return {place: (first[place].offset, end[place].offset) for place in sorted(places)}
 
     def ends(self, topics: Sequence[str]) -> Mapping[Place, End]:
-        """The same, with the time of the newest event, where the broker tells it. For `dedup consumer lag`. Raises as `spans` does."""
+        """Return what `spans` returns, with the time of the newest event where the broker knows it.
+
+        `dedup consumer lag` needs it. Raises what `spans` raises.
+        """
         spans = self.spans(topics)
         newest = self.newest(spans)
         return {place: End(*span, newest.get(place)) for place, span in spans.items()}
 
     def newest(self, places: Iterable[Place]) -> Mapping[Place, dt.datetime]:
-        """When the newest event of each partition was written; partitions without one are left out.
+        """Return when the newest event of each partition was written. Partitions without an event are left out.
 
         Raises:
             SourceUnavailable: the broker does not answer.
@@ -112,12 +116,12 @@ class Broker:
         return {place: dt.datetime.fromtimestamp(stamp / 1000, dt.UTC) for place, stamp in found.items() if stamp and stamp >= 0}
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """librdkafka's configuration of a client. It holds secrets: do not show it."""
+        """Return the configuration of a client of librdkafka. It holds secrets: do not show it."""
         own = {"bootstrap.servers": self.servers, "log_level": 0, "error_cb": self._heard, **self._settings}
         return own | {name.replace("_", "."): value for name, value in more.items()}
 
     def unavailable(self, cause: object) -> SourceUnavailable:
-        """The error for a broker that does not answer; with what the connection said last."""
+        """Return the error for a broker that does not answer, with the last error of the connection."""
         if self._client is not None:
             self._client[1].poll(0)  # what it heard meanwhile
         said = f" ({self._said})" if self._said else ""

@@ -34,10 +34,10 @@ class Options(dict[str, str]):
 
 @dataclass(frozen=True)
 class EventHubs:
-    """A namespace of Event Hubs through its Kafka endpoint. Make it by `connection_string` or `entra`.
+    """A namespace of Event Hubs, read through its Kafka endpoint. Make one with `connection_string` or `entra`.
 
-    Its topics are event hubs, and a Kafka offset is the event's sequence number, so that `source=hubs.host` continues what was
-    read over AMQP. The Basic tier has no such endpoint.
+    Its topics are event hubs. A Kafka offset is the event's sequence number, so a consumer with `source=hubs.host` continues where it
+    stopped over AMQP. The Basic tier has no such endpoint.
     """
 
     host: str  # NAMESPACE.servicebus.windows.net
@@ -49,10 +49,10 @@ class EventHubs:
 
     @classmethod
     def connection_string(cls, text: str) -> EventHubs:
-        """With the connection string of a namespace or hub (`Endpoint=sb://...`), or of Microsoft's emulator.
+        """Make it from the connection string of a namespace or hub (`Endpoint=sb://...`), or of Microsoft's emulator.
 
         Raises:
-            ConfigError: it is no such string; the message does not repeat it.
+            ConfigError: the text is no connection string. The message does not repeat the text.
         """
         parts = dict(part.split("=", 1) for part in text.strip().split(";") if "=" in part)
         host = re.match(r"(?:sb|amqps?)://([^/:]+)(?::(\d+))?", parts.get("Endpoint", ""))
@@ -70,11 +70,11 @@ class EventHubs:
 
     @classmethod
     def entra(cls, host: str, tenant: str, client_id: str, client_secret: str, *, authority: str = AUTHORITY) -> EventHubs:
-        """With an app registration of Microsoft Entra ID that may receive (role "Azure Event Hubs Data Receiver"): OAUTHBEARER.
+        """Make it from an app registration of Microsoft Entra ID. The app needs the role "Azure Event Hubs Data Receiver".
 
         Args:
             host: NAMESPACE.servicebus.windows.net
-            authority: that gives the tokens; national clouds have others.
+            authority: the address that gives the tokens; national clouds have their own.
         """
         token, scope = f"{authority}/{tenant}/oauth2/v2.0/token", f"https://{host}/.default"
         login = f"clientId={_quoted(client_id)} clientSecret={_quoted(client_secret)} scope={_quoted(scope)}"
@@ -96,7 +96,7 @@ class EventHubs:
 
     @property
     def servers(self) -> str:
-        """host:port of the Kafka endpoint."""
+        """The address of the Kafka endpoint, as host:port."""
         return f"{self.host}:{self.port}"
 
     @property
@@ -105,18 +105,18 @@ class EventHubs:
 
     @property
     def options(self) -> Options:
-        """For Spark's Kafka source: `spark.readStream.format("kafka").options(**hubs.options)`."""
+        """The options of Spark's Kafka source: `spark.readStream.format("kafka").options(**hubs.options)`."""
         hub = {"subscribe": self.hub} if self.hub else {}
         where = {"kafka.bootstrap.servers": self.servers, "kafka.security.protocol": self._protocol, "includeHeaders": "true"}
         return Options({**where, **hub, **self._spark, **WAITS})
 
     def broker(self) -> Broker:
-        """For start positions, `dedup consumer lag` and reading the log again."""
+        """Return the namespace as a `Broker`, for start positions, for the lag and for reading the log again."""
         return Broker(self.servers, {"security.protocol": self._protocol, **self._client})
 
 
 def eventhubs_options(connection_string: str) -> Options:
-    """What Spark's Kafka source needs to read this namespace or hub. Raises ConfigError."""
+    """Return the options that Spark's Kafka source needs to read this namespace or hub. Raises ConfigError for a wrong string."""
     return EventHubs.connection_string(connection_string).options
 
 

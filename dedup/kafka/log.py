@@ -1,7 +1,7 @@
 """Reading a range of a Kafka topic again, by position: what `consumer.register_log_reader` needs for replay, `--from-log` and large bodies.
 
-Promises every event of the range that the log still has and that a stream would have been given, once, and nothing else. Positions
-that were never an event (transaction markers, aborted messages, what compaction removed) are simply not there.
+A read returns each event of the range once, if the log still has it and a stream would get it, and nothing else. Positions without an
+event (transaction markers, aborted messages, what compaction removed) are left out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LogReader(AnyLogReader):
         return f"log_reader({self.broker!r})"
 
     def read(self, topic: str, partition: int, first: int, last: int) -> pa.Table:
-        """As a call gives it, and always an Arrow table. Raises IncarnationChanged, SourceUnavailable."""
+        """Return what a call returns, always as an Arrow table. Raises IncarnationChanged, SourceUnavailable."""
         with self._consumer() as consumer:
             kept, end = self._ends(consumer, topic, partition)
             if last >= end:
@@ -70,12 +70,12 @@ class LogReader(AnyLogReader):
         return _table(found, self._headers)
 
     def first_kept(self, source: str, topic: str, partition: int) -> int:
-        """The first position that can still be had; what lies below is lost, what is missing above was never an event or was compacted."""
+        """Return the first position that the log still has. Events below it are lost; positions that are missing above it hold no event."""
         with self._consumer() as consumer:
             return self._ends(consumer, topic, partition)[0]
 
     def absent(self, source: str, topic: str, partition: int, first: int, last: int) -> bool:
-        """Whether none of these positions is an event that can be had, and none was lost to retention."""
+        """Return whether the log holds no event at these positions although retention has deleted none of them."""
         with self._consumer() as consumer:
             kept, end = self._ends(consumer, topic, partition)
             if kept > first or last >= end:
@@ -133,14 +133,14 @@ def log_reader(
     headers: bool = True,
     arrow: bool = False,
 ) -> LogReader:
-    """What reads a range of a topic again: `consumer.register_log_reader(kafka.log_reader("host:9092"))`.
+    """Make the function that reads a range of a topic again: `consumer.register_log_reader(kafka.log_reader("host:9092"))`.
 
     Args:
         broker: its address, or a `Broker`.
-        settings: of librdkafka, where an address is given.
-        isolation: that of the stream (`kafka.isolation.level`): otherwise aborted messages are read as if they were events.
-        headers: whether the stream has them (`includeHeaders`).
-        arrow: give Arrow tables also where a Spark session is active: for handlers that take them.
+        settings: of librdkafka, if `broker` is an address.
+        isolation: the `kafka.isolation.level` of the stream. With another one aborted messages are read as events.
+        headers: whether the stream has headers (`includeHeaders`).
+        arrow: return Arrow tables also if a Spark session is active, for handlers that take them.
     """
     given.check(KAFKA_LOG, locals())
     return LogReader(broker if isinstance(broker, Broker) else Broker(broker, settings), isolation, headers, arrow)

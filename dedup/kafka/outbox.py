@@ -1,10 +1,9 @@
 """Messages of an outbox to Kafka topics: in order per key, with the id that they were stored with as a header.
 
-`Topics` sends at least once. The producer is idempotent and leaves no gaps: nothing behind a message that the broker refuses arrives
-before it. `TransactionalTopics` sends exactly once: what was sent, and that it was sent, are one Kafka transaction. The progress is an
-offset of a group that nobody else uses, with the flight's token, committed in the transaction of the messages themselves and read back by
-who comes after: a mark in another database, made after the commit, could be lost when the process dies in between. Called by the
-dispatcher.
+`Topics` sends at least once. Its producer is idempotent and leaves no gaps: if the broker refuses a message, no later message of the
+partition arrives before it. `TransactionalTopics` sends exactly once: one Kafka transaction holds the messages and the record that they
+were sent. That record is an offset of a group of its own, with the flight's token; the next process reads it back. A mark in another
+database, written after the commit, could be lost when the process dies in between. The dispatcher calls this module.
 """
 
 from __future__ import annotations
@@ -62,19 +61,19 @@ FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.I
 
 
 def headers_of(message: Message) -> list[tuple[str, str | bytes | None]]:
-    """The headers as they are sent: the id, and the message's own without any other id."""
+    """Return the headers that are sent: the id, then those of the message without any other id."""
     if not message.headers:
         return [(ID_HEADER, message.id)]
     return [(ID_HEADER, message.id), *((name, value) for name, value in message.headers if name not in MESSAGE_ID_PROPERTIES)]
 
 
 class Topics:
-    """A Kafka cluster as a destination.
+    """A Kafka cluster as the destination of messages, at least once.
 
     Args:
         broker: its address, or a `Broker`.
-        settings: of librdkafka, where an address is given.
-        timeout: the time within which the messages of one turn have to be acknowledged.
+        settings: of librdkafka, if `broker` is an address.
+        timeout: how long the broker may take to acknowledge the messages of one turn.
     """
 
     parallel: ClassVar[bool] = True
@@ -91,10 +90,10 @@ class Topics:
         return f"Topics({self.broker!r})"
 
     def send(self, messages: Sequence[Message]) -> Outcome:
-        """Send these and wait for the broker; turns that are sent at once have a producer each.
+        """Send messages and wait until the broker has acknowledged them. Calls at the same time use a producer each.
 
         Raises:
-            DestinationUnavailable: it has not acknowledged all of them in time.
+            DestinationUnavailable: the broker has not acknowledged all of them in time.
 
         Crash: what was sent is sent again, with the same ids.
         """
@@ -108,7 +107,7 @@ class Topics:
             self._idle.append(one)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         while self._idle:
             self._idle.pop().close()
 
@@ -250,12 +249,12 @@ def _failure(error: KafkaError) -> SendFailure:
 
 
 class TransactionalTopics:
-    """A Kafka cluster that takes messages in transactions.
+    """A Kafka cluster as the destination of messages, exactly once, in Kafka transactions.
 
     Args:
         broker: its address, or a `Broker`.
-        name: of the outbox: one dispatcher sends under a name, and an older one is fenced by the broker.
-        timeout: the time within which a transaction has to be done.
+        name: of the outbox. One dispatcher sends under a name, and the broker fences an older one.
+        timeout: how long a transaction may take.
     """
 
     def __init__(self, broker: Broker | str, name: str, settings: dict[str, Any] | None = None, *, timeout: given.Duration = 60.0) -> None:
@@ -265,7 +264,7 @@ class TransactionalTopics:
         self._producer: Producer | None = None
 
     def connect(self) -> None:
-        """Become the one that sends under this name; whoever was it before is fenced, and its open transaction is over.
+        """Become the sender of this name. The broker fences the sender before it and ends that sender's open transaction.
 
         Raises:
             DestinationUnavailable: the broker does not answer.
@@ -282,9 +281,9 @@ class TransactionalTopics:
         self._producer = producer
 
     def has(self, flight: Flight) -> bool:
-        """Whether the transaction of this flight was committed. Ask after `connect`: then nobody else can commit it any more.
+        """Return whether the transaction of this flight was committed. Call it after `connect`, when nobody else can commit the flight.
 
-        The number alone would not tell: a store that was restored gives numbers again.
+        It compares the flight's token, because a restored store gives a number twice.
         """
         consumer, until = self._consumer(), time.monotonic() + self.timeout
         try:
@@ -304,10 +303,10 @@ class TransactionalTopics:
         return bool(found.metadata == flight.token)
 
     def send(self, flight: Flight) -> Outcome:
-        """Send all messages of a flight and its number in one transaction. Where one cannot be sent, none is.
+        """Send all messages of a flight and its number in one transaction. If one message cannot be sent, none is.
 
         Raises:
-            DestinationUnavailable: whether it was committed is not known; `has` tells, after `connect`.
+            DestinationUnavailable: it is not known whether the transaction was committed; call `connect`, then `has`.
             Fenced: another dispatcher has connected, or the transaction was open for longer than the time-out.
 
         Crash: all of it, or nothing; `has` tells which.
@@ -376,7 +375,7 @@ class TransactionalTopics:
         return DestinationUnavailable(f"Kafka at {self.broker.servers} has not done a transaction: {error.args[0].str()}.")
 
     def close(self) -> None:
-        """Let go of the connection; an open transaction is aborted by whoever connects next, or by its time-out."""
+        """Close the connection. The next sender that connects aborts an open transaction; else its time-out does."""
         if self._producer is not None:
             self._producer.purge()
         self._producer = None

@@ -277,6 +277,11 @@ class PgOutbox:
         with self._connect(f"Reading the outbox of {self.consumer!r}") as connection:
             return OutboxLag(*self._all(connection, "outbox_lag", topics=list(topics))[0])
 
+    def topics(self) -> list[str]:
+        """The topics of all messages that are stored."""
+        with self._connect(f"Reading the outbox of {self.consumer!r}") as connection:
+            return sorted(topic for (topic,) in self._all(connection, "outbox_topics"))
+
     def retry(self, numbers: Sequence[int], *, by: str | None = None, reason: str | None = None) -> int:
         """Let dead messages be sent again. Waits for turns that have their keys. Who decides that and why is kept with them.
 

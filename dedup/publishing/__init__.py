@@ -1,6 +1,6 @@
-"""Publishing so that each event is one event at a consumer of ours, however often it had to be sent.
+"""Publish events so that a consumer of dedup handles each of them once, however often it was sent.
 
-Importing this needs no driver; a publisher needs PostgreSQL for its state, and the driver of what it sends to.
+Importing this package needs no driver. A publisher needs PostgreSQL for its state, and the driver of its broker.
 """
 
 from dedup.publishing.events import OutgoingEvent

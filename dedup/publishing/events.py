@@ -1,7 +1,7 @@
-"""Events as users give them, as they are stored and as they are sent: what makes a resend the same message.
+"""Events in three forms: as users give them, as they are stored, and as they are sent. A resend is the same message.
 
-What sends for a publisher is a `Sender`: `dedup.eventhub.Sender`, or one of your own. Pure values. Called by the publisher, its state and
-the senders.
+A publisher sends through a `Sender`: `dedup.eventhub.Sender`, or one of your own. This module has pure values. The publisher, its state
+and the senders use it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OutgoingEvent:
     """One event to be published.
 
     Raises:
-        ConfigError: it could not be sent twice as the same event; the message says why.
+        ConfigError: the event could not be sent a second time as the same event; the message says why.
     """
 
     body: bytes
@@ -58,7 +58,7 @@ class OutgoingEvent:
 
 
 def check_text(name: str, value: str | None) -> None:
-    """Raises ConfigError for what PostgreSQL or AMQP cannot keep."""
+    """Raise ConfigError for a text that PostgreSQL or AMQP cannot hold."""
     if value is not None and (not isinstance(value, str) or not 0 < len(value) <= LONGEST_ID or "\0" in value):
         raise ConfigError(f"The {name} of an event is a text of 1 to {LONGEST_ID} characters without NUL, not {value!r:.80}.")
 
@@ -84,7 +84,7 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes on the way, about, and rather too many."""
+        """An estimate of its bytes on the wire; rather too large than too small."""
         return len(self.body) + 4 * (len(self.properties) + len(self.message_id) + len(self.key or "") + len(self.content_type or "")) + 512
 
     @property
@@ -96,7 +96,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Owner:
-    """One opening of a producer group: what tells its events from those of any other opening, in whatever copy of the state."""
+    """One opening of a producer group. It tells events of this opening from those of all others, also in a copy of the state."""
 
     id: int  # of the group in the state
     destination: int
@@ -107,7 +107,7 @@ class Owner:
 
 
 def stored(owner: Owner, event: OutgoingEvent, partition: int, sequence: int) -> Stored:
-    """The event with its number, its message id and our properties."""
+    """Return the event with its number, its message id and the properties of dedup."""
     ours: dict[str, Property] = {GROUP: owner.group, RUN: owner.run, LEVEL: owner.level, SEQUENCE: sequence}
     ours |= {KEY: event.key} if event.key is not None else {}
     message_id = event.id if event.id is not None else f"{owner.group}/{owner.run}/{partition}/{sequence}"
@@ -119,17 +119,17 @@ def stored(owner: Owner, event: OutgoingEvent, partition: int, sequence: int) ->
 
 
 def payload_hash(body: bytes) -> int:
-    """64 bits over the body, as consumers have them (docs/explanation/keys.md)."""
+    """Return the 64-bit hash of the body that consumers compute, too (docs/explanation/keys.md)."""
     return int.from_bytes(hashlib.sha256(encode(body)).digest()[:8], "big", signed=True)
 
 
 def spread(key: str, partitions: int) -> int:
-    """The partition of a key: the first 8 bytes of its SHA-256, as a number, modulo the count of partitions."""
+    """Return the partition of a key: the first 8 bytes of its SHA-256, as a number, modulo the count of partitions."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % partitions
 
 
 def pages(events: Iterator[OutgoingEvent], most: int, most_bytes: int) -> Iterator[Sequence[OutgoingEvent]]:
-    """The events in their order, so many at once and so many bytes of bodies; no more of them are asked for than one page."""
+    """Yield pages of events in their order, each of at most so many events and bytes. It reads one page ahead at most."""
     page: list[OutgoingEvent] = []
     size = 0
     for event in events:
@@ -143,11 +143,11 @@ def pages(events: Iterator[OutgoingEvent], most: int, most_bytes: int) -> Iterat
 
 
 class Sender(Protocol):
-    """One topic of one broker. Decides nothing: what it is given is sent as it is, in the order given."""
+    """One topic of one broker. It sends events unchanged and in the order given."""
 
     @property
     def source(self) -> str:
-        """Which broker, as consumers call it."""
+        """The broker's name, as consumers have it in `source`."""
         ...
 
     @property
@@ -156,23 +156,23 @@ class Sender(Protocol):
         ...
 
     def partitions(self) -> int:
-        """How many partitions it has now. Raises SourceUnavailable, ConfigError."""
+        """Return how many partitions the topic has. Raises SourceUnavailable, ConfigError."""
         ...
 
     def largest(self) -> int:
-        """Bytes of the largest event that it takes. Raises SourceUnavailable, ConfigError."""
+        """Return the largest size of an event in bytes. Raises SourceUnavailable, ConfigError."""
         ...
 
     def send(self, partition: int, events: Sequence[Stored]) -> int:
-        """Send events of one partition (GATEWAY: the broker chooses, by key), the first ones at least; returns how many the broker has.
+        """Send the first events of a list to one partition (GATEWAY: the broker chooses it by key). Return how many the broker has.
 
         Raises:
-            SourceUnavailable: it is not known whether the broker has them. ConfigError: it has not, and trying again does not help.
+            SourceUnavailable: it is not known whether the broker has them. ConfigError: the broker refuses them, and a retry does not help.
 
         Crash: the broker has some of them, in order, or none; the same events are sent again.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections; the next call opens others."""
+        """Close the connections. The next call opens new ones."""
         ...

@@ -1,6 +1,6 @@
-"""The protocol below the publisher: own a producer group, store, send, confirm, and send again what is not confirmed.
+"""The protocol below the publisher: own a producer group, store events, send them, confirm them, and send again what is not confirmed.
 
-Promises that within a partition an event is sent for the first time only after the broker has all events before it, whoever sends.
+Within a partition an event is sent for the first time only after the broker has all events before it, whichever process sends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRUST_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class PublisherLimits:
-    """What a publisher keeps to."""
+    """The limits of a publisher."""
 
     max_events: int
     max_bytes: int
@@ -48,7 +48,7 @@ class PublisherLimits:
 
 
 def patiently(seconds: float, call: Callable[[], T]) -> T:
-    """Again, with backoff, while the database or the broker is away, for so long."""
+    """Repeat a call with backoff while the database or the broker does not answer, for so many seconds."""
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type((StoreUnavailable, CommitConflict, SourceUnavailable)),
         wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
@@ -58,7 +58,7 @@ def patiently(seconds: float, call: Callable[[], T]) -> T:
 
 
 class Lanes:
-    """The partitions of one destination, as one producer group sends to them. For one user at a time.
+    """The partitions of one destination as one producer group uses them. One thread may use it at a time.
 
     Args:
         group: its name.
@@ -74,12 +74,12 @@ class Lanes:
         self._looked = 0.0
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """Again while something is away."""
+        """Repeat a call while the database or the broker does not answer."""
         return patiently(self.limits.max_outage, call)
 
     # ------------------------------------------------------------------ owning the group
     def owner(self) -> Owner:
-        """Open the group where that is not done. Raises ConfigError, SourceUnavailable, StoreError.
+        """Open the group if it is not open. Raises ConfigError, SourceUnavailable, StoreError.
 
         Crash: as PublisherState.open.
         """
@@ -109,16 +109,16 @@ class Lanes:
             log.warning("%s: keys stay on the first %d of %d partitions; to use all, run %s", self.group, owner.partitions, count, how)
 
     def give_back(self) -> None:
-        """Own the group no more."""
+        """Give up the ownership of the group."""
         owner, self._owner, self.behind = self._owner, None, True
         self.state.close(owner)
 
     # ------------------------------------------------------------------ what was stored before
     def catch_up(self) -> int:
-        """Send whatever is stored and not confirmed; afterwards the next numbers are known. Returns how many events.
+        """Send all events that are stored and not confirmed, and learn the next numbers. Return how many events were sent.
 
         Raises:
-            StoreRestored: the state is older than what was stored here. ResendTooLate: something has waited for too long.
+            StoreRestored: the state is older than what was stored here. ResendTooLate: an event has waited longer than `resend_within`.
             Others: as `send`.
 
         Crash: as `send`.
@@ -159,7 +159,7 @@ class Lanes:
 
     # ------------------------------------------------------------------ storing
     def store(self, lanes: Mapping[int, Sequence[Stored]], hashes: Mapping[str, int]) -> bool:
-        """Store events; False where somebody else was faster with an id, and nothing was stored.
+        """Store events. Return False, and store nothing, if another process has stored one of the ids in the meantime.
 
         Raises:
             Fenced, StoreRestored, StoreUnavailable, CommitUnknown: as PublisherState.store.
@@ -197,7 +197,7 @@ class Lanes:
 
     # ------------------------------------------------------------------ sending
     def send(self, lanes: Mapping[int, Sequence[Stored]]) -> None:
-        """Send what is stored, each partition in its order, and note what the broker has - also where a later partition fails.
+        """Send what is stored, each partition in its order. Note what the broker has, also if a later partition fails.
 
         Raises:
             NotConfirmed: the broker does not answer. ConfigError: it refuses. Fenced, StoreRestored, StoreUnavailable.

@@ -1,9 +1,8 @@
-"""The state of publishers in PostgreSQL: owner levels, sequence numbers, events that are not confirmed, ids that are known.
+"""The state of publishers in PostgreSQL: owner levels, sequence numbers, events that are not confirmed, known ids.
 
-Every writer here is one statement, and so one transaction that needs nothing more of its client: a process that is stopped or cut off
-holds no lock, and a takeover never waits for it. People look, copy and restore, give up events and forget ids: whatever of it changes the
-state of a group raises its owner level in the same transaction, so that a publisher that runs is fenced.
-Called by the publisher and `dedup publisher`.
+Each write is one statement, which is one transaction. So a process that is stopped or cut off holds no lock, and a takeover never waits for
+it. People look at groups, copy and restore them, give up events and delete ids. Each such change of a group raises its owner level in the
+same transaction, which fences a running publisher. The publisher and `dedup publisher` call this module.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _RESTORE = {"lane": "restore_lanes", "event": "restore_events", "id": "restore_i
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an id at a destination."""
+    """What the state holds of an id at a destination."""
 
     payload_hash: int
     publisher: int  # id of its producer group
@@ -54,7 +53,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Lane:
-    """Where a producer group is in one partition."""
+    """The numbers of a producer group in one partition."""
 
     next: int  # sequence number that is given next
     confirmed: int  # last one that the broker has
@@ -62,12 +61,12 @@ class Lane:
 
 
 class PublisherState:
-    """The tables of publishers, for one user at a time.
+    """The tables of publishers. One thread may use it at a time.
 
     Args:
         dsn, schema, auto_migrate: as of PostgresStore.
 
-    Every method raises StoreError for what the database says.
+    Each method raises StoreError for an error of the database.
     """
 
     def __init__(self, dsn: str, schema: str = "dedup", auto_migrate: bool = True) -> None:
@@ -78,7 +77,7 @@ class PublisherState:
         return f"PublisherState({redacted(self.dsn)!r}, schema={self.schema!r})"
 
     def open(self, source: str, topic: str, group: str, partitions: int) -> Owner:
-        """Become the owner of a producer group: at once, and whoever was it before cannot store or confirm any more.
+        """Become the owner of a producer group at once. The owner before it can neither store nor confirm from then on.
 
         Raises:
             ConfigError: synchronous_commit is off.
@@ -92,22 +91,22 @@ class PublisherState:
         return Owner(row["id"], row["destination_id"], group, run, row["epoch"], row["partitions"])
 
     def close(self, owner: Owner | None) -> None:
-        """Nobody owns the group any more, unless a newer owner does. Connections are let go.
+        """Give up the group, unless a newer owner has it, and close the connections.
 
-        Crash: the process counts as the owner until it is seen to be gone.
+        Crash: the process stays the owner until another one sees that it has ended.
         """
         if owner is not None:
             self._rows("close_publisher", "Closing a publisher", id=owner.id, epoch=owner.level)
         self._pool.close()
 
     def check(self, owner: Owner) -> None:
-        """Raises Fenced where somebody else has opened the group."""
+        """Raise Fenced if another process has opened the group."""
         rows = self._rows("publisher_epoch", "Looking at a publisher", id=owner.id)
         if not rows or rows[0]["epoch"] != owner.level:
             raise _fenced(owner, rows)
 
     def is_gone(self, publisher: int) -> bool:
-        """Whether nobody owns this group, or its owner's process has provably ended."""
+        """Return whether nobody owns this group, or the process of its owner has provably ended."""
         rows = self._rows("publisher_epoch", "Looking at a publisher", id=publisher)
         host, pid, started = (rows[0][name] for name in ("host", "pid", "started")) if rows else (None, 0, "")
         return host is None or is_alive(host, pid, started) is False
@@ -117,12 +116,12 @@ class PublisherState:
         return str(self._rows("publisher_name", "Looking at a publisher", id=publisher)[0]["name"])
 
     def lanes(self, owner: Owner) -> Mapping[int, Lane]:
-        """partition -> where the group is in it."""
+        """Return the numbers of the group by partition."""
         rows = self._rows("publisher_lanes", "Reading the lanes of a publisher", id=owner.id)
         return {row["partition"]: Lane(row["next_sequence"], row["confirmed"], row["waiting_since"]) for row in rows}
 
     def known(self, owner: Owner, ids: Sequence[str]) -> Mapping[str, Known]:
-        """id -> what is known of it; ids that are new are left out."""
+        """Return what the state holds of each id. New ids are left out."""
         rows = self._rows("known_ids", "Looking up ids", destination=owner.destination, ids=list(ids)) if ids else []
         return {
             row["message_id"]: Known(row["payload_hash"], row["publisher_id"], row["partition"], row["sequence"], row["confirmed"])
@@ -130,13 +129,13 @@ class PublisherState:
         }
 
     def store(self, owner: Owner, events: Sequence[Stored], hashes: Mapping[str, int]) -> bool:
-        """Store events before they are sent. False: somebody else stored one of the ids in the meantime, and nothing was stored.
+        """Store events before they are sent. Return False, and store nothing, if another process has stored one of the ids in the meantime.
 
         Args:
             hashes: id -> payload hash, of those that callers gave.
 
         Raises:
-            Fenced: somebody else has opened the group. StoreRestored: the state does not stand where this process left it.
+            Fenced: another process has opened the group. StoreRestored: the state is not the one that this process left.
             CommitUnknown: the connection broke; all of it is stored, or nothing.
 
         Crash: all of it is stored or nothing. What is stored is sent by the next to open the group.
@@ -170,15 +169,15 @@ class PublisherState:
         return True
 
     def waiting(self, owner: Owner, partition: int, after: int, most_bytes: int) -> list[Stored]:
-        """A page of what is stored behind a number and not confirmed, in order."""
+        """Return one page of the events behind a number that are not confirmed, in order."""
         page = {"partition": partition, "after": after, "most": PAGE_EVENTS, "bytes": most_bytes}
         return [Stored(**row) for row in self._rows("waiting_events", "Reading events to be sent", id=owner.id, **page)]
 
     def confirm(self, owner: Owner, numbers: Mapping[int, int]) -> None:
-        """The broker has everything up to these numbers (partition -> sequence number).
+        """Note that the broker has all events up to these numbers (partition -> sequence number).
 
         Raises:
-            Fenced, StoreRestored: as `store`. StoreUnavailable: it is not known whether this was kept; confirm again.
+            Fenced, StoreRestored: as `store`. StoreUnavailable: it is not known whether the note was stored; confirm again.
 
         Crash: confirmed or not; what is not is sent again, as it was.
         """
@@ -238,9 +237,9 @@ def _restored(owner: Owner) -> StoreRestored:
 
 
 class Publishers:
-    """The producer groups in one database, for one call at a time.
+    """The producer groups in one database, for people's commands. One call may run at a time.
 
-    Every method raises StoreError for what the database says.
+    Each method raises StoreError for an error of the database.
     """
 
     def __init__(self, dsn: str, schema: str = "dedup") -> None:
@@ -250,15 +249,18 @@ class Publishers:
         sql.ensure(self._connection, schema, auto=False)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def everything(self) -> list[Row]:
-        """All groups: source, topic, group, owner_level, partitions, host, pid, taken_at, set_by, set_reason, waiting, waiting_since."""
+        """Return all groups.
+
+        A row has source, topic, group, owner_level, partitions, host, pid, taken_at, set_by, set_reason, waiting and waiting_since.
+        """
         return self._rows("publishers")
 
     def one(self, group: str, topic: str = "", source: str = "") -> Row:
-        """The group of this name. Raises ConfigError where there is none, or one at several destinations."""
+        """Return the group of this name. Raises ConfigError for an unknown name, or a name that several destinations have."""
         named = [row for row in self.everything() if row["group"] == group]
         found = [row for row in named if topic in ("", row["topic"]) and source in ("", row["source"])]
         places = ", ".join(f"--source {row['source']} --topic {row['topic']}" for row in named)
@@ -270,15 +272,15 @@ class Publishers:
         return found[0]
 
     def lanes(self, group: Row) -> list[Row]:
-        """Per partition: next_sequence, confirmed, waiting_since."""
+        """Return next_sequence, confirmed and waiting_since of each partition."""
         return self._rows("publisher_lanes", id=group["id"])
 
     def waiting(self, group: Row, partition: int | None = None, sequence: int | None = None, most: int = 20) -> list[Row]:
-        """The oldest events that are not confirmed."""
+        """Return the oldest events that are not confirmed."""
         return self._rows("waiting_of_publisher", id=group["id"], partition=partition, sequence=sequence, most=most)
 
     def spread(self, group: Row, partitions: int, by: str, reason: str) -> None:
-        """Spread keys over so many partitions from now on.
+        """Spread keys over another number of partitions.
 
         Raises:
             ConfigError: events wait in a partition that is not among them.
@@ -292,20 +294,20 @@ class Publishers:
             )
 
     def discard(self, group: Row, partition: int | None, sequence: int | None, by: str, reason: str) -> int:
-        """Give up events that wait; returns how many. Crash: all of them or none."""
+        """Give up events that are not confirmed. Return how many. Crash: all of them are given up or none."""
         rows = self._rows("discard_events", id=group["id"], partition=partition, sequence=sequence, by=by, reason=reason)
         return int(rows[0]["discarded"])
 
     def purge(self, before: dt.datetime) -> int:
-        """Forget ids published before this time; returns how many. Crash: all of them or none."""
+        """Delete ids that were published before this time. Return how many. Crash: all of them are deleted or none."""
         return len(self._rows("purge_published_ids", before=before))
 
     def purgeable(self, before: dt.datetime) -> int:
-        """How many ids `purge` would forget."""
+        """Return how many ids `purge` would delete."""
         return int(self._rows("count_purgeable_ids", before=before)[0]["ids"])
 
     def copy(self, group: Row) -> Iterator[str]:
-        """The state of a group, a line of JSON for each of its rows, in one snapshot."""
+        """Yield the state of a group in one snapshot, as a line of JSON for each of its rows."""
         head = {name: group[name] for name in ("source", "topic", "group", "owner_level", "partitions")}
         yield json.dumps({"dedup_publisher": FORMAT, **head})
         with translating("Copying a publisher"), self._connection.transaction(), self._connection.cursor("copy") as cursor:
@@ -314,7 +316,7 @@ class Publishers:
                 yield json.dumps({kind: row})
 
     def restore(self, lines: Iterable[str], by: str, reason: str) -> Mapping[str, int]:
-        """Put a copy in the place of what the group has; returns how many rows of each kind.
+        """Replace the state of the group by a copy. Return the number of rows of each kind.
 
         Crash: all of it or nothing.
         """
@@ -339,7 +341,7 @@ class Publishers:
 
 
 def read_copy(lines: Iterable[str]) -> tuple[Row, Iterator[tuple[str, Row]]]:
-    """The head of a copy, and (kind, row) of each line behind it. Raises ConfigError for another file."""
+    """Return the head of a copy, and (kind, row) of each line behind it. Raises ConfigError for another file."""
     each = iter(lines)
     try:
         head = json.loads(next(each, "{}"))

@@ -1,6 +1,6 @@
-"""The publisher: events are stored with their number and id, sent, confirmed - and sent again, unchanged, until they are confirmed.
+"""The publisher stores events with a number and an id, sends them, and sends them again, unchanged, until the broker confirms them.
 
-One publisher of a producer group at a time; the newest wins. What is promised, and what not: docs/how-to/publishing.md.
+A producer group has one publisher at a time; the newest wins. docs/how-to/publishing.md says what is promised and what is not.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ def _no_step(name: str) -> None:
 
 
 class Publisher:
-    """Publishes to one event hub or topic, as one producer group. For threads: one call at a time, others wait.
+    """Publish to one event hub or topic, as one producer group. Threads may share it: calls run one after the other.
 
     Args:
-        group: the producer group. Give a program that is started again the same name, and two that run at once two names.
-        store: the PostgresStore beside whose tables the publisher's state is kept.
-        to: what sends, as `dedup.eventhub.Sender(...)`; this publisher's own.
-        partition_by: "key": we choose the partition, and a resend goes to the same one. "broker": the broker does, by the event's key.
-        max_events: events of one page: what is stored by one statement, and kept in memory at once.
-        max_bytes: bytes of one page.
-        max_outage: how long it tries again while the broker or the database is away, before a call raises.
-        resend_within: never send again what was stored longer ago than this; give what consumers keep reservations for. None: for ever.
+        group: the producer group. A program keeps its name when it is started again. Two programs that run at once need two names.
+        store: the PostgresStore. The publisher keeps its state in the same schema.
+        to: the sender, such as `dedup.eventhub.Sender(...)`. No other publisher may use it.
+        partition_by: "key": dedup chooses the partition by the key, and a resend goes to the same one. "broker": the broker chooses it.
+        max_events: the most events of one page. A page is stored by one statement and kept in memory.
+        max_bytes: the most bytes of one page.
+        max_outage: how long a call retries while the broker or the database does not answer, before it raises.
+        resend_within: do not send again what was stored longer ago than this. Give the time for which consumers keep reservations. None:
+            no limit.
         on_step: called with the name of each step right before it acts.
 
     Raises:
-        ConfigError: the settings make no publisher.
+        ConfigError: a setting is wrong.
     """
 
     def __init__(
@@ -93,13 +94,15 @@ class Publisher:
 
     # ------------------------------------------------------------------ what users call
     def publish(self, events: Iterable[OutgoingEvent | bytes]) -> Published:
-        """Publish events in their order; returns when the broker has all. The next page is asked for when the one before is confirmed.
+        """Publish events in their order, and return when the broker has all of them.
 
-        An event without an id is another event each time; one with an id is the same event wherever it is published again.
+        It takes the next page of events after the broker has confirmed the page before.
+
+        An event without an id is a new event at each call. An event with an id stays the same event when it is published again.
 
         Raises:
             KeyConflict: an id is known with another body; nothing of its page was stored.
-            NotConfirmed: the broker does not confirm; what is stored goes out before anything else does. Repeat the call only with ids.
+            NotConfirmed: the broker does not confirm. What is stored is sent before anything else. Repeat the call only with ids.
             Fenced: a newer publisher has the group. StoreRestored: the state is older than what was published. ResendTooLate.
             ConfigError: an event cannot be sent. StoreUnavailable, CommitUnknown: the database is away; as NotConfirmed.
 
@@ -113,14 +116,14 @@ class Publisher:
         return done
 
     def publish_once(self, id: str, event: OutgoingEvent | bytes) -> Published:
-        """Publish one event under an id: called again, by whomever, it is one event at the consumer.
+        """Publish one event under an id. If any process calls it again with this id, the consumer still handles one event.
 
         Raises and Crash: as `publish`.
         """
         return self.publish([replace(event if isinstance(event, OutgoingEvent) else OutgoingEvent(event), id=id)])
 
     def resend(self) -> int:
-        """Open the group and send what an earlier publisher of it stored and did not see confirmed; returns how many events.
+        """Open the group and send the events that an earlier publisher has stored and the broker has not confirmed. Return how many.
 
         Raises and Crash: as `publish`.
         """
@@ -128,7 +131,7 @@ class Publisher:
             return self._lanes.catch_up()
 
     def close(self) -> None:
-        """Give the group back. What is not confirmed stays stored."""
+        """Give up the group. Events that are not confirmed stay stored."""
         with self._lock:
             if self._pid == os.getpid():
                 self._to.close()
@@ -136,11 +139,11 @@ class Publisher:
                     self._lanes.give_back()
 
     async def publish_async(self, events: Iterable[OutgoingEvent | bytes]) -> Published:
-        """As `publish`, in a thread."""
+        """Do what `publish` does, in a thread."""
         return await asyncio.to_thread(self.publish, events)
 
     async def publish_once_async(self, id: str, event: OutgoingEvent | bytes) -> Published:
-        """As `publish_once`, in a thread."""
+        """Do what `publish_once` does, in a thread."""
         return await asyncio.to_thread(self.publish_once, id, event)
 
     # ------------------------------------------------------------------ one page

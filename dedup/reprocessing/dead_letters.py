@@ -26,9 +26,13 @@ from deadletter.store import KEYS, Change
 from deadletter.work import Access, Changed, Progress, Which, change, no_progress
 from dedup.core import keys
 from dedup.core.store import Store
+from dedup.decode import json_bodies
 from dedup.reprocessing import files, unsent
 from dedup.reprocessing.files import Format, Imported
 from dedup.reprocessing.letters import first_failure
+
+NO_JSON = "the body is not JSON"
+"""How the reason of a letter begins whose body the decoder of JSON could not read; before it can stand that the body is too large."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,7 @@ class DeadLetters:
         key: str | Sequence[str] | None = None,
         reason: str,
         by: str,
+        accept_any_body: bool = False,
         dry_run: bool = False,
     ) -> Changed:
         """Change the body of an open or blocked letter, or its idempotence key; reprocess then takes it as it is now.
@@ -189,16 +194,18 @@ class DeadLetters:
         Args:
             id: whole.
             key: one text for each column of the consumer's `idempotence_key=`.
+            accept_any_body: take a body that is no JSON also for a letter whose body is decoded as JSON.
 
         Raises:
-            ConfigError: there is nothing to change, no such letter, one that is settled, or the new key is decided already.
+            ConfigError: there is nothing to change, no such letter, one that is settled, the new key is decided already, or the letter's
+                body is JSON and the new one is not.
 
         Crash: the edit is made with its history, or not.
         """
         wanted = Edit(body, (key,) if isinstance(key, str) else None if key is None else tuple(key))
         if wanted == Edit():
             raise ConfigError("Give a new body, a new key, or both.")
-        done = change(self.store, [id], lambda access: _edit(access, wanted, _who(by, reason)), dry_run=dry_run)
+        done = change(self.store, [id], lambda access: _edit(access, wanted, accept_any_body, _who(by, reason)), dry_run=dry_run)
         for why in (NOT_THERE, BUSY):
             if why in done.skipped:
                 raise Refused(f"Letter {id!r} was not edited: {why}.")
@@ -252,14 +259,17 @@ class DeadLetters:
         return files.import_(self.store, Path(path), who, accept_keys, dry_run, on_progress)
 
 
-def _edit(access: Access, wanted: Edit, who: Who) -> Plan:
+def _edit(access: Access, wanted: Edit, accept_any_body: bool, who: Who) -> Plan:
     if not access.letters.num_rows:
         return Plan()
     past, head = access.history(), access.head
     (letter,) = access.letters.to_pylist()
     own = plans.held(access.letters, past).get(letter["id"], [])
     key = [] if wanted.key is None else [given_key(head, letter, wanted.key)]
-    return edit(letter, wanted, head, own, access.known(key), who)
+    plan = edit(letter, wanted, head, own, access.known(key), who)
+    if wanted.body is not None and not accept_any_body:
+        _refuse_broken_json(letter, wanted.body)
+    return plan
 
 
 def _who(by: str, reason: str) -> Who:
@@ -339,6 +349,25 @@ def _refuse_edit(letter: Mapping[str, Any]) -> None:
     advice = {Status.DISCARDED: "Reopen it first.", Status.REPROCESSED: "It had its effect, and cannot have another one."}
     if letter["status"] not in WAITING_STATUSES:
         raise Refused(f"Letter {letter['id'][:12]} is {letter['status']}. {advice.get(letter['status'], 'It is settled.')}")
+
+
+def _refuse_broken_json(letter: Mapping[str, Any], body: bytes) -> None:
+    found = json_bodies.fault(body) if is_json(letter) else None
+    if found is not None:
+        raise ConfigError(
+            f"{found.brief.replace('the body', 'The new body', 1)}. The body of letter {letter['id'][:12]} is decoded as JSON, so this one "
+            "would fail again. Correct it, or take it as it is with --accept-any-body (accept_any_body=True)."
+        )
+
+
+def is_json(letter: Mapping[str, Any]) -> bool:
+    """Whether its consumer decodes JSON, as far as the letter shows it: its decoder said so, or the body is an object or a list.
+
+    A body that the letter has in part is judged by its first character.
+    """
+    body = letter["body"] or b""
+    cut = (letter["body_size"] or 0) > len(body)
+    return NO_JSON in letter["reason"] or (body.lstrip()[:1] in (b"{", b"[") and (cut or json_bodies.fault(body) is None))
 
 
 def _refuse_decided(parts: Sequence[str], known: Iterable[bytes]) -> None:

@@ -31,7 +31,7 @@ from dedup.core.index import Index
 from dedup.core.store import Store, Transaction
 from dedup.pipeline import commit, company
 from dedup.pipeline.batch import EvaluatedBatch
-from dedup.pipeline.commit import Job
+from dedup.pipeline.commit import Job, LogReader
 from dedup.pipeline.report import Report
 from dedup.reprocessing.options import ReprocessOptions
 
@@ -70,9 +70,11 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
         raise ConfigError("--limit and --rate are for letters. With --from-log give a shorter range; a second call continues after it.")
     head = consumer.known_head()
     covers = [coverage(store, head, p, selection) for p in partitions_of(head, selection)]
-    filled = Filled(sum(len(c.absent) for c in covers), dry_run=dry_run)
+    filled, job = Filled(sum(len(c.absent) for c in covers), dry_run=dry_run), consumer.job()
+    if filled.absent:
+        require_reader(job)
     if not dry_run:
-        job, run = consumer.job(), f"from-log:{uuid.uuid4().hex}"
+        run = f"from-log:{uuid.uuid4().hex}"
         for cover in covers:
             _fill_partition(job, cover, how, run, filled)
     return filled
@@ -125,11 +127,16 @@ def no_reader(consumer: str) -> str:
     )
 
 
-def read(job: Job, partition: Partition, span: Range) -> Any:
-    """Whatever `consumer.register_log_reader` gives for these positions. Raises ConfigError where nothing is registered."""
+def require_reader(job: Job) -> LogReader:
+    """What is registered with `consumer.register_log_reader`. Raises ConfigError where nothing is."""
     if job.read_log is None:
         raise ConfigError(no_reader(job.name))
-    return job.read_log(*partition, span.first, span.last)
+    return job.read_log
+
+
+def read(job: Job, partition: Partition, span: Range) -> Any:
+    """Whatever `consumer.register_log_reader` gives for these positions. Raises ConfigError where nothing is registered."""
+    return require_reader(job)(*partition, span.first, span.last)
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def reprocess(
             the broker does not answer. All other letters were run; `report.unread` of the error names each that was not, and why.
         PositionsMissing: with from_log; absent positions are not in the log; without `options.skip_missing`.
         HandlerError: this is called inside the consumer's own handler.
-        ConfigError: from_log without a topic, or nothing is registered with `consumer.register_log_reader`.
+        ConfigError: from_log without a topic, or nothing is registered with `consumer.register_log_reader`; no handler is registered.
 
     Crash: each page is done or not; a second call goes on.
     """
@@ -121,10 +121,11 @@ def reprocess(
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
         covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]
         report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
+    job = consumer.job() if report.selected else None  # a dry run refuses a consumer without a handler, too
     if dry_run:
         report.unread = [] if consumer.read_log else [Unread(**row, why=no_reader(consumer.name)) for row in large]
-    elif report.selected:
-        _Reprocess(consumer.job(), spark, how, report).run(chosen)
+    elif job is not None:
+        _Reprocess(job, spark, how, report).run(chosen)
         refuse_unread(report)
     return report
 

@@ -38,8 +38,11 @@ from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.commit import Job
 from dedup.pipeline.tx import Tx
-from dedup.reprocessing.from_log import Coverage, coverage, partitions_of, read_again, windows
+from dedup.reprocessing.from_log import Coverage, coverage, partitions_of, read_again, require_reader, windows
 from dedup.reprocessing.options import ReprocessOptions
+
+REFUSED = ("tx.write", "tx.publish", "tx.connection", "tx.merge(newer_by=)")
+"""What a handler may not use in a replay where nothing takes the old effect back, and doubles are not accepted."""
 
 
 @dataclass
@@ -53,6 +56,7 @@ class Replayed:
     absent: int = 0  # never delivered: `reprocess --from-log`
     replayed: int = 0
     missing: Ranges = field(default_factory=Ranges)  # processed and not in the log any more: left as they are
+    refused: tuple[str, ...] = ()  # the calls of REFUSED, if a handler that makes one of them ends this replay with HandlerError
     dry_run: bool = False
 
 
@@ -71,10 +75,12 @@ def replay(
         accept_double: let `tx.write` append again what it wrote before, although nothing takes the old rows back.
         accept_other_keys: do not compare the events of the log with those that were processed: `decode` or its schema reads other keys
             than then, on purpose. The new keys are reserved beside the old ones.
+        dry_run: count the positions; nothing runs and nothing changes. It raises what can be known without the log and the handler;
+            `refused` of the result says which calls of the handler the replay refuses.
 
     Raises:
-        ConfigError: no topic is selected, or nothing is registered with `consumer.register_log_reader`; a purge has left nothing that
-            tells processed events from duplicates, and doubles are not accepted.
+        ConfigError: no topic is selected, or no handler or nothing with `consumer.register_log_reader` is registered; a purge has left
+            nothing that tells processed events from duplicates, and doubles are not accepted.
         HandlerError: the handler writes with `tx.write`, and there is neither `consumer.compensate` nor `accept_double`; or this is called
             inside the consumer's own handler.
         IncarnationChanged: the log holds other events at these positions than those that were processed, as of a topic that was created
@@ -94,9 +100,12 @@ def replay(
         setattr(done, name, sum(len(getattr(cover, name)) for cover in covers))
     if not accept_double:
         _refuse_forgotten(covers)
+    job = consumer.job()
+    done.refused = () if accept_double or job.take_back else REFUSED
+    if done.processed:
+        require_reader(job)
     if dry_run:
         return done
-    job = consumer.job()
     for cover in covers:
         for span in windows(cover.processed):
             with_replanning(partial(_replay, _Page(job, cover.partition, span, selection, how, accept_double, accept_other_keys), done))

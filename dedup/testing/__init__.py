@@ -1,7 +1,7 @@
-"""The crash kit: run your streaming job through what streaming does to it, and be told which promise it breaks.
+"""The crash kit: it runs your streaming job through the faults of streaming, and reports which promise the job breaks.
 
-Needs pyarrow only, and what your job needs. Never imported by the library itself. Each name is imported when it is first asked for:
-pytest loads `dedup.testing.plugin` in every run.
+It needs pyarrow, and the packages of your job. The library itself never imports it. Each name is imported at its first use, because pytest
+loads `dedup.testing.plugin` in every run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""At-least-once delivery of any clean rows: how brokers, producers and Spark really bring them, drawn from one seed.
+"""At-least-once delivery of clean rows, drawn from one seed, with the faults of brokers, producers and Spark.
 
-Producers send again at new sequence numbers, sequence numbers stay unused, partitions go back after a rebalance or come late. Promises:
-the same seed and rows give the same batches. Called by the crash kit, by the demo, and by tests of users.
+Producers send an event again at a new sequence number. Sequence numbers stay unused. Partitions go back after a rebalance, or come late.
+The same seed and rows give the same batches. The crash kit, the demo and tests of users call this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, and how often. `Faults(0, unused=0, rebalanced=0)` is a clean delivery."""
+    """The faults of a delivery, and how often each happens. `Faults(0, unused=0, rebalanced=0)` is a clean delivery."""
 
     duplicated: float = 0.1
     """Share of the events that a producer sends again, at a new sequence number and half of the time in another partition."""
@@ -45,7 +45,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The topic and how it was delivered."""
+    """A topic, and the log of its deliveries."""
 
     topic: pa.Table
     """One row per event, in the order of sending: row (of the clean rows), duplicate (bool), damage, partition, sequence_number."""
@@ -54,31 +54,31 @@ class Delivery:
 
     @property
     def files(self) -> int:
-        """How many batches, numbered from 0."""
+        """The number of batches. They are numbered from 0."""
         return int(pc.max(self.log["file"]).as_py()) + 1
 
     @property
     def delivered(self) -> int:
-        """Deliveries, redeliveries included: the rows of all batches."""
+        """The number of deliveries, redeliveries included: the rows of all batches."""
         return int(self.log.num_rows)
 
     @property
     def redelivered(self) -> int:
-        """Deliveries of a position that an earlier batch has already."""
+        """The number of deliveries of a position that an earlier batch has, too."""
         return int(pc.sum(self.log["redelivered"]).as_py() or 0)
 
     @property
     def duplicates(self) -> int:
-        """Events that say again, at a position of their own, what an earlier event said."""
+        """The number of events that repeat an earlier event at a position of their own."""
         return int(pc.sum(self.topic["duplicate"]).as_py() or 0)
 
     def decided(self, checkpoints: dict[int, int]) -> int:
-        """How many events stand at or below these checkpoints (partition -> sequence number)."""
+        """Return how many events are at or below these checkpoints (partition -> sequence number)."""
         partition, number = (self.topic[c].to_numpy() for c in ("partition", "sequence_number"))
         return int(sum(((partition == p) & (number <= last)).sum() for p, last in checkpoints.items()))
 
     def batches(self, events: pa.Table) -> list[pa.Table]:
-        """The batches, as rows of `events`: one row per event of `topic`."""
+        """Yield the batches, as rows of `events`: one row per event of `topic`."""
         file, event = (self.log[c].to_numpy() for c in ("file", "event"))
         bounds = np.searchsorted(file, np.arange(self.files + 1))
         return [events.take(pa.array(event[a:b])) for a, b in pairwise(bounds.tolist())]
@@ -88,7 +88,7 @@ def plan(count: int, seed: int, files: int, faults: Faults | None = None, *, par
     """Draw how `count` clean rows are sent and delivered in `files` batches of about the same size. Pure.
 
     Args:
-        pace: draws how partitions lag behind each other, with the same events at the same positions.
+        pace: another seed, which changes how partitions lag behind each other, and no event and no position.
     """
     rng, faults = np.random.default_rng(seed), faults or Faults()
     topic = _topic(rng, count, faults, partitions)
@@ -162,7 +162,7 @@ def _paces(rng: np.random.Generator, partition: Ints, files: int, partitions: in
 
 
 def table_of(rows: Any) -> pa.Table:
-    """An Arrow table of an Arrow table, a pandas or a Spark DataFrame, or a list of dicts."""
+    """Return an Arrow table of these rows: an Arrow table, a pandas or Spark DataFrame, or a list of dicts."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, list):
@@ -171,10 +171,10 @@ def table_of(rows: Any) -> pa.Table:
 
 
 def events(topic: pa.Table, rows: Any) -> pa.Table:
-    """The envelope of each event of `topic`: positions, and `key`, `body` and `properties` of its row.
+    """Return the envelope of each event of `topic`: its position, and the `key`, `body` and `properties` of its row.
 
     Args:
-        rows: the clean rows. Without a column `body`, a row's body is all of it as JSON. Other columns stay as they are.
+        rows: the clean rows. Without a column `body`, the body is the whole row as JSON. Other columns stay as they are.
     """
     clean = table_of(rows)
     if "body" not in clean.column_names:
@@ -199,11 +199,11 @@ def _column(field: pa.Field, made: dict[str, Any], chosen: pa.Table) -> Any:
 
 
 def deliver(rows: Any, seed: int = 0, batches: int = 8, faults: Faults | None = None, *, as_events: bool = True) -> list[pa.Table]:
-    """Clean rows as batches of an at-least-once stream.
+    """Return clean rows as the batches of an at-least-once stream.
 
     Args:
         rows: Arrow table, pandas or Spark DataFrame, or list of dicts.
-        as_events: rows in the envelope, as a Consumer takes them; False: as they are, for any foreachBatch function.
+        as_events: put the rows into the envelope, which a Consumer takes. False: leave them as they are, for any foreachBatch function.
     """
     clean = table_of(rows)
     planned = plan(clean.num_rows, seed, batches, faults)
@@ -211,7 +211,7 @@ def deliver(rows: Any, seed: int = 0, batches: int = 8, faults: Faults | None = 
 
 
 def places(topic: pa.Table, source: str, name: str, first: np.datetime64) -> dict[str, Any]:
-    """The position columns of the envelope for each event of a log, the first at that time and 10 ms between them."""
+    """Return the position columns of each event of a log. The first has the time given, and each next one is 10 ms later."""
     count = topic.num_rows
     return {
         "source": pa.repeat(source, count),

@@ -1,11 +1,11 @@
-"""Where a job can die, and dying there; and a clock that stands still.
+"""Simulated deaths of a job, and a clock that stands still.
 
-A job dies right before a step of the store, right before a line of the user's function, or after it. A death is an exception that nobody
-should catch: open transactions end as they do when a connection is lost. It is no SIGKILL: blocks of `finally` run. What a real kill does
-to the library itself is shown by its own tests.
+A job dies right before a step of the store, right before a line of the user's function, or after it. A death is an exception that no code
+should catch. Open transactions end as they do when a connection is lost. A death is no SIGKILL: `finally` blocks run. The library's own
+tests use real kills.
 
-The clock is for one function: what its module knows as `datetime` and `time` tells a time that the kit chose. Nothing outside that module
-sees it. Time that comes from elsewhere (SQL's now(), Spark's current_timestamp()) goes on. Called by kit.py.
+The clock is for one function: `datetime` and `time` in its module return a time that the kit chose. Nothing outside that module sees it.
+Time from elsewhere (SQL's now(), Spark's current_timestamp()) goes on. kit.py calls this module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Died(BaseException):
 
 @dataclass(frozen=True)
 class Death:
-    """One place to die at: a step the first time that a batch comes there, a line at some visit."""
+    """One place to die at: the first time that a batch reaches a step, or one visit of a line."""
 
     step: str | None = None  # a name of the store's steps
     line: tuple[str, int] | None = None  # file and number
@@ -49,14 +49,14 @@ AFTERWARDS = Death()
 
 
 def file_of(function: Any) -> str | None:
-    """The file whose lines are the user's; None where there is no Python to look at."""
+    """Return the file of the user's function; None if the function is not Python."""
     code = getattr(plain(function), "__code__", None)
     return code.co_filename if isinstance(code, CodeType) else None
 
 
 @contextmanager
 def watched(file: str | None, on_line: Callable[[int], None]) -> Iterator[None]:
-    """Within, tell of each line of this file right before it runs, in this thread."""
+    """Inside the block, call a function right before each line of this file runs in this thread."""
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != file:
@@ -117,7 +117,7 @@ def _names(moment: dt.datetime) -> dict[int, Any]:
 
 
 def plain(function: Any) -> Any:
-    """The Python function behind a decorated one, a partial, a method, or an object that can be called."""
+    """Return the Python function behind a decorated function, a partial, a method or a callable object."""
     found = inspect.unwrap(function)
     found = getattr(found, "func", found)  # functools.partial
     return found if hasattr(found, "__globals__") else getattr(type(found).__call__, "__func__", type(found).__call__)
@@ -125,7 +125,7 @@ def plain(function: Any) -> Any:
 
 @contextmanager
 def standing(function: Callable[..., Any], moment: dt.datetime) -> Iterator[None]:
-    """Within, this moment (aware) is what the module of the function takes for now."""
+    """Inside the block, the module of the function sees this moment (with a time zone) as the current time."""
     names, known = _names(moment), getattr(plain(function), "__globals__", {})
     with mock.patch.dict(known, {name: names[id(value)] for name, value in known.items() if id(value) in names}):
         yield

@@ -1,9 +1,9 @@
-"""The crash kit: a job is run over clean rows, then through everything that streaming does to it, and its effect is compared.
+"""The crash kit runs a job over clean rows, then through the faults of streaming, and compares the effects.
 
-Replays, redeliveries, producers' duplicates, partitions in another order, other batches, bad events, and deaths at every step of the
-store and every line of the user's function. Promises: the same seed tries the same. `Job` is what is tested: what runs a batch, what its
-effect is, and living through a death as Spark's driver would; stores and sinks are the user's. `Verdict` says in plain words which
-promise is broken, and how that was seen. Called by tests of users.
+The faults are replays, redeliveries, duplicates of producers, partitions in another order, other batches, bad events, and deaths at each
+step of the store and each line of the user's function. The same seed tries the same. A `Job` says how to run a batch and how to read its
+effect; it must live through a death as Spark's driver would. Stores and sinks are the user's. A `Verdict` says which promise is broken, and
+how the kit saw it. Tests of users call this module.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Job:
-    """One job at an empty place."""
+    """The job under test, at an empty place."""
 
     run: Callable[[Any, int], Any]
     """A Consumer, or any function that foreachBatch takes: (frame, batch id)."""
@@ -101,7 +101,7 @@ Make = Callable[[Path], Job]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Batches, and what happens on the way."""
+    """The batches of one run, and the faults on the way."""
 
     name: str
     batches: list[pa.Table]
@@ -113,7 +113,7 @@ class Schedule:
 
 @dataclass
 class Played:
-    """How it went."""
+    """The outcome of one schedule."""
 
     effect: Effect = field(default_factory=dict)
     raised: Exception | None = None
@@ -134,19 +134,19 @@ def check(
     folder: Path | None = None,
     skip: Iterable[str] = (),
 ) -> Verdict:
-    """Run the job through everything, and say in plain words which promise it breaks.
+    """Run the job through all schedules, and report which promise it breaks.
 
     Args:
-        make: makes the job at a new, empty place; called once for each schedule.
+        make: makes the job at a new, empty place. It is called once for each schedule.
         rows: clean rows, each of which is one event: Arrow table, DataFrame or list of dicts. A few dozen are enough. A column `body`
-            is the event's body; without one, the row as JSON is.
-        frame: what the job is given for a batch, such as `spark.createDataFrame` or `pa.Table.to_pandas`. Default: the Arrow table.
-        as_events: rows in the envelope. Default: for a Consumer yes, for another function no.
-        folder: where the places are made. Default: a temporary folder, removed afterwards.
+            is the event's body; without it, the body is the row as JSON.
+        frame: makes the job's batch of an Arrow table, such as `spark.createDataFrame` or `pa.Table.to_pandas`. Default: the table.
+        as_events: put the rows into the envelope. Default: yes for a Consumer, no for another function.
+        folder: where the places are made. Default: a temporary folder, which is removed afterwards.
         skip: promises (of dedup.testing) that the job does not make.
 
     Returns:
-        The verdict; `require()` turns broken promises into an AssertionError.
+        The verdict. Its `require()` raises AssertionError if a promise is broken.
     """
     with tempfile.TemporaryDirectory(prefix="crash-kit-") as temporary:
         kit = _Kit(make, table_of(rows), seed, batches, frame or (lambda table: table), as_events, folder or Path(temporary))
@@ -342,7 +342,7 @@ def _damage(rows: pa.Table, damaged: Any) -> pa.Table:
 
 
 class Life:
-    """A job from its first batch to its last, in as many processes as it takes."""
+    """A job from its first batch to its last, with a restart after each death."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._run = job, job.run
@@ -353,12 +353,12 @@ class Life:
 
     @property
     def consumer(self) -> Consumer | None:
-        """The consumer, where the job is one."""
+        """The consumer, if the job is one; else None."""
         return self._run if isinstance(self._run, Consumer) else None
 
     @property
     def function(self) -> Any:
-        """The user's own code."""
+        """The user's function."""
         handler = self.consumer.job().policy.handler if self.consumer else self._run
         event_handler = handler.handler if isinstance(handler, EachEvent | EachSlice) else handler
         return getattr(event_handler, "of", event_handler)
@@ -373,13 +373,13 @@ class Life:
         consumer._handler = handler
 
     def restart(self) -> None:
-        """As a new process would find it: what was written is there, nothing else."""
+        """Make the job anew, as a new process would: with what was written, and nothing else."""
         if self.consumer:
             self.consumer.store.close()
         self._run = copy.copy(self._run) if self.consumer else self._run
 
     def batch(self, frame: Any, number: int, death: Death | None = None, now: dt.datetime = NOW) -> None:
-        """Run one batch. Raises Died at the death's place, and what the job raises."""
+        """Run one batch. Raises Died at the place of the death, and the job's own errors."""
         before = _copied(frame)
         with standing(self.function, now), self._dying(death):
             self._run(frame, number)
@@ -405,7 +405,7 @@ class Life:
 
     @contextmanager
     def told(self, on_step: Callable[[str], None] | None, on_line: Callable[[int], None] | None) -> Iterator[None]:
-        """Within, hear of each step of the store and of each line of the user's file, right before it."""
+        """Inside the block, call a function right before each step of the store and each line of the user's file."""
         with ExitStack() as stack:
             if on_step and self.consumer:
                 store = self.consumer.store
@@ -416,7 +416,7 @@ class Life:
             yield
 
     def effect(self) -> Effect:
-        """What is visible now."""
+        """Return the effect that is visible."""
         found = {name: rows_of(rows) for name, rows in self._job.read().items()}
         if self.consumer:
             kept = self.consumer.store.letters(Selection(consumer=self.consumer.name, limit=None), ["kind", "idempotence_key"])
@@ -424,11 +424,11 @@ class Life:
         return found
 
     def contradictions(self) -> list[str]:
-        """What `dedup verify` finds wrong."""
+        """Return the contradictions that `dedup verify` finds."""
         return verify(self.consumer.store, self.consumer.name).contradictions if self.consumer else []
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         if self.consumer:
             self.consumer.store.close()
 
@@ -449,7 +449,7 @@ class _Watched:
 
 
 def rows_of(rows: Any) -> Counter[Row]:
-    """Rows as they are compared: by all columns, nulls equal to nulls, in no order."""
+    """Return rows in the form in which they are compared: by all columns, with equal nulls, without an order."""
     return Counter(tuple(sorted((name, repr(value)) for name, value in row.items())) for row in table_of(rows).to_pylist())
 
 
@@ -480,23 +480,23 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """All that was tried, and what was found."""
+    """What the kit tried, and what it found."""
 
     findings: list[Finding] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)  # the schedules, in order
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept in every schedule."""
+        """Whether the job kept each promise in each schedule."""
         return not self.findings
 
     @property
     def broken(self) -> set[str]:
-        """The promises that were not."""
+        """The promises that the job broke."""
         return {finding.promise for finding in self.findings}
 
     def add(self, promise: str, seen: str) -> None:
-        """Note what was seen; of each promise the first is kept."""
+        """Note a finding. The first one of each promise is kept."""
         for finding in self.findings:
             if finding.promise == promise:
                 finding.times += 1
@@ -504,7 +504,7 @@ class Verdict:
         self.findings.append(Finding(promise, seen))
 
     def require(self) -> None:
-        """Raise AssertionError with all of it in plain words, unless ok."""
+        """Raise AssertionError with all findings, unless the verdict is ok."""
         if self.findings:
             raise AssertionError(str(self))
 
@@ -514,7 +514,7 @@ class Verdict:
 
 
 def differences(expected: Effect, found: Effect) -> tuple[list[str], list[str]]:
-    """(lost, doubled): in words, by sink. A row that came out changed is in both."""
+    """Return (lost, doubled) in words, by sink. A changed row is in both."""
     lost, more = [], []
     for sink in sorted({*expected, *found}):
         wanted, there = expected.get(sink, Counter()), found.get(sink, Counter())
@@ -530,7 +530,7 @@ def _told(rows: Counter[Row]) -> str:
 
 
 def unstable(one: Effect, other: Effect) -> dict[str, set[str]]:
-    """Sink -> columns whose values differ between two runs over the same events."""
+    """Return, by sink, the columns whose values differ between two runs over the same events."""
     found: dict[str, set[str]] = {}
     for sink in {*one, *other}:
         if one.get(sink) != other.get(sink):
@@ -547,7 +547,7 @@ def _columns(effect: Effect, sink: str) -> set[tuple[str, str]]:
 
 
 def without(effect: Effect, columns: dict[str, set[str]]) -> Effect:
-    """The effect without these columns."""
+    """Return the effect without these columns."""
     return {sink: _less(rows, columns.get(sink, set())) for sink, rows in effect.items()}
 
 

@@ -1,4 +1,4 @@
-"""The fixture `crash_kit` of pytest. Does nothing, and imports nothing of the kit, where no test asks for it."""
+"""The pytest fixture `crash_kit`. It imports the kit only if a test uses the fixture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def crash_kit(tmp_path: Path) -> Callable[..., None]:
-    """`crash_kit(make, rows, **options)`: what `dedup.testing.check` takes; the test fails with the broken promises in plain words."""
+    """Call it as `crash_kit(make, rows, **options)`, with the arguments of `dedup.testing.check`. The test fails if a promise is broken."""
     from dedup.testing import check
 
     def run(make: Callable[[Path], Any], rows: Any, **options: Any) -> None:

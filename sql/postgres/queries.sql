@@ -1292,6 +1292,13 @@ from (
 ) o
 where cardinality(%(topics)s::text[]) = 0 or topic = any(%(topics)s::text[]);
 
+-- name: outbox_topics
+-- The topics of all messages that are stored, sent ones included.
+-- One snapshot, no locks.
+select topic from {schema}.outbox where consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+union
+select topic from {schema}.outbox_page where consumer_id = (select id from {schema}.consumer where name = %(consumer)s);
+
 -- name: outbox_retry
 -- Let dead messages wait again, as if they had never been tried.
 -- Under the locks of their lanes.

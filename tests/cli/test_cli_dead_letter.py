@@ -15,6 +15,7 @@ import pytest
 
 from dedup import DeadLetters, Selection
 from fixtures.fix_places import BOTH
+from kit.orders import batch, consumer, event
 from kit.people import BODY, failing
 from kit.places import DeltaPlace, Place, PostgresPlace
 
@@ -104,7 +105,7 @@ def test_groups_lead_to_an_example_that_can_be_shown(place: Place, dedup: Run) -
         "dead-letter discard {id} --reason wrong",
         "dead-letter discard --consumer shop --reason wrong --release-key",
         "dead-letter reopen {gone}",
-        "dead-letter edit {id} --body x --key y",
+        "dead-letter edit {id} --body {{}} --key y",
         "dead-letter import {file}",
     ],
 )
@@ -155,10 +156,42 @@ def test_a_body_is_edited_from_a_file_exactly(place: Place, dedup: Run, tmp_path
     """@FILE gives its bytes; a file that is not there is an error in one line."""
     letter = listed(dedup, place)[0]["id"]
     (tmp_path / "body").write_bytes(BODY)
-    assert dedup(f"dead-letter edit {letter[:8]} --body @{tmp_path}/body --yes", place)[0] == 0
+    assert dedup(f"dead-letter edit {letter[:8]} --body @{tmp_path}/body --accept-any-body --yes", place)[0] == 0
     assert base64.b64decode(document(dedup, f"dead-letter show {letter}", place)["body_base64"]) == BODY
     code, _, err = dedup(f"dead-letter edit {letter} --body @{tmp_path}/none --yes", place)
     assert (code, err.count("\n"), "No such file" in err) == (2, 1, True)
+
+
+@pytest.mark.fast_on("postgres")
+def test_keys_are_shown_as_text_with_hex_beside_it(place: Place, dedup: Run) -> None:
+    """The idempotence key stands before its hash; the broker's key is text with its hex, or hex alone where it is no text."""
+    store = place.store()
+    consumer(store)(batch(event(4, "r", -1, key="o-ä".encode()), event(5, "s", -1, key=b"\xff\x00")), 1)
+    store.close()
+    text, numbers = (letter["id"] for letter in listed(dedup, place, "--from 4"))
+    (letter,) = listed(dedup, place, "--from 4 --limit 1")
+    shown = dedup(f"dead-letter show {text}", place)[1].splitlines()
+    hashed = f"idempotence key hash  {letter['key_hex']}"
+    assert shown[shown.index(hashed) - 1].split() == ["idempotence", "key", "r"]
+    assert "event key             o-ä (hex 6f 2d c3 a4)" in shown
+    assert "event key             ff 00" in dedup(f"dead-letter show {numbers}", place)[1].splitlines()
+
+
+@pytest.mark.fast_on("postgres")
+def test_a_json_body_is_not_edited_into_one_that_is_cut_off(place: Place, dedup: Run) -> None:
+    """Exit code 2 and the character at which it is wrong, also without --yes; --accept-any-body takes it."""
+    before = listed(dedup, place)
+    edit = f'dead-letter edit {before[0]["id"]} --body \'{{"id": "b", "amou\''
+    for line in (edit, f"{edit} --yes"):
+        code, _, err = dedup(line, place)
+        assert (code, "The new body is not JSON" in err, "at character 12 of 17" in err, "--accept-any-body" in err) == (
+            2,
+            True,
+            True,
+            True,
+        )
+        assert listed(dedup, place) == before
+    assert dedup(f"{edit} --accept-any-body --yes", place)[0] == 0
 
 
 @pytest.mark.fast_on("postgres")
@@ -181,7 +214,6 @@ def test_a_body_is_edited_from_a_file_exactly(place: Place, dedup: Run, tmp_path
         ("dead-letter list --limit 99999999999999999999", "64 bits"),
         ("dead-letter list --text '\udcff'", "is not valid UTF-8"),
         ("budget lift shop --kind NO_KEY --events 99999999999999999999 --yes", "no flood that anybody knows"),
-        ("budget lift shop --kind CRASHED --events 9 --yes", "HANDLER_ERROR, UNDECODABLE, NO_KEY, KEY_CONFLICT, REJECTED have a budget"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(line: str, words: str, place: Place, dedup: Run) -> None:
@@ -318,10 +350,14 @@ def test_replay_repeats_positions_on_purpose_only(program: str, place: Place, de
     """Without compensate, merge or --accept-double it is refused; the dry run tells how many positions there are."""
     line = f"consumer replay {program} --topic orders --from 0 --to 0 --frames arrow"
     code, out, _ = dedup(line)
-    assert (code, "Nothing was changed" in out) == (0, True)
-    assert json.loads(dedup(f"{line} --json")[1])["processed"] == 1
+    assert (code, "Nothing was changed" in out, "is refused, and changes nothing, if the handler calls tx.write" in out) == (0, True, True)
+    assert {"missing", "replayed"}.isdisjoint(line.split()[0] for line in out.splitlines()), "a dry run does not know them"
+    looked = json.loads(dedup(f"{line} --json")[1])
+    assert (looked["processed"], "tx.write" in looked["refused"]) == (1, True)
     code, _, err = dedup(f"{line} --yes")
     assert (code, "accept" in err) == (3, True), err
+    code, out, _ = dedup(f"{line} --accept-double")
+    assert (code, "are there twice afterwards" in out, "is refused" in out) == (0, True, False)
     assert dedup(f"{line} --yes --accept-double")[0] == 0
     assert [row["id"] for row in place.read()] == ["a", "a"]
 

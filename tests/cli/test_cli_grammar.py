@@ -17,9 +17,14 @@ import typer
 from typer.main import get_command
 
 from checkpoint import errors
+from deadletter import Kind, Status
+from deadletter.policy import WATCHED
 from dedup.cli.app import app
+from dedup.cli.dead_letter import FileFormat
 from dedup.cli.exits import HELP, ExitCode, exit_code
-from dedup.cli.options import above, amount, duration, moment
+from dedup.cli.options import above, amount, duration, moment, one_of
+from dedup.cli.outbox import StateName
+from dedup.cli.reprocess import FrameKind
 from kit.paths import ROOT
 
 Run = Callable[..., tuple[int, str, str]]
@@ -177,6 +182,47 @@ def test_anything_else_is_no_limit(text: str) -> None:
     """Digits are those of ASCII, and not more than a count can have."""
     with pytest.raises(typer.BadParameter, match=r"neither a number nor a duration\. Give 10000, or 90s, 30m, 12h, 14d\."):
         amount(text)
+
+
+CHOICES = {
+    "dead-letter list --kind": Kind,
+    "dead-letter list --status": Status,
+    "budget lift shop --events 1 --kind": WATCHED,
+    "outbox list shop --state": StateName,
+    "dead-letter export - --format": FileFormat,
+    "dead-letter reprocess a:b --frames": FrameKind,
+    "consumer replay a:b --frames": FrameKind,
+}
+"""Call -> the values of its last option."""
+
+
+@pytest.mark.parametrize("call", CHOICES)
+def test_a_word_that_an_option_does_not_know_is_answered_with_those_it_knows(call: str, dedup: Run) -> None:
+    """The message names the wrong word and all values as they are written, and the nearest one where one is near."""
+    known = [str(value) for value in CHOICES[call]]
+    for given in ("nothing", known[0][:-1].swapcase()):
+        code, out, err = dedup(f"{call} {given}")
+        told = " ".join(err.split())
+        assert (code, out) == (2, "")
+        assert f"'{given}' is none of {', '.join(known)}." in told
+        assert (f"Did you mean {known[0]}?" in told) == (given != "nothing")
+
+
+def test_a_value_of_an_option_is_taken_in_any_case() -> None:
+    """`--kind handler_error`, `Handler-Error` and `HANDLER_ERROR` mean one kind."""
+    for choices in CHOICES.values():
+        parse = one_of(choices)["parser"]
+        for value in choices:
+            assert {parse(form) for form in (value, value.lower(), value.title(), value.replace("_", "-"))} == {value}
+
+
+def test_no_option_takes_its_values_in_another_way() -> None:
+    """An option with named values is made by `one_of`; typer's own message spells the values in lower case."""
+    known = {*map("|".join, CHOICES.values()), "NUMBER|DURATION"}
+    for name, command in COMMANDS.items():
+        context = command.context_class(command, info_name=name)
+        shown = [record[0] for p in command.params if (record := p.get_help_record(context))]
+        assert {word for text in shown for word in text.split() if "|" in word} <= known, name
 
 
 CODES = {

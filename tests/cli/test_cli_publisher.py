@@ -101,6 +101,21 @@ def test_what_is_discarded_is_not_sent(postgres: str, broker: Broker, command: A
         assert two.publish_once("id-1", OutgoingEvent(b"new", partition=0)) == Published(new=1)
 
 
+def test_a_discard_of_what_does_not_wait_is_refused(postgres: str, broker: Broker, command: Any, dedup: Run) -> None:
+    """Exit code 2 with the command that shows what waits, also without --yes; nothing is given up, and nobody is fenced."""
+    leave(postgres, broker)
+    before = command("show shop")
+    for chosen in ("--partition 0 --sequence 999", "--partition 7", "--sequence 0"):
+        for line in (f"publisher discard shop {chosen}", f"publisher discard shop {chosen} --yes"):
+            code, out, err = dedup(f"{line} --store {shlex.quote(postgres)}")
+            assert (code, out) == (2, "")
+            assert err == "dedup: No such event waits. `dedup publisher show shop` shows those that wait.\n"
+    assert command("show shop") == before
+    assert command("discard shop --yes")["discarded"] == len(before["oldest"])
+    empty = command("show shop")
+    assert (command("discard shop --yes")["discarded"], command("show shop")) == (0, empty)
+
+
 def test_keys_are_spread_anew_only_on_request(postgres: str, broker: Broker, command: Any) -> None:
     """After set-partitions keys use all partitions; events that wait in a partition that is gone have to be decided first."""
     leave(postgres, broker)

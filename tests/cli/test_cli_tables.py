@@ -57,7 +57,7 @@ CHANGING = [
     "consumer reset shop",
     "checkpoint set shop --topic orders --partition 0 --to 19",
     "dead-letter discard {letter} --reason x",
-    "dead-letter edit {letter} --body x",
+    "dead-letter edit {letter} --body {{}}",
     "budget lift shop --kind NO_KEY --events 50",
     "sink accept shop orders",
     "sink sync",

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from dedup.demo import input, main, supervise
+from deadletter.letter import fingerprint
+from dedup.demo import audit, input, main, supervise
 from dedup.testing import delivery
 
 EVENTS, SEED, FILES = 20_000, 5, 12
@@ -186,6 +187,22 @@ def test_an_interrupted_supervisor_leaves_nothing_behind(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         supervise.run([sys.executable, "-c", child, str(pid)], tmp_path / "log", [], decided)
     assert not _runs(int(pid.read_text()))
+
+
+def test_dead_letters_with_one_fingerprint_are_one_line() -> None:
+    """Reasons that differ in a number alone are counted together, beside one of them; the table has a line for each fault."""
+    torn = [f"the body is not JSON: Unterminated string starting at, at character {at} of 100" for at in (90, 88, 89)]
+    reasons = [("UNDECODABLE", reason) for reason in [*torn, "the body is not UTF-8: byte 0xff at position 0"]]
+    reasons += [("REJECTED", "cancelled")] * 3
+    rows = [{"kind": kind, "reason": reason, "fingerprint": fingerprint(kind, reason)} for kind, reason in reasons]
+    counted = audit.by_fingerprint(pa.Table.from_pylist(rows))
+    assert counted == {("REJECTED", "cancelled"): 3, ("UNDECODABLE", f"for example: {torn[1]}"): 3, reasons[3]: 1}
+    found = audit.Audit(7, 0, 0, 0, 0, counted, 0, 0, ())
+    assert [line[:2] for line in main._lines(found, 0) if line[0].startswith("dead")] == [
+        ("dead letters REJECTED", 3),
+        ("dead letters UNDECODABLE", 3),
+        ("dead letters UNDECODABLE", 1),
+    ]
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -530,3 +531,25 @@ def test_a_large_body_that_is_gone_is_recorded_as_lost(place: Place) -> None:
     assert [(x["status"], x["holds_key"]) for x in letters(place.store())] == [("LOST", False)]
     assert run(batch(event(1, "big", 1)), 1).processed == 1
     assert_proven(place.store())
+
+
+@pytest.mark.fast_on("delta")
+@pytest.mark.parametrize("missing", ["handler", "log reader"])
+def test_a_dry_run_refuses_what_the_run_refuses(place: Place, missing: str) -> None:
+    """Without a handler, or without what reads the log again, both end with one message."""
+    store = place.store()
+    consumer(store, query="one")(batch(event(0, "a"), event(1, "b", -1)), 0)
+    store.amend("shop", accept_gap, by="test", reason="known")
+    run, asked = consumer(store, query="two"), Selection(topic="orders")
+    run(batch(event(9, "e")), 0)
+    calls = [partial(replay, asked, run), partial(reprocess, asked, run, from_log=True)]
+    if missing == "handler":
+        run._handler = None
+        calls.append(partial(reprocess, asked, run))
+    for call in calls:
+        said = []
+        for dry_run in (True, False):
+            with pytest.raises(ConfigError) as refused:
+                call(dry_run=dry_run)
+            said.append(str(refused.value))
+        assert said[0] == said[1] and ("no handler" if missing == "handler" else "register_log_reader") in said[0]

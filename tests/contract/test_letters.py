@@ -130,12 +130,28 @@ def test_an_edited_body_is_there_exactly_and_the_original_is_kept(place: Place) 
     store = place.store()
     run, found = failing(store), DeadLetters(store)
     letter = letters(store)[0]
-    found.edit(letter["id"], body=b'\xff\x00{"id"', **ANN)
+    found.edit(letter["id"], body=b'\xff\x00{"id"', accept_any_body=True, **ANN)
     shown = found.show(letter["id"])
     assert (shown.row["body"], shown.row["body_size"], shown.row["status"]) == (b'\xff\x00{"id"', 7, "OPEN")
     assert [(h["action"], h["body"], h["idempotence_key"]) for h in shown.history.to_pylist()][1:] == [("EDITED", letter["body"], None)]
     assert run(batch(event(4, "b", -1)), 1).duplicates == 1
     assert_proven(store)
+
+
+@pytest.mark.fast_on("delta")
+@pytest.mark.parametrize("kind", ["REJECTED", "UNDECODABLE"])
+def test_a_body_that_is_decoded_as_json_stays_json(place: Place, kind: str) -> None:
+    """An edit to a body that does not parse is refused with the reason and the place; JSON is taken, and any bytes if they are accepted."""
+    store = place.store()
+    failing(store)
+    found, (letter, *_) = DeadLetters(store), letters(store, kind=kind)
+    for body in (b'{"id": "b", "amou', b"", b"\xff", b'{"id": NaN}', b"\xef\xbb\xbf{}", b"{} {}"):
+        with pytest.raises(ConfigError, match=r"The new body .*accept_any_body=True"):
+            found.edit(letter["id"], body=body, **ANN)
+    assert letters(store, kind=kind)[0] == letter
+    found.edit(letter["id"], body=b'{"id": "b"}', **ANN)
+    found.edit(letter["id"], body=b"{} {}", accept_any_body=True, **ANN)
+    assert letters(store, kind=kind)[0]["body"] == b"{} {}"
 
 
 def test_an_edited_key_is_the_one_that_an_event_with_it_has(place: Place) -> None:

@@ -410,3 +410,19 @@ def test_the_command_line_shows_and_decides(place: Place, dedup: Any, tmp_path: 
     assert (done["messages"], done["done"]) == (4, True)
     assert states(place) == {}
     assert dedup("outbox dispatch shop --once", place)[0] == 2
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_topic_that_no_message_is_for_is_named(
+    place: Place, sent: bool, dedup: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dispatch --topic` names it with the topics that there are, those of sent messages too; it is no error, and sends the others."""
+    publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(2)]), 0)
+    if sent:
+        dispatcher(place, Receiver()).once()
+    assert place.store().outbox("shop").topics() == ["out"]
+    (tmp_path / "mail_topics.py").write_text("def send(messages):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = dedup("outbox dispatch shop --call mail_topics:send --topic Outt --topic out --once", place)
+    assert (code, out) == (0, f"sent {0 if sent else 2}\n")
+    assert err == "dedup: 'shop' has no message to topic 'Outt'. Did you mean out? Topics of stored messages: out.\n"

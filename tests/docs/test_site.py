@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import re
@@ -20,9 +21,9 @@ ERRORS = (ROOT / "docs/reference/errors.md").read_text()
 SETTINGS = (ROOT / "docs/reference/settings.md").read_text()
 
 
-def hooks() -> Any:
-    """What mkdocs calls."""
-    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/hooks.py")
+def hooks(file: str = "hooks") -> Any:
+    """What mkdocs calls, or another module of docs/."""
+    spec = importlib.util.spec_from_file_location(f"site_{file}", ROOT / f"docs/{file}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -57,6 +58,35 @@ def test_every_command_is_on_the_page_of_commands() -> None:
     for path, command in found:
         section = page.split(f"# {path}\n")[1].split("\n##")[0]
         assert not [p.opts for p in command.params if p.opts[0].startswith("--") and p.opts[0] not in section], path
+
+
+def test_the_pages_of_names_and_commands_are_those_of_the_code() -> None:
+    """A checkout has each name with its parameters, and each command, with a sentence; `python docs/names.py` writes them."""
+    names = hooks("names")
+    for file, filled in names.PAGES.items():
+        page = file.read_text()
+        assert filled(page) == page, f"run python docs/names.py: {file} is behind the code"
+    page = names.API.read_text()
+    assert "`DeadLetters.select(selection, columns=None)`" in page and "| `dedup dead-letter show` | Show one" in names.COMMANDS.read_text()
+    for section in re.split(r"(?m)^## ", page)[1:]:
+        assert len(re.findall(r"^\| `", section, re.MULTILINE)) >= len(re.findall(r"^::: ", section, re.MULTILINE)), section.splitlines()[0]
+
+
+def test_every_name_of_the_page_can_be_imported() -> None:
+    """`Consumer` from dedup, `kafka.Broker` from dedup.kafka, `checkpoint.PostgresCheckpointStore` from checkpoint."""
+    for name in re.findall(r"^\| `([\w.]+)", hooks("names").API.read_text(), re.MULTILINE):
+        thing: Any = importlib.import_module("checkpoint" if name.startswith("checkpoint.") else "dedup")
+        for part in name.removeprefix("checkpoint.").split("."):
+            found = hasattr(thing, part)
+            thing = getattr(thing, part) if found else importlib.import_module(f"{thing.__name__}.{part}")
+
+
+def test_a_long_call_in_a_table_can_be_broken() -> None:
+    """A call with many parameters would push the other columns out of sight; short values stay one word."""
+    long = "tx.merge(rows, table, keys, newer_by=None, delete_when=None)"
+    shown = hooks().on_page_content(f"<tr><td><code>{long}</code></td><td><code>--yes</code></td><td><code>a|b</code></td></tr>")
+    assert 'class="long">tx.<wbr>merge(<wbr>rows, table' in shown
+    assert "<td><code>--yes</code></td><td><code>a|b</code></td>" in shown
 
 
 def test_every_column_of_a_table_is_explained() -> None:
