@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def compare(spark: Any, dsn: str, folder: Path, sizes: Sizes) -> tuple[list[Meas
     land([topic.batch(sizes.events) for _ in range(sizes.batches)], folder / "topic")
     create_sinks(dsn)
     others = {
-        "jdbc_append": _jdbc(dsn),
+        "jdbc_append": jdbc(dsn),
         "on_conflict": _on_conflict(dsn),
         "staged_on_conflict": staged(dsn),
         "copy_floor": copied(dsn),
@@ -68,7 +68,12 @@ def verify(dsn: str, table: str, expected: Facts, *, once: bool) -> None:
     assert facts == wanted, f"{table}: {facts}, expected {wanted}"
 
 
-def _jdbc(dsn: str) -> Way:
+def jdbc(dsn: str, table: str = "jdbc_append", make: Callable[[Any], Any] = decoded) -> Way:
+    """Spark's JDBC writer.
+
+    Args:
+        make: from a batch to the rows that are appended.
+    """
     with psycopg.connect(dsn) as connection:
         info = connection.info
         options = {
@@ -76,12 +81,12 @@ def _jdbc(dsn: str) -> Way:
             "user": info.user,
             "password": info.password,
             "driver": "org.postgresql.Driver",
-            "dbtable": "jdbc_append",
+            "dbtable": table,
         }
 
     def append(batch: Any, batch_id: int) -> None:
         """Append the batch by Spark's JDBC writer."""
-        decoded(batch).write.format("jdbc").options(**options).mode("append").save()
+        make(batch).write.format("jdbc").options(**options).mode("append").save()
 
     return append
 

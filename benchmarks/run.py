@@ -29,6 +29,7 @@ from benchmarks import (
     memory,
     outbox,
     postgres,
+    postgres_tasks,
     runner,
     storage,
 )
@@ -114,6 +115,7 @@ def _on_postgres(part: Callable[[Any, str, Path, Sizes], tuple[list[Measure], Se
 
 PARTS: dict[str, Part] = {
     "postgres": _on_postgres(postgres.compare),
+    "postgres_tasks": _on_postgres(postgres_tasks.compare),
     "delta": lambda spark, folder, dsn, sizes: delta.compare_appends(spark, folder, sizes),
     "delta_large": lambda spark, folder, dsn, sizes: delta.compare_large(spark, folder, sizes),
     "delta_tasks": lambda spark, folder, dsn, sizes: delta_tasks.compare(spark, folder, sizes),

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint import guards
-from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, PositionGap, StoreError
+from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, PositionGap, StoreError, StoreUnavailable
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import OVER_BUDGET, Head, Run, SliceClaim
 from checkpoint.position import Partition
@@ -31,8 +31,10 @@ from deadletter.outage import with_replanning
 from dedup.core import planning
 from dedup.core.index import Index
 from dedup.core.store import Store
-from dedup.pipeline.batch import EvaluatedArrow, process_run
+from dedup.decode.prepare import Prepare
+from dedup.pipeline.batch import process_run
 from dedup.pipeline.commit import Chunk, Part, Policy, RowStates, committed, decide_chunk, index_of, refuse_parts
+from dedup.spark.keeping import EvaluatedKept, Share
 
 OUTCOMES = pa.schema(
     [
@@ -43,6 +45,7 @@ OUTCOMES = pa.schema(
         pa.field("decisions", pa.int64()),  # transactions that decided something
         pa.field("reached", pa.int64()),  # the highest position that is decided, null where none is
         pa.field("error", pa.binary()),  # pickled; the rows behind it are not decided
+        pa.field("lost", pa.string()),  # a file of kept rows that the task does not find; then it has begun no slice
     ]
 )
 """One row per slice."""
@@ -60,6 +63,7 @@ class SliceJob:
     identify: TopicIdentity | None
     gap_checked: frozenset[Partition]  # partitions that the driver has found without a gap
     alone: bool = True  # whether its slices run one at a time
+    late: Prepare | None = None  # how to complete few rows of those that `prepare_keys` has made
 
 
 KEPT_STORES = 4
@@ -87,6 +91,26 @@ def task(batches: Iterable[pa.RecordBatch], packed: bytes, keep: bool) -> Iterat
     finally:
         if not keep:
             store.close()
+
+
+def task_of_kept(number: int, packed: bytes, shares: Sequence[bytes], keep: bool) -> Iterator[pa.RecordBatch]:
+    """As `task`, where the rows are kept in files. All of them are opened before a slice begins.
+
+    Args:
+        number: of the task.
+        shares: by task, list[Share].
+    """
+    mine: list[Share] = pickle.loads(shares[number])
+    files: dict[str, pa.Table] = {}
+    for part in itertools.chain.from_iterable(share.parts for share in mine):
+        try:
+            part.open(files)
+        except StoreUnavailable as error:
+            yield pa.RecordBatch.from_pylist(
+                [{"states": [0] * planning.STATES, "decisions": 0, "error": pickle.dumps(error), "lost": part.path}], OUTCOMES
+            )
+            return
+    yield from task((batch for share in mine for batch in share.read(files).to_batches()), packed, keep)
 
 
 def _kept_store(packed: bytes) -> Store:
@@ -177,7 +201,7 @@ class _Slice:
         if not self._policy.on_failure.bisect and (others := sum(table.num_rows for table in tables)):
             refuse_parts(self.head.consumer, first.num_rows + others, self.job.max_events, "slice")
         for number, table in enumerate(itertools.chain([first], tables)):
-            rows = EvaluatedArrow(table)
+            rows = EvaluatedKept(table, late=self.job.late)
             index = index_of(rows)
             topic_ids = guards.ask(self.job.identify, {(self.partition.source, self.partition.topic)})
             if number == 0:

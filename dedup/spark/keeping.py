@@ -1,8 +1,9 @@
 """The rows of a batch kept where tasks have prepared them: the driver gets their positions, keys and payload hashes, and decides.
 
 One job prepares the rows, wherever Spark has them, and writes them as Arrow files into a folder of this attempt, which driver and tasks
-share. The handler's tasks read these files: a batch is evaluated once, and its rows neither visit the driver nor are shuffled. Called by
-dedup/spark/tasks.py for handlers of events whose batch one commit of the driver decides; needs no Spark itself.
+share. The handler's tasks read these files: a batch is evaluated once, and its rows neither visit the driver nor are shuffled. Where tasks
+commit by themselves, the driver only says which rows each of them reads. Called by dedup/spark/tasks.py for handlers of events; needs no
+Spark itself.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from dedup.core.keys import SEQUENCE
 from dedup.core.rows import ArrowFrames, picked
 from dedup.core.store import Frames
 from dedup.decode.prepare import PAYLOAD_HASH, Prepare, complete, payload_hashes, prepare_keys
-from dedup.pipeline.batch import EvaluatedBatch, Evaluating, index_columns
+from dedup.pipeline.batch import EvaluatedArrow, EvaluatedBatch, Evaluating, index_columns
 
 log = logging.getLogger("dedup")
 
@@ -163,11 +164,15 @@ class KeptRows(NamedTuple):
     left_out: Ints | None = None  # of these rows; None: `chosen` says more
     chosen: Ints | None = None  # None: all but those that are left out
 
-    def read(self, files: dict[str, pa.Table]) -> pa.Table:
-        """The rows. Raises StoreUnavailable where the file is not there, or not the one that was written."""
+    def open(self, files: dict[str, pa.Table]) -> pa.Table:
+        """All rows of the file, which are here from now on. Raises StoreUnavailable where it is gone, or not the one that was written."""
         if self.path not in files:
             files[self.path] = _read_file(self.path, self.size)
-        table = files[self.path].slice(self.first, self.rows)
+        return files[self.path]
+
+    def read(self, files: dict[str, pa.Table]) -> pa.Table:
+        """The rows. Raises StoreUnavailable as `open`."""
+        table = self.open(files).slice(self.first, self.rows)
         if self.chosen is not None:
             return picked(table, self.chosen)
         if self.left_out is None:
@@ -220,17 +225,30 @@ class KeptBatch:
     def evaluate(self, prepare: Prepare) -> Iterator[EvaluatedBatch]:
         """Map, decode, compute keys, and evaluate, once.
 
-        Crash: the folder of a process that dies is removed by the next one on this host that keeps rows.
+        Crash: as `kept`.
         """
-        folder = self.tasks.folder()
-        if folder is not None:
-            with folder as here:
-                pieces, late = self.tasks.keep(prepare, here)
-                if _all_here(pieces):
-                    yield EvaluatedInTasks(pieces, late)
-                    return
+        with kept(self.tasks, prepare) as found:
+            if found is not None:
+                yield found
+                return
         with self.batch.evaluate(prepare) as rows:
             yield rows
+
+
+@contextmanager
+def kept(tasks: Keeps, prepare: Prepare) -> Iterator[EvaluatedInTasks | None]:
+    """The rows of the batch, kept by these tasks for the time of the block; None where they cannot be.
+
+    Crash: the folder of a process that dies is removed by the next one on this host that keeps rows.
+    """
+    folder = tasks.folder()
+    if folder is not None:
+        with folder as here:
+            pieces, late = tasks.keep(prepare, here)
+            if _all_here(pieces):
+                yield EvaluatedInTasks(pieces, late)
+                return
+    yield None
 
 
 def _all_here(pieces: pa.Table) -> bool:
@@ -238,12 +256,24 @@ def _all_here(pieces: pa.Table) -> bool:
     paths = set(pieces["path"].to_pylist())
     if None in paths:
         said = next(row["topic"] for row in pieces.to_pylist() if row["path"] is None)
-        log.warning("tasks could not keep the rows of the batch (%s): they come to the driver", said)
+        log.warning("tasks could not keep the rows of the batch (%s): they come by the driver, or by a shuffle", said)
         return False
     if missing := [path for path in paths if not os.path.exists(path)]:
-        log.warning("%s, which a task has written, is not here: the folder is not shared, and the rows come to the driver", missing[0])
+        log.warning("%s, which a task has written, is not here: the folder is not shared, and the rows come another way", missing[0])
         return False
     return True
+
+
+@dataclass(frozen=True)
+class EvaluatedKept(EvaluatedArrow):
+    """Rows that were read from kept files, in a task that decides them."""
+
+    late: Prepare | None = None  # how to complete few of them
+
+    def content(self, rows: Ints) -> pa.Table:
+        """These rows, in this order."""
+        found = super().content(rows)
+        return found if self.late is None else complete(found.drop_columns([PAYLOAD_HASH]), self.late, found[PAYLOAD_HASH])
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,23 +282,26 @@ class KeptFrame:
 
     shares: tuple[Share, ...]
 
-    def dealt(self, tasks: int, lanes: Ints) -> list[list[Share]]:
+    def dealt(self, tasks: int, lanes: Ints | None = None) -> list[list[Share]]:
         """The shares of at most so many tasks, the largest first, each to the task that has the fewest rows so far.
 
         Args:
-            lanes: of each row of the frame the number of its sequence; -1: none.
+            lanes: of each row of the frame the number of its sequence; -1: none. None: the tasks find out by themselves.
         """
         dealt: list[list[Share]] = [[] for _ in range(min(tasks, len(self.shares)))]
-        bases = [share.base for share in self.shares[1:]]
-        mine = [
-            share._replace(lanes=at if (at >= 0).any() else None) for share, at in zip(self.shares, np.split(lanes, bases), strict=True)
-        ]
+        mine = list(self.shares) if lanes is None else self._with_lanes(lanes)
         loads = [0] * len(dealt)
         for share in sorted(mine, key=lambda one: -one.rows):
             least = loads.index(min(loads))
             dealt[least].append(share)
             loads[least] += share.rows
         return dealt
+
+    def _with_lanes(self, lanes: Ints) -> list[Share]:
+        bases = [share.base for share in self.shares[1:]]
+        return [
+            share._replace(lanes=at if (at >= 0).any() else None) for share, at in zip(self.shares, np.split(lanes, bases), strict=True)
+        ]
 
 
 @dataclass(eq=False)

@@ -1,7 +1,8 @@
 """Handlers of single events in Spark's tasks: the driver plans a batch, brings each partition to one task, and adds up what they say.
 
 Called by the consumer for each batch that has tasks. Where tasks commit by themselves their side is spark/committing.py; where one commit
-of the driver decides a batch, they only run the handler: spark/handling.py. Works on classic Spark and Spark Connect alike.
+of the driver decides a batch, they only run the handler: spark/handling.py. Either way rows are kept in files if they can be
+(spark/keeping.py), else shuffled. Works on classic Spark and Spark Connect alike.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pickle
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,6 +32,7 @@ from checkpoint.position import Partition
 from deadletter.crashes import Marker, untried
 from deadletter.failure import Elsewhere
 from dedup.core.envelope import ENVELOPE, POSITION
+from dedup.core.index import Index
 from dedup.core.store import Slicing
 from dedup.decode.prepare import Prepare
 from dedup.pipeline import company
@@ -41,6 +43,7 @@ from dedup.pipeline.report import Report
 from dedup.spark import committing, keeping, workers
 from dedup.spark.committing import OUTCOMES, SliceJob
 from dedup.spark.handling import InTasks
+from dedup.spark.keeping import EvaluatedInTasks
 from dedup.spark.prepare import answers as registry_answers
 from dedup.spark.prepare import plan, positions, prepare_columns
 
@@ -186,15 +189,61 @@ def _commit_in_tasks(job: Job, tasks: Tasks, head: Head, run: Run, *, first: boo
     """
     report = Report()
     guard(job, head, run, {})
+    with keeping.kept(tasks, job.prepare(head)) as found:
+        if found is not None:
+            outcomes = _commit_kept(job, tasks, head, run, KeptSlices(found), alone=first and _have_died(job, tasks))
+    if found is None:
+        outcomes = _commit_shuffled(job, tasks, head, run, first=first)
+    for row in outcomes:
+        report += Report.of_counts(np.asarray(row["states"]))
+    _raise_worst(_errors(outcomes))
+    return report, close(job, _reached(head, run, outcomes), run)
+
+
+@dataclass(frozen=True)
+class KeptSlices:
+    """The rows of a batch in files of tasks, and which task reads which."""
+
+    rows: EvaluatedInTasks
+
+    @cached_property
+    def index(self) -> Index:
+        """In the order of positions. Raises ConfigError where one is null."""
+        return index_of(self.rows)
+
+    def run(self, tasks: Tasks, packed: bytes, at_once: int, *, keep: bool) -> pa.Table:
+        """Run all slices, each partition's in one task; returns OUTCOMES. Crash: as `SparkTasks.run`."""
+        dealt = self.rows.frame(self.index.order).dealt(at_once)
+        if not dealt:
+            return OUTCOMES.empty_table()
+        task = partial(committing.task_of_kept, packed=packed, shares=[pickle.dumps(mine) for mine in dealt], keep=keep)
+        return tasks.spread(task, len(dealt), OUTCOMES)
+
+
+def _commit_kept(job: Job, tasks: Tasks, head: Head, run: Run, kept: KeptSlices, *, alone: bool) -> list[dict[str, Any]]:
+    """The slices of rows that are kept in files: their first positions are known, so that gaps are looked for before anything is written.
+
+    Raises:
+        PositionGap, and what `guard` raises.
+    """
+    firsts = {partition: first for partition, (first, _) in kept.index.spans.items()}
+    if guards.gaps(head, run, firsts):  # a slice may have committed more than the driver knows
+        head = replace(job.store.head(job.name), epoch=head.epoch)
+    guard(job, head, run, firsts)
+    outcomes = _run_tasks(job, tasks, head, run, frozenset(firsts), alone=alone, kept=kept)
+    for lost in [row["lost"] for row in outcomes if row["lost"] is not None]:
+        keeping.give_up(lost)
+    return outcomes
+
+
+def _commit_shuffled(job: Job, tasks: Tasks, head: Head, run: Run, *, first: bool) -> list[dict[str, Any]]:
+    """The slices of rows that come by a shuffle. To look for gaps is to evaluate the batch: done where there may be one."""
     gap_checked = _check_gaps(job, tasks, head, run) if first and _may_gap(head, run) else frozenset()
     outcomes = _run_tasks(job, tasks, head, run, gap_checked, alone=first and _have_died(job, tasks))
     if any(isinstance(error, PositionGap) for error in _errors(outcomes)):
         now = replace(job.store.head(job.name), epoch=head.epoch)
         outcomes = _run_tasks(job, tasks, now, run, _check_gaps(job, tasks, head, run), alone=_have_died(job, tasks))
-    for row in outcomes:
-        report += Report.of_counts(np.asarray(row["states"]))
-    _raise_worst(_errors(outcomes))
-    return report, close(job, _reached(head, run, outcomes), run)
+    return outcomes
 
 
 def _may_gap(head: Head, run: Run) -> bool:
@@ -222,15 +271,20 @@ def _have_died(job: Job, tasks: Tasks) -> bool:
 
 
 def _run_tasks(
-    job: Job, tasks: Tasks, head: Head, run: Run, gap_checked: frozenset[Partition], *, alone: bool = False
+    job: Job, tasks: Tasks, head: Head, run: Run, gap_checked: frozenset[Partition], *, alone: bool = False, kept: KeptSlices | None = None
 ) -> list[dict[str, Any]]:
     """The slices of a batch. After deaths one at a time, and with no other query's chunk in hand in the driver, which may end them all."""
     count = 1 if alone else _at_once(job, tasks)
     with company.taken(job.name, alone=alone) as by_itself:
-        packed = _pack(job, tasks, replace(slice_job(job, head, run, gap_checked), alone=by_itself))
-        # Where every core may have its connections, the processes of tasks keep them: there are never more than the cap.
-        task = partial(committing.task, packed=packed, keep=tasks.cores <= count)
-        outcomes: list[dict[str, Any]] = tasks.run(tasks.prepared(job.prepare(head)), task, OUTCOMES, count).to_pylist()
+        late = None if kept is None else kept.rows.late
+        packed = _pack(job, tasks, replace(slice_job(job, head, run, gap_checked), alone=by_itself, late=late))
+        keep = tasks.cores <= count  # each core may have its connections, so processes keep theirs: there are never more than the cap
+        if kept is not None:
+            found = kept.run(tasks, packed, count, keep=keep)
+        else:
+            task = partial(committing.task, packed=packed, keep=keep)
+            found = tasks.run(tasks.prepared(job.prepare(head)), task, OUTCOMES, count)
+    outcomes: list[dict[str, Any]] = found.to_pylist()
     return outcomes
 
 

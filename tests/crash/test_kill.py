@@ -69,7 +69,7 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(place: Place, nursery: Nur
     check(place)
 
 
-IN_TASKS = {"delta": [*JOBS, "decide", "publish"]}
+IN_TASKS = {"delta": [*JOBS, "decide", "publish"], "postgres": [*JOBS, "commit"]}
 IN_TASKS_TOO = {"delta": [s for s in STEPS["delta"] if s not in (*IN_TASKS["delta"], "park", "note", "advance")]}
 
 

@@ -88,7 +88,7 @@ def test_postgres_by_hand_and_by_copy_are_verified(
     from benchmarks import postgres as ways
     from benchmarks.stream import INSIDE, Sizes
 
-    monkeypatch.setattr(ways, "_jdbc", lambda dsn: ways.copied(dsn, "jdbc_append"))
+    monkeypatch.setattr(ways, "jdbc", lambda dsn: ways.copied(dsn, "jdbc_append"))
     measures, seconds = ways.compare(spark, postgres, tmp_path, Sizes(events=40, batches=2, warm=1, duplicates=0.5))
     names = {f"postgres/{name}" for name in ("jdbc_append", "on_conflict", "staged_on_conflict", "copy_floor")}
     assert {m.measure for m in measures} == names

@@ -93,6 +93,28 @@ def test_large_tables_and_batches_on_delta_are_verified(spark: SparkSession, tmp
     assert facts == Facts(2_000, 2_000, sum(range(2_000)))
 
 
+def test_handlers_in_tasks_on_postgres_are_verified(
+    spark: SparkSession, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow tables and single events beside appends: each sink holds what its way promises. COPY stands in for JDBC's driver."""
+    from benchmarks import postgres_tasks
+    from benchmarks.events import decoded
+    from benchmarks.postgres import copy_rows
+    from benchmarks.stream import Sizes
+
+    def by_copy(dsn: str, table: str, make: Any = decoded) -> Any:
+        def way(batch: Any, batch_id: int) -> None:
+            with psycopg.connect(dsn) as connection:
+                copy_rows(connection, table, make(batch).toArrow())
+
+        return way
+
+    monkeypatch.setattr(postgres_tasks, "jdbc", by_copy)
+    measures, seconds = postgres_tasks.compare(spark, postgres, tmp_path, Sizes(events=40, batches=2, warm=1, duplicates=0.5))
+    assert [measure.measure for measure in measures] == ["postgres/foreach_arrow_vs_jdbc", "postgres/foreach_vs_floor"]
+    assert {len(taken) for taken in seconds.values()} == {1} and len(seconds) == 4
+
+
 def test_every_share_of_duplicates_is_measured(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both contests run with no duplicates and with half of them, and their measures are named by the share."""
     from benchmarks import delta, duplicates

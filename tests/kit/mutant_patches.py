@@ -35,6 +35,7 @@ _BACK = "tests/stores/delta/test_delta_copied_back.py::"
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
 _GUARDED = "tests/stores/postgres/test_postgres_guard.py::"
 _SLICES = "tests/crash/test_slices.py::"
+_KEPT = "tests/stores/postgres/test_slices_kept.py::"
 _SIMULATION = "tests/simulation/test_simulation.py::test_no_schedule_of_crashes_instances_and_replays_breaks_an_invariant"
 
 MUTANTS = (
@@ -459,7 +460,21 @@ MUTANTS = (
         "dedup/spark/committing.py",
         "            if number == 0:\n                self._refuse_gap(index)\n",
         "",
-        "tests/spark/test_foreach_spark.py::test_a_gap_is_refused_before_anything_is_written",
+        _KEPT + "test_a_gap_is_refused_before_any_slice_begins",
+    ),
+    Mutant(
+        "slices of kept rows begin behind a gap",
+        "dedup/spark/tasks.py",
+        "    guard(job, head, run, firsts)\n    outcomes",
+        "    outcomes",
+        _KEPT + "test_a_gap_is_refused_before_any_slice_begins",
+    ),
+    Mutant(
+        "a task begins slices although a file of its rows is gone",
+        "dedup/spark/committing.py",
+        "            part.open(files)\n",
+        "            pass\n",
+        _KEPT + "test_a_file_that_is_gone_decides_nothing_and_the_next_try_is_shuffled",
     ),
     # Delta
     Mutant(

@@ -65,9 +65,13 @@ def test_each_partition_commits_by_itself_and_all_of_it_adds_up(spark: SparkSess
 
 
 @pytest.mark.postgres
-def test_a_partition_is_one_task_in_order_however_it_came(spark: SparkSession, base: PostgresPlace) -> None:
-    """Seven shuffled Spark partitions: every partition's events come to one process that is not the driver, ascending, chunk by chunk."""
-    made, last = bare(base.store(), max_events_per_transaction=16), dict[int, int]()
+@pytest.mark.parametrize("scratch", [None, "abfss://nowhere"], ids=["kept", "shuffled"])
+def test_a_partition_is_one_task_in_order_however_it_came(spark: SparkSession, base: PostgresPlace, scratch: str | None) -> None:
+    """Seven shuffled Spark partitions: every partition's events come to one process that is not the driver, ascending, chunk by chunk.
+
+    Their rows are kept in files, or come by a shuffle where no folder is shared.
+    """
+    made, last = bare(base.store(), max_events_per_transaction=16, scratch=scratch), dict[int, int]()
 
     @made.foreach(into="orders")
     def book(event: Event, tx: Any) -> Any:

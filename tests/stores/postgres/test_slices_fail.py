@@ -101,10 +101,13 @@ def test_a_systemic_error_parks_nothing(base: PostgresPlace) -> None:
     assert_proven(base.store())
 
 
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "shuffled"])
 @pytest.mark.parametrize(
     ("cores", "connections", "expected"), [(2, None, (2, True)), (100, None, (32, False)), (100, 8, (4, False)), (3, 8, (3, True))]
 )
-def test_so_many_tasks_run_at_once(base: PostgresPlace, cores: int, connections: int | None, expected: tuple[int, bool]) -> None:
+def test_so_many_tasks_run_at_once(
+    base: PostgresPlace, cores: int, connections: int | None, expected: tuple[int, bool], keeps: bool
+) -> None:
     """As many as there are cores, 32 at most, or half of `connections=`; processes keep connections where all cores may have theirs."""
     store, asked = base.store(), list[tuple[int, bool]]()
     store.room = lambda consumer: 1000  # type: ignore[method-assign]  # as of a server for a cluster
@@ -116,10 +119,14 @@ def test_so_many_tasks_run_at_once(base: PostgresPlace, cores: int, connections:
             asked.append((at_once, task.keywords["keep"]))
             return super().run(rows, task, answers, at_once)
 
-    events = batch(*orders(range(3)))
-    cluster = Cluster(events)
+        def spread(self, task: Any, parts: int, answers: pa.Schema) -> pa.Table:
+            asked.append((parts, task.keywords["keep"]))
+            return super().spread(task, parts, answers)
+
+    events = batch(*(one for partition in range(33) for one in orders([0], partition=partition)))
+    cluster = Cluster(events, keeps=keeps)
     cluster.cores = cores
-    assert run_in(cluster, made, events).processed == 3 and asked == [expected]
+    assert run_in(cluster, made, events).processed == 33 and asked == [expected]
 
 
 class Rude(Exception):
