@@ -50,9 +50,10 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """The one Spark session of the run; it has Spark's Kafka source."""
     from dedup.spark.session import local_session
+    from fixtures.rooms import is_fast
     from kit import maven
 
     if os.environ.get("DEDUP_TEST_SPARK") == "connect":
@@ -60,7 +61,8 @@ def spark() -> Iterator[SparkSession]:
 
         yield from spark_connect.session()
         return
-    session = local_session("dedup tests", **{"spark.jars": maven.spark_kafka()})
+    conf = cheap.INTERPRETED if is_fast(request.config) else {}
+    session = local_session("dedup tests", **{"spark.jars": maven.spark_kafka(), **conf})
     yield session
     session.stop()
 

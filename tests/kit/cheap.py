@@ -17,6 +17,10 @@ JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Small actions never gain what compiling better costs: a session of Spark that commits three times takes half of the CPU."""
 
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Settings of a session that interprets its plans: for a few rows, compiling them costs more than running them. The full run compiles."""
+
+
 def archive() -> Path:
     """Where kit.class_archive keeps Spark's classes: it belongs to this environment's Spark."""
     return Path(sys.prefix) / "spark.jsa"
