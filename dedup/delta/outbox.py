@@ -465,7 +465,7 @@ def last_decision(engine: Engine, messages_uri: str, marks_uri: str) -> int:
 
 def _read(table: DeltaTable, columns: list[str], where: pc.Expression | None = None) -> pa.Table:
     with tables.reading(table.table_uri):
-        return table.to_pyarrow_dataset().to_table(columns=columns, filter=where)
+        return tables.dataset(table).to_table(columns=columns, filter=where)
 
 
 def _joined(messages: pa.Table, latest: pa.Table) -> pa.Table:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -27,7 +28,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.files import Add
-from dedup.delta.storage import AT_ONCE, StorageOptions, absolute, explained, filesystem, is_away
+from dedup.delta.storage import AT_ONCE, StorageOptions, absolute, explained, filesystem, is_away, is_local
 
 COMMIT_REFUSED = CommitFailedError
 """delta-rs says that the commit did not land; still read back, because its own retry may have met its own commit."""
@@ -61,6 +62,18 @@ def open_table(uri: str, options: StorageOptions) -> DeltaTable | None:
         return None
     except DELTA_ERRORS as error:
         raise StoreUnavailable(f"The Delta table {uri} cannot be opened: {explained(uri, error)}") from error
+
+
+def dataset(table: DeltaTable) -> Any:
+    """A snapshot for reads by Arrow.
+
+    A local one is read by Arrow's own file system. Behind delta-rs's, which is written in Python, threads of Arrow abort the process where
+    they outlive the interpreter ("terminate called without an active exception", exit code 134; deltalake 1.6.6).
+    """
+    uri = str(table.table_uri)
+    path = unquote(urlparse(uri).path) if uri.startswith("file://") else uri
+    local = {"filesystem": filesystem(path.rstrip("/"), None)} if is_local(path) else {}
+    return table.to_pyarrow_dataset(**local)
 
 
 def open_version(uri: str, version: int, options: StorageOptions) -> DeltaTable | None:

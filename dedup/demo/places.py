@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 import dedup
 from dedup import ConfigError, DeltaStore
 from dedup.core.store import Store
+from dedup.delta import tables
 from dedup.demo.input import FLIGHT
 from dedup.urls import is_postgres, mask_secrets
 
@@ -141,8 +142,8 @@ class DeltaTarget:
         return DeltaStore(self._state, tables={self.sink: str(self._path)})
 
     def rows(self) -> pa.Table:
-        """All rows of the sink, read by deltalake."""
-        return DeltaTable(str(self._path)).to_pyarrow_table()
+        """All rows of the sink."""
+        return tables.dataset(DeltaTable(str(self._path))).to_table()
 
     def where(self) -> dict[str, str]:
         """The two folders."""

@@ -16,9 +16,10 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ from dedup.delta.files import FileWriter, partition_text, statistics
 from dedup.delta.fit import arrow_schema, check_schema, conform, fits
 from dedup.delta.keys import KeyIndex
 from dedup.delta.storage import consumer_name, safe_name
-from dedup.delta.tables import commit, part_reached, part_version, reached, seq_of, seq_of_part, version_of
+from dedup.delta.tables import commit, dataset, part_reached, part_version, reached, seq_of, seq_of_part, version_of
 
 pytestmark = pytest.mark.delta
 
@@ -356,3 +357,11 @@ def test_a_version_names_one_decision(seq: int, one: UUID, other: UUID) -> None:
     mine, theirs, later = version_of(seq, one.hex), version_of(seq, other.hex), version_of(seq + 1, other.hex)
     assert seq_of(mine) == seq and mine < later < 2**63 and reached(later, mine) and not reached(mine, later)
     assert reached(mine, mine) and (mine == theirs or not reached(mine, theirs))
+
+
+def test_a_local_table_is_read_without_python_code_in_threads_of_arrow(tmp_path: Path) -> None:
+    """Such threads abort a process that ends: the file system is Arrow's own, also below a folder with a blank in its name."""
+    write_deltalake(str(tmp_path / "a table"), pa.table({"a": ["x", "y"]}))
+    found = dataset(DeltaTable(str(tmp_path / "a table")))
+    assert found.to_table()["a"].to_pylist() == ["x", "y"]
+    assert "SubTreeFileSystem" in repr(found.filesystem) and not isinstance(found.filesystem.base_fs, pafs.PyFileSystem)
