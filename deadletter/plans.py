@@ -33,6 +33,13 @@ REASONS = {
 SHOWN = 300
 """Characters of an error message that make the reason of a letter."""
 
+
+def reason_of(failure: Failure) -> str:
+    """The reason of a letter, in one line; where it is cut, it says so."""
+    message = " ".join(failure.message.split())
+    return f"{failure.error_type}: {message if len(message) <= SHOWN else message[: SHOWN - 1] + '…'}"
+
+
 _ENTRY, _NO_HISTORY = pa.struct(list(HISTORY)), HISTORY.empty_table()
 
 

@@ -17,7 +17,7 @@ from checkpoint.head import Head, Run
 from checkpoint.position import KEY_ONLY, Ints, Partition
 from deadletter.failure import Failure
 from deadletter.letter import HOLDS_NO_KEY, LETTERS, SEQUENCES, Kind, LetterIds, fingerprint, letter_id
-from deadletter.plans import REASONS, SHOWN, failure_entry, history
+from deadletter.plans import REASONS, failure_entry, history, reason_of
 from dedup.core.envelope import ENVELOPE
 from dedup.core.keys import INTERNAL, LOG_TIME, SEQUENCE, key_bytes
 from dedup.core.planning import LETTER_KINDS, LETTERED, WAITING, WITHOUT_KEY, Settled
@@ -168,7 +168,7 @@ def _reason(kind: Kind, failure: Failure | None, rejected: str | None, undecodab
     if waiting:
         return "an earlier event of its sequence is a dead letter"
     if failure:
-        return f"{failure.error_type}: {' '.join(failure.message.split())[:SHOWN]}"
+        return reason_of(failure)
     if undecodable:
         return undecodable.text
     return rejected or REASONS.get(kind, "rejected by the handler")

@@ -25,6 +25,7 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import ConfigError, RowsRefused, SinkMismatch
 from dedup.core.envelope import POSITION
+from dedup.core.near import listed, meant
 from dedup.core.rows import PlainRows, Rows
 from dedup.core.steps import Merge
 from dedup.core.values import Target
@@ -352,7 +353,7 @@ class SinkNames:
         elif self.engine.name == SPARK:
             return name  # the catalog may not let anybody in by the path
         elif (side := spark_side()) is not None:
-            uri = absolute(side.location(name))
+            uri = absolute(self._in_catalog(side, name))
         else:
             raise ConfigError(
                 f"The sink {name!r} is not a path, not in tables=, and there is no Spark session to ask for a table of that name. "
@@ -360,6 +361,14 @@ class SinkNames:
             )
         require_put_if_absent(uri, self.options)
         return uri
+
+    def _in_catalog(self, side: Any, name: str) -> str:
+        try:
+            return str(side.location(name))
+        except ConfigError as error:
+            if not self.tables:
+                raise
+            raise ConfigError(f"{error} {meant([name], self.tables)}The names in tables= are {listed(self.tables)}.") from error
 
     def spark(self) -> Any:
         """The Spark side, for sinks that only Spark may write. Raises ConfigError where this process has no session."""

@@ -28,7 +28,7 @@ from deadletter import plans
 from deadletter.failure import Failure
 from deadletter.letter import LETTERS, Action, Kind, Status, fingerprint, table_of
 from deadletter.outage import with_replanning
-from deadletter.plans import REASONS, SHOWN, failure_entry, history, was_given
+from deadletter.plans import REASONS, failure_entry, history, reason_of, was_given
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Change, Commit, Free
 from deadletter.work import known
@@ -537,7 +537,7 @@ def _key(tried: Tried, row: int) -> dict[str, Any]:
 
 def _error(tried: Tried, row: int, at: dt.datetime) -> dict[str, Any]:
     failure, kind, letter = _failure(tried, row), LETTER_KINDS[tried.state(row)], tried.letters[row]
-    reason = f"{failure.error_type}: {' '.join(failure.message.split())[:SHOWN]}" if failure else _said(tried, row, kind)
+    reason = reason_of(failure) if failure else _said(tried, row, kind)
     undecodable = tried.why.undecodable.get(row)
     cut = letter["kind"] == Kind.TOO_LARGE
     shown = Kind.TOO_LARGE if cut else kind

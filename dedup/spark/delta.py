@@ -77,9 +77,11 @@ class SparkSide:
         try:
             rows = self.session.sql(f"DESCRIBE DETAIL {quoted(name)}").select("format", "location").collect()
         except ERRORS as error:
+            said = first_line(error)
             raise ConfigError(
                 f"The sink {name!r} is not a path and not in tables=, and the catalog of this Spark session has no table of this name that "
-                f"can be described. Give a path, a name from tables=, or the name of a table: {first_line(error)}"
+                "can be described. Give a path, a name from tables=, or the name of a table."
+                + ("" if "NOT_FOUND" in said else f" Spark says: {said}")
             ) from error
         if rows[0]["format"] != "delta":
             raise ConfigError(f"The table {name!r} is not a Delta table but {rows[0]['format']}.")

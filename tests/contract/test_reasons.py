@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 
 import pyarrow as pa
 import pytest
 
 from checkpoint.errors import BudgetExceeded
+from deadletter.failure import Failure
+from deadletter.plans import reason_of
 from deadletter.selection import Selection
 from dedup import Consumer, decode
 from dedup.reprocessing.letters import reprocess
@@ -117,3 +120,10 @@ def test_a_decoder_that_is_a_function_gives_no_reason(place: Place) -> None:
     run.decode = lambda column: column
     assert run.job().policy.decoder is None
     assert pa.types.is_struct(ORDER.type)
+
+
+def test_a_reason_that_is_cut_says_so() -> None:
+    """Nobody takes the first half of an advice for all of it; a reason that fits stays as it is."""
+    at = dt.datetime.now(dt.UTC)
+    assert reason_of(Failure("ValueError", "too\nbad", "", "f", at)) == "ValueError: too bad"
+    assert reason_of(Failure("ValueError", "x" * 1000, "", "f", at)) == f"ValueError: {'x' * 299}…"

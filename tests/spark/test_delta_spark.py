@@ -374,15 +374,19 @@ def test_settings_of_the_session_survive_a_merge(spark: SparkSession, tmp_path: 
 
 
 def test_a_table_of_the_catalog_is_found_by_its_name(spark: SparkSession, tmp_path: Path) -> None:
-    """One, two and three parts; what is no Delta table is told."""
+    """One, two and three parts; a name that is none is told, with the one that was meant."""
     spark.sql(f"CREATE TABLE named_sink (id BIGINT, text STRING) USING delta LOCATION '{tmp_path}/named'")
     try:
         store = DeltaStore(str(tmp_path / "state"))
         for i, name in enumerate(("named_sink", "default.named_sink", "spark_catalog.default.named_sink")):
             write(store, name, [pa.table({"id": [i], "text": ["x"]})])
         assert sorted(r[0] for r in spark.table("named_sink").collect()) == [0, 1, 2]
-        with pytest.raises(ConfigError, match="no_such"):
+        with pytest.raises(ConfigError, match="no_such") as caught:
             write(store, "no_such", [pa.table({"id": [1]})])
+        assert "DETAIL" not in str(caught.value)
+        named = DeltaStore(str(tmp_path / "state"), tables={"orders": f"{tmp_path}/orders"})
+        with pytest.raises(ConfigError, match=r"Did you mean 'orders'\? The names in tables= are orders\."):
+            write(named, "ordres", [pa.table({"id": [1]})])
     finally:
         spark.sql("DROP TABLE named_sink")
 
