@@ -201,7 +201,8 @@ def require_put_if_absent(uri: str, options: StorageOptions) -> None:
         _require_s3_guard(uri, options)
     elif scheme not in _ATOMIC:
         raise ConfigError(
-            f"Storage {scheme}:// of {uri} is not known to create a file only if it is absent. Use {', '.join(sorted(_ATOMIC))} or s3."
+            f"Storage {scheme}:// of {uri} is not known to create a file only if it is absent. "
+            f"Use {', '.join(sorted(_ATOMIC))} or s3; for a store in PostgreSQL, postgresql://USER@HOST/DATABASE."
         )
 
 

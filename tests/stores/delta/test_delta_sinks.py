@@ -229,6 +229,13 @@ def test_storage_that_cannot_decide_between_two_writers_is_refused(uri: str, opt
         require_put_if_absent(uri, options)
 
 
+@pytest.mark.parametrize("uri", ["jdbc:postgresql://h/shop", "mysql://h/shop", "hdfs://n/x"])
+def test_the_refusal_of_an_unknown_scheme_names_every_scheme_that_a_store_can_have(uri: str) -> None:
+    """A mistyped address of PostgreSQL arrives here too: the message says how to write one."""
+    with pytest.raises(ConfigError, match=r"abfss, .* or s3; for a store in PostgreSQL, postgresql://"):
+        require_put_if_absent(uri, None)
+
+
 def test_a_store_on_such_storage_cannot_be_made() -> None:
     """The refusal comes with the first line of the program."""
     with pytest.raises(ConfigError, match="aws_conditional_put"):
