@@ -18,6 +18,7 @@
     │   │       └── ValuesRefused  values that the sink's columns cannot hold
     │   └── PublicationStuck     a decided batch that a sink refuses
     ├── SourceUnavailable        the broker does not answer             -> nothing was decided; run it again
+    │   ├── ReceiverStolen       another receiver took the partition    -> give each a consumer group of its own
     │   ├── RegistryUnavailable  the schema registry does not
     │   └── NotConfirmed         published events are stored, and the broker has not confirmed them
     ├── DestinationUnavailable   nobody's messages can be sent now      -> they wait in the outbox; try again
@@ -129,6 +130,10 @@ class PublicationStuck(StoreError):
 
 class SourceUnavailable(DedupError):
     """The broker cannot be asked. Nothing was decided; run it again."""
+
+
+class ReceiverStolen(SourceUnavailable):
+    """Another receiver of the same consumer group took this partition. Stop one of the two, or give each a consumer group of its own."""
 
 
 class RegistryUnavailable(SourceUnavailable):

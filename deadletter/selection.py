@@ -6,10 +6,44 @@ Pure; each store turns it into its own query.
 from __future__ import annotations
 
 import datetime as dt
+import numbers
 from dataclasses import dataclass
 
+from checkpoint import given
 from checkpoint.errors import ConfigError
 from checkpoint.position import LAST
+from deadletter.letter import Kind, Status
+
+
+def _texts(values: object) -> bool:
+    """Whether these are several texts; one text is none of them, though it is a sequence."""
+    return isinstance(values, list | tuple) and all(isinstance(one, str) for one in values)
+
+
+_STATUSES = tuple(one.value for one in Status)
+_TEXT = given.Setting("text", '"orders"', lambda value: isinstance(value, str)).or_none
+_WHOLE = given.Setting("a whole number", "0", lambda value: given.is_number(value, numbers.Integral)).or_none
+_TIME = given.Setting("a datetime with a time zone", "datetime.now(UTC)", lambda value: isinstance(value, dt.datetime)).or_none
+
+SELECTION: given.Settings = {
+    **dict.fromkeys(("consumer", "source", "topic", "fingerprint", "key", "text", "sequence_key", "after"), _TEXT),
+    **dict.fromkeys(("partition", "first", "last", "limit", "generation"), _WHOLE),
+    "kind": given.word(*(one.value for one in Kind)).or_none,
+    "status": given.word(*_STATUSES).or_none,
+    "statuses": given.Setting(
+        f"some of {', '.join(_STATUSES)}, in a tuple", '("OPEN", "BLOCKED")', lambda value: _texts(value) and set(value) <= set(_STATUSES)
+    ).or_none,
+    "id": given.Setting("an id, or its first digits", '"5f3a"', lambda value: isinstance(value, str) and bool(value)).or_none,
+    "ids": given.Setting("whole ids, in a tuple", "(letter_id,)", _texts).or_none,
+    "sequences": given.Setting(
+        "values of the column `sequence`, in a tuple",
+        "(sequence,)",
+        lambda value: isinstance(value, list | tuple) and all(isinstance(one, bytes) for one in value),
+    ).or_none,
+    "since": _TIME,
+    "until": _TIME,
+}
+"""What each field of `Selection` takes. Of a wrong value a store would find nothing, or everything."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +51,8 @@ class Selection:
     """Which dead letters: everything that is not None must match.
 
     Raises:
-        ConfigError: a number that no position has, a negative limit, a time without a zone, or an empty text, which all letters contain.
+        ConfigError: a value of another type, a kind or status that no letter has, a number that no position has, a range without a
+            position, a negative limit, a time without a zone, or an empty text or id, which all letters contain.
     """
 
     consumer: str | None = None
@@ -56,11 +91,14 @@ class Selection:
     """In position order, after the letter with this id: the next page."""
 
     def __post_init__(self) -> None:
+        given.check(SELECTION, vars(self), "Selection")
         for name in ("partition", "first", "last", "limit"):
             if not -LAST <= (getattr(self, name) or 0) <= LAST:
                 raise ConfigError(f"{name}={getattr(self, name)} does not fit into 64 bits: no letter has this number.")
         if self.limit is not None and self.limit < 0:
             raise ConfigError(f"limit={self.limit}: give how many letters, or None for all.")
+        if self.first is not None and self.last is not None and self.first > self.last:
+            raise ConfigError(f"first={self.first} is above last={self.last}: no position is between them.")
         for time in (self.since, self.until):
             if time is not None and time.utcoffset() is None:
                 raise ConfigError(f"{time.isoformat()} has no time zone. Give one, as in datetime.now(UTC).")

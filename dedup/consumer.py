@@ -478,6 +478,8 @@ def as_batch(rows: Any) -> Any:
         return pa.Table.from_pandas(rows, preserve_index=False) if is_pandas else pa.Table.from_pylist(rows)
     except (pa.ArrowException, TypeError) as error:
         raise ConfigError(f"The rows cannot become columns: {error}. Give each column values of one type.") from error
+    except ValueError as error:  # pandas: two columns of one name
+        raise ConfigError(f"The rows cannot become columns: {error}. Give each column a name of its own.") from error
 
 
 def open_batch(batch: Any, scratch: str | None, *, collect: bool = True) -> Batch:

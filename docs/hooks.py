@@ -60,10 +60,9 @@ def _broken(cell: re.Match[str]) -> str:
 def errors() -> dict[str, type[Exception]]:
     """Name -> class, of everything that dedup raises for its users, in the order of the file."""
     import checkpoint.errors as module
-    from dedup.eventhub.connection import ReceiverStolen
 
     found = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, module.DedupError))
-    return {kind.__name__: kind for kind in (*found, ReceiverStolen)}
+    return {kind.__name__: kind for kind in found}
 
 
 def with_messages(markdown: str) -> str:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import ConfigError, RowsRefused, ValuesRefused
+from checkpoint.errors import ConfigError, HandlerError, RowsRefused, ValuesRefused
 from dedup.core.envelope import POSITION
 from dedup.core.index import FEW
 from dedup.core.steps import Merge
@@ -36,6 +36,9 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, dt.dateti
 """What cannot change, and is most of what rows hold."""
 
 _TEXT: frozenset[type] = frozenset({str})
+
+OF_AN_EVENT = " In a handler of single events call tx.dead_letter(event, reason), or return None to skip the event."
+"""Behind the refusal of what is no frame."""
 
 _PLACES = {
     name: Target("text", pa.string(), "a text")
@@ -222,17 +225,17 @@ class ArrowFrames:
     """Implements `dedup.core.store.Frames` for pa.Table."""
 
     def columns(self, rows: pa.Table) -> list[str]:
-        """Column names."""
+        """Column names. Raises HandlerError for anything else than a table."""
+        if not isinstance(rows, pa.Table | pa.RecordBatch):
+            raise HandlerError(f"tx.reject, tx.skip and tx.dead_letter take a pyarrow.Table here, not {type(rows).__name__}.{OF_AN_EVENT}")
         return list(rows.column_names)
 
     def positions(self, rows: pa.Table, condition: Any | None, columns: list[str]) -> pa.Table:
-        """These columns where the condition (boolean array or expression) is true."""
-        if condition is not None:
-            rows = (
-                rows.filter(condition, null_selection_behavior="drop")
-                if not isinstance(condition, pc.Expression)
-                else rows.filter(condition)
-            )
+        """These columns where the condition (boolean array or expression) is true. Raises HandlerError for another condition."""
+        if isinstance(condition, pc.Expression):
+            rows = rows.filter(condition)
+        elif condition is not None:
+            rows = rows.filter(_mask(condition, rows.num_rows), null_selection_behavior="drop")
         return rows.select(columns)
 
     def without(self, rows: pa.Table, positions: pa.Table) -> pa.Table:
@@ -248,6 +251,21 @@ class ArrowFrames:
     def rows(self, rows: Any) -> Rows:
         """A table, a dict or a list of dicts as rows for the store."""
         return rows_of(rows)
+
+
+def _mask(condition: Any, rows: int) -> Any:
+    """The condition, which has to be a boolean array with a value for each of so many rows. Raises HandlerError for any other."""
+    try:
+        mask = condition if isinstance(condition, pa.Array | pa.ChunkedArray) else pa.array(condition)
+    except (pa.ArrowException, TypeError):
+        mask = None
+    if mask is not None and pa.types.is_boolean(mask.type) and len(mask) == rows:
+        return mask
+    found = f"{type(condition).__name__}" if mask is None else f"an array of {len(mask)} values of type {mask.type}"
+    raise HandlerError(
+        f"The condition of tx.reject and tx.skip is a boolean array with a value for each of the {rows} rows, or an expression of "
+        f"pyarrow.compute, not {found}. For example: pc.less(rows['amount'], 0)."
+    )
 
 
 def _tuples(rows: pa.Table, names: list[str]) -> Iterator[tuple[Any, ...]]:

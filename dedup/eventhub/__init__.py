@@ -18,7 +18,7 @@ except ModuleNotFoundError as missing:
     raise ImportError(needs("dedup.eventhub", "azure-eventhub", "eventhubs")) from missing
 
 if TYPE_CHECKING:
-    from dedup.eventhub.connection import Connection, ReceiverStolen
+    from dedup.eventhub.connection import Connection
     from dedup.eventhub.log import LogReader, log_reader, starting_positions
     from dedup.eventhub.namespace import Namespace
     from dedup.eventhub.outbox import SendingHubs
@@ -31,7 +31,6 @@ __all__ = [
     "EventHubsSource",
     "LogReader",
     "Namespace",
-    "ReceiverStolen",
     "Sender",
     "SendingHubs",
     "log_reader",
@@ -46,7 +45,6 @@ _HOMES = {
     "EventHubsSource": "source",
     "LogReader": "log",
     "Namespace": "namespace",
-    "ReceiverStolen": "connection",
     "Sender": "sender",
     "SendingHubs": "outbox",
     "log_reader": "log",

@@ -13,7 +13,7 @@ from typing import Any
 from azure.eventhub import EventHubConsumerClient, TransportType, parse_connection_string
 
 from checkpoint import given
-from checkpoint.errors import ConfigError, SourceUnavailable
+from checkpoint.errors import ConfigError
 from checkpoint.install import needs
 from dedup.core.settings import CONNECTION
 
@@ -131,7 +131,3 @@ def hidden(text: str, connection: Connection) -> str:
 def options_of(given: Mapping[str, str]) -> Mapping[str, str]:
     """Return options of Spark, whose names ignore upper and lower case."""
     return {name.lower(): value for name, value in given.items()}
-
-
-class ReceiverStolen(SourceUnavailable):
-    """Another receiver of the same consumer group took this partition. Stop one of the two, or give each a consumer group of its own."""

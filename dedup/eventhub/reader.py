@@ -28,10 +28,10 @@ import pyarrow as pa
 from azure.eventhub import EventHubConsumerClient
 
 from checkpoint import given
-from checkpoint.errors import IncarnationChanged, PositionsMissing, SourceUnavailable
+from checkpoint.errors import IncarnationChanged, PositionsMissing, ReceiverStolen, SourceUnavailable
 from dedup.core.settings import RECEIVE
 from dedup.eventhub import rows
-from dedup.eventhub.connection import Connection, ReceiverStolen
+from dedup.eventhub.connection import Connection
 from dedup.eventhub.namespace import Namespace, condition, explained
 from dedup.eventhub.rows import NONE, SCHEMA, numbers
 

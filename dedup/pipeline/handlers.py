@@ -26,7 +26,7 @@ from dedup.core.envelope import POSITION
 from dedup.core.rows import ArrowFrames, copied, named, own_rows
 from dedup.pipeline.attempts import HandlerExited, is_ours
 from dedup.pipeline.performance import EventsFailed
-from dedup.pipeline.tx import Tx, refuse_unknown_name
+from dedup.pipeline.tx import Tx, like, refuse_unknown_name
 
 Row = Mapping[str, Any]
 
@@ -70,6 +70,28 @@ class Event(NamedTuple):
     properties: Sequence[Mapping[str, Any]] | None  # key (str) and value (bytes) of each header, in order
     data: Any = None  # the decoded body, where the consumer decodes
     others: Mapping[str, Any] | None = None  # the input's other columns
+
+
+def refuse_unknown_field(error: BaseException) -> None:
+    """Raise HandlerError where the code of a handler names an attribute that no event has: the handler is wrong, and no event.
+
+    A name that is not in the code itself may come from the event, as in `getattr(event, name)`: then the error is the event's own.
+    """
+    if type(error) is not AttributeError or not isinstance(error.obj, Event) or error.name is None or hasattr(Event, error.name):
+        return
+    if error.name in _names_in_code(error):
+        raise HandlerError(
+            f"An event has no {error.name}{like(error.name, Event._fields)}: it has {', '.join(Event._fields)}. Columns of the body are in "
+            "event.data, other columns of the input in event.others."
+        ) from error
+
+
+def _names_in_code(error: BaseException) -> tuple[str, ...]:
+    """The names that the code which raised the error uses."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return () if trace is None else trace.tb_frame.f_code.co_names
 
 
 NAMED = Event._fields[:-1]
@@ -118,6 +140,7 @@ class EachEvent:
             except Exception as error:
                 # After a failed statement every other one fails, too: then only a search can tell whose fault it was.
                 refuse_unknown_name(error, tx)
+                refuse_unknown_field(error)
                 if tx.lent or is_ours(error):
                     raise
                 found.failed[number] = error
@@ -270,6 +293,9 @@ AsyncCall = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A method of `Tx`, and what it was called with."""
 
 
+_OF_COROUTINES = ("write", "merge", "publish", "dead_letter")
+
+
 class AsyncTx:
     """What an async handler may do for one event: kept back, and recorded when all events are through, in the order of their positions."""
 
@@ -283,7 +309,7 @@ class AsyncTx:
         raise HandlerError("An async handler has no tx.connection: several events are in hand at once. Return rows, or use tx.write.")
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        if name not in ("write", "merge", "publish", "dead_letter"):
+        if name not in _OF_COROUTINES:
             raise AttributeError(f"An async handler has tx.write, tx.merge, tx.publish and tx.dead_letter, and no tx.{name}.")
         return lambda *given, **named: self._keep(name, given, named)
 
@@ -363,7 +389,8 @@ class _LanesRun:
             self.failed[number] = HandlerExited("what the handler awaited was cancelled")
             return False
         except Exception as error:
-            refuse_unknown_name(error, mine)
+            refuse_unknown_name(error, mine, _OF_COROUTINES)
+            refuse_unknown_field(error)
             if is_ours(error):
                 raise
             self.failed[number] = error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -47,18 +47,23 @@ def _refusing_other_arguments(method: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
-def refuse_unknown_name(error: BaseException, tx: object) -> None:
-    """Raise HandlerError where a handler has used a name that its tx does not have: the handler is wrong, and no event."""
+_METHODS = ("write", "merge", "publish", "reject", "skip", "dead_letter", "connection")
+
+
+def refuse_unknown_name(error: BaseException, tx: object, has: Sequence[str] = _METHODS) -> None:
+    """Raise HandlerError where a handler has used a name that its tx does not have: the handler is wrong, and no event.
+
+    Args:
+        has: the names that it has.
+    """
     if type(error) is AttributeError and error.obj is tx and error.name is not None:
-        raise HandlerError(f"tx has no {error.name}{_like(error.name)}: it has {', '.join(_METHODS)} and connection.") from error
+        raise HandlerError(f"tx has no {error.name}{like(error.name, has)}: it has {', '.join(has[:-1])} and {has[-1]}.") from error
 
 
-def _like(name: str) -> str:
-    meant = near(name, _METHODS)
+def like(name: str, known: Sequence[str]) -> str:
+    """A question in brackets with the name that was meant; empty where none is near."""
+    meant = near(name, known)
     return f" (did you mean {meant}?)" if meant else ""
-
-
-_METHODS = ("write", "merge", "publish", "reject", "skip", "dead_letter")
 
 
 class Tx:
@@ -117,11 +122,12 @@ class Tx:
             newer_by: a column: a row whose value is not greater than the sink's changes nothing, also when it is reprocessed late.
             delete_when: a boolean column of `rows`: true deletes the sink's row. Nothing is left of it, not even its `newer_by`: an older
                 event that is reprocessed later inserts it again. Mark rows as deleted in a column of your own where that matters.
+
+        Raises HandlerError for a name of a column that is no text: the handler is wrong, and no event.
         """
         self._require_open()
-        names = (keys,) if isinstance(keys, str) else tuple(keys)
-        if not names:
-            raise HandlerError("tx.merge needs keys=: the columns that name a row of the sink.")
+        names = _key_names(keys)
+        _require_names("merge", newer_by=newer_by, delete_when=delete_when)
         self._record(table, rows, Merge(names, newer_by, delete_when))
 
     @_refusing_other_arguments
@@ -148,11 +154,13 @@ class Tx:
             headers: column with a list of {"key": text, "value": bytes}, as `properties`.
             order: column with whole numbers that distinguish the messages of one event.
 
-        Raises RowsRefused for a topic that is none; the event is at fault, because topics may come from events.
+        Raises RowsRefused for a topic that is none; the event is at fault, because topics may come from events. Raises HandlerError for a
+        name that is no text.
         """
         self._require_open()
         if not isinstance(topic, str) or not topic or "\0" in topic:
             raise RowsRefused(f"tx.publish: a topic is a text without NUL, not {topic!r:.80}.")
+        _require_names("publish", key=key, id=id, body=body, headers=headers, order=order)
         names = Names(key, id, body, headers, order)
         if self.position is not None:
             rows, names = of_event(rows, names, dict(zip(POSITION, self.position, strict=True)), self._published), names.own()
@@ -340,7 +348,26 @@ def _text(reason: Any) -> str:
     raise HandlerError(f"The reason of a dead letter is a text or an exception, not {type(reason).__name__}.")
 
 
+def _key_names(keys: object) -> tuple[str, ...]:
+    """The columns that `tx.merge` is given as its keys. Raises HandlerError for anything else."""
+    names = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, list | tuple | Set) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise HandlerError(f"tx.merge needs keys=: the columns that name a row of the sink, as text or a list of texts, not {keys!r:.80}.")
+    return names
+
+
+def _require_names(method: str, **given: object) -> None:
+    """Raise HandlerError where the name of a column is no text: it would fail every event."""
+    for name, value in given.items():
+        if not isinstance(value, str) and (value is not None or name == "body"):
+            raise HandlerError(f"tx.{method}: {name}= takes the name of a column, a text, not {value!r:.80} ({type(value).__name__}).")
+
+
 def _position_of(event: Any) -> pa.Table:
+    if missing := [name for name in POSITION if not hasattr(event, name)]:
+        raise HandlerError(
+            f"tx.dead_letter takes an event, or rows with their position columns; a {type(event).__name__} has no {', '.join(missing)}."
+        )
     return pa.table({name: [getattr(event, name)] for name in POSITION})
 
 

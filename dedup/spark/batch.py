@@ -25,11 +25,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructType
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, HandlerError
 from checkpoint.position import Ints
 from deadletter import outage
 from dedup.core.keys import HIDDEN
-from dedup.core.rows import Rows, for_spark, rows_of
+from dedup.core.rows import OF_AN_EVENT, Rows, for_spark, rows_of
 from dedup.core.store import Frames
 from dedup.decode.prepare import Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
@@ -269,6 +269,11 @@ def _with_row(schema: StructType) -> StructType:
     return StructType([*schema.fields]).add(ROW, LongType())
 
 
+def _is_frame(rows: object) -> bool:
+    """Whether it is a DataFrame, of classic Spark or of Spark Connect."""
+    return type(rows).__name__ == "DataFrame" and type(rows).__module__.startswith("pyspark.")
+
+
 class SparkFrames:
     """What `Tx` needs of DataFrames, on classic Spark and on Spark Connect."""
 
@@ -281,7 +286,9 @@ class SparkFrames:
         self._origins = (Origin(frame, table),)
 
     def columns(self, rows: DataFrame) -> list[str]:
-        """Column names."""
+        """Column names. Raises HandlerError for anything else than a DataFrame."""
+        if not _is_frame(rows):
+            raise HandlerError(f"tx.reject, tx.skip and tx.dead_letter take a DataFrame here, not {type(rows).__name__}.{OF_AN_EVENT}")
         return rows.columns
 
     def positions(self, rows: DataFrame, condition: str | Column | None, columns: list[str]) -> pa.Table:
@@ -307,7 +314,7 @@ class SparkFrames:
 
     def rows(self, rows: Any) -> Rows:
         """A DataFrame, an Arrow table, a dict or a list of dicts as rows for the store."""
-        if type(rows).__name__ == "DataFrame" and type(rows).__module__.startswith("pyspark."):
+        if _is_frame(rows):
             return SparkRows(rows, self._in_tasks, self._origins)
         return rows_of(rows)
 

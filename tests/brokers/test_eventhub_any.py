@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from checkpoint.errors import ConfigError
-from dedup.eventhub import Connection, Namespace, ReceiverStolen, log_reader
+from checkpoint.errors import ConfigError, ReceiverStolen
+from dedup.eventhub import Connection, Namespace, log_reader
 from dedup.eventhub.reader import PartitionReader, Receive
 from dedup.eventhub.source import LATEST, SCHEMA, SourceOptions, StreamReader
 from fixtures.fix_eventhubs import AnyHub

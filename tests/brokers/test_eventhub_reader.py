@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from azure.core.credentials import AccessToken
 
-from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, SourceUnavailable
-from dedup.eventhub import Connection, Namespace, ReceiverStolen, log_reader
+from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, ReceiverStolen, SourceUnavailable
+from dedup.eventhub import Connection, Namespace, log_reader
 from dedup.eventhub.reader import PartitionReader, Receive, borrowed, close_all
 from dedup.eventhub.rows import SCHEMA, numbers
 from fixtures.fix_eventhubs import MakeHub

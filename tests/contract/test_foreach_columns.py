@@ -261,7 +261,15 @@ def test_a_mistyped_column_of_rows_is_told_with_the_one_that_was_meant(place: Pl
 WRONG_CALLS = {
     "keyword": (lambda row, tx: tx.write(row, tabel="late"), r"unexpected keyword argument 'tabel'.*It takes: tx\.write\(rows.*, table"),
     "missing": (lambda row, tx: tx.merge(row, "late"), r"missing 1 required positional argument: 'keys'"),
-    "name": (lambda row, tx: tx.wirte(row, "late"), r"tx has no wirte \(did you mean write\?\)"),
+    "name": (lambda row, tx: tx.wirte(row, "late"), r"tx has no wirte \(did you mean write\?\): it has write, merge, publish"),
+    "keys": (lambda row, tx: tx.merge(row, "late", keys=7), "tx.merge needs keys=.* not 7"),
+    "one of the keys": (lambda row, tx: tx.merge(row, "late", keys=["n", b"i"]), "tx.merge needs keys=.*b'i'"),
+    "newer_by": (lambda row, tx: tx.merge(row, "late", "n", newer_by=["i"]), "newer_by= takes the name of a column.*list"),
+    "delete_when": (lambda row, tx: tx.merge(row, "late", "n", delete_when=True), r"delete_when= takes .*True \(bool\)"),
+    "key of a message": (lambda row, tx: tx.publish(row, "mails", key=7), "tx.publish: key= takes the name of a column"),
+    "body of a message": (lambda row, tx: tx.publish(row, "mails", body=None), "tx.publish: body= takes the name of a column"),
+    "no rows": (lambda row, tx: tx.dead_letter({"n": 1}, "no"), "tx.dead_letter take"),
+    "a row": (lambda row, tx: tx.dead_letter((1, 2), "no"), "tx.dead_letter takes an event.*tuple has no source"),
 }
 
 
@@ -286,6 +294,67 @@ def test_a_wrong_call_of_tx_is_the_handlers_error_and_parks_nothing(place: Place
 
 
 @pytest.mark.fast_on("delta")
+@pytest.mark.parametrize("kind", ["event", "async", "tasks"])
+def test_an_attribute_that_no_event_has_is_the_handlers_error_and_parks_nothing(place: Place, kind: str) -> None:
+    """The message names the attribute that was meant, and what an event has."""
+    made = bare(place.store())
+
+    async def awaited(event: Any, tx: Any) -> None:
+        tx.write({"n": event.dta}, "late")
+
+    made.foreach(awaited if kind == "async" else lambda event, tx: tx.write({"n": event.dta}, "late"))
+    with pytest.raises(HandlerError, match=r"An event has no dta \(did you mean data\?\): it has source, .*others"):
+        (run_in_tasks if kind == "tasks" else run_here)(made, batch(*orders(range(3))), 0)
+    assert letters(place.store()) == []
+
+
+@pytest.mark.fast_on("delta")
+def test_an_attribute_whose_name_comes_from_an_event_is_the_events_own(place: Place) -> None:
+    """The code of the handler does not name it: another event may pass."""
+    made = bare(place.store())
+    made.foreach(lambda event, tx: getattr(event, "topic" if event.sequence_number else "late") and None)
+    assert made(batch(*orders(range(3))), 0).dead_lettered == 1
+
+
+@pytest.mark.fast_on("delta")
+@pytest.mark.parametrize("kind", ["event", "async"])
+def test_a_single_event_cannot_be_rejected_by_a_condition(place: Place, kind: str) -> None:
+    """The message says what to call for one event, and a coroutine is told the names that it has."""
+    made = bare(place.store())
+
+    async def awaited(event: Event, tx: Any) -> None:
+        tx.skip(event, True)
+
+    made.foreach(awaited if kind == "async" else lambda event, tx: tx.skip(event, True))
+    told = {
+        "async": r"tx has no skip: it has write, merge, publish and dead_letter\.",
+        "event": r"not Event.*tx.dead_letter\(event, reason\)",
+    }
+    with pytest.raises(HandlerError, match=told[kind]):
+        made(batch(*orders(range(3))), 0)
+    assert letters(place.store()) == []
+
+
+@pytest.mark.fast_on("delta")
+@pytest.mark.parametrize("condition", ["amount < 0", True, pa.array([True]), pa.array([1, 0, 1])], ids=["text", "bool", "short", "numbers"])
+def test_a_condition_that_is_no_mask_of_the_table_is_the_handlers_error(place: Place, condition: Any) -> None:
+    """Without Spark a condition is an array with a value for each row, or an expression; nothing is parked for another one."""
+    made = bare(place.store())
+    made._handler = lambda events, tx: tx.reject(events, condition, "no")
+    with pytest.raises(HandlerError, match=r"boolean array with a value for each of the 3 rows.*For example"):
+        made(batch(*orders(range(3))), 0)
+    assert letters(place.store()) == []
+
+
+class Unreadable(dict[str, Any]):
+    """A row whose values cannot be asked for."""
+
+    def values(self) -> Any:
+        """Fail."""
+        raise TypeError("no values")
+
+
+@pytest.mark.fast_on("delta")
 def test_a_type_error_about_a_value_is_the_events_own(place: Place) -> None:
     """Whether the handler raises it or what it calls of tx does: only a wrong call is the handler's."""
     sink(place)
@@ -294,7 +363,7 @@ def test_a_type_error_about_a_value_is_the_events_own(place: Place) -> None:
     @made.foreach
     def book(event: Event, tx: Any) -> None:
         if event.sequence_number == 0:
-            tx.merge({"n": 0}, "late", keys=7)
+            tx.write(Unreadable(n=0), "late")
         if event.sequence_number == 1:
             raise TypeError("Tx.write() got an unexpected keyword argument 'tabel'")
         tx.write({"n": event.sequence_number}, "late")

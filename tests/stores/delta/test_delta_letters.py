@@ -253,7 +253,7 @@ def test_every_condition_of_a_selection_counts(folder: Path) -> None:
         Selection(first=2, last=11): lambda r: 2 <= r["sequence_number"] <= 11,
         Selection(status="BLOCKED"): lambda r: r["status"] == "BLOCKED",
         Selection(statuses=("OPEN", "REPROCESSED")): lambda r: r["status"] != "BLOCKED",
-        Selection(kind="NONE"): lambda r: False,
+        Selection(kind="CRASHED"): lambda r: False,
         Selection(fingerprint="g1"): lambda r: r["fingerprint"] == "g1",
         Selection(id=rows[3]["id"][:9]): lambda r: r["id"] == rows[3]["id"],
         Selection(ids=(rows[3]["id"], rows[9]["id"])): lambda r: r["id"] in (rows[3]["id"], rows[9]["id"]),
@@ -278,7 +278,7 @@ def test_every_condition_of_a_selection_counts(folder: Path) -> None:
         assert g["example"] == min(r["id"] for r in mine if r["last_failed_at"] == newest)
         assert (g["first_failed_at"], g["last_failed_at"]) == (min(r["first_failed_at"] for r in mine), newest)
         assert g["reason"] == next(r["reason"] for r in mine if r["id"] == g["example"])
-    assert store.groups(Selection(limit=1)).num_rows == 1 and store.groups(Selection(kind="NONE")).num_rows == 0
+    assert store.groups(Selection(limit=1)).num_rows == 1 and store.groups(Selection(kind="CRASHED")).num_rows == 0
     with pytest.raises(ConfigError, match="first page"):
         store.letters(Selection(after="0" * 32))
 
