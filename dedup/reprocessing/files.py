@@ -61,14 +61,16 @@ Parts = Sequence[bytes | None]
 def export(store: Store, selection: Selection, to: str | Path | BinaryIO, format: Format | None, on_progress: Progress) -> int:
     """See `DeadLetters.export`.
 
-    Raises StoreRestored or PublicationStuck where letters may be missing: a file looks whole.
+    Raises StoreRestored or PublicationStuck where letters may be missing: a file looks whole. Raises ConfigError for a name that ends like
+    files of another format.
 
     Crash: the file is there, whole, or not there.
     """
+    format = format or _guessed(to)
     for consumer in store.consumers() if selection.consumer is None else [selection.consumer]:
         store.require_letters(consumer)
     letters, seen = listed(store, selection), 0
-    with _target(to) as target, _writer(target, format or _guessed(to)) as write:
+    with _target(to) as target, _writer(target, format) as write:
         for _, ids in portions(letters):
             write(_whole(store, ids))
             seen += len(ids)
@@ -119,7 +121,13 @@ def _whole(store: Store, ids: Sequence[str]) -> pa.Table:
     return letters.append_column("history", own).select(KEPT.names).cast(KEPT)
 
 
+_OTHERS = (".csv", ".tsv", ".txt", ".xlsx", ".avro", ".orc")
+"""Endings of files of another format, which somebody else would read as such."""
+
+
 def _guessed(name: object) -> Format:
+    if str(name).lower().endswith(_OTHERS):
+        raise ConfigError(f"{name} does not end in .jsonl or .parquet, the formats of exported letters. Rename it, or say --format jsonl.")
     return "parquet" if str(name).endswith(".parquet") else "jsonl"
 
 

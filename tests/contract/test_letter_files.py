@@ -366,3 +366,13 @@ def test_letters_of_a_sequence_come_in_in_their_place(place: Place, tmp_path: Pa
         assert statuses(other.store()) == ["OPEN"] + ["BLOCKED"] * (len(blockers) - 1)
         assert other.store().problems("shop") == []
     assert letters(other.store()) == whole
+
+
+@pytest.mark.fast_on("delta")
+def test_a_name_of_another_format_is_refused_before_anything_is_written(place: Place, tmp_path: Path) -> None:
+    """JSON lines in a .csv file would be read as something else; who names the format decides."""
+    letters = DeadLetters(place.store())
+    with pytest.raises(ConfigError, match=r"does not end in \.jsonl or \.parquet.*--format jsonl"):
+        letters.export(Selection(), tmp_path / "letters.CSV")
+    assert not list(tmp_path.glob("letters*"))
+    assert letters.export(Selection(), tmp_path / "letters.csv", "jsonl") == 0
