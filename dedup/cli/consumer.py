@@ -14,7 +14,7 @@ import dedup
 from checkpoint import changes
 from checkpoint.changes import Amendment
 from checkpoint.head import Head, Spent
-from deadletter import Kind, policy
+from deadletter import policy
 from deadletter.policy import WATCHED
 from dedup.cli.options import By, Commands, Name, Reason, Yes, one_of, who
 from dedup.cli.show import NOTHING_DONE, AsJson, print_fields, print_json, print_table
@@ -232,8 +232,8 @@ def show_budget(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> No
 )
 def lift(
     name: Name,
-    kind: Annotated[
-        Kind, typer.Option("--kind", **one_of(WATCHED), help="The kind of dead letters; only these have a budget.", show_default=False)
+    kind: Annotated[  # as Kind, typer would offer those without a budget where the option is missing
+        Any, typer.Option("--kind", **one_of(WATCHED), help="The kind of dead letters; only these have a budget.", show_default=False)
     ],
     events: Annotated[int, typer.Option("--events", min=1, help="How many of the next events may fail.", show_default=False)],
     store: StoreUrl = "",

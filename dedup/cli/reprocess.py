@@ -155,7 +155,7 @@ def replay_(
 def _consumer(target: str) -> Consumer:
     found = find(target, "consumer", "shop.stream:consumer")
     if not isinstance(found, Consumer):
-        raise dedup.ConfigError(f"{target} is a {type(found).__name__}, not a Consumer.")
+        raise dedup.ConfigError(f"{target} is of type {type(found).__name__}, not a Consumer.")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from dedup.cli.show import AsJson, print_json
 from dedup.urls import StoreUrl, is_postgres, open_store, postgres_schema
 
 UP_TO_DATE = "The state is up to date."
+NOT_BEGUN = "There is no state yet, and nothing to migrate: a store on Delta begins with the first batch of a consumer."
 
 
 def register(app: typer.Typer) -> None:
@@ -65,29 +67,35 @@ def migrate(
     if check:
         _check(store, as_json)
         return
-    steps = open_store(store, new=True).migrate()
+    opened = open_store(store, new=True)
+    steps = opened.migrate()
     if as_json:
         print_json({"applied": steps})
         return
     for step in steps:
         typer.echo(f"applied {step}")
     if not steps:
-        typer.echo(UP_TO_DATE)
+        typer.echo(_nothing_to_apply(store, opened.consumers()))
 
 
 def _check(store: str, as_json: bool) -> None:
     try:
-        open_store(store, new=True).consumers()
+        consumers = open_store(store, new=True).consumers()
     except SchemaOutdated as outdated:
         print_json({"up_to_date": False, "why": str(outdated)}) if as_json else typer.echo(f"needs a migration: {outdated}")
         found(wrong=True)
     else:
-        print_json({"up_to_date": True, "why": None}) if as_json else typer.echo(UP_TO_DATE)
+        print_json({"up_to_date": True, "why": None}) if as_json else typer.echo(_nothing_to_apply(store, consumers))
+
+
+def _nothing_to_apply(store: str, consumers: Collection[str]) -> str:
+    """The sentence for a state that needs nothing. A folder that was mistyped does not look like a state that is up to date."""
+    return UP_TO_DATE if consumers or is_postgres(store) else NOT_BEGUN
 
 
 def _migration_sql(store: str, *, roles: bool) -> str:
     if store and not is_postgres(store):
-        raise dedup.ConfigError("A Delta store has no SQL: `dedup migrate` creates its tables.")
+        raise dedup.ConfigError("A Delta store has no SQL: the first batch of each consumer creates its tables.")
     _ = dedup.PostgresStore  # says which extra to install where its driver is missing
     from checkpoint.postgres.sql import migration_sql, roles_sql
 

@@ -125,7 +125,8 @@ class Broker:
         if self._client is not None:
             self._client[1].poll(0)  # what it heard meanwhile
         said = f" ({self._said})" if self._said else ""
-        return SourceUnavailable(f"The Kafka broker at {self.servers} cannot be asked now: {cause}{said}.")
+        advice = "Check that it runs, its address and the login; then try again."
+        return SourceUnavailable(f"The Kafka broker at {self.servers} cannot be asked now: {cause}{said}. {advice}")
 
     def _heard(self, error: KafkaError) -> None:
         self._said = error.str()

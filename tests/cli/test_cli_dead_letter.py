@@ -381,7 +381,7 @@ def test_absent_positions_are_run_from_the_log(program: str, place: Place, dedup
         ("shop", "Give module:attribute"),
         ("no_such_module:consumer", "There is no module 'no_such_module'"),
         ("json:nothing", "has no 'nothing'"),
-        ("json:dumps", "is a function, not a Consumer"),
+        ("json:dumps", "is of type function, not a Consumer"),
     ],
 )
 def test_a_consumer_that_is_not_found_is_one_line(target: str, words: str, dedup: Run) -> None:

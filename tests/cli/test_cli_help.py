@@ -82,7 +82,7 @@ def test_a_stack_trace_is_shown_on_request_only(dedup: Run, monkeypatch: pytest.
 
 @pytest.mark.delta
 def test_a_folder_without_a_store_is_refused(dedup: Run, tmp_path: Path) -> None:
-    """A mistyped folder never verifies: there has to be a consumer in it. What makes a new store begins there all the same."""
+    """A mistyped folder never verifies: there has to be a consumer in it. `migrate` says that there is no state yet."""
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     for line in ("verify", "consumer list", "dead-letter list", "checkpoint list"):
@@ -90,7 +90,9 @@ def test_a_folder_without_a_store_is_refused(dedup: Run, tmp_path: Path) -> None
             code, out, err = dedup(f"{line} --store {tmp_path}/{name}")
             assert (code, out) == (2, "") and f"There is no store in {tmp_path}/{name}" in err
     for line in ("migrate", "migrate --check"):
-        assert dedup(f"{line} --store {tmp_path}/none")[0] == 0
+        code, out, _ = dedup(f"{line} --store {tmp_path}/none")
+        assert (code, "There is no state yet" in out, "up to date" in out) == (0, True, False)
+    assert "the first batch of each consumer creates its tables" in dedup(f"migrate --sql --store {tmp_path}/none")[2]
 
 
 def test_no_store_is_one_line_that_says_how_to_name_one(dedup: Run) -> None:

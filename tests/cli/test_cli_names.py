@@ -91,3 +91,9 @@ def test_a_lag_is_not_counted_from_a_source_that_is_not_read() -> None:
     head = Head("shop", checkpoints={Partition("a", "t", 0): Checkpoint(3)})
     with pytest.raises(ConfigError, match=r"reads nothing from 'b'\. It reads from a\."):
         lags(head, Broker(), ["t"], "b")
+
+
+def test_a_missing_kind_offers_only_kinds_that_have_a_budget(dedup: Run) -> None:
+    """What `budget lift` would refuse is not proposed."""
+    code, _, err = dedup("budget lift shop --events 5")
+    assert (code, "--kind" in err, "TOO_LARGE" in err, "UNSENT" in err) == (2, True, False, False)

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -125,6 +126,7 @@ def test_process_begins_where_a_batch_was_not_ended(place: Place) -> None:
         ([], "A list of rows holds dicts, at least one"),
         ([5], "A list of rows holds dicts, at least one"),
         ([{"body": b"x"}, {"body": 5}], "The rows cannot become columns"),
+        (pd.DataFrame([[b"x", b"y"]], columns=["body", "body"]), "Give each column a name of its own"),
     ],
 )
 def test_what_is_no_batch_is_refused(given: Any, said: str) -> None:
