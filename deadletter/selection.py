@@ -51,8 +51,8 @@ class Selection:
     """Which dead letters: everything that is not None must match.
 
     Raises:
-        ConfigError: a value of another type, a kind or status that no letter has, a number that no position has, a range without a
-            position, a negative limit, a time without a zone, or an empty text or id, which all letters contain.
+        ConfigError: a value of another type, a kind or status that no letter has, a number that no position has, a negative
+            limit, a time without a zone, or an empty text or id, which all letters contain.
     """
 
     consumer: str | None = None
@@ -97,8 +97,6 @@ class Selection:
                 raise ConfigError(f"{name}={getattr(self, name)} does not fit into 64 bits: no letter has this number.")
         if self.limit is not None and self.limit < 0:
             raise ConfigError(f"limit={self.limit}: give how many letters, or None for all.")
-        if self.first is not None and self.last is not None and self.first > self.last:
-            raise ConfigError(f"first={self.first} is above last={self.last}: no position is between them.")
         for time in (self.since, self.until):
             if time is not None and time.utcoffset() is None:
                 raise ConfigError(f"{time.isoformat()} has no time zone. Give one, as in datetime.now(UTC).")
