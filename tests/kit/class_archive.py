@@ -1,13 +1,14 @@
 """Spark's classes in the form that a JVM maps into memory: `make test` makes the archive once, and each start of Spark costs a third less.
 
-A JVM that finds the archive made for another Java, or another Spark, goes on without it.
+A JVM that finds the archive made for another Java, or another Spark, goes on without it, and so do the tests where no archive was written.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import subprocess
 import tempfile
+from contextlib import suppress
 
 from kit.cheap import JVM, archive
 
@@ -26,7 +27,8 @@ def warm(folder: str) -> None:
     jvm = spark.sparkContext._gateway.proc
     spark.stop()
     jvm.stdin.close()  # it ends, and writes the archive
-    jvm.wait(300)
+    with suppress(subprocess.TimeoutExpired):
+        jvm.wait(300)
 
 
 if __name__ == "__main__":
@@ -35,4 +37,5 @@ if __name__ == "__main__":
     os.environ["SPARK_SUBMIT_OPTS"] = f"{JVM} -XX:ArchiveClassesAtExit={made}"
     with tempfile.TemporaryDirectory() as scratch:
         warm(scratch)
-    sys.exit(0 if made.exists() else "The JVM wrote no archive.")
+    if not made.exists():
+        print("The JVM wrote no archive: the tests run without one.")
