@@ -27,15 +27,22 @@ def warm(folder: str) -> None:
     jvm = spark.sparkContext._gateway.proc
     spark.stop()
     jvm.stdin.close()  # it ends, and writes the archive
-    with suppress(subprocess.TimeoutExpired):
-        jvm.wait(300)
+    jvm.wait(300)
+
+
+def make() -> None:
+    """Write the archive. Crash: it is there, whole, or not there: a JVM that maps half of one dies."""
+    written = archive().with_suffix(".new")
+    written.unlink(missing_ok=True)
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{JVM} -XX:ArchiveClassesAtExit={written}"
+    with tempfile.TemporaryDirectory() as scratch, suppress(subprocess.TimeoutExpired):
+        warm(scratch)
+        written.replace(archive())
 
 
 if __name__ == "__main__":
-    made = archive()
-    made.unlink(missing_ok=True)
-    os.environ["SPARK_SUBMIT_OPTS"] = f"{JVM} -XX:ArchiveClassesAtExit={made}"
-    with tempfile.TemporaryDirectory() as scratch:
-        warm(scratch)
-    if not made.exists():
+    archive().unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        make()
+    if not archive().exists():
         print("The JVM wrote no archive: the tests run without one.")

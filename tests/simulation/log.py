@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -126,6 +126,7 @@ class SimBatch:
     rows: EvaluatedArrow
     run_key: str
     query_id: str | None
+    reads_files: ClassVar[bool] = False
 
     @property
     def names(self) -> list[str]:
