@@ -51,7 +51,7 @@ def _contest(spark: Any, folder: Path, topic: Topic, events: int, batches: int, 
             ways["floor"] = _floor(paths["floor"])
         for name in handlers:
             create_tables(folder / name)
-            ways[name] = _consumer(stack.enter_context(closing(store(folder / name))), name)
+            ways[name] = handling(stack.enter_context(closing(store(folder / name))), name, SINK)
         taken = contest(spark, folder / "topic", ways, warm)
     for name in handlers:
         verify(folder / name / SINK, topic.facts, once=True)
@@ -60,12 +60,13 @@ def _contest(spark: Any, folder: Path, topic: Topic, events: int, batches: int, 
     return taken
 
 
-def _consumer(place: Any, kind: str) -> Consumer:
+def handling(place: Any, kind: str, sink: str) -> Consumer:
+    """A consumer whose handler of single events, or of Arrow tables, returns the rows of the sink."""
     made = bare_consumer(place)
     if kind == FOREACH:
-        made.foreach(into=SINK)(book)
+        made.foreach(into=sink)(book)
     else:
-        made.foreach_arrow(into=SINK)(load)
+        made.foreach_arrow(into=sink)(load)
     return made
 
 
@@ -79,8 +80,8 @@ def load(events: pa.Table, tx: Any) -> pa.Table:
     return pa.Table.from_struct_array(events["data"])
 
 
-def _floor(path: Path) -> Way:
-    """A function of single events by hand: it is called for each decoded row in tasks, and what it returns is appended."""
+def called(batch: Any) -> Any:
+    """What a function of single events returns by hand: it is called for each decoded row in tasks. Plain Spark decodes."""
 
     def call(row: dict[str, Any]) -> dict[str, Any]:
         """The row of one event, as `book` returns it."""
@@ -91,8 +92,14 @@ def _floor(path: Path) -> Way:
         for batch in batches:
             yield pa.RecordBatch.from_pylist([call(row) for row in batch.to_pylist()], ORDER)
 
+    return decoded(batch).mapInArrow(each, ORDER_DDL)
+
+
+def _floor(path: Path) -> Way:
+    """The rows of `called`, appended."""
+
     def run(batch: Any, batch_id: int) -> None:
-        """Decode as plain Spark does, call the function, append."""
-        decoded(batch).mapInArrow(each, ORDER_DDL).write.format("delta").mode("append").save(str(path))
+        """Decode, call the function, append."""
+        called(batch).write.format("delta").mode("append").save(str(path))
 
     return run

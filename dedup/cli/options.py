@@ -6,7 +6,6 @@ A user's module is imported here, and nowhere else. The bar is on standard error
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import getpass
 import importlib
 import inspect
@@ -26,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import dedup
 from deadletter import Kind, Status
 from deadletter.selection import Selection
+from dedup.core.near import near
 from dedup.core.store import Store
 from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.urls import StoreAddress, check_consumer
@@ -59,6 +59,9 @@ FailAbove = Annotated[
         show_default=False,
     ),
 ]
+
+ALIKE = 0.6
+"""How alike a mistyped word is at least to the one that was meant, where 1 is the same: words of a command line are short."""
 
 LONGEST = 36_500
 """Days of the longest duration."""
@@ -176,9 +179,8 @@ def one_of(choices: Iterable[StrEnum]) -> dict[str, Any]:
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """A question with the known name that is nearest to the given one; empty where none is near."""
-    folded = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(given.strip().casefold(), folded, n=1)
-    return f" Did you mean {folded[near[0]]}?" if near else ""
+    found = near(given.strip(), known, ALIKE)
+    return f" Did you mean {found}?" if found else ""
 
 
 OPTIONS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Words of messages about columns that a sink does not have: which one a mistyped name may have meant. Pure."""
+"""Words of messages about names that nothing has: which one a mistyped name may have meant. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ GUESSED = " (the type is guessed from the values of these rows: check it)"
 """Behind a statement with the type of a column that only Python objects have."""
 
 
-def near(name: str, known: Iterable[str]) -> str | None:
-    """The name that is nearest to this one; None where none is near."""
+def near(name: str, known: Iterable[str], alike: float = _ALIKE) -> str | None:
+    """The name that is nearest to this one, of those that are alike enough; None where none is near."""
     by_lower = {one.lower(): one for one in reversed(list(known))}
-    found = difflib.get_close_matches(name.lower(), by_lower, 1, _ALIKE)
+    found = difflib.get_close_matches(name.lower(), by_lower, 1, alike)
     return by_lower[found[0]] if found else None
+
+
+def like(name: str, known: Iterable[str]) -> str:
+    """A question in brackets with the name that was meant; empty where none is near."""
+    found = near(name, known)
+    return f" (did you mean {found}?)" if found else ""
 
 
 def meant(names: Iterable[str], known: Collection[str]) -> str:

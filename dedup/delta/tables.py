@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -70,9 +69,8 @@ def dataset(table: DeltaTable) -> Any:
     A local one is read by Arrow's own file system. Behind delta-rs's, which is written in Python, threads of Arrow abort the process where
     they outlive the interpreter ("terminate called without an active exception", exit code 134; deltalake 1.6.6).
     """
-    uri = str(table.table_uri)
-    path = unquote(urlparse(uri).path) if uri.startswith("file://") else uri
-    local = {"filesystem": filesystem(path.rstrip("/"), None)} if is_local(path) else {}
+    uri = absolute(str(table.table_uri))
+    local = {"filesystem": filesystem(uri, None)} if is_local(uri) else {}
     return table.to_pyarrow_dataset(**local)
 
 

@@ -23,10 +23,11 @@ import pyarrow as pa
 from checkpoint.errors import ConfigError, HandlerError
 from checkpoint.position import Ints
 from dedup.core.envelope import POSITION
+from dedup.core.near import like
 from dedup.core.rows import ArrowFrames, copied, named, own_rows
 from dedup.pipeline.attempts import HandlerExited, is_ours
 from dedup.pipeline.performance import EventsFailed
-from dedup.pipeline.tx import Tx, like, refuse_unknown_name
+from dedup.pipeline.tx import Tx, refuse_unknown_name
 
 Row = Mapping[str, Any]
 

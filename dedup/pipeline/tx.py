@@ -15,7 +15,7 @@ from checkpoint.position import Ints
 from deadletter.redact import redact
 from dedup.core.envelope import POSITION
 from dedup.core.index import Index
-from dedup.core.near import near
+from dedup.core.near import like
 from dedup.core.rows import Rows, named, own_rows
 from dedup.core.steps import Merge
 from dedup.core.store import Frames, Transaction
@@ -58,12 +58,6 @@ def refuse_unknown_name(error: BaseException, tx: object, has: Sequence[str] = _
     """
     if type(error) is AttributeError and error.obj is tx and error.name is not None:
         raise HandlerError(f"tx has no {error.name}{like(error.name, has)}: it has {', '.join(has[:-1])} and {has[-1]}.") from error
-
-
-def like(name: str, known: Sequence[str]) -> str:
-    """A question in brackets with the name that was meant; empty where none is near."""
-    meant = near(name, known)
-    return f" (did you mean {meant}?)" if meant else ""
 
 
 class Tx:

@@ -1,4 +1,4 @@
-"""Why a body does not decode: the field and the reason, found by a second look at the bodies that failed."""
+"""Why a body does not decode: the field and the reason, found by a second look at the bodies that failed; and what a letter shows of it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dedup import decode
 from dedup.decode import avro_bodies, bodies
 from dedup.decode import registry as registries
 from dedup.decode.bodies import reasons
+from dedup.reprocessing.dead_letters import is_json
 from kit.registry_kit import avro, confluent, content_type, events, record
 from kit.registry_server import RegistryServer
 
@@ -235,3 +236,21 @@ def test_a_registry_that_is_away_leaves_the_reason_open(registry: RegistryServer
         "the body does not decode",
         "the body does not begin with a zero byte and the id of a schema in four bytes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("body", "size", "reason", "json"),
+    [
+        (b' {"a": 1}', 9, "negative", True),
+        (b"[1]", 3, "negative", True),
+        (b"5", 1, "negative", False),
+        (b'{"a": ', 6, "the body does not decode", False),
+        (b'{"a": ', 6, "the body is not JSON: Expecting value, at character 6 of 6", True),
+        (b'{"a": ', 100_000, "the body has 100,000 bytes, the limit is 64,000: negative", True),
+        (b"\x00\x00", 100_000, "negative", False),
+        (None, None, "negative", False),
+    ],
+)
+def test_a_letter_shows_whether_its_body_is_decoded_as_json(body: bytes | None, size: int | None, reason: str, json: bool) -> None:
+    """An object, a list, the beginning of one that is kept in part, or what the decoder of JSON has refused."""
+    assert is_json({"body": body, "body_size": size, "reason": reason}) == json
