@@ -1,4 +1,4 @@
-"""How to reach an event hub: its name, its credentials, and an error of its own beside those of checkpoint.errors.
+"""How to reach an event hub: its name and its credentials.
 
 A pickled connection contains its secret, because executors connect with it. Its `repr` does not. All of this package uses this module.
 """
