@@ -296,13 +296,15 @@ class Consumer(Registered):
 
     def _hold(self, job: Job, batch: Batch, tasks: Tasks | None) -> Head:
         """The head under the epoch of this query run, which is taken at its first batch."""
+        live = self._live  # looked at before the state: another thread's call may commit in between
         head = self.store.head(self.name)
-        if self._live is None or self._live.run_key != batch.run_key:
+        if live is None or live.run_key != batch.run_key:
             self._check(job, batch, tasks, head)
-            self._live = Live(batch.run_key, take_epoch(self.store, self.name, batch.run_key, self._patience, force=self.takeover.now))
+            live = Live(batch.run_key, take_epoch(self.store, self.name, batch.run_key, self._patience, force=self.takeover.now))
+            self._live = live
             head = self.store.head(self.name)
-        guards.refuse_older(head, self._live.head)
-        return replace(head, epoch=self._live.head.epoch)
+        guards.refuse_older(head, live.head)
+        return replace(head, epoch=live.head.epoch)
 
     def _check(self, job: Job, batch: Batch, tasks: Tasks | None, head: Head) -> None:
         """Refuse what can be refused before anything is evaluated; log, once, what works and does less than its user may think."""

@@ -76,12 +76,16 @@ def existing(connection: Connection, sql: Statements, consumer: str) -> Consumer
 
 
 def read(connection: Connection, sql: Statements, consumer: str) -> ConsumerState | None:
-    """The state as the present snapshots show it; None for a consumer nobody has created."""
+    """The state now; None for a consumer nobody has created.
+
+    Each statement has a snapshot of its own. The checkpoints come first: a batch that commits afterwards has moved one, so that whoever
+    goes on with what is read here, which is partly newer, fails at `advance`.
+    """
+    points, floors, passed = _checkpoints(connection, sql, consumer)
     row = one(connection, sql, "head", consumer=consumer)
     if row is None:
         return None
     topics = connection.execute(sql["topics"], {"id": row["id"]}).fetchall()
-    points, floors, passed = _checkpoints(connection, sql, row["id"])
     head = Head(
         consumer=consumer,
         seq=row["seq"],
@@ -104,10 +108,10 @@ def read(connection: Connection, sql: Statements, consumer: str) -> ConsumerStat
 
 
 def _checkpoints(
-    connection: Connection, sql: Statements, consumer_id: int
+    connection: Connection, sql: Statements, consumer: str
 ) -> tuple[dict[Partition, Checkpoint], dict[Partition, int], dict[Partition, int]]:
     points, floors, passed = {}, {}, {}
-    for source, topic, partition, *point, floor, behind in connection.execute(sql["checkpoints"], {"id": consumer_id}):
+    for source, topic, partition, *point, floor, behind in connection.execute(sql["checkpoints"], {"consumer": consumer}):
         where = Partition(source, topic, partition)
         points[where] = Checkpoint(*point)
         if floor is not None:

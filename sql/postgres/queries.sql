@@ -337,10 +337,10 @@ update {schema}.topic set incarnation_id = %(told)s where id = %(topic_id)s and 
 
 -- name: checkpoints
 -- The checkpoints of a consumer.
--- Inside a batch they are locked before they are read.
+-- Inside a batch they are locked before they are read, and read before all else: a commit that comes between has moved one, which `advance` sees.
 select t.source, t.topic, c.partition, c.sequence_number, c.event_offset, c.enqueued_time, c.query_id, c.log_time, c.floor, c.passed
 from {schema}.checkpoint c join {schema}.topic t on t.id = c.topic_id
-where c.consumer_id = %(id)s;
+where c.consumer_id = (select id from {schema}.consumer where name = %(consumer)s);
 
 -- name: seen
 -- The positions between first and last that were seen, for each partition asked about.

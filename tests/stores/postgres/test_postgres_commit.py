@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,9 +14,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from checkpoint.errors import CommitConflict, CommitUnknown, Fenced, StoreUnavailable
 from checkpoint.head import Checkpoint
 from deadletter.store import Commit
+from dedup.consumer import Consumer
 from dedup.core.steps import Advance
+from dedup.pipeline.report import Report
 from dedup.postgres import PostgresStore, commit
 from fixtures.fix_postgres import run
+from kit.orders import assert_proven, batch, consumer, orders
 from kit.pg_help import ORDERS, WAITING, chunk, epoch, finish, keys, record, rows
 from kit.pg_proxy import Proxy, proxied, until
 from kit.pg_server import Server, running_server
@@ -113,6 +118,38 @@ def test_a_first_commit_in_doubt_makes_the_next_chunk_plan_again(postgres: str) 
         with pytest.raises(CommitConflict):
             later.result()
     assert store.head("shop").seq == 1
+
+
+def decided_twice(shop: Consumer, at: int) -> tuple[list[Report], int]:
+    """One batch, which another thread is given, too, before statement `at` of this one's call; returns the reports and the statements."""
+    this, execute, made, other = threading.get_ident(), psycopg.Cursor.execute, [], []
+
+    def meanwhile(cursor: Any, query: Any, *given: Any, **named: Any) -> Any:
+        if threading.get_ident() == this:
+            made.append(query)
+            if len(made) == at:
+                other.append(threads.submit(shop.process, batch(*orders(range(3)))))
+                wait(other, 0.2)  # it may have to wait for this one
+        return execute(cursor, query, *given, **named)
+
+    with ThreadPoolExecutor(1) as threads, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psycopg.Cursor, "execute", meanwhile)
+        mine = shop.process(batch(*orders(range(3))))
+        return [mine, *(future.result(30) for future in other)], len(made)
+
+
+def test_the_first_batch_is_decided_once_wherever_another_call_of_it_commits(postgres: str) -> None:
+    """Before there is a checkpoint nothing is locked: between any two statements, the same rows may be committed by another thread."""
+    run(postgres, "create table orders (id text, amount bigint)")
+    at, statements = 0, 1
+    while at < statements:
+        at += 1
+        shop = consumer(PostgresStore(postgres), name=f"shop{at}")
+        shop.process(batch())  # takes the epoch
+        reports, statements = decided_twice(shop, at)
+        assert sorted((r.processed, r.redelivered) for r in reports) == [(0, 3), (3, 0)][-len(reports) :], f"at statement {at}"
+        assert_proven(shop.store, shop.name)
+    assert at > 15
 
 
 def test_a_commit_that_cannot_be_read_back_is_unknown(store: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
