@@ -10,7 +10,7 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -128,6 +128,14 @@ class Holder:
     run_id: str
 
 
+class Present(NamedTuple):
+    """A process that holds an epoch or shares it, as seen from here."""
+
+    host: str
+    pid: int
+    alive: bool | None  # None: it cannot be known from here
+
+
 class StateStore(Sharing, Protocol):
     """Where consumers stand: their heads, who may commit, and what was decided."""
 
@@ -144,6 +152,9 @@ class StateStore(Sharing, Protocol):
 
     def head(self, consumer: str) -> Head:
         """The state now, without any lock."""
+
+    def present(self, consumer: str) -> list[Present]:
+        """The processes that hold the consumer's epoch or share it; empty where nobody has run it."""
 
     def heartbeat(self, consumer: str, epoch: int, every: float, run_id: str = "") -> AbstractContextManager[None]:
         """While the block runs, tell other instances every `every` seconds that this one (this run) is alive, outside any transaction."""

@@ -44,7 +44,8 @@ HELP = "Exit codes: " + "; ".join(
     f"{code.value} {what}"
     for code, what in {
         ExitCode.DONE: "done",
-        ExitCode.FOUND: "something is wrong (verify: a contradiction; lag: above the limit; reprocess: letters failed or were not read)",
+        ExitCode.FOUND: "something is wrong (verify: a contradiction; lag: above the limit; status: a warning; "
+        "reprocess: letters failed or were not read)",
         ExitCode.USAGE: "the call is wrong",
         ExitCode.REFUSED: "the state does not allow it",
         ExitCode.UNREACHABLE: "the store or the broker cannot be reached",

@@ -52,7 +52,9 @@ def lag(
     opened = open_store(store)
     if name:
         check_consumer(opened, name)
-    broker = _broker(kafka, kafka_settings, eventhubs)
+    broker = ends_of(kafka, kafka_settings, eventhubs)
+    if broker is None:
+        raise dedup.ConfigError("Name the broker: --kafka host:9092, or --eventhubs VARIABLE.")
     heads = [opened.head(name)] if name else [head for each in opened.consumers() if (head := opened.head(each)).checkpoints or topic]
     rows = [one for head in heads for one in lags(head, broker, topic or (), source or None)]
     if as_json:
@@ -66,14 +68,17 @@ def _too_far(one: Lag, limit: int | dt.timedelta) -> bool:
     return bool(one.lost or one.another) or above(one.events, one.seconds, limit)
 
 
-def _broker(kafka: str, settings: str, eventhubs: str) -> Ends:
+def ends_of(kafka: str, settings: str, eventhubs: str) -> Ends | None:
+    """The broker that is named; None where none is. Raises ConfigError for two."""
     kafka = kafka or ("" if eventhubs else os.environ.get("DEDUP_KAFKA", ""))
-    if bool(kafka) == bool(eventhubs):
-        raise dedup.ConfigError("Name the broker: --kafka host:9092, or --eventhubs VARIABLE.")
+    if kafka and eventhubs:
+        raise dedup.ConfigError("Name one broker: --kafka host:9092, or --eventhubs VARIABLE.")
     if kafka:
         from dedup.kafka import Broker
 
         return Broker(kafka, settings_of(settings))
+    if not eventhubs:
+        return None
     from dedup.eventhub.namespace import Hubs
 
     return Hubs(connection_string(eventhubs))

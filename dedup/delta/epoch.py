@@ -129,8 +129,13 @@ def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: TakeoverRules)
 
 def _free(state: ConsumerState, mine: Holder) -> bool:
     """Whether nobody holds the epoch or shares it, or provably nobody any more. This very process may take over from itself."""
-    alone = () if state.header.holder is None else (state.header.holder,)
-    return all(is_gone(held, mine) for held in (alone if state.header.members is None else state.header.members))
+    return all(is_gone(held, mine) for held in holders(state.header))
+
+
+def holders(header: Header) -> tuple[Holder, ...]:
+    """The processes that hold the epoch or share it."""
+    alone = () if header.holder is None else (header.holder,)
+    return alone if header.members is None else header.members
 
 
 def is_gone(held: Holder, mine: Holder) -> bool:

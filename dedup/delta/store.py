@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from checkpoint import given
 from checkpoint.errors import CommitConflict, PublicationStuck, StillHeld, StoreRestored
-from checkpoint.head import Claim, Head, Holder
+from checkpoint.head import Claim, Head, Holder, Present
+from checkpoint.holders import is_alive
 from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.letter import HISTORY
@@ -30,7 +31,7 @@ from dedup.delta import letters, upkeep, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
 from dedup.delta.engine import DeltaRs, SparkEngine
-from dedup.delta.epoch import Heartbeat, TakeoverRules, is_gone, take_epoch
+from dedup.delta.epoch import Heartbeat, TakeoverRules, holders, is_gone, take_epoch
 from dedup.delta.ledger import Header
 from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.outbox import DeltaOutbox
@@ -373,6 +374,11 @@ class DeltaStore(Joins):
     def consumers(self) -> list[str]:
         """Names, sorted."""
         return self._states.names()
+
+    def present(self, consumer: str) -> list[Present]:
+        """The processes that hold the consumer's epoch or share it; only those of this host can be known to be alive or gone."""
+        with self._states.caught_up(consumer) as state:
+            return [Present(one.host, one.pid, is_alive(one.host, one.pid, one.started)) for one in holders(state.header)]
 
     def batches(self, consumer: str, record_filter: RecordFilter = ALL) -> pa.Table:
         """Batch records (BATCHES + generation, epoch, seq, committed_at), in seq order."""

@@ -19,8 +19,8 @@ from psycopg.pq import TransactionStatus
 
 from checkpoint import given
 from checkpoint.errors import StoreError
-from checkpoint.head import OVER_BUDGET, Claim, Head, Holder, SliceClaim
-from checkpoint.holders import this_process
+from checkpoint.head import OVER_BUDGET, Claim, Head, Holder, Present, SliceClaim
+from checkpoint.holders import is_alive, this_process
 from checkpoint.position import Partition
 from checkpoint.postgres import sql
 from checkpoint.postgres.connection import Connection, checked, checked_schema, redacted, translating
@@ -70,6 +70,12 @@ class Reads:
         """Names, sorted."""
         with self._connection("Reading the consumers") as connection:
             return [row[0] for row in connection.execute(self._sql["consumers"], {})]
+
+    def present(self, consumer: str) -> list[Present]:
+        """The processes that hold the consumer's epoch or share it. One whose database session goes on is alive, wherever it is."""
+        with self._connection(f"Reading who runs {consumer!r}") as connection:
+            rows = connection.execute(self._sql["present"], {"consumer": consumer}).fetchall()
+        return [Present(host, pid, not gone and is_alive(host, pid, started) is not False) for host, pid, started, gone in rows]
 
     def batches(self, consumer: str, record_filter: RecordFilter = ALL) -> pa.Table:
         """Batch records in seq order."""

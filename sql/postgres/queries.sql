@@ -64,6 +64,22 @@ join {schema}.progress p on p.consumer_id = c.id
 join {schema}.heartbeat h on h.consumer_id = c.id
 where c.name = %(consumer)s;
 
+-- name: present
+-- The processes that hold a consumer's epoch or share it, and whether their database sessions are known to have ended.
+-- Reads only; a session of another role hides its start time and counts as alive.
+select host, pid, started, not exists (
+    select from pg_stat_activity a where a.pid = s.backend_pid and coalesce(a.backend_start, s.backend_start) = s.backend_start
+) as gone
+from (
+    select m.host, m.pid, m.started, m.backend_pid, m.backend_start
+    from {schema}.consumer c join {schema}.member m on m.consumer_id = c.id and m.epoch = c.epoch
+    where c.name = %(consumer)s and c.joint
+    union all
+    select c.holder_host, c.holder_pid, c.holder_started, h.backend_pid, h.backend_start
+    from {schema}.consumer c join {schema}.heartbeat h on h.consumer_id = c.id
+    where c.name = %(consumer)s and not c.joint and c.holder_host is not null
+) s order by host, pid;
+
 -- name: take_epoch
 -- Raise the epoch and name the new holder, unless somebody else did since `holder` was read.
 -- Waits for every open batch, which share-locks this row; a batch that begins afterwards sees the new epoch.

@@ -93,11 +93,12 @@ def test_every_column_of_a_table_is_explained() -> None:
     """The page of columns has a section for each command that lists something, with exactly the columns of its tables."""
     from checkpoint.head import Spent
     from deadletter.letter import GROUPS
-    from dedup.cli import checkpoint, consumer, dead_letter, lag, outbox, publisher, reprocess, verify
+    from dedup.cli import checkpoint, consumer, dead_letter, lag, outbox, publisher, reprocess, status, verify
 
     tables = {
         "consumer list": consumer.LISTED,
         "consumer lag": lag.COLUMNS,
+        "status": status.COLUMNS,
         "checkpoint list": ["consumer", *checkpoint.CHECKPOINTS],
         "checkpoint set": checkpoint.MOVE,
         "batch list": verify.BATCH_COLUMNS,

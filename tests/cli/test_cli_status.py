@@ -1,0 +1,114 @@
+"""`dedup status`: what each consumer does, what is wrong, and an exit code that a health check understands."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.head import Head, Present
+from checkpoint.position import Partition
+from checkpoint.start import End, Lag
+from dedup.cli.status import Activity, Standing, Thresholds, rate, wrong_with
+from dedup.core.messages import OutboxLag
+from fixtures.fix_places import BOTH
+from kit.orders import batch, consumer, event, orders
+from kit.paths import ROOT, environment
+from kit.places import DeltaPlace, Place, PostgresPlace
+
+Run = Callable[..., tuple[int, str, str]]
+
+NOW = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
+HERE, GONE, ELSEWHERE = Present("here", 1, True), Present("here", 1, False), Present("there", 1, None)
+
+
+def at(**given: Any) -> Standing:
+    """A consumer that committed ten seconds ago, and lacks nothing."""
+    usual = {"present": [HERE], "last_commit": NOW - dt.timedelta(seconds=10), "rate": 1.0, "letters": 0, "oldest": None, "lags": None}
+    return Standing(Head("shop"), outbox=given.pop("outbox", OutboxLag(0, None, 0, 0)), now=NOW, **{**usual, **given})
+
+
+@pytest.fixture(params=BOTH)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A place where `shop` has decided one batch: three orders, and one that is rejected."""
+    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
+    made.create_sink()
+    store = made.store()
+    consumer(store)(batch(*orders(range(3)), event(3, "bad", -1)), 0)
+    store.close()
+    return made
+
+
+def test_the_status_tells_who_runs_what_and_what_is_open(place: Place, dedup: Run) -> None:
+    """One row per consumer, without a warning and with exit code 0: open letters are no fault until they are old."""
+    code, out, err = dedup("status --json", place)
+    (one,) = json.loads(out)
+    assert (code, err, one["consumer"], one["open_letters"], one["dead"], one["warnings"]) == (0, "", "shop", 1, 0, [])
+    assert dt.datetime.fromisoformat(one["last_commit"]).tzinfo and one["oldest_letter"]
+    assert "shop" in dedup("status", place)[1]
+
+
+def test_a_limit_that_is_exceeded_is_a_warning_with_its_command_and_exit_code_1(place: Place, dedup: Run) -> None:
+    """A letter that is open for too long, and a consumer that is silent for too long."""
+    code, out, _ = dedup("status --letters-older 0s --silent 0s", place)
+    assert code == 1
+    assert "shop: a dead letter is open since" in out and "Run `dedup dead-letter group --consumer shop --status OPEN`." in out
+    assert "shop: nothing was committed since" in out and "Run `dedup consumer show shop`." in out
+
+
+def test_a_process_that_was_killed_is_stopped_and_one_that_lives_is_not(place: Place) -> None:
+    """The process of this host that holds the epoch is looked for by number and start; on PostgreSQL its session tells, too."""
+    store = place.store()
+    consumer(store, name="mine")(batch(*orders(range(3))), 0)
+    (mine,) = store.present("mine")
+    assert mine.alive
+    program = (
+        "from kit.orders import batch, consumer, orders; from kit.places import place_of; "
+        f"consumer(place_of({place.kind!r}, {place.where!r}).store(), name='other')(batch(*orders(range(3))), 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(), check=True)
+    (other,) = store.present("other")
+    assert other.pid != mine.pid and other.alive is False
+    assert store.present("nobody") == []
+
+
+def test_the_activity_follows_from_the_last_commit_and_the_processes() -> None:
+    """Alive and busy, alive and waiting, gone, on another host, never run."""
+    long_ago = NOW - dt.timedelta(hours=1)
+    assert at().activity is Activity.RUNNING
+    assert at(last_commit=long_ago).activity is Activity.WAITING
+    assert at(present=[GONE]).activity is Activity.STOPPED
+    assert at(present=[GONE, HERE]).activity is Activity.RUNNING
+    assert at(present=[ELSEWHERE]).activity is Activity.RUNNING
+    assert at(present=[ELSEWHERE], last_commit=long_ago).activity is Activity.UNKNOWN
+    assert at(present=[], last_commit=None).activity is Activity.NEW
+
+
+def test_every_fault_is_a_warning_that_names_a_command() -> None:
+    """Restored tables, messages that cannot be sent, positions that the log has lost, a lag beyond the limit."""
+    one = Lag("shop", Partition("kafka", "orders", 0), 10, End(first=20, end=50, newest=NOW), NOW - dt.timedelta(minutes=5))
+    found = at(damage="tables were restored", outbox=OutboxLag(3, NOW, 2, 0), lags=[one])
+    told = [(w.text, w.command) for w in wrong_with(found, Thresholds(lag=dt.timedelta(minutes=1)))]
+    assert told == [
+        ("tables were restored", "`dedup verify shop`"),
+        ("2 messages cannot be sent", "`dedup outbox list shop --state DEAD`"),
+        ("the log no longer has 9 positions of kafka/orders/0", "`dedup consumer lag shop`"),
+        ("it is 30 events behind", "`dedup consumer lag shop`"),
+    ]
+    assert not list(wrong_with(at(lags=[replace(one, checkpoint=49)]), Thresholds(lag=5)))
+
+
+def test_the_rate_is_of_the_events_after_the_first_decision() -> None:
+    """Three decisions in two seconds with ten events each: ten a second. One decision has no rate."""
+    times = pa.array([NOW, NOW + dt.timedelta(seconds=1), NOW + dt.timedelta(seconds=2)], pa.timestamp("us", tz="UTC"))
+    records = pa.table({"committed_at": times, "delivered": [10, 10, 10]})
+    assert rate(records) == 10.0
+    assert rate(records.slice(0, 1)) is None and rate(records.slice(0, 0)) is None
