@@ -34,7 +34,7 @@ def test_the_spark_part_of_the_contract_holds_on_connect(part: str) -> None:
     """The same tests through gRPC: all of those files but what is named with its reason; of `engine="spark"` its selection."""
     pytest.importorskip("grpc")
     files = [str(TESTS / "spark" / f"test_{name}.py") for name in PARTS[part]]
-    options = ["-q", "-p", "no:cacheprovider", "-W", "default", "-k", f"not {' and not '.join(LEFT_OUT)}"]
+    options = ["-q", "-m", "", "-p", "no:cacheprovider", "-W", "default", "-k", f"not {' and not '.join(LEFT_OUT)}"]
     run = [sys.executable, "-m", "pytest", *options, *files]
     env = {**os.environ, "DEDUP_TEST_SPARK": "connect"}
     for _ in range(2):

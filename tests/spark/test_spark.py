@@ -38,7 +38,10 @@ class Topic:
     def append(self, *orders: tuple[int, str | None, int]) -> None:
         """One more batch of (offset, id, amount)."""
         rows = [json.dumps({"offset": n, "value": json.dumps({"id": i, "amount": a})}) for n, i, a in orders]
-        (self.folder / f"{self.files:04}.json").write_text("\n".join(rows))
+        made = self.folder / f".{self.files:04}.json"
+        made.write_text("\n".join(rows))
+        os.utime(made, (2_000_000_000 + self.files,) * 2)  # Spark reads files in the order of their times, in milliseconds
+        made.rename(self.folder / made.name[1:])
         self.files += 1
 
     def stream(self) -> DataFrame:
