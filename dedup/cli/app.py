@@ -1,7 +1,7 @@
 """The command `dedup`: tables for people, `--json` for programs, one line for each error.
 
-Names are `dedup NOUN VERB`; `demo`, `migrate`, `status` and `verify` are about the whole store. A command that carries out a person's
-decision makes the change with `--yes` only; without it the command shows what would change. exits.py has the exit codes.
+Names are `dedup NOUN VERB`; `demo`, `metrics`, `migrate`, `status` and `verify` are about the whole store. A command that carries out
+a person's decision makes the change with `--yes` only; without it the command shows what would change. exits.py has the exit codes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import dedup
-from dedup.cli import checkpoint, consumer, dead_letter, exits, lag, outbox, publisher, reprocess, sink, status, upkeep, verify
+from dedup.cli import checkpoint, consumer, dead_letter, exits, lag, outbox, prometheus, publisher, reprocess, sink, status, upkeep, verify
 from dedup.cli.options import Commands
 
 YOUNG = 50_000
@@ -32,6 +32,7 @@ app = Commands(
 )
 upkeep.register(app)
 status.register(app)
+prometheus.register(app)
 verify.register(app)
 consumer.register(app)
 lag.register(consumer.commands)

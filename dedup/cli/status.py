@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
@@ -98,7 +98,7 @@ class Standing:
     present: Sequence[Present]
     last_commit: dt.datetime | None
     rate: float | None  # events a second over the newest decisions
-    letters: int  # open ones
+    letters: Mapping[str, int]  # kind -> open ones
     oldest: dt.datetime | None  # when the oldest of them failed first
     outbox: OutboxLag
     lags: Sequence[Lag] | None  # None: no broker was asked
@@ -185,7 +185,7 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         store.present(name),
         last_commit=pc.max(newest["committed_at"]).as_py(),
         rate=rate(newest),
-        letters=pc.sum(groups["letters"]).as_py() or 0,
+        letters=_by_kind(groups),
         oldest=pc.min(groups["first_failed_at"]).as_py(),
         outbox=store.outbox(name).lag(),
         lags=_lags(head, broker, source),
@@ -196,6 +196,11 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
 def _lags(head: Head, broker: Ends | None, source: str) -> list[Lag] | None:
     read = {partition.source for partition in head.checkpoints}
     return None if broker is None or not read or (source and source not in read) else lags(head, broker, source=source or None)
+
+
+def _by_kind(groups: pa.Table) -> dict[str, int]:
+    found = groups.group_by("kind").aggregate([("letters", "sum")])
+    return dict(zip(found["kind"].to_pylist(), found["letters_sum"].to_pylist(), strict=True))
 
 
 def _damage(store: Store, name: str) -> str | None:
@@ -266,6 +271,6 @@ def _document(one: Standing, warned: Sequence[Warned]) -> dict[str, Any]:
 def _row(one: Standing) -> list[Any]:
     events, seconds = one.lag
     per_second = None if one.rate is None else round(one.rate, 1)
-    letters = [one.letters, one.oldest]
+    letters = [sum(one.letters.values()), one.oldest]
     unsent = one.outbox.waiting + one.outbox.behind
     return [one.head.consumer, one.activity, events, seconds, per_second, one.last_commit, *letters, unsent, one.outbox.dead]

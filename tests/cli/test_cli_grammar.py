@@ -45,7 +45,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 COMMANDS = dict(commands())
 
-WHOLE_STORE = {"demo", "migrate", "status", "verify"}
+WHOLE_STORE = {"demo", "metrics", "migrate", "status", "verify"}
 """Commands without a noun."""
 
 NAMES = """

@@ -32,7 +32,7 @@ HERE, GONE, ELSEWHERE = Present("here", 1, True), Present("here", 1, False), Pre
 
 def at(**given: Any) -> Standing:
     """A consumer that committed ten seconds ago, and lacks nothing."""
-    usual = {"present": [HERE], "last_commit": NOW - dt.timedelta(seconds=10), "rate": 1.0, "letters": 0, "oldest": None, "lags": None}
+    usual = {"present": [HERE], "last_commit": NOW - dt.timedelta(seconds=10), "rate": 1.0, "letters": {}, "oldest": None, "lags": None}
     return Standing(Head("shop"), outbox=given.pop("outbox", OutboxLag(0, None, 0, 0)), now=NOW, **{**usual, **given})
 
 

@@ -22,7 +22,7 @@ DECLARED = set(re.findall(r"^([\w.-]+)", CONFIG["options"]["install_requires"] +
 LINE = re.compile(r"pip install ((?:(?:-{1,2}[\w-]+|'[^']+'|[\w.\[\],-]+)[ \t]*)+)")
 """What follows `pip install`: options, and names in quotes or without."""
 
-WITH_EXTRAS = re.compile(r"(?<![\w-])(dedup[\w-]*)\[([\w,.-]+)\]")
+WITH_EXTRAS = re.compile(r"(?<![\w-])(dedup[\w-]*)\[([a-z.][\w,.-]*)\]")
 """The distribution with extras, wherever it is written; `[...]` stands for any of them."""
 
 

@@ -38,7 +38,7 @@ NAMES = {
     "reprocess",
 }
 
-DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "azure", "delta", "confluent_kafka"}
+DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "azure", "delta", "confluent_kafka", "prometheus_client"}
 
 
 def test_all_is_exactly_the_public_names() -> None:

@@ -1,0 +1,162 @@
+"""`dedup metrics`, and the alarms and the dashboard that use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from checkpoint.errors import StoreUnavailable
+from dedup.cli.prometheus import METRICS, Collector
+from dedup.delta import DeltaStore
+from fixtures.fix_places import BOTH
+from kit.orders import batch, consumer, event, orders
+from kit.paths import ROOT, environment
+from kit.places import DeltaPlace, Place, PostgresPlace
+
+Run = Callable[..., tuple[int, str, str]]
+
+FOLDER = ROOT / "examples/prometheus"
+RULES = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+PLACE = 'consumer="shop",source="kafka",topic="orders",partition="0"'
+
+USUAL = {
+    "dedup_up": "1x240",
+    'dedup_last_commit_timestamp_seconds{consumer="shop"}': "0+60x240",
+    'dedup_epoch{consumer="shop"}': "3x240",
+    f"dedup_checkpoint{{{PLACE}}}": "0+500x240",
+    f"dedup_lag_events{{{PLACE}}}": "700 300 500 900 200x236",
+    'dedup_open_letters{consumer="shop",kind="REJECTED"}': "4x240",
+    'dedup_oldest_letter_timestamp_seconds{consumer="shop"}': "0x240",
+    'dedup_outbox_messages{consumer="shop",state="dead"}': "0x240",
+    'dedup_oldest_message_timestamp_seconds{consumer="shop"}': "0+60x240",
+    'dedup_damage{consumer="shop"}': "0x240",
+}
+"""Four hours of a usual day, a value a minute, as promtool writes series."""
+
+FAULTS: dict[str, tuple[str, str]] = {
+    "DedupUnreadable": ("dedup_up", "0x240"),
+    "DedupSilent": ('dedup_last_commit_timestamp_seconds{consumer="shop"}', "0x240"),
+    "DedupLagDoesNotFall": (f"dedup_lag_events{{{PLACE}}}", "0+1000x240"),
+    "DedupLettersGrow": ('dedup_open_letters{consumer="shop",kind="REJECTED"}', "4x200 4+20x40"),
+    "DedupLetterIsOld": ('dedup_oldest_letter_timestamp_seconds{consumer="shop"}', "-700000x240"),
+    "DedupMessagesDead": ('dedup_outbox_messages{consumer="shop",state="dead"}', "0x200 2x40"),
+    "DedupMessagesLate": ('dedup_oldest_message_timestamp_seconds{consumer="shop"}', "0x240"),
+    "DedupCheckpointWentBack": (f"dedup_checkpoint{{{PLACE}}}", "0+500x234 1000+500x5"),
+    "DedupInstancesFight": ('dedup_epoch{consumer="shop"}', "3x230 4+1x9"),
+    "DedupDamaged": ('dedup_damage{consumer="shop"}', "0x220 1x20"),
+}
+"""Alarm -> the one series that differs from a usual day."""
+
+
+@pytest.fixture(params=BOTH)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A place where `shop` has decided three orders, and parked one."""
+    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
+    made.create_sink()
+    store = made.store()
+    consumer(store)(batch(*orders(range(3)), event(3, "bad", -1)), 0)
+    store.close()
+    return made
+
+
+def test_metrics_are_printed_as_prometheus_reads_them(place: Place, dedup: Run) -> None:
+    """One number per series, with the consumer's name; --json has the same."""
+    code, out, err = dedup("metrics", place)
+    assert (code, err) == (0, "")
+    assert "dedup_up 1.0\n" in out
+    assert 'dedup_open_letters{consumer="shop",kind="REJECTED"} 1.0\n' in out
+    assert 'dedup_checkpoint{consumer="shop",partition="0",source="broker",topic="orders"} 3.0\n' in out
+    told = json.loads(dedup("metrics --json", place)[1])
+    assert set(told) == {"dedup_up", *METRICS}
+    assert told["dedup_epoch"] == [{"labels": {"consumer": "shop"}, "value": 1.0}]
+
+
+def text(url: str) -> str:
+    """What Prometheus reads."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def test_metrics_are_served_until_the_process_is_stopped(tmp_path: Path) -> None:
+    """Each request reads the store anew; SIGTERM ends the process with code 0."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    consumer(place.store())(batch(*orders(range(3))), 0)
+    line = [sys.executable, "-m", "dedup", "metrics", "--listen", "127.0.0.1:0", "--store", place.url]
+    with subprocess.Popen(line, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        (url,) = re.findall(r"http://\S+/metrics", process.stderr.readline())
+        try:
+            assert 'dedup_checkpoint{consumer="shop",partition="0",source="broker",topic="orders"} 2.0' in text(url)
+            consumer(place.store())(batch(*orders(range(3, 6))), 1)
+            assert 'dedup_checkpoint{consumer="shop",partition="0",source="broker",topic="orders"} 5.0' in text(url)
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_a_store_that_cannot_be_read_is_a_number_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dedup_up` is 0, and the server goes on."""
+    store = DeltaStore(str(tmp_path / "state"))
+
+    def unreachable() -> list[str]:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(store, "consumers", unreachable)
+    assert Collector(store).values() == {"dedup_up": [({}, 0.0)]}
+
+
+def test_alarms_and_dashboard_use_only_metrics_that_there_are() -> None:
+    """Each name in their expressions is served; each alarm has a section in the runbook, and a fault below."""
+    expressions = [rule["expr"] for rule in RULES]
+    expressions += [t["expr"] for panel in json.loads((FOLDER / "dashboard.json").read_text())["panels"] for t in panel["targets"]]
+    used = {name for expression in expressions for name in re.findall(r"\bdedup_\w+", expression)}
+    assert used <= {"dedup_up", *METRICS}
+    runbook = (ROOT / "docs/how-to/runbook.md").read_text()
+    assert [rule["alert"] for rule in RULES] == re.findall(r"^## (Dedup\w+)$", runbook, re.MULTILINE) == list(FAULTS)
+
+
+def promtool() -> str:
+    """The program; Debian's package `prometheus` has it."""
+    found = os.environ.get("DEDUP_TEST_PROMTOOL") or shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed (Debian: prometheus), and DEDUP_TEST_PROMTOOL names none")
+    return found
+
+
+def day(fault: str | None) -> dict[str, Any]:
+    """A test of promtool's: four hours, at whose end the alarm of this fault is raised, and no other one."""
+    series = {**USUAL, **dict([FAULTS[fault]] if fault else [])}
+    return {
+        "name": fault or "a usual day",
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": "count by (alertname) (ALERTS{alertstate='firing'})",
+                "eval_time": "4h",
+                "exp_samples": [{"labels": f'{{alertname="{fault}"}}', "value": 1}] if fault else [],
+            }
+        ],
+    }
+
+
+def test_each_alarm_is_raised_by_its_own_fault_and_by_nothing_else(tmp_path: Path) -> None:
+    """promtool plays a usual day, and a day with each fault."""
+    program = promtool()
+    document = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "1m", "tests": [day(f) for f in (None, *FAULTS)]}
+    (tmp_path / "days.yml").write_text(json.dumps(document))
+    done = subprocess.run([program, "test", "rules", str(tmp_path / "days.yml")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
