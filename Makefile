@@ -11,6 +11,8 @@ JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 NEW_ENOUGH := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,\
 	$(shell $(name) -c '$(NEW_ENOUGH)' 2>/dev/null && echo $(name))))
+# Without bytecode each of a run's hundreds of processes would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

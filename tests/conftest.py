@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -25,8 +26,10 @@ Run = Callable[..., tuple[int, str, str]]
 settings.register_profile("dedup", deadline=None)  # how long an example takes decides nothing
 settings.load_profile("dedup")
 
+gc.disable()  # until the tests are collected
 cheap.use_memory()
 cheap.compile_quickly()
+cheap.use_one_thread()
 
 PLUGINS = ("variants", "rooms", "fix_places", "fix_delta", "fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry")
 pytest_plugins = [f"fixtures.{name}" for name in PLUGINS]
@@ -91,6 +94,11 @@ def dedup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def pytest_configure() -> None:
     """Every process that a test starts imports what this one does: the product and the kits of this checkout."""
     os.environ.update(environment())
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected is no garbage."""
+    cheap.keep_what_is_collected()
 
 
 def pytest_unconfigure() -> None:

@@ -39,7 +39,8 @@ def spread(numbers: range, partitions: int = 3) -> list[dict[str, Any]]:
 
 def classic() -> dict[str, str]:
     """The environment of a process that has classic Spark, also where this one has Spark Connect."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    kept = {"SPARK_SUBMIT_OPTS", "SPARK_LOCAL_DIRS"}  # kit.cheap
+    return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(("SPARK_", "PYSPARK_"))}
 
 
 def killed_driver(place: Place, folder: Path) -> None:
