@@ -1,6 +1,6 @@
 # Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full simulate mutants crash lint docs bench bench-smoke bench-growth release clean python java
+.PHONY: help demo test test-full matrix simulate mutants crash lint docs bench bench-smoke bench-growth release clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,6 +25,9 @@ test: java $(VENV)/.classes ## Run every promise once a store, in JOBS=4 process
 
 test-full: java $(VENV)/.classes ## Run all tests, hours of them, or parts of them (PART="brokers docs"; PART=list names them)
 	@PYTHONPATH=.:tests $(BIN)/python -m kit.parts $(PART) --jobs $(JOBS) $(PARTS_ARGS)
+
+matrix: java $(VENV)/.classes ## Run Spark's tests on each version of it (SPARK="3.5 4.0"; MATRIX_ARGS=--note writes the docs' table)
+	@PYTHONPATH=.:tests $(BIN)/python -m kit.matrix $(SPARK) $(MATRIX_ARGS)
 
 simulate: $(VENV)/.ready ## Play N schedules of crashes, instances and replays against the planning code (N=100000), or one of them (SEED=123)
 	@PYTHONPATH=.:tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(N)) $(SIMULATE_ARGS)

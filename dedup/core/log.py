@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dedup.core.rows import for_spark
+from dedup.core.rows import frame_of
 
 
 class AnyLogReader(ABC):
@@ -26,7 +26,7 @@ class AnyLogReader(ABC):
         """
         found = self.read(topic, partition, first, last)
         session = None if self.arrow else _session()
-        return found if session is None else session.createDataFrame(for_spark(found))
+        return found if session is None else frame_of(session, found)
 
     @abstractmethod
     def read(self, topic: str, partition: int, first: int, last: int) -> pa.Table:

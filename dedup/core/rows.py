@@ -7,6 +7,7 @@ is no Spark. Pure. Called by pipeline/tx.py, by both stores and by spark/.
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -147,6 +148,16 @@ def for_spark(table: pa.Table) -> pa.Table:
     """The same rows without empty pieces: `createDataFrame` of Spark 4.2 takes one for the end and drops what comes behind it (tried)."""
     pieces = [piece for piece in table.to_batches() if piece.num_rows]
     return pa.Table.from_batches(pieces or [pa.RecordBatch.from_pylist([], table.schema)])
+
+
+def frame_of(session: Any, table: pa.Table) -> Any:
+    """These rows as a DataFrame of this session of Spark's."""
+    return importlib.import_module("dedup.spark.features").create(session, table)
+
+
+def arrow_of(frame: Any) -> pa.Table:
+    """The rows of a DataFrame of Spark's, on the driver."""
+    return frame.toArrow() if hasattr(frame, "toArrow") else importlib.import_module("dedup.spark.features").to_arrow(frame)
 
 
 def named(row: Any) -> Any:

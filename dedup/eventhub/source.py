@@ -22,9 +22,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, SourceUnavailable
 from dedup.eventhub import reader
@@ -32,6 +29,16 @@ from dedup.eventhub.connection import DEFAULT_GROUP, Connection
 from dedup.eventhub.namespace import Hub, Namespace, Span, condition, explained
 from dedup.eventhub.reader import STOLEN, Broken, Receive, Receiver, backoff
 from dedup.eventhub.rows import numbers
+from dedup.spark.features import arrow_schema
+
+try:
+    from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError as missing:
+    raise ConfigError(
+        "format('eventhubs') needs Spark's Python data sources with read limits, which this version of Spark does not have. Read the hub "
+        "by its Kafka endpoint (dedup.kafka.eventhubs), or without Spark by dedup.eventhub.run."
+    ) from missing
 
 SCHEMA = T.StructType(
     [
@@ -197,7 +204,7 @@ def received(options: SourceOptions, receive: Receive, schema: T.StructType, par
     if not isinstance(part, SourcePartition):
         return  # what Spark asks for where there is nothing to read
     _quiet()
-    arrow, connection = to_arrow_schema(schema, timezone="UTC"), options.connection
+    arrow, connection = arrow_schema(schema), options.connection
     with reader.borrowed(connection, part.partition, receive) as borrowed:
         for events in borrowed.read(part.first, part.last, part.created):
             yield events.cast(arrow)

@@ -24,7 +24,7 @@ from checkpoint.errors import ConfigError, HandlerError
 from checkpoint.position import Ints
 from dedup.core.envelope import POSITION
 from dedup.core.near import like
-from dedup.core.rows import ArrowFrames, copied, named, own_rows
+from dedup.core.rows import ArrowFrames, arrow_of, copied, named, own_rows
 from dedup.pipeline.attempts import HandlerExited, is_ours
 from dedup.pipeline.performance import EventsFailed
 from dedup.pipeline.tx import Tx, refuse_unknown_name
@@ -232,7 +232,7 @@ class EachSlice:
 
 def table_of(frame: Any, tx: Tx) -> pa.Table:
     """The rows of the handler's frame, in the order of their positions."""
-    return frame if isinstance(frame, pa.Table) else tx.in_order(frame.toArrow())
+    return frame if isinstance(frame, pa.Table) else tx.in_order(arrow_of(frame))
 
 
 def events_of(table: pa.Table) -> Iterator[Event]:

@@ -39,7 +39,7 @@ from dedup.core.index import Index, first_of_each_key
 from dedup.core.keys import LETTER, SEQUENCE, key_bytes, key_words
 from dedup.core.letters import Why, letter_rows, too_large
 from dedup.core.planning import DUPLICATE, LETTER_KINDS, NEW, NO_KEY, SKIPPED, UNDECODABLE, WAITING, OnKeyConflict, Order, Settled, Sifted
-from dedup.core.rows import for_spark, picked
+from dedup.core.rows import frame_of, picked
 from dedup.core.steps import Step
 from dedup.core.store import Store, Transaction
 from dedup.decode.prepare import Prepare
@@ -226,7 +226,7 @@ class _Reprocess:
         job, head = self.job, transaction.head
         first = letters.select(["source", "topic", "incarnation"]).slice(0, 1).to_pylist()[0]
         events = events_of(letters, bodies, positions=job.preparation.positions)
-        given = events if self.spark is None else self.spark.createDataFrame(for_spark(events))
+        given = events if self.spark is None else frame_of(self.spark, events)
         spec = as_they_came(job.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
         with open_batch(given, job.scratch).evaluate(spec) as rows:
             index, content = Index.of(rows.index, rows.payload_hashes), rows.content(np.arange(letters.num_rows))

@@ -22,19 +22,19 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError, HandlerError
 from checkpoint.position import Ints
 from deadletter import outage
 from dedup.core.keys import HIDDEN
-from dedup.core.rows import OF_AN_EVENT, Rows, for_spark, rows_of
+from dedup.core.rows import OF_AN_EVENT, Rows, rows_of
 from dedup.core.store import Frames
 from dedup.decode.prepare import Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
+from dedup.spark import features
 from dedup.spark.prepare import answers, plan, prepare_columns, reads_files, stateful_operators, streaming_plan
-from dedup.spark.session import EVERY_FILE, JavaError
+from dedup.spark.session import OUR_FILES, JavaError
 from dedup.spark.tasks import SparkTasks
 
 log = logging.getLogger("dedup")
@@ -105,7 +105,7 @@ class SparkBatch:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
             with answers():
                 rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
-            whole = session.read.schema(_with_row(rows.schema)).options(**EVERY_FILE)
+            whole = session.read.schema(_with_row(rows.schema)).options(**OUR_FILES)
             yield EvaluatedInScratch(whole.parquet(folder))
 
     def _in_memory(self, prepare: Prepare) -> EvaluatedInMemory | None:
@@ -124,7 +124,7 @@ class SparkBatch:
         """
         try:
             with answers():
-                table = rows.toArrow()
+                table = features.to_arrow(rows)
         except Exception as error:  # py4j and Spark Connect wrap the same refusal differently
             told = outage.words(error)
             reason = next((why for words, why in TOO_LARGE.items() if words in told), None)
@@ -155,13 +155,12 @@ def local_property(session: SparkSession, name: str) -> str | None:
 
 def create_frame(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """These rows as a DataFrame. Many go to the tasks as Arrow, few stay a local relation, which needs no job."""
-    rows = for_spark(table)
     if table.num_rows < MANY or not hasattr(session, "_jsparkSession"):
-        return session.createDataFrame(rows, schema=schema)
+        return features.create(session, table, schema)
     before = str(session.conf.get(LOCAL_BELOW))
     session.conf.set(LOCAL_BELOW, "0")  # else the driver alone makes rows of all this, twice as slowly
     try:
-        return session.createDataFrame(rows, schema=schema)
+        return features.create(session, table, schema)
     finally:
         session.conf.set(LOCAL_BELOW, before)
 
@@ -225,7 +224,7 @@ class EvaluatedInScratch:
     def __init__(self, rows: DataFrame) -> None:
         self._rows, self._session = rows, rows.sparkSession
         self.frames: Frames = SparkFrames(self._session, in_tasks=True)
-        table = rows.select(*index_columns(rows.columns), "_payload_hash", ROW).toArrow()
+        table = features.to_arrow(rows.select(*index_columns(rows.columns), "_payload_hash", ROW))
         self._ids: Ints = table[ROW].to_numpy()
         self._hashes: Ints = table["_payload_hash"].to_numpy()
         self._index = table.drop_columns(["_payload_hash", ROW])
@@ -241,7 +240,7 @@ class EvaluatedInScratch:
 
     def content(self, rows: Ints) -> pa.Table:
         """These rows, in this order."""
-        found = self._chosen(rows, "inner").toArrow()
+        found = features.to_arrow(self._chosen(rows, "inner"))
         order = np.argsort(found[ROW].to_numpy())
         back = np.searchsorted(found[ROW].to_numpy()[order], self._ids[rows])
         return found.take(pa.array(order[back])).drop_columns([ROW])
@@ -259,9 +258,7 @@ class EvaluatedInScratch:
         """Nothing to make: a frame is lazy."""
 
     def _chosen(self, rows: Ints, how: str) -> DataFrame:
-        ids = self._session.createDataFrame(
-            for_spark(pa.table({ROW: np.unique(self._ids[rows])})), schema=StructType().add(ROW, LongType())
-        )
+        ids = features.create(self._session, pa.table({ROW: np.unique(self._ids[rows])}), StructType().add(ROW, LongType()))
         return self._rows.join(F.broadcast(ids), on=ROW, how=how)
 
 
@@ -295,7 +292,7 @@ class SparkFrames:
         """These columns of the rows for which the condition is true: one job, which brings only those rows."""
         if condition is not None:
             rows = rows.where(F.expr(condition) if isinstance(condition, str) else condition)
-        return rows.select(*columns).toArrow()
+        return features.to_arrow(rows.select(*columns))
 
     def without(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
         """The rows whose position is not among `positions`."""
@@ -308,7 +305,7 @@ class SparkFrames:
 
     def _anti_join(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
         names = {c: f"_parked_{c}" for c in positions.column_names}
-        parked = self._session.createDataFrame(for_spark(positions.rename_columns(list(names.values()))))
+        parked = features.create(self._session, positions.rename_columns(list(names.values())))
         same = reduce(lambda a, b: a & b, [rows[c] == parked[p] for c, p in names.items()])
         return rows.join(F.broadcast(parked), on=same, how="left_anti")
 
@@ -330,12 +327,12 @@ class SparkRows:
     @property
     def schema(self) -> pa.Schema:
         """Arrow schema, from the plan."""
-        return to_arrow_schema(self.frame.schema, timezone="UTC")  # as toArrow does
+        return features.arrow_schema(self.frame.schema)
 
     def arrow(self) -> pa.Table:
         """The rows, on the driver."""
         picked = next((table for origin in self.origins if (table := origin.pick(self.frame)) is not None), None)
-        return self.frame.toArrow() if picked is None else picked.cast(self.schema)
+        return features.to_arrow(self.frame) if picked is None else picked.cast(self.schema)
 
     def plain(self) -> None:
         """They have types."""
@@ -346,7 +343,7 @@ class SparkRows:
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_pydict({"result": pa.array(list(write(batches)), pa.string())})
 
-        found = self.frame.select(*[F.col(f"`{c}`") for c in columns]).mapInArrow(run, "result string").toArrow()
+        found = features.to_arrow(self.frame.select(*[F.col(f"`{c}`") for c in columns]).mapInArrow(run, "result string"))
         return [str(r) for r in found["result"].to_pylist()]
 
 

@@ -15,17 +15,16 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from checkpoint.errors import ConfigError, RowsMisfit, StoreUnavailable
 from checkpoint.head import Head
 from deadletter.selection import Selection
-from dedup.core.rows import for_spark
 from dedup.core.steps import Merge
 from dedup.core.store import Store
-from dedup.spark.session import ERRORS, EVERY_FILE
+from dedup.spark import features
+from dedup.spark.session import ERRORS, EVERY_FILE, OUR_FILES
 
 NOTE = "userMetadata"
 _TXN_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
@@ -179,7 +178,7 @@ class SparkSide:
 
     def _read(self, files: Sequence[str], **options: bool) -> DataFrame:
         """Rows that we have staged."""
-        return self.session.read.options(**EVERY_FILE, **options).parquet(*(spark_uri(f) for f in files))
+        return self.session.read.options(**OUR_FILES, **options).parquet(*(spark_uri(f) for f in files))
 
 
 def save(writer: Any, uri: str) -> None:
@@ -265,7 +264,7 @@ class SparkTables(SparkSide):
         """The newest commits first; None where there is no table. Raises StoreUnavailable."""
         statement = f"DESCRIBE HISTORY {sql_name(uri)}" + ("" if limit is None else f" LIMIT {limit}")
         try:
-            rows = self.session.sql(statement).select("version", "timestamp", "operation", "userMetadata").toArrow()
+            rows = features.to_arrow(self.session.sql(statement).select("version", "timestamp", "operation", "userMetadata"))
         except ERRORS as error:
             if _is_missing(error):
                 return None
@@ -308,7 +307,7 @@ class SparkTables(SparkSide):
 
         Crash: the table shows all rows, with the id, or none.
         """
-        frame = self.session.createDataFrame(for_spark(rows)).coalesce(1)
+        frame = features.create(self.session, rows).coalesce(1)
         writer = frame.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
         try:
             save(writer.option(NOTE, json.dumps({"dedup": dict(note)})), uri)
@@ -318,7 +317,7 @@ class SparkTables(SparkSide):
     def read(self, uri: str, version: int, columns: Sequence[str], where: str = "true") -> pa.Table:
         """Rows of one version of a table. Raises StoreUnavailable."""
         try:
-            return self._frame(uri, version).where(where).select(*map(tick, columns)).toArrow()
+            return features.to_arrow(self._frame(uri, version).where(where).select(*map(tick, columns)))
         except ERRORS as error:
             raise StoreUnavailable(f"The Delta table {uri} cannot be read: {first_line(error)}") from error
 
@@ -326,7 +325,7 @@ class SparkTables(SparkSide):
         """Columns `by`, and low, high and count of `column`. Raises StoreUnavailable."""
         wanted = [F.min(column).alias("low"), F.max(column).alias("high"), F.count(column).alias("count")]
         try:
-            return self._frame(uri, version).groupBy(*by).agg(*wanted).toArrow()
+            return features.to_arrow(self._frame(uri, version).groupBy(*by).agg(*wanted))
         except ERRORS as error:
             raise StoreUnavailable(f"The Delta table {uri} cannot be read: {first_line(error)}") from error
 
@@ -352,8 +351,7 @@ def _text(value: str) -> str:
 
 
 def _is_missing(error: Exception) -> bool:
-    condition = error.getCondition() if isinstance(error, PySparkException) else None
-    return condition in _MISSING or any(f"[{name}]" in str(error) for name in _MISSING)
+    return features.condition(error) in _MISSING or any(f"[{name}]" in str(error) for name in _MISSING)
 
 
 def create(store: Store, ledgers: dict[str, str], more: dict[str, pa.Table], spark: SparkSession) -> Iterator[str]:
@@ -385,7 +383,7 @@ def _view(frame: DataFrame, name: str) -> str:
 def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     """Spark knows no fixed-size bytes."""
     fields = [pa.field(f.name, pa.binary() if pa.types.is_fixed_size_binary(f.type) else f.type) for f in table.schema]
-    return spark.createDataFrame(for_spark(table.cast(pa.schema(fields))))
+    return features.create(spark, table.cast(pa.schema(fields)))
 
 
 def _checkpoints(head: Head) -> Iterator[dict[str, object]]:

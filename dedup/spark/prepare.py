@@ -18,12 +18,12 @@ from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from checkpoint.errors import ConfigError, RegistryUnavailable
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.decode import prepare
 from dedup.decode.prepare import Expression, Layout, Named, Prepare, layout
+from dedup.spark import features
 
 KEPT = 16
 """Schemas of which what was worked out is kept."""
@@ -177,7 +177,7 @@ def _shown(columns: Sequence[str]) -> str:
 def _empty(schema: T.StructType) -> pa.Table:
     """No rows, in the types in which Spark hands them over."""
     try:
-        return to_arrow_schema(schema, timezone="UTC").empty_table()
+        return features.arrow_schema(schema).empty_table()
     except PySparkTypeError as error:
         raise ConfigError(f"The input has a column whose type Arrow does not have: cast or drop it. Spark says: {error}") from error
 
@@ -187,7 +187,7 @@ def _in_spark(schema: pa.Schema, given: T.StructType) -> T.StructType:
     passed = {f.name: f.dataType for f in given if f.name not in ENVELOPE.names}
     if prepare.BY_SPARK in passed:
         passed["data"] = passed[prepare.BY_SPARK]
-    return T.StructType([T.StructField(f.name, passed.get(f.name) or from_arrow_type(f.type)) for f in schema])
+    return T.StructType([T.StructField(f.name, passed.get(f.name) or features.spark_type(f.type)) for f in schema])
 
 
 _RAISED = re.compile(rf"{RegistryUnavailable.__name__}: (.*)")
@@ -231,7 +231,7 @@ def stateful_operators(plan: str) -> list[str]:
     return found
 
 
-_SOURCE = re.compile(r"^[\s:|+\-]*~?Streaming\w*Relation\w* (\S*)", re.MULTILINE)
+_SOURCE = re.compile(r"^[\s:|+\-]*~?Streaming\w*Relation\w* (?:DataSource\(.*\), )?(\S*)", re.MULTILINE)
 
 
 def reads_files(plan: str) -> bool:
@@ -244,7 +244,7 @@ def streaming_plan(frame: DataFrame, query_id: str | None) -> str:
     """The logical plan of a streaming DataFrame, or of the running query with that id; empty where Spark does not show it (Connect)."""
     try:
         if frame.isStreaming:
-            return str(frame._jdf.queryExecution().analyzed().toString())
+            return features.printed(frame._jdf.queryExecution().analyzed())
         return _query_plan(frame, query_id)
     except Exception:  # noqa: BLE001 - internals of Spark that another version, or Spark Connect, may not have: then nothing is known
         return ""
@@ -255,5 +255,5 @@ def _query_plan(frame: DataFrame, query_id: str | None) -> str:
     for session in sessions:
         for query in session.streams.active if session is not None else ():
             if query.id == query_id:
-                return str(query._jsq.streamingQuery().logicalPlan().toString())
+                return features.printed(query._jsq.streamingQuery().logicalPlan())
     return ""

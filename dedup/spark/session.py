@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -28,10 +29,21 @@ ERRORS = (PySparkException, JavaError)
 """What Spark raises, classic or Connect."""
 
 EVERY_FILE = {"ignoreCorruptFiles": False, "ignoreMissingFiles": False}
-"""Options of a reader of our own files, whatever the session's settings: one that cannot be read is an error, and not fewer rows."""
+"""Options of a reader, whatever the session's settings: a file that cannot be read is an error, and not fewer rows."""
 
-DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""Delta for Spark 4.2 and Scala 2.13."""
+OUR_FILES: dict[str, bool | str] = {**EVERY_FILE, "datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
+"""Options of a reader of files that we have written: dates before 1582 are those of today's calendar. Spark 3.5 would ask."""
+
+DELTAS = {
+    "3.5": "io.delta:delta-spark_2.12:3.3.3",
+    "4.0": "io.delta:delta-spark_4.0_2.13:4.4.0",
+    "4.1": "io.delta:delta-spark_4.1_2.13:4.4.0",
+    "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
+}
+"""Version of Spark -> the Delta that belongs to it. For a newer Spark, that of the newest one here is taken."""
+
+DELTA = DELTAS.get(".".join(pyspark.__version__.split(".")[:2]), list(DELTAS.values())[-1])
+"""Delta for this Spark."""
 
 JDBC = "org.postgresql:postgresql:42.7.7"
 """PostgreSQL's JDBC driver; only the benchmarks compare with it."""
@@ -43,6 +55,9 @@ CONF = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
+    # Spark 3.5 refuses dates before 1582 and times before 1900; newer versions write them as they are
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
     "spark.driver.memory": "2g",
     "spark.driver.host": "127.0.0.1",  # host names of laptops and containers often do not resolve
     "spark.driver.bindAddress": "127.0.0.1",

@@ -23,7 +23,6 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from checkpoint import guards
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, PositionGap
@@ -40,7 +39,7 @@ from dedup.pipeline.batch import Batch, EvaluatedArrow, RunShare, RunTask, Tasks
 from dedup.pipeline.commit import Chunk, Culprits, Job, commit_batch, commit_chunk, guard, index_of, reached
 from dedup.pipeline.handlers import A_TASK, MOST_TASKS, Where
 from dedup.pipeline.report import Report
-from dedup.spark import committing, keeping, workers
+from dedup.spark import committing, features, keeping, workers
 from dedup.spark.committing import OUTCOMES, SliceJob
 from dedup.spark.handling import InTasks
 from dedup.spark.keeping import EvaluatedInTasks
@@ -69,7 +68,8 @@ class SparkTasks:
     def firsts(self, prepare: Prepare) -> dict[Partition, int]:
         """The lowest sequence number of each partition: one job, which reads the source."""
         rows = positions(self._batch, prepare)
-        found = rows.groupBy("source", "topic", "partition").agg(F.min("sequence_number").alias("first")).toArrow().to_pylist()
+        lowest = rows.groupBy("source", "topic", "partition").agg(F.min("sequence_number").alias("first"))
+        found = features.to_arrow(lowest).to_pylist()
         return {Partition(r["source"], r["topic"], r["partition"]): r["first"] for r in found if None not in r.values()}
 
     def pack(self, what: object) -> bytes:
@@ -97,7 +97,7 @@ class SparkTasks:
         Crash: of the driver: tasks that run go on to the end of their transaction, unless a newer driver has fenced them.
         """
         with registry_answers():
-            return _placed(rows, at_once).mapInArrow(task, from_arrow_schema(answers)).toArrow()
+            return features.to_arrow(_placed(rows, at_once).mapInArrow(task, features.spark_schema(answers)))
 
     def folder(self) -> AbstractContextManager[str] | None:
         """Below the user's folder for scratch files where that is a path; else, where tasks run on this machine, a temporary one."""
@@ -115,12 +115,12 @@ class SparkTasks:
         # mapInArrow looks columns up by their names, and takes `a.b` for a field.
         numbered = rows.toDF(*(f"_{number}" for number in range(len(rows.columns))))
         with registry_answers():
-            return numbered.mapInArrow(task, from_arrow_schema(keeping.PIECES)).toArrow(), late
+            return features.to_arrow(numbered.mapInArrow(task, features.spark_schema(keeping.PIECES))), late
 
     def spread(self, task: RunShare, parts: int, answers: pa.Schema) -> pa.Table:
         """Run this in so many tasks, each with a number of its own; returns what they yield."""
         numbers = self._batch.sparkSession.range(0, parts, 1, parts)
-        return numbers.mapInArrow(partial(_each_number, task=task), from_arrow_schema(answers)).toArrow()
+        return features.to_arrow(numbers.mapInArrow(partial(_each_number, task=task), features.spark_schema(answers)))
 
 
 def _each_number(batches: Iterable[pa.RecordBatch], task: RunShare) -> Iterator[pa.RecordBatch]:
@@ -132,7 +132,7 @@ def _placed(rows: DataFrame, tasks: int) -> DataFrame:
     """Each partition of a topic in one task, in order."""
     # Partition p of a topic goes to task (p + something of the topic) mod tasks: hashing would leave half of the tasks idle.
     task = F.coalesce(F.pmod(F.col("partition").cast("bigint") + F.hash("source", "topic").cast("bigint"), F.lit(tasks)), F.lit(0))
-    return rows.repartitionById(tasks, task.cast("int")).sortWithinPartitions(*POSITION)
+    return features.place(rows, tasks, task.cast("int")).sortWithinPartitions(*POSITION)
 
 
 def _cores(session: SparkSession) -> int:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dedup.core.envelope import ENVELOPE
+from dedup.core.rows import arrow_of
 
 SOURCE, TOPIC = "testing", "events"
 
@@ -167,7 +168,8 @@ def table_of(rows: Any) -> pa.Table:
         return rows
     if isinstance(rows, list):
         return pa.Table.from_pylist(rows)
-    return rows.toArrow() if hasattr(rows, "toArrow") else pa.Table.from_pandas(rows, preserve_index=False)
+    is_pandas = type(rows).__module__.split(".")[0] == "pandas"
+    return pa.Table.from_pandas(rows, preserve_index=False) if is_pandas else arrow_of(rows)
 
 
 def events(topic: pa.Table, rows: Any) -> pa.Table:

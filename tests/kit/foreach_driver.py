@@ -49,6 +49,7 @@ def main(place: str, folder: Path, kind: str = "postgres") -> None:
     """Both batches."""
     from pyspark import cloudpickle
 
+    from dedup.core.rows import frame_of
     from dedup.spark.session import local_session
     from kit.orders import batch, consumer
     from kit.places import place_of
@@ -69,7 +70,7 @@ def main(place: str, folder: Path, kind: str = "postgres") -> None:
     made._handler = None
     made.foreach(into="orders")(book)
     for batch_id in range(2):
-        report = made(spark.createDataFrame(batch(*events(batch_id))).repartition(3), batch_id)
+        report = made(frame_of(spark, batch(*events(batch_id))).repartition(3), batch_id)
         (folder / "tried").write_text(f"{report.processed} {report.redelivered}")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dedup import Consumer
+from dedup.core.rows import frame_of
 from dedup.core.store import Store
 from kit.orders import batch, consumer, orders
 from kit.places import Place
@@ -28,8 +29,8 @@ def bare(store: Store, **settings: Any) -> Consumer:
 def frame(spark: SparkSession, *events: dict[str, Any], parts: int = 3) -> DataFrame:
     """The events spread over Spark's partitions without regard to theirs, as `minPartitions` or a repartition upstream does."""
     if not events:
-        return spark.createDataFrame(batch(*orders([0]))).where("false")
-    return spark.createDataFrame(batch(*events)).repartition(parts)
+        return frame_of(spark, batch(*orders([0]))).where("false")
+    return frame_of(spark, batch(*events)).repartition(parts)
 
 
 def spread(numbers: range, partitions: int = 3) -> list[dict[str, Any]]:

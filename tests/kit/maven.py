@@ -23,11 +23,21 @@ HOME = Path(sys.prefix) / "maven"
 BROKER = ["org.apache.kafka:kafka_2.13:4.1.2"]
 """A Kafka broker; with everything it needs."""
 
+_SOURCES = {
+    "3.5": ("2.12:3.5.7", "2.12:3.5.7", "3.4.1", "2.11.1"),
+    "4.0": ("2.13:4.0.1", "2.13:4.0.0", "3.9.1", "2.12.0"),
+    "4.1": ("2.13:4.1.3", "2.13:4.1.1", "3.9.1", "2.12.1"),
+    "4.2": ("2.13:4.2.0", "2.13:4.0.0", "3.9.2", "2.13.1"),
+}
+"""Version of Spark -> its Kafka source, its tokens (not each version is there), Kafka's client, and the pool it needs."""
+
+_SOURCE, _TOKENS, _CLIENT, _POOL = _SOURCES.get(".".join(pyspark.__version__.split(".")[:2]), _SOURCES["4.2"])
+
 SPARK_KAFKA = [
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",  # there is no 4.2.0 of this one
-    "org.apache.kafka:kafka-clients:3.9.2",
-    "org.apache.commons:commons-pool2:2.13.1",
+    f"org.apache.spark:spark-sql-kafka-0-10_{_SOURCE}",
+    f"org.apache.spark:spark-token-provider-kafka-0-10_{_TOKENS}",
+    f"org.apache.kafka:kafka-clients:{_CLIENT}",
+    f"org.apache.commons:commons-pool2:{_POOL}",
 ]
 """Spark's Kafka source, as it is; nothing beside these."""
 

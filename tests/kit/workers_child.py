@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from dedup.core.rows import frame_of
 from dedup.spark import workers
 
 
@@ -53,7 +54,7 @@ def main(folder: Path) -> None:
     made = consumer(place.store())
     made._handler = None
     made.foreach(into="orders")(lambda event, tx: {"id": event.data["id"], "amount": 1})
-    frame, others = spark.createDataFrame(batch(*orders(range(3)))), spark.sparkContext.pythonExec
+    frame, others = frame_of(spark, batch(*orders(range(3)))), spark.sparkContext.pythonExec
     told = {"check": said(made.check, frame), "batch": said(made, frame, 0), "rows": place.read()}
     spark.sparkContext.pythonExec = sys.executable
     told |= {"own": said(made.check, frame)}

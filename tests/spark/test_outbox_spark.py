@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dedup.core.rows import frame_of
 from kit.orders import batch, consumer, event
 from kit.outgoing import Receiver, dispatcher
 from kit.places import Place
@@ -28,7 +29,7 @@ def test_a_dataframe_is_published_in_the_order_of_its_positions(place: Place, sp
         tx.publish(twice.select(*position, "n", body, (F.col("data.amount") % 3).cast("string").alias("to")), "out", key="to", order="n")
 
     events = [event(n, f"o{n}", n if n % 10 else -1) for n in range(60)]
-    run(spark.createDataFrame(batch(*events)), 0)
+    run(frame_of(spark, batch(*events)), 0)
     receiver = Receiver()
     assert dispatcher(place, receiver).once().sent == 2 * 54
     for key in range(3):

@@ -13,6 +13,7 @@ import pytest
 from checkpoint.errors import RegistryUnavailable
 from dedup import Columns, decode
 from dedup.core.keys import KeySettings
+from dedup.core.rows import arrow_of, frame_of
 from dedup.decode.prepare import Prepare, prepare_events
 from dedup.decode.registry import Azure, Confluent
 from kit.registry_kit import avro, confluent, content_type, events, record
@@ -64,7 +65,7 @@ def test_tasks_decode_as_the_driver_does(spark: SparkSession, registry: Registry
     before = spark.conf.get("spark.sql.session.timeZone")
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-        found = prepare_columns(spark.createDataFrame(table).coalesce(2), spec).toArrow().sort_by("sequence_number")
+        found = arrow_of(prepare_columns(frame_of(spark, table).coalesce(2), spec)).sort_by("sequence_number")
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
     expected = prepare_events(table, spec)
@@ -80,10 +81,10 @@ def test_tasks_see_the_content_type(spark: SparkSession, registry: RegistryServe
     ident, plain = registry.register_azure("g/s", OLD), {"id": "b", "at": 5, "n": 3, "gone": "x"}
     table = events([avro(OLD, plain), b"\0\0\0\0" + ident.encode() + avro(OLD, plain), avro(OLD, plain)], [content_type(ident), None, []])
     spec = Prepare("c", decoder=decode.azure_avro(Azure(registry.url, no_login()), schema=OLD))
-    frame = spark.createDataFrame(table)
+    frame = frame_of(spark, table)
     for properties in ("properties", "map_from_entries(properties) properties"):
         found = prepare_columns(frame.selectExpr("source", "topic", "partition", "sequence_number", "body", properties), spec)
-        rows = found.toArrow().sort_by("sequence_number")
+        rows = arrow_of(found).sort_by("sequence_number")
         assert rows["_undecodable"].to_pylist() == [False, False, True]
         assert rows["data"].to_pylist() == [plain, plain, None]
 
@@ -102,7 +103,7 @@ def test_every_way_to_materialise_a_batch(
     if path == "scratch":
         monkeypatch.setattr(batch.SparkBatch, "_in_memory", lambda *_: None)
     names = ["source", "topic", "partition", "body", "sequence_number"]
-    frame = spark.createDataFrame(table.select(names))
+    frame = frame_of(spark, table.select(names))
     if path == "expression":
         frame = frame.withColumnsRenamed({"source": "src", "topic": "t", "partition": "p", "sequence_number": "s", "body": "b"})
         spec = Prepare("c", KeySettings(("upper(data.id)",)), columns=Columns("t", "p", "s + 0L", source="src", body="b"), decoder=decoder)
@@ -123,10 +124,10 @@ def test_plans_and_errors_of_tasks_do_not_show_the_password(spark: SparkSession,
     from dedup.spark.prepare import prepare_columns
 
     decoder = decode.confluent_avro(Confluent(registry.url, user="shop", password="hunter2"), schema=OLD)
-    found = prepare_columns(spark.createDataFrame(events([b"\0\0\0\0\7x"])), Prepare("c", decoder=decoder))
+    found = prepare_columns(frame_of(spark, events([b"\0\0\0\0\7x"])), Prepare("c", decoder=decoder))
     registry.login = "another"
     with pytest.raises(Exception, match="RegistryUnavailable") as told:
-        found.toArrow()
+        arrow_of(found)
     plans = found._jdf.queryExecution().toString()  # type: ignore[operator]
     shown = f"{plans} {told.value} {told.value!r}"
     assert "hunter2" not in shown and base64.b64encode(b"shop:hunter2").decode() not in shown

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from dedup.core.rows import arrow_of
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -50,7 +52,7 @@ def test_picked_columns_are_what_spark_would_answer(origin: tuple[DataFrame, pa.
     orders, table = origin
     rows = eval(written, {"orders": orders})
     picked = Origin(orders, table).pick(rows)
-    assert picked is not None and picked.cast(rows.toArrow().schema).equals(rows.toArrow())
+    assert picked is not None and picked.cast(arrow_of(rows).schema).equals(arrow_of(rows))
 
 
 COMPUTED = [
@@ -93,7 +95,7 @@ def test_what_is_left_after_a_rejection_is_what_spark_would_answer(origin: tuple
     expected = [n for n in table["n"].to_pylist() if n not in parked and n != 4]
     rows = left.select("n", "data.*")
     assert frames.rows(rows).origins[-1].pick(rows)["n"].to_pylist() == expected
-    assert frames.rows(rows).arrow().equals(rows.toArrow())
+    assert frames.rows(rows).arrow().equals(arrow_of(rows))
     assert [row[0] for row in left.where(orders.n < 3).select(orders.n).collect()] == [n for n in expected if n < 3]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dedup.core.rows import for_spark
+from dedup.core.rows import arrow_of, for_spark, frame_of
 from kit.paths import ROOT
 
 if TYPE_CHECKING:
@@ -34,12 +34,11 @@ def test_no_row_is_lost_behind_an_empty_piece(spark: SparkSession, sizes: tuple[
 
     table, schema = in_pieces(*sizes), StructType().add("n", LongType()).add("at", TimestampType())
     assert for_spark(table).equals(table)
-    for frame in (spark.createDataFrame(for_spark(table)), create_frame(spark, table, schema)):
-        assert sorted(frame.toArrow()["n"].to_pylist()) == list(range(sum(sizes)))
+    for frame in (frame_of(spark, for_spark(table)), create_frame(spark, table, schema)):
+        assert sorted(arrow_of(frame)["n"].to_pylist()) == list(range(sum(sizes)))
 
 
 def test_every_table_for_spark_goes_that_way() -> None:
     """No call of createDataFrame in the library is given a table as it is."""
     calls = [(path.name, call) for path in DEDUP.rglob("*.py") for call in re.findall(r"\.createDataFrame\(\s*([^,)]*)", path.read_text())]
-    given = {(name, call) for name, call in calls if not call.startswith("for_spark(")}
-    assert len(calls) >= 8 and given == {("batch.py", "rows")}, given  # create_frame, just above
+    assert set(calls) == {("features.py", "rows"), ("features.py", "pieces")}, "features.create alone makes frames"

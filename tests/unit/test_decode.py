@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
 from dedup import decode
+from dedup.core.rows import arrow_of, frame_of
 from dedup.decode import json_bodies, values
 from dedup.decode.bodies import reasons
 from dedup.decode.prepare import Prepare, prepare_events
@@ -771,7 +772,7 @@ def test_spark_keeps_what_was_decoded(spark: SparkSession, tmp_path: Path, kind:
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
         events = prepare_columns(spark.read.parquet(str(tmp_path / "bodies.parquet")), Prepare("c", decoder=decoder))
-        found = events.select(*names).toArrow().sort_by("sequence_number")
+        found = arrow_of(events.select(*names)).sort_by("sequence_number")
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
     expected = decoded(given, decoder)
@@ -785,8 +786,11 @@ def test_a_column_function_decodes(spark: SparkSession) -> None:
 
     from dedup.spark.prepare import prepare_columns
 
-    frame = spark.createDataFrame(table_of([b"5", b"x", None]))
-    found = prepare_columns(frame, Prepare("c", decoder=lambda b: b.cast("string").try_cast("int"))).orderBy("sequence_number").toArrow()
+    frame = frame_of(spark, table_of([b"5", b"x", None]))
+    prepared = prepare_columns(
+        frame, Prepare("c", decoder=lambda b: F.when(b.cast("string").rlike("^[0-9]+$"), b.cast("string").cast("int")))
+    )
+    found = arrow_of(prepared.orderBy("sequence_number"))
     assert found["data"].to_pylist() == [5, None, None]
     assert found["_undecodable"].to_pylist() == [False, True, False]
     with pytest.raises(ConfigError, match="decode= does not resolve"):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from checkpoint.errors import ConfigError
 from dedup.core.envelope import ENVELOPE
 from dedup.core.keys import INTERNAL, KeySettings, encode_parts
+from dedup.core.rows import arrow_of
 from dedup.decode.prepare import Prepare, prepare_events
 from kit import key_reference as reference
 from kit.paths import ROOT, TESTS
@@ -335,7 +336,8 @@ def test_spark_keeps_every_type_of_a_key(spark: SparkSession, tmp_path: Path) ->
     before = spark.conf.get("spark.sql.session.timeZone")
     try:
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-        found = prepare_columns(spark.read.parquet(str(tmp_path / "random.parquet")), spec).select("n", *INTERNAL).toArrow().sort_by("n")
+        prepared = prepare_columns(spark.read.option("datetimeRebaseMode", "CORRECTED").parquet(str(tmp_path / "random.parquet")), spec)
+        found = arrow_of(prepared.select("n", *INTERNAL)).sort_by("n")
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
     expected = prepare_events(table, spec).select(["n", *INTERNAL])

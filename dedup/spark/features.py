@@ -1,0 +1,135 @@
+"""What versions of Spark do differently, all of it: rows as Arrow, Arrow as a frame, types, and which task gets which rows.
+
+A feature is looked for, and no version is compared: a managed platform has parts of newer versions in an older one. Where one is missing,
+the way around it uses Spark's public functions only, so that it is open on Spark Connect and on clusters that hide the JVM. What no way
+leads around is a ConfigError that names the alternative.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas import types
+from pyspark.sql.types import DataType, StructType
+
+from dedup.core.rows import for_spark
+
+PIECE = 10_000
+"""Rows of an Arrow table that travel to a task as one value, where Spark takes no table."""
+
+LOOKED_AT = 64
+"""Numbers a task of which the hashes are looked at, to find one for each task."""
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """All rows on the driver, in one job; timestamps in UTC. `toArrow` where Spark has it: from 4.0 on, on Databricks from 15.3."""
+    if hasattr(frame, "toArrow"):
+        return frame.toArrow()
+    schema = arrow_schema(frame.schema)
+    numbered = frame.toDF(*(f"_{number}" for number in range(len(schema))))  # names may be there twice, and have dots
+    blobs = numbered.mapInArrow(_packed, "rows binary").collect()
+    tables = [pa.ipc.open_stream(blob[0]).read_all() for blob in blobs]
+    return pa.concat_tables([schema.empty_table(), *(table.rename_columns(schema.names).cast(schema) for table in tables)])
+
+
+def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"rows": pa.array([_ipc(pa.Table.from_batches([batch]))], pa.binary())})
+
+
+def _ipc(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def create(session: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
+    """These rows as a frame, in this order. `createDataFrame` where it takes Arrow: from 4.0 on.
+
+    Args:
+        schema: its types; by default those that Spark has for the table's.
+    """
+    rows = for_spark(table)
+    if _takes_arrow():
+        return session.createDataFrame(rows, schema=schema) if schema is not None else session.createDataFrame(rows)
+    pieces = [(bytearray(_ipc(rows.slice(start, PIECE))),) for start in range(0, rows.num_rows, PIECE)]
+    packed = session.createDataFrame(pieces, "rows binary")
+    return packed.mapInArrow(_unpacked, schema or spark_schema(rows.schema))
+
+
+def _unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for blob in batch.column(0):
+            yield from pa.ipc.open_stream(blob.as_buffer()).read_all().to_batches()
+
+
+@lru_cache
+def _takes_arrow() -> bool:
+    return "pa.Table" in str(inspect.signature(SparkSession.createDataFrame))
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The types in which Spark hands these columns over; timestamps in UTC. Raises PySparkTypeError for a type that Arrow does not have."""
+    utc: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_schema).parameters else {}
+    return types.to_arrow_schema(schema, **utc)
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """The types in Spark of these columns; timestamps without a zone are TIMESTAMP_NTZ."""
+    return types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """The type in Spark of this one."""
+    return types.from_arrow_type(kind, prefer_timestamp_ntz=True)
+
+
+def place(rows: DataFrame, tasks: int, number: Column) -> DataFrame:
+    """Bring each row to the task of its number, from 0 to below `tasks`. `repartitionById` where Spark has it: from 4.1 on."""
+    if hasattr(rows, "repartitionById"):
+        return rows.repartitionById(tasks, number)
+    stand_ins = F.array(*map(F.lit, _stand_ins(rows.sparkSession, tasks)))
+    return rows.repartition(tasks, F.element_at(stand_ins, number + F.lit(1)))
+
+
+_found: WeakKeyDictionary[SparkSession, dict[int, list[int]]] = WeakKeyDictionary()
+
+
+def _stand_ins(session: SparkSession, tasks: int) -> list[int]:
+    """A number for each task that Spark's own hash sends there: one small job, once for each number of tasks."""
+    known: dict[int, list[int]] = _found.setdefault(session, {})
+    if tasks not in known:
+        asked = session.range(LOOKED_AT * tasks).select(F.col("id").cast("int").alias("n"))
+        hashed: list[Any] = asked.groupBy(F.pmod(F.hash("n"), F.lit(tasks)).alias("task")).agg(F.min("n").alias("n")).collect()
+        known[tasks] = [row["n"] for row in sorted(hashed, key=lambda row: int(row["task"]))]
+        assert len(known[tasks]) == tasks, "a hash of Spark's left a task out"
+    return known[tasks]
+
+
+def printed(plan: Any) -> str:
+    """A logical plan as Spark prints it; streaming nodes begin with `~`. Spark 3.5 marks none, so they are named once more below."""
+    text = str(plan.toString()).rstrip()
+    return text if "~" in text or not plan.isStreaming() else "\n".join([text, *_marked(plan, 0)])
+
+
+def _marked(plan: Any, depth: int) -> Iterator[str]:
+    mark, children = "~" if plan.isStreaming() else "", plan.children()
+    yield f"{'   ' * (depth - 1) + '+- ' if depth else ''}{mark}{plan.nodeName()}"
+    for number in range(children.size()):
+        yield from _marked(children.apply(number), depth + 1)
+
+
+def condition(error: Exception) -> str | None:
+    """The name of the error's condition; None where Spark has none for it. Up to 3.5 it is called a class."""
+    if not isinstance(error, PySparkException):
+        return None
+    return error.getCondition() if hasattr(error, "getCondition") else error.getErrorClass()
