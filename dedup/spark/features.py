@@ -59,7 +59,7 @@ def create(session: SparkSession, table: pa.Table, schema: StructType | None = N
         schema: its types; by default those that Spark has for the table's.
     """
     rows = for_spark(table)
-    if _takes_arrow():
+    if takes_arrow():
         return session.createDataFrame(rows, schema=schema) if schema is not None else session.createDataFrame(rows)
     pieces = [(bytearray(_ipc(rows.slice(start, PIECE))),) for start in range(0, rows.num_rows, PIECE)]
     packed = session.createDataFrame(pieces, "rows binary")
@@ -73,7 +73,8 @@ def _unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @lru_cache
-def _takes_arrow() -> bool:
+def takes_arrow() -> bool:
+    """Whether `createDataFrame` takes a table of Arrow."""
     return "pa.Table" in str(inspect.signature(SparkSession.createDataFrame))
 
 
@@ -97,16 +98,17 @@ def place(rows: DataFrame, tasks: int, number: Column) -> DataFrame:
     """Bring each row to the task of its number, from 0 to below `tasks`. `repartitionById` where Spark has it: from 4.1 on."""
     if hasattr(rows, "repartitionById"):
         return rows.repartitionById(tasks, number)
-    stand_ins = F.array(*map(F.lit, _stand_ins(rows.sparkSession, tasks)))
-    return rows.repartition(tasks, F.element_at(stand_ins, number + F.lit(1)))
+    numbers = F.array(*map(F.lit, _stand_ins(rows.sparkSession, tasks)))
+    return rows.repartition(tasks, F.element_at(numbers, number + F.lit(1)))
 
 
-_found: WeakKeyDictionary[SparkSession, dict[int, list[int]]] = WeakKeyDictionary()
+stand_ins: WeakKeyDictionary[SparkSession, dict[int, list[int]]] = WeakKeyDictionary()
+"""Session -> how many tasks -> what stands in for the number of each."""
 
 
 def _stand_ins(session: SparkSession, tasks: int) -> list[int]:
     """A number for each task that Spark's own hash sends there: one small job, once for each number of tasks."""
-    known: dict[int, list[int]] = _found.setdefault(session, {})
+    known: dict[int, list[int]] = stand_ins.setdefault(session, {})
     if tasks not in known:
         asked = session.range(LOOKED_AT * tasks).select(F.col("id").cast("int").alias("n"))
         hashed: list[Any] = asked.groupBy(F.pmod(F.hash("n"), F.lit(tasks)).alias("task")).agg(F.min("n").alias("n")).collect()

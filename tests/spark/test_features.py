@@ -1,0 +1,89 @@
+"""What an older Spark lacks has a way around it, which gives the same rows. `make matrix` runs all of Spark's tests on real older ones."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from kit.orders import assert_proven, batch, consumer, event, flatten, ids, orders
+from kit.places import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = pa.table(
+    {
+        "n": pa.array(range(25_000), pa.int64()),
+        "word": pa.array([None if n % 7 == 0 else f"w{n}" for n in range(25_000)]),
+        "at": pa.array([dt.datetime(2026, 1, 31, tzinfo=dt.UTC)] * 25_000, pa.timestamp("us", tz="UTC")),
+        "inner": pa.array([{"a": n, "b": [n, None]} for n in range(25_000)]),
+    }
+)
+
+
+@pytest.fixture
+def older(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """This session, of which the library finds nothing that came after Spark 3.5."""
+    from dedup.spark import features
+
+    features.stand_ins.clear()
+    monkeypatch.setattr(features, "takes_arrow", lambda: False)
+    for kind in type(spark.range(1)).__mro__:
+        for name in ("toArrow", "repartitionById"):
+            if name in vars(kind):
+                monkeypatch.delattr(kind, name)
+    return spark
+
+
+def test_rows_go_to_an_older_spark_and_come_back_as_they_are(older: SparkSession) -> None:
+    """Many and none, with nulls, times, structs and lists, in their order; columns with odd names, and one name twice."""
+    from dedup.spark.features import create, to_arrow
+
+    for table in (ROWS, ROWS.slice(0, 1), ROWS.slice(0, 0)):
+        assert to_arrow(create(older, table)).to_pylist() == table.to_pylist()
+    odd = older.sql("select 1 `a.b`, 2 `c``d`, 3 e, 4 e")
+    assert [column.to_pylist() for column in to_arrow(odd).columns] == [[1], [2], [3], [4]]
+
+
+def test_each_row_goes_to_the_task_of_its_number(older: SparkSession) -> None:
+    """Whatever the number of tasks: none is left idle, and none gets two numbers."""
+    from pyspark.sql import functions as F
+
+    from dedup.spark.features import place
+
+    for tasks in (1, 2, 7):
+        frame = older.range(100).withColumn("task", (F.col("id") % tasks).cast("int"))
+        found = place(frame, tasks, F.col("task")).select("task", F.spark_partition_id().alias("at")).distinct().collect()
+        assert len(found) == tasks == len({row["at"] for row in found})
+
+
+@pytest.mark.fast_on("delta")
+@pytest.mark.parametrize("where", ["frame", "tasks"])
+def test_a_consumer_on_an_older_spark_writes_each_order_once(older: SparkSession, place: Place, where: str) -> None:
+    """A handler of frames, and one of Arrow tables in tasks: new, duplicate, rejected and redelivered events."""
+    from dedup.spark.features import create
+
+    def good(rows: pa.Table, tx: Any) -> pa.Table:
+        return flatten(tx.reject(rows, pc.less(pc.struct_field(rows["data"], "amount"), 0), "negative amount"))
+
+    run = consumer(place.store())
+    run._handler = None
+    if where == "frame":
+        run.foreach_batch(lambda rows, tx: tx.write(tx.reject(rows, "data.amount < 0", "negative amount").select("data.*"), "orders"))
+    else:
+        run.foreach_arrow(into="orders")(good)
+    rows: list[dict[str, Any]] = [
+        *orders(range(20)),
+        event(20, "bad", -1),
+        *orders(range(20), partition=1),
+        event(20, "p0-0", 0, partition=1),
+    ]
+    report = run(create(older, batch(*rows)), 0)
+    assert (report.processed, report.duplicates, report.dead_lettered) == (40, 1, 1)
+    assert run(create(older, batch(*rows)), 0).redelivered == len(rows)
+    assert len(ids(place.read())) == 40
+    assert_proven(place.store())
