@@ -98,7 +98,7 @@ def _wait_for_end(connection: Connection, sql: Statements, state: ConsumerState,
         except psycopg.errors.LockNotAvailable:
             if last:
                 raise
-            connection.execute(sql["end_session"], {"pid": attempt.backend_pid, "start": attempt.backend_start})
+            connection.execute(sql["end_transaction"], {"pid": attempt.backend_pid, "start": attempt.backend_start, "xid": attempt.xid})
 
 
 def ask_server(store: Any, sql: Statements, state: ConsumerState, attempt: Attempt) -> bool:
@@ -109,7 +109,7 @@ def ask_server(store: Any, sql: Statements, state: ConsumerState, attempt: Attem
             if time.monotonic() >= until + READ_BACK_SECONDS:
                 raise StoreUnavailable("The session of the lost commit cannot be ended from here.")
             if time.monotonic() >= until:
-                connection.execute(sql["end_session"], {"pid": attempt.backend_pid, "start": attempt.backend_start})
+                connection.execute(sql["end_transaction"], {"pid": attempt.backend_pid, "start": attempt.backend_start, "xid": attempt.xid})
             time.sleep(PAUSE_SECONDS)
     return status == "committed"
 

@@ -170,6 +170,11 @@ def _is_gone(row: dict[str, Any], holder: Holder) -> bool:
     return is_alive(row["host"], row["pid"], row["started"]) is False
 
 
+def session_of(connection: Connection) -> dict[str, int]:
+    """The number of the session as the client was told it: a pooler tells one of its own, so that nobody looks for that session."""
+    return {"session": connection.info.backend_pid}
+
+
 def _raise_epoch(
     connection: Connection, sql: Statements, consumer: str, row: dict[str, Any], holder: Holder, enter: Enter | None
 ) -> int | None:
@@ -181,7 +186,7 @@ def _raise_epoch(
             taken = connection.execute(sql["take_epoch"], {"id": row["id"], "epoch": row["epoch"], **new}).fetchone()
             if taken is not None:
                 connection.execute(sql["drop_members"], {"id": row["id"], "epoch": taken[0]})
-                connection.execute(sql["register_session"], {"consumer": consumer, "epoch": taken[0]})
+                connection.execute(sql["register_session"], {"consumer": consumer, "epoch": taken[0], **session_of(connection)})
             if taken is not None and enter is not None:
                 enter({"epoch": taken[0]})
     except psycopg.errors.LockNotAvailable:
@@ -340,7 +345,7 @@ def enter_epoch(connection: Connection, sql: Statements, consumer: str, epoch: i
 
     Crash: it is on record or not.
     """
-    row = connection.execute(sql["enter"], {"consumer": consumer, "epoch": epoch, **vars(holder)}).fetchone()
+    row = connection.execute(sql["enter"], {"consumer": consumer, "epoch": epoch, **vars(holder), **session_of(connection)}).fetchone()
     return int(row[0]) if row else None
 
 
@@ -407,7 +412,7 @@ def enter_slice(connection: Connection, sql: Statements, consumer: str, epoch: i
     Crash: it is on record or not; on record, it counts as gone with its database session.
     """
     connection.execute(sql["forget_tasks"], {"consumer": consumer, "epoch": epoch})
-    connection.execute(sql["enter_task"], {"consumer": consumer, "epoch": epoch, **vars(holder)})
+    connection.execute(sql["enter_task"], {"consumer": consumer, "epoch": epoch, **vars(holder), **session_of(connection)})
 
 
 def lock(connection: Connection, sql: Statements, consumer: str, consumer_id: int, claim: SliceClaim) -> None:

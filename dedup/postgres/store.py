@@ -39,6 +39,7 @@ from dedup.postgres.epoch import (
     enter_slice,
     join_epoch,
     room_for_slices,
+    session_of,
     take_epoch,
 )
 from dedup.postgres.key_filter import KnownFilter
@@ -75,7 +76,8 @@ class Reads:
         """The processes that hold the consumer's epoch or share it. One whose database session goes on is alive, wherever it is."""
         with self._connection(f"Reading who runs {consumer!r}") as connection:
             rows = connection.execute(self._sql["present"], {"consumer": consumer}).fetchall()
-        return [Present(host, pid, not gone and is_alive(host, pid, started) is not False) for host, pid, started, gone in rows]
+        found = [(host, pid, is_alive(host, pid, started), connected) for host, pid, started, connected in rows]
+        return [Present(host, pid, alive if connected is None or alive is False else connected) for host, pid, alive, connected in found]
 
     def batches(self, consumer: str, record_filter: RecordFilter = ALL) -> pa.Table:
         """Batch records in seq order."""
@@ -203,7 +205,7 @@ class Joins:
         if self._registered.get(key) == session:
             return
         if claim is None:
-            connection.execute(self._sql["register_session"], {"consumer": consumer, "epoch": epoch})
+            connection.execute(self._sql["register_session"], {"consumer": consumer, "epoch": epoch, **session_of(connection)})
         elif isinstance(claim, SliceClaim):
             enter_slice(connection, self._sql, consumer, epoch, Holder(*this_process(), claim.run_id))
         else:

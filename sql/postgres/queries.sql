@@ -55,7 +55,7 @@ insert into {schema}.heartbeat (consumer_id) select id from made;
 -- Reads only; a session of another role hides its start time and counts as alive.
 select c.id, c.epoch, c.joint, c.holder_host as host, c.holder_pid as pid, c.holder_started as started, c.holder_run_id as run_id, c.taken_at,
     p.seq, h.beats, h.backend_pid, h.backend_start,
-    h.backend_pid is not null and not exists (
+    h.backend_pid > 0 and not exists (
         select from pg_stat_activity a where a.pid = h.backend_pid and coalesce(a.backend_start, h.backend_start) = h.backend_start
     ) as backend_gone,
     (select string_agg(r.what, '; ') from {schema}.restored r where r.consumer_id = c.id) as restored
@@ -65,11 +65,11 @@ join {schema}.heartbeat h on h.consumer_id = c.id
 where c.name = %(consumer)s;
 
 -- name: present
--- The processes that hold a consumer's epoch or share it, and whether their database sessions are known to have ended.
+-- The processes that hold a consumer's epoch or share it, and whether their database sessions go on: null behind a pooler.
 -- Reads only; a session of another role hides its start time and counts as alive.
-select host, pid, started, not exists (
+select host, pid, started, case when backend_pid > 0 then exists (
     select from pg_stat_activity a where a.pid = s.backend_pid and coalesce(a.backend_start, s.backend_start) = s.backend_start
-) as gone
+) end as connected
 from (
     select m.host, m.pid, m.started, m.backend_pid, m.backend_start
     from {schema}.consumer c join {schema}.member m on m.consumer_id = c.id and m.epoch = c.epoch
@@ -90,10 +90,11 @@ where id = %(id)s and epoch = %(epoch)s
 returning epoch;
 
 -- name: register_session
--- Record this database session as the one of the epoch's holder.
+-- Record this database session as the one of the epoch's holder; 0 behind a pooler, which told the client another number: it may be anybody's next.
 -- Outside any batch, so that others see it while a batch runs; an older epoch changes nothing.
 update {schema}.heartbeat
-set epoch = %(epoch)s, beats = beats + 1, beat_at = clock_timestamp(), backend_pid = pg_backend_pid(),
+set epoch = %(epoch)s, beats = beats + 1, beat_at = clock_timestamp(),
+    backend_pid = case when pg_backend_pid() = %(session)s then pg_backend_pid() else 0 end,
     backend_start = (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid())
 where consumer_id = (select id from {schema}.consumer where name = %(consumer)s and epoch = %(epoch)s);
 
@@ -108,7 +109,7 @@ where c.id = h.consumer_id and c.name = %(consumer)s and c.epoch = %(epoch)s;
 -- The runner processes of a consumer's epoch, their signs of life, and whether their database sessions are known to have ended.
 -- Reads only; a session of another role hides its start time and counts as alive.
 select m.run_id, m.host, m.pid, m.started, m.beats, m.backend_pid, m.backend_start,
-    not exists (
+    m.backend_pid > 0 and not exists (
         select from pg_stat_activity a where a.pid = m.backend_pid and coalesce(a.backend_start, m.backend_start) = m.backend_start
     ) as backend_gone
 from {schema}.member m join {schema}.consumer c on c.id = m.consumer_id and c.epoch = m.epoch
@@ -119,7 +120,7 @@ order by m.joined_at, m.run_id;
 -- Record a runner process, and the database session of its batches, under a shared epoch; nothing where that epoch is over.
 -- Share-locks the consumer: a takeover comes before or after it, and drops those of older epochs.
 insert into {schema}.member as m (consumer_id, run_id, epoch, host, pid, started, backend_pid, backend_start)
-select f.id, %(run_id)s, f.epoch, %(host)s, %(pid)s, %(started)s, pg_backend_pid(),
+select f.id, %(run_id)s, f.epoch, %(host)s, %(pid)s, %(started)s, case when pg_backend_pid() = %(session)s then pg_backend_pid() else 0 end,
     (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid())
 from (select id, epoch from {schema}.consumer where name = %(consumer)s and epoch = %(epoch)s and joint for share) f
 on conflict (consumer_id, run_id) do update
@@ -130,7 +131,7 @@ returning epoch;
 -- Record a process that runs tasks of the driver that holds the epoch, and the database session of its slices; nothing where that epoch is over.
 -- Share-locks the consumer: a takeover comes before or after it, and drops those of older epochs.
 insert into {schema}.member as m (consumer_id, run_id, epoch, host, pid, started, backend_pid, backend_start)
-select f.id, %(run_id)s, f.epoch, %(host)s, %(pid)s, %(started)s, pg_backend_pid(),
+select f.id, %(run_id)s, f.epoch, %(host)s, %(pid)s, %(started)s, case when pg_backend_pid() = %(session)s then pg_backend_pid() else 0 end,
     (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid())
 from (select id, epoch from {schema}.consumer where name = %(consumer)s and epoch = %(epoch)s and not joint for share) f
 on conflict (consumer_id, run_id) do update
@@ -140,7 +141,7 @@ set epoch = excluded.epoch, beats = m.beats + 1, backend_pid = excluded.backend_
 -- Forget processes of tasks whose database sessions have ended.
 -- Rows of their own; what fences a slice is the epoch, whoever is on record.
 delete from {schema}.member m using {schema}.consumer c
-where c.id = m.consumer_id and c.name = %(consumer)s and c.epoch = %(epoch)s and not c.joint and not exists (
+where c.id = m.consumer_id and c.name = %(consumer)s and c.epoch = %(epoch)s and not c.joint and m.backend_pid > 0 and not exists (
     select from pg_stat_activity a where a.pid = m.backend_pid and coalesce(a.backend_start, m.backend_start) = m.backend_start
 );
 
@@ -253,6 +254,12 @@ select from {schema}.partition_claim where consumer_id = %(id)s order by topic_i
 -- Process number and start time must both match, so a newer session with the same number is safe.
 select pg_terminate_backend(a.pid) from pg_stat_activity a where a.pid = %(pid)s and a.backend_start = %(start)s;
 
+-- name: end_transaction
+-- End the database session that still has the transaction of this id open.
+-- Behind a pooler a session that has ended its transaction is somebody else's.
+select pg_terminate_backend(a.pid) from pg_stat_activity a
+where a.pid = %(pid)s and a.backend_start = %(start)s and a.backend_xid = (%(xid)s::text::xid8)::xid;
+
 -- name: set_local
 -- Change a setting until the end of the transaction.
 -- Local: a pooled session never carries it into somebody else's transaction.
@@ -266,10 +273,11 @@ select pg_current_xact_id()::text as xid, current_setting('synchronous_commit') 
     pg_backend_pid() as backend_pid, (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid()) as backend_start;
 
 -- name: own_settings
--- What our own statements depend on. Compiling plans costs more than the probe it would speed up; a handler that takes long is no forgotten session.
--- To the end of the transaction: a pooled session never carries it into another one.
+-- What our own statements depend on: a handler that takes long is no forgotten session, but a host that is gone for a minute leaves no locks.
+-- To the end of the transaction: a pooled session never carries it into another one. Compiling plans costs more than the probe it would speed up.
 select set_config('datestyle', 'ISO', true), set_config('array_nulls', 'on', true), set_config('jit', 'off', true),
-    set_config('idle_in_transaction_session_timeout', '0', true),
+    set_config('idle_in_transaction_session_timeout', '0', true), set_config('tcp_keepalives_idle', '30', true),
+    set_config('tcp_keepalives_interval', '10', true), set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '60000', true),
     case when current_setting('server_version_num')::int >= 170000 then set_config('transaction_timeout', '0', true) end;
 
 -- name: forget_settings
