@@ -19,8 +19,13 @@ JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -
 goes with quick compiling is small: throwing code out of it, and compiling it again, takes a sixth of a long session's CPU."""
 
 
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Settings of a session that interprets its plans: for a few rows, compiling them costs more than running them. The full run compiles."""
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Settings of a session that interprets its plans, and plans each once: for a few rows, compiling them and planning what is left of them
+again costs more than running them. The full run does both."""
 
 
 def archive() -> Path:
