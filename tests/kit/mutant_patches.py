@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Mutant(NamedTuple):
-    """One break. `old` occurs exactly once in the file."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    test: str
-
+from kit.mutant import Mutant
+from kit.mutant_patches_delta import DELTA
 
 _FENCE, _TX, _QUERIES = "dedup/postgres/epoch.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
 _RESTORED = "tests/stores/postgres/test_postgres_restored.py::"
@@ -22,8 +12,7 @@ _PG, _COMMIT, _TAKEOVER = (
     "tests/stores/postgres/test_postgres_commit.py::",
     "tests/stores/postgres/test_postgres_takeover.py::",
 )
-_LEDGER, _PLAN = "tests/stores/delta/test_delta_ledger.py::", "tests/unit/test_planning.py::"
-_COMMITS, _PUBLICATION = "tests/stores/delta/test_delta_commits.py::", "tests/stores/delta/test_delta_publication.py::"
+_PLAN = "tests/unit/test_planning.py::"
 _DELIVERY, _GUARDS, _FAILURES = "tests/contract/test_delivery.py::", "tests/contract/test_guards.py::", "tests/contract/test_failures.py::"
 _DOG, _COMPANY = "tests/unit/test_watchdog.py::", "tests/unit/test_company.py::"
 _TRIES, _JOIN, _EDITS = "tests/unit/test_attempts.py::", "tests/contract/test_join.py::", "tests/contract/test_letter_edits.py::"
@@ -31,7 +20,6 @@ _HELD = """    union all
     select d.key, coalesce(d.payload_hash, 0)
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status"""
-_BACK = "tests/stores/delta/test_delta_copied_back.py::"
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
 _GUARDED = "tests/stores/postgres/test_postgres_guard.py::"
 _SLICES = "tests/crash/test_slices.py::"
@@ -476,131 +464,43 @@ MUTANTS = (
         "            pass\n",
         _KEPT + "test_a_file_that_is_gone_decides_nothing_and_the_next_try_is_shuffled",
     ),
-    # Delta
     Mutant(
-        "a decision is tried against a snapshot that nobody read",
-        "dedup/delta/ledger.py",
-        "tables.commit(table, adds, transactions, exact=True)",
-        "tables.commit(self.open() or table, adds, transactions, exact=False)",
-        _COMMITS + "test_an_instance_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+        "the checkpoints are read after the topics",
+        "dedup/postgres/state.py",
+        """    points, floors, passed = _checkpoints(connection, sql, consumer)
+    row = one(connection, sql, "head", consumer=consumer)
+    if row is None:
+        return None
+    topics = connection.execute(sql["topics"], {"id": row["id"]}).fetchall()
+""",
+        """    row = one(connection, sql, "head", consumer=consumer)
+    if row is None:
+        return None
+    topics = connection.execute(sql["topics"], {"id": row["id"]}).fetchall()
+    points, floors, passed = _checkpoints(connection, sql, consumer)
+""",
+        _COMMIT + "test_the_first_batch_is_decided_once_wherever_another_call_of_it_commits",
     ),
     Mutant(
-        "a creator of a table tries again after another one",
-        "dedup/delta/engine.py",
-        "commit_properties=CommitProperties(max_commit_retries=0)",
-        "commit_properties=CommitProperties()",
-        _LEDGER + "test_of_many_creators_of_a_table_one_wins",
+        "what this process knows is looked at after the state",
+        "dedup/consumer.py",
+        "guards.refuse_older(head, live.head)",
+        "guards.refuse_older(head, self._live.head)",
+        _COMMIT + "test_the_first_batch_is_decided_once_wherever_another_call_of_it_commits",
     ),
     Mutant(
-        "txnVersion from the batch id",
-        "dedup/delta/commit.py",
-        "transactions = {state.ledger.app(table, header.head.generation): header.version}",
-        "transactions = {state.ledger.app(table, header.head.generation): header.head.batch_id or 0}",
-        _LEDGER + "test_a_running_consumer_keeps_its_files_few",
+        "a lost commit ends whatever its session does now",
+        _QUERIES,
+        "where a.pid = %(pid)s and a.backend_start = %(start)s and a.backend_xid = (%(xid)s::text::xid8)::xid;",
+        "where a.pid = %(pid)s and a.backend_start = %(start)s and %(xid)s::text is not null;",
+        "tests/stores/postgres/test_pooler.py::test_a_transaction_is_ended_only_while_it_is_open",
     ),
     Mutant(
-        "somebody else's decision is taken for ours",
-        "dedup/delta/commit.py",
-        "if winner is not None and winner.attempt == header.attempt:",
-        "if winner is not None:",
-        _COMMITS + "test_an_instance_with_an_older_epoch_is_fenced_before_and_at_the_commit",
+        "the server does not look after its client",
+        _QUERIES,
+        "set_config('tcp_keepalives_idle', '30', true)",
+        "set_config('tcp_keepalives_idle', '0', true)",
+        "tests/crash/test_host_gone.py::test_a_transaction_asks_the_server_to_look_after_its_client",
     ),
-    Mutant(
-        "forget the read-back of the ledger",
-        "dedup/delta/commit.py",
-        "        _read_back(state, failure)\n",
-        "        if failure is not None:\n            raise StoreUnavailable from failure\n        _read_back(state, failure)\n",
-        _COMMITS + "test_an_answer_that_was_lost_after_the_commit_landed_changes_nothing",
-    ),
-    Mutant(
-        "a decision without its reservations",
-        "dedup/delta/commit.py",
-        "    adds += state.ledger.write(KEYS, day, kept)\n",
-        "",
-        _DELIVERY + "test_a_duplicate_in_the_next_batch_or_another_partition_is_dropped",
-    ),
-    Mutant(
-        "only the newest decision is published",
-        "dedup/delta/commit.py",
-        "for seq in sorted(self.state.pending):",
-        "for seq in sorted(self.state.pending)[-1:]:",
-        _PUBLICATION + "test_several_decisions_are_published_in_their_order",
-    ),
-    Mutant(
-        "publish without looking whether it is there",
-        "dedup/delta/commit.py",
-        "if not what.is_reached(shown):",
-        "if True:",
-        _PUBLICATION + "test_two_publishers_at_once_publish_once",
-    ),
-    Mutant(
-        "publish in no order",
-        "dedup/delta/commit.py",
-        "for seq in sorted(self.state.pending):",
-        "for seq in sorted(self.state.pending, reverse=True):",
-        _PUBLICATION + "test_several_decisions_are_published_in_their_order",
-    ),
-    Mutant(
-        "a mark has the number of the decision, and not which one it was",
-        "dedup/delta/tables.py",
-        "return seq << ID_BITS | _identity(attempt, ID_BITS)",
-        "return seq << ID_BITS",
-        _BACK + "test_a_sink_that_the_old_ledger_never_wrote_to_is_told_before_the_decision",
-    ),
-    Mutant(
-        "a table that is ahead of the ledger is not told",
-        "dedup/delta/state.py",
-        "if self._unknown(name, table, whole=whole) is not None:",
-        "if False:",
-        _BACK + "test_nothing_is_decided_on_a_state_that_was_copied_back",
-    ),
-    Mutant(
-        "a table that lacks a known publication is not told",
-        "dedup/delta/state.py",
-        "if shown is None or tables.seq_of(shown) < tables.seq_of(mark.shown):",
-        "if last := False:",
-        _BACK + "test_one_table_that_was_copied_back_is_told_and_accepted",
-    ),
-    Mutant(
-        "tables are compared when they are written to, and not before anything is decided",
-        "dedup/delta/state.py",
-        "            self.agreement.require_known()\n",
-        "            pass\n",
-        _BACK + "test_every_way_in_is_closed",
-    ),
-    Mutant(
-        "a decision is taken in whatever it follows",
-        "dedup/delta/state.py",
-        "if known and self.header.attempt not in",
-        "if False and self.header.attempt not in",
-        _BACK + "test_a_running_process_sees_that_its_ledger_was_copied_back",
-    ),
-    Mutant(
-        "files are committed whether they are there or not",
-        "dedup/delta/commit.py",
-        "if not self.missing(entry, sink.uri):",
-        "if True:",
-        _BACK + "test_files_that_vanish_right_after_the_decision_are_not_committed",
-    ),
-    Mutant(
-        "a new generation uses the numbers of lost messages",
-        "dedup/delta/upkeep.py",
-        "seq = max(header.seq, last_decision(state.sinks.engine, *state.outbox_uris()) + 1)",
-        "seq = header.seq",
-        _BACK + "test_after_an_accepted_restore_no_message_is_taken_for_a_sent_one",
-    ),
-    Mutant(
-        "verify believes the ledger about publications",
-        "dedup/delta/verify.py",
-        "if kept and version not in versions:",
-        "if False:",
-        _BACK + "test_verify_finds_a_decision_that_a_sink_never_got",
-    ),
-    Mutant(
-        "a freed key comes back",
-        "dedup/delta/commit.py",
-        'pa.concat_tables([held, freed_rows(header.seq, decision.freed["key"])])',
-        "held",
-        "tests/stores/delta/test_delta_letters.py::test_a_freed_key_is_new_again_and_stays_so",
-    ),
+    *DELTA,
 )

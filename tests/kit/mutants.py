@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 from kit import cheap, pg_server
-from kit.mutant_patches import MUTANTS, Mutant
+from kit.mutant import Mutant
+from kit.mutant_patches import MUTANTS
 from kit.paths import ROOT
 
 COPIED = ("checkpoint", "deadletter", "dedup", "sql", "tests", "docs", "README.md", "setup.cfg", "pyproject.toml")

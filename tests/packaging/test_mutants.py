@@ -8,7 +8,8 @@ import re
 import pytest
 
 from fixtures.rooms import room_of
-from kit.mutant_patches import MUTANTS, Mutant
+from kit.mutant import Mutant
+from kit.mutant_patches import MUTANTS
 from kit.mutants import mutated
 from kit.paths import ROOT
 
