@@ -56,7 +56,7 @@ def python_of(version: str) -> Path:
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"pyspark=={VERSIONS[version]}"]
         subprocess.run(install, check=True)
         (own,) = (path for path in sys.path if path.startswith(sys.prefix) and path.endswith("site-packages"))
-        next(folder.glob("lib/*/site-packages")).joinpath("beneath.pth").write_text(f"{own}\n")
+        next(folder.glob("lib/*/site-packages")).joinpath("beneath.pth").write_text(f"import site; site.addsitedir({own!r})\n")
         (folder / "ready").touch()
     return python
 
