@@ -108,12 +108,17 @@ class Shared:
         return self.published < self.told
 
     def put_right(self) -> None:
-        """The sink is taken to the time of the state; or the newer one is found and put back."""
+        """Where the sink is older than the state, its newer one is found and put back; then it is taken to the time of a restored state."""
+        self.put_newest_back()
         if self.ahead and self.then is not None:
             self._take_sink(self.then)
+        self.then = None
+
+    def put_newest_back(self) -> None:
+        """The sink from before it was copied back, where the state knows of decisions that it lacks. A restored state may lack some of it."""
         if self.behind and self.newest is not None:
             self._take_sink(self.newest)
-        self.then = self.newest = None
+        self.newest = None
 
     def _copied(self) -> dict[str, Any]:
         plain = ("reserved", "batches", "sink", "decided", "ids", "history", "freed", "seen", "crash_markers")

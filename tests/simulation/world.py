@@ -164,7 +164,8 @@ class World:
         self.new_checkpoint(at_ours=True)
 
     def put_right(self) -> None:
-        """Somebody reads the error."""
+        """Somebody reads the error; putting the newer sink back may show the next one, where the state was copied back as well."""
+        self.shared.put_newest_back()
         if self.shared.ahead:
             self.accept_restore()
         self.shared.put_right()
