@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import RowsMisfit, SinkMismatch, ValuesRefused
+from checkpoint.position import Ints
 from dedup.core.envelope import POSITION
 from dedup.core.near import listed, meant
 from dedup.core.rows import PlainRows, Rows, alike, each_typed
@@ -170,7 +172,7 @@ def _turns(tables: Sequence[pa.Table], numbers: Sequence[Sequence[int]], merge: 
     for name, ranked in ranks(compared).items():
         compared = compared.set_column(compared.column_names.index(name), name, ranked)
     parts, rows = compared[_PART].to_pylist(), compared[_IN_TURN_ROW].to_numpy()
-    chains = _chains(_key_numbers(compared, merge.keys), parts, _ages(compared, merge), compared[_GONE].to_pylist())
+    chains = _chains(_key_numbers(compared, merge.keys).tolist(), parts, _ages(compared, merge), compared[_GONE].to_pylist())
     for part, chosen in _schedule(chains, parts):
         yield tables[part].take(pa.array(np.sort(rows[chosen])))
 
@@ -197,13 +199,13 @@ def _numbered(table: pa.Table, names: list[str], part: int, numbers: Sequence[in
     return pa.table({**{name: table[name] for name in names}, **own, _GONE: gone})
 
 
-def _key_numbers(compared: pa.Table, keys: Sequence[str]) -> list[int]:
+def _key_numbers(compared: pa.Table, keys: Sequence[str]) -> Ints:
     """Of each row a number that rows of the same key share."""
     at = compared.select(list(keys)).append_column(_IN_TURN_ROW, pa.array(range(compared.num_rows), pa.int64()))
     rows = at.group_by(list(keys)).aggregate([(_IN_TURN_ROW, "list")])[f"{_IN_TURN_ROW}_list"].combine_chunks()
     found = np.zeros(compared.num_rows, np.int64)
     found[rows.flatten().to_numpy()] = np.repeat(np.arange(len(rows)), rows.value_lengths().to_numpy())
-    return list(found.tolist())
+    return found
 
 
 def _ages(compared: pa.Table, merge: Merge) -> list[int]:
@@ -255,3 +257,22 @@ def _placed(pattern: Sequence[int], turns: list[tuple[int, list[int]]]) -> Itera
             turns.append((part, []))
         yield turns[at][1]
         at += 1
+
+
+def disjoint_runs(keys: Sequence[pa.Table]) -> list[range]:
+    """Neighbours that have no key in common, in runs that are as long as can be: whoever merges a run as one merges what it would in turn.
+
+    Args:
+        keys: of each merge, in their order; all with the same columns.
+    """
+    tables = np.repeat(np.arange(len(keys)), [table.num_rows for table in keys])
+    numbers = _key_numbers(pa.concat_tables(keys), keys[0].column_names)
+    order = np.argsort(numbers, kind="stable")
+    same = numbers[order][1:] == numbers[order][:-1]
+    nearest = np.full(len(keys), -1)  # the last one before it that has one of its keys
+    np.maximum.at(nearest, tables[order][1:][same], tables[order][:-1][same])
+    starts = [0]
+    for at in range(1, len(keys)):
+        if nearest[at] >= starts[-1]:
+            starts.append(at)
+    return [range(start, end) for start, end in pairwise([*starts, len(keys)])]

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
 from checkpoint.errors import ConfigError, RowsRefused, SinkMismatch
-from dedup.core.merges import merges, refuse_unknown
+from dedup.core.merges import disjoint_runs, merges, refuse_unknown
 from dedup.core.rows import ArrowRows, Rows, given_rows
 from dedup.core.steps import Merge
 from dedup.delta import sinks
@@ -95,6 +96,7 @@ class SinkWrites:
         self._staging = f"staged/{safe_name(state.ledger.consumer)}/{attempt}/"
         self._entries: tuple[SinkFiles, ...] = ()
         self._opened: dict[str, Sink] = {}  # those that tasks write to
+        self._merged: dict[str, _Merged] = {}  # by the path of a merge's first file
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -107,17 +109,29 @@ class SinkWrites:
             raise
 
     def entries(self) -> tuple[SinkFiles, ...]:
-        """The files that the decision lists. Raises ConfigError for more writes to one sink than can be told apart."""
-        names = [entry.name for entry in self._entries]
+        """The files that the decision lists; neighbouring merges that share no key are one, since each costs a commit of the sink.
+
+        Raises ConfigError for more writes to one sink than can be told apart.
+        """
+        entries = self._with_joined_merges()
+        names = [entry.name for entry in entries]
         for name, count in Counter(names).items():
             if count > 1 << PART_BITS:
                 raise ConfigError(
                     f"One transaction makes {count} separate writes to {name!r}; at most {1 << PART_BITS} are possible. Collect the rows "
                     "of several tx.merge into one."
                 )
-        return tuple(
-            replace(entry, part=names[:i].count(entry.name), parts=names.count(entry.name)) for i, entry in enumerate(self._entries)
-        )
+        return tuple(replace(entry, part=names[:i].count(entry.name), parts=names.count(entry.name)) for i, entry in enumerate(entries))
+
+    def _with_joined_merges(self) -> list[SinkFiles]:
+        """The same with fewer merges: a batch that is halved around its bad events merges each of its parts."""
+        found: list[SinkFiles] = []
+        for name in dict.fromkeys(entry.name for entry in self._entries):
+            mine = [entry for entry in self._entries if entry.name == name]
+            for merged, run in groupby(mine, lambda e: e.merge and self._merged[e.adds[0].path].alike):
+                alike = list(run)
+                found += _joined(alike, self._merged) if merged else alike
+        return found
 
     def count(self, name: str) -> int:
         """Rows for this sink so far, without those that were undone."""
@@ -190,6 +204,9 @@ class SinkWrites:
         if spark is not None and adds:
             self._check_constraints(sink, spark, adds)
         adds += tuple(sinks.stage(self._stager(sink, deletes), deletes, deletes=True))
+        if adds:
+            keys = pa.concat_tables([upserts.select(how.keys), deletes.select(how.keys)])
+            self._merged[adds[0].path] = _Merged(keys, upserts.column_names, how)
         self.add(sink, "files" if spark is None else "rows", adds, how)
 
     def own(self, sink: Sink, rows: pa.Table, codec: Mapping[str, Any] | None = None) -> None:
@@ -250,6 +267,25 @@ class SinkWrites:
                 f"{count} of {sum(add.rows for add in adds)} rows violate {name} of {sink.name!r}: {sink.constraints[name]}. "
                 f"Reject them in the handler, or change the table (ALTER TABLE {sql_name(sink.uri)} DROP CONSTRAINT ...)."
             )
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """What tells whether merges can be made as one."""
+
+    keys: pa.Table
+    columns: Sequence[str]
+    how: Merge
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """Equal for merges that differ in their rows only."""
+        return self.how, tuple(self.columns), tuple(self.keys.schema.types)
+
+
+def _joined(entries: Sequence[SinkFiles], merged: Mapping[str, _Merged]) -> Iterator[SinkFiles]:
+    for run in disjoint_runs([merged[entry.adds[0].path].keys for entry in entries]):
+        yield replace(entries[run.start], adds=tuple(add for at in run for add in entries[at].adds))
 
 
 def _given(schema: pa.Schema) -> str:

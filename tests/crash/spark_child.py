@@ -89,7 +89,9 @@ def session() -> Any:
     from dedup.spark import session as sessions
     from kit import maven
 
-    delta = sorted(Path(sessions._jars(), "jars").glob("io.delta_*.jar"))
+    _, artifact, version = sessions.DELTA.split(":")
+    cached = sorted(Path(sessions._jars(), "jars").glob(f"io.delta_*-{version}.jar"))  # beside those for other versions of Spark
+    delta = [jar for jar in cached if "_delta-spark_" not in jar.name or f"_{artifact}-" in jar.name]
     conf = {"spark.jars": ",".join([maven.spark_kafka(), *map(str, delta)]), "spark.driver.memory": "1g"}
     if delta:
         conf["spark.jars.packages"] = ""

@@ -135,4 +135,11 @@ DELTA = (
         "held",
         "tests/stores/delta/test_delta_letters.py::test_a_freed_key_is_new_again_and_stays_so",
     ),
+    Mutant(
+        "merges of one key are made as one",
+        "dedup/core/merges.py",
+        "if nearest[at] >= starts[-1]:",
+        "if nearest[at] >= len(keys):",
+        "tests/stores/delta/test_delta_merge.py::test_merges_of_a_decision_that_share_no_key_are_one_commit_of_the_sink",
+    ),
 )

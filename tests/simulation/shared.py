@@ -115,7 +115,7 @@ class Shared:
         self.then = None
 
     def put_newest_back(self) -> None:
-        """The sink from before it was copied back, where the state knows of decisions that it lacks. A restored state may lack some of it."""
+        """The sink from before it was copied back, where the state knows of decisions that it lacks."""
         if self.behind and self.newest is not None:
             self._take_sink(self.newest)
         self.newest = None

@@ -83,8 +83,8 @@ def random_decisions(seed: int, count: int) -> list[list[Write]]:
     found: list[list[Write]] = []
     for n in range(count):
         writes: list[Write] = []
-        for part in range(dice.randrange(1, 4)):
-            keys = dice.sample(range(12), 5)
+        for part in range(dice.randrange(1, 7)):
+            keys = dice.sample(range(dice.choice((8, 12, 60))), 4)  # some share a key with those before them, some do not
             rows = [(k, dice.choice([None, *range(20)]), f"{n}/{part}", dice.random() < 0.2) for k in keys]
             how = dice.choice([NEWER, Merge(("id x",)), None])
             writes.append((how, rows if how else [(1000 * n + 10 * part + 100, 1, "appended", False)]))
@@ -92,7 +92,7 @@ def random_decisions(seed: int, count: int) -> list[list[Write]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 def test_merges_and_appends_end_as_if_one_after_the_other(folder: Path, seed: int) -> None:
     """Whatever is merged and appended, within a decision and over decisions, the sink is what a dictionary would hold; nothing is left."""
     store, decisions = open_store(folder), random_decisions(seed, 8)
@@ -102,6 +102,19 @@ def test_merges_and_appends_end_as_if_one_after_the_other(folder: Path, seed: in
     assert shown(folder) == expected(decisions)
     assert open_store(folder).publish(kit.NAME) == 0 and open_store(folder).problems(kit.NAME) == []
     assert not [p for p in (folder / "state" / "staged").rglob("*") if p.is_file()]
+
+
+def test_merges_of_a_decision_that_share_no_key_are_one_commit_of_the_sink(folder: Path) -> None:
+    """A batch that is halved around bad events merges each part: the sink is not read and written again for each of them."""
+    store = open_store(folder)
+    number, plain = kit.epoch(store), Merge(("id x",))
+    parts: list[Write] = [(NEWER, [(2 * n, n, "a", n == 3), (2 * n + 1, n, "b", False)]) for n in range(20)]
+    decide(store, number, parts)
+    assert DeltaTable(str(folder / "orders")).version() == 1 and shown(folder) == expected([parts])
+    more: list[Write] = [(plain, [(1, 1, "c", False)]), (plain, [(2, 1, "c", False)]), (plain, [(1, 2, "d", False), (3, 1, "d", False)])]
+    decide(store, number, more, 1)
+    assert DeltaTable(str(folder / "orders")).version() == 3 and shown(folder) == expected([parts, more])
+    assert open_store(folder).publish(kit.NAME) == 0 and open_store(folder).problems(kit.NAME) == []
 
 
 def test_a_merge_that_changes_nothing_is_published_all_the_same(folder: Path) -> None:
