@@ -126,7 +126,9 @@ class Garage:
 
     def start(self, task: dict[str, Any]) -> Driver:
         """A driver at work on this task."""
-        self._drivers = [d for d in self._drivers if d.alive]
+        for gone in [d for d in self._drivers if not d.alive]:
+            gone.kill()  # what is left of it, and its pipes
+            self._drivers.remove(gone)
         idle = next((d for d in self._drivers if d.idle), None)
         driver = idle or self._new()
         driver.give(task)
