@@ -86,9 +86,13 @@ class Statements:
     def __getitem__(self, name: str) -> bytes:
         return _filled(name, schema=quoted(self.schema))
 
-    def of(self, name: str, table: str) -> bytes:
-        """A statement about one table, whose name is quoted already."""
-        return _filled(name, schema=quoted(self.schema), child=table)
+    def of(self, name: str, table: str, **parts: str) -> bytes:
+        """A statement about one table, whose name is quoted already.
+
+        Args:
+            parts: what its other placeholders stand for, as SQL.
+        """
+        return _filled(name, schema=quoted(self.schema), child=table, **parts)
 
 
 @functools.cache

@@ -46,6 +46,7 @@ class Attempt:
     xid: str
     backend_pid: int
     backend_start: dt.datetime
+    phase: int  # of the tables of reservations, before floors were read
 
 
 Ask = Callable[[Any, Statements, ConsumerState, Attempt], bool]

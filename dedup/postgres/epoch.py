@@ -247,7 +247,7 @@ def open_guarded(connection: Connection, sql: Statements) -> Attempt:
     facts = state.one(connection, sql, "transaction_facts", token=number)
     assert facts is not None
     refuse_lazy_commit(facts["synchronous_commit"])
-    return Attempt(number, facts["xid"], facts["backend_pid"], facts["backend_start"])
+    return Attempt(number, facts["xid"], facts["backend_pid"], facts["backend_start"], facts["phase"])
 
 
 def own_settings(sql: Statements, *, anew: bool = False) -> bytes:

@@ -3,9 +3,9 @@
 A key that the filter does not know need not be looked up, because the filter holds:
 * every key of the closed tables of reservations, which take no new ones, and every key that a letter holds. They are read while one table
   is current, and count only for that table in that database: an older copy of the database, put in its place, may hold keys that were
-  purged or freed since.
-* most keys that were reserved since then, because this process added them. Such a key is in the current table, where the unique index
-  judges the COPY. If the filter lacks it, the COPY fails, keys are then reserved one by one, and the filter is read anew.
+  purged or freed since. Where two tables take reservations the same holds for both together.
+* most keys that were reserved since then, because this process added them. Such a key is in the current table, or in the closing one, where
+  the unique index judges the COPY. If the filter lacks it, the COPY fails, keys are then reserved one by one, and the filter is read anew.
 
 A filter that holds too many keys only asks too often. It is never stored. A thread of its own reads it, once the keys that were looked up
 without it have cost about as much as reading it will. Called by keys.py.
@@ -63,7 +63,15 @@ class Current(NamedTuple):
     """The table that takes new reservations."""
 
     id: int
+    closing: int | None  # the one that takes them as well, since open transactions may write it alone
     made: str  # when, by which transaction, and when the server was started: an older copy of the database has another
+
+
+class Tables(NamedTuple):
+    """Where reservations are."""
+
+    current: Current
+    asked: tuple[int, ...]  # the newest first
 
 
 class KnownFilter:
@@ -89,7 +97,7 @@ class KnownFilter:
         self._closed = threading.Event()
 
     def may_know(self, current: Current, keys: Keys) -> npt.NDArray[np.bool_] | None:
-        """For each key whether it may be known; None where there is no filter for this table. To be asked under `share_reservations`."""
+        """For each key whether it may be known; None where there is no filter for this table, read in the same transaction."""
         if len(keys) <= FEW or not self._memory:
             return None
         with self._mine():
@@ -140,7 +148,7 @@ class KnownFilter:
             self._growing = None
 
     def _read(self, connection: Connection) -> None:
-        current = current_table(connection, self._sql)
+        current = tables_now(connection, self._sql).current
         keys = self._about(connection)
         capacity = 2 * keys + _ROOM
         worth = keys * self._patience // _CHEAPER
@@ -154,7 +162,7 @@ class KnownFilter:
             with self._lock:
                 bloom.add(some)
         # Asked without the lock: a statement may have to wait for a batch, and the batch would wait for the lock.
-        if not self._closed.is_set() and current_table(connection, self._sql) == current:
+        if not self._closed.is_set() and tables_now(connection, self._sql).current == current:
             with self._lock:
                 self._whole, self._asked, self._due = (current, bloom), 0, 0
 
@@ -189,11 +197,16 @@ class KnownFilter:
         return node, pages
 
 
-def current_table(connection: Connection, sql: Statements) -> Current:
-    """The table that takes new reservations now."""
-    row = connection.execute(sql["current_reservations"], {}).fetchone()
+def tables_now(connection: Connection, sql: Statements, phase: int = 2**31 - 1) -> Tables:
+    """The tables as they are now. What they are good for a transaction it may rely on to its end.
+
+    Args:
+        phase: with those that were given up in a later phase than this one.
+    """
+    row = connection.execute(sql["current_reservations"], {"phase": phase}).fetchone()
     assert row is not None
-    return Current(row[0], row[1])
+    number, closing, asked, made = row
+    return Tables(Current(number, closing, made), tuple(asked))
 
 
 def _binary(connection: Connection, statement: bytes, values: dict[str, str]) -> Keys:

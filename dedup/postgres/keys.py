@@ -1,6 +1,8 @@
 """Reservations: ask for known keys in one round trip, then COPY the new ones.
 
-Promises that if several transactions want one key at the same time, the first to commit gets it, and the others learn of it.
+Promises that if several transactions want one key at the same time, the first to commit gets it, and the others learn of it: they meet in
+the unique index of one table. After a rotation some transactions write the table before it alone. So until they have ended the others write
+both, that one first, and a key is theirs if it was new in both.
 """
 
 from __future__ import annotations
@@ -21,17 +23,35 @@ from checkpoint.postgres.sql import Statements, quoted
 from deadletter.store import KEYS
 from dedup.core.store import Meanwhile
 from dedup.postgres import wire
-from dedup.postgres.key_filter import Current, KnownFilter, current_table
+from dedup.postgres.key_filter import KnownFilter, Tables, tables_now
 
 SOME = 256
 """Keys that are looked through for a new one."""
 
 
-def look_up(connection: Connection, sql: Statements, keys: pa.Table) -> pa.Table:
-    """Those of these keys that are reserved or held by a letter (KEYS)."""
+def look_up(connection: Connection, sql: Statements, phase: int, keys: pa.Table) -> pa.Table:
+    """Those of these keys that are reserved or held by a letter (KEYS).
+
+    Args:
+        phase: of the transaction. What a purge has given up since is asked all the same: the floors that were read do not tell of it.
+    """
     if not keys.num_rows:
         return KEYS.empty_table()
-    return wire.known_table(_probe(connection, sql["known_keys"], wire.keys_of(keys["key"])))
+    return _known(connection, sql, tables_now(connection, sql, phase), wire.keys_of(keys["key"]))
+
+
+def _known(connection: Connection, sql: Statements, tables: Tables, keys: wire.Keys) -> pa.Table:
+    return wire.known_table(_probe(connection, _asking(sql, "known_keys", tables), keys))
+
+
+def _asking(sql: Statements, name: str, tables: Tables) -> bytes:
+    """A statement that asks all tables, named one by one, and their parent, in case that somebody has put keys there by hand."""
+    return sql.of(name, _child(sql, tables.current.id), reservations=_union(sql, tables.asked))
+
+
+def _union(sql: Statements, numbers: Sequence[int]) -> str:
+    every = [f"{quoted(sql.schema)}.reservation", *(_child(sql, number) for number in numbers)]
+    return "(" + " union all ".join(f"select key, payload_hash from only {table}" for table in every) + ")"
 
 
 def _probe(connection: Connection, statement: bytes, keys: wire.Keys) -> bytes:
@@ -45,7 +65,7 @@ def _probe(connection: Connection, statement: bytes, keys: wire.Keys) -> bytes:
 class Probe:
     """A question that the server is at work on: which of these keys are known."""
 
-    current: Current  # the table for those that are not
+    tables: Tables  # as they are for this transaction
     order: npt.NDArray[np.int64]
     wanted: wire.Keys  # sorted
     answer: Future[bytes]
@@ -53,20 +73,19 @@ class Probe:
     filtered: bool  # only those were looked up that the filter does not rule out
 
 
-def begin_probe(connection: Connection, sql: Statements, keys: pa.Array, known_filter: KnownFilter) -> Probe:
-    """Ask for these keys; the connection is busy until the answer is there."""
-    connection.execute(sql["share_reservations"], {})
-    current, wanted = current_table(connection, sql), wire.keys_of(keys)
+def begin_probe(connection: Connection, sql: Statements, phase: int, keys: pa.Array, known_filter: KnownFilter) -> Probe:
+    """Ask for these keys; the connection is busy until the answer is there. `phase` as for `look_up`."""
+    tables, wanted = tables_now(connection, sql, phase), wire.keys_of(keys)
     order = wire.order_of(wanted)  # one order for all: nobody waits in a circle
     wanted = wanted[order]
-    maybe = known_filter.may_know(current, wanted)
+    maybe = known_filter.may_know(tables.current, wanted)
     beside = ThreadPoolExecutor(1, "dedup probe")
     if maybe is None:
-        answer = beside.submit(_probe, connection, sql["known_keys"], wanted)
+        answer = beside.submit(_probe, connection, _asking(sql, "known_keys", tables), wanted)
     else:
-        answer = beside.submit(_probe, connection, sql.of("likely_keys", _child(sql, current)), wanted[maybe])
+        answer = beside.submit(_probe, connection, _asking(sql, "likely_keys", tables), wanted[maybe])
     beside.shutdown(wait=False)
-    return Probe(current, order, wanted, answer, known_filter, maybe is not None)
+    return Probe(tables, order, wanted, answer, known_filter, maybe is not None)
 
 
 def reserve_probed(connection: Connection, sql: Statements, asked: Probe, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
@@ -86,14 +105,14 @@ def reserve_probed(connection: Connection, sql: Statements, asked: Probe, keys: 
     if not new.any():
         return answer
     with ThreadPoolExecutor(1, "dedup reserve") as beside:
-        taken = beside.submit(_take, connection, sql, _child(sql, asked.current), wanted[new], hashes[new])
+        taken = beside.submit(_take, connection, sql, asked.tables, wanted[new], hashes[new])
         if meanwhile is not None:
             meanwhile(answer)
-        asked.known_filter.add(asked.current, wanted[new])
+        asked.known_filter.add(asked.tables.current, wanted[new])
         raced = taken.result()
     if len(raced) and asked.filtered:
         asked.known_filter.surprised()
-    return pa.concat_tables([answer, *_raced(connection, sql, _child(sql, asked.current), raced, hashes[wire.among(wanted, raced)])])
+    return pa.concat_tables([answer, *_raced(connection, sql, asked.tables, raced, hashes[wire.among(wanted, raced)])])
 
 
 def some_new(keys: pa.Table, known: pa.Table) -> list[bytes]:
@@ -108,43 +127,62 @@ def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
 
     Crash: undone with the transaction.
     """
-    connection.execute(sql["share_reservations"], {})
-    connection.execute(sql.of("keep_keys", _child(sql, current_table(connection, sql))), {"ids": list(ids)})
+    tables = tables_now(connection, sql)
+    for number in _written(tables):
+        statement = sql.of("keep_keys", _child(sql, number), reservations=_union(sql, tables.asked))
+        connection.execute(statement, {"ids": list(ids)})
+        others = tuple(other for other in tables.asked if other != number)
+        tables = tables._replace(asked=others)  # the next one is written what this one has just been
 
 
-def _raced(connection: Connection, sql: Statements, child: str, keys: wire.Keys, hashes: Any) -> Iterator[pa.Table]:
+def _raced(connection: Connection, sql: Statements, tables: Tables, keys: wire.Keys, hashes: Any) -> Iterator[pa.Table]:
     """Those that others have (KEYS). One that was freed since it was found taken is reserved after all."""
     while len(keys):
-        found = wire.known_table(_probe(connection, sql["known_keys"], keys))
+        found = _known(connection, sql, tables, keys)
         yield found
         free = ~wire.among(keys, wire.keys_of(found["key"]))
         keys, hashes = keys[free], hashes[free]
-        raced = _take_free(connection, sql, child, keys, hashes) if len(keys) else keys
+        raced = _take_free(connection, sql, tables, keys, hashes) if len(keys) else keys
         keys, hashes = raced, hashes[wire.among(keys, raced)]
 
 
-def _child(sql: Statements, current: Current) -> str:
-    return f"{quoted(sql.schema)}.reservation_{current.id:06d}"
+def _written(tables: Tables) -> list[int]:
+    """The tables that take new reservations, in the order in which all write them."""
+    closing, number = tables.current.closing, tables.current.id
+    return [number] if closing is None else [closing, number]
 
 
-def _take(connection: Connection, sql: Statements, child: str, keys: wire.Keys, hashes: Any) -> wire.Keys:
+def _child(sql: Statements, number: int) -> str:
+    return f"{quoted(sql.schema)}.reservation_{number:06d}"
+
+
+def _take(connection: Connection, sql: Statements, tables: Tables, keys: wire.Keys, hashes: Any) -> wire.Keys:
     """Write the reservations; returns those that another transaction committed since the probe."""
-    statement = f"copy {child} (key, payload_hash) from stdin (format binary)".encode()
     try:
-        with connection.transaction(), connection.cursor().copy(statement) as copy:
-            copy.write(wire.COPY_HEADER)
-            copy.write(wire.copy_rows(keys, hashes))
-            copy.write(wire.COPY_END)
+        with connection.transaction():
+            for number in _written(tables):
+                statement = f"copy {_child(sql, number)} (key, payload_hash) from stdin (format binary)".encode()
+                with connection.cursor().copy(statement) as copy:
+                    copy.write(wire.COPY_HEADER)
+                    copy.write(wire.copy_rows(keys, hashes))
+                    copy.write(wire.COPY_END)
     except psycopg.errors.UniqueViolation:
-        return _take_free(connection, sql, child, keys, hashes)
+        return _take_free(connection, sql, tables, keys, hashes)
     return keys[:0]
 
 
-def _take_free(connection: Connection, sql: Statements, child: str, keys: wire.Keys, hashes: Any) -> wire.Keys:
-    statement = sql.of("reserve_one_by_one", child)
+def _take_free(connection: Connection, sql: Statements, tables: Tables, keys: wire.Keys, hashes: Any) -> wire.Keys:
+    """Write those reservations that are free; returns the others."""
+    mine = keys
+    for number in _written(tables):
+        free = wire.among(keys, mine)
+        mine = _take_one_by_one(connection, sql.of("reserve_one_by_one", _child(sql, number)), keys[free], hashes[free])
+    raced: wire.Keys = keys[~wire.among(keys, mine)]
+    return raced
+
+
+def _take_one_by_one(connection: Connection, statement: bytes, keys: wire.Keys, hashes: Any) -> wire.Keys:
     with connection.cursor(binary=True) as cursor:
         row = cursor.execute(statement, {"keys": wire.uuid_array(keys), "hashes": wire.int8_array(hashes)}).fetchone()
     assert row is not None
-    mine = np.frombuffer(bytes(row[0]), dtype="V16")
-    raced: wire.Keys = keys[~wire.among(keys, mine)]
-    return raced
+    return np.frombuffer(bytes(row[0]), dtype="V16")

@@ -19,7 +19,7 @@ from checkpoint.errors import ConfigError, StoreRestored, command
 from checkpoint.head import Checkpoint, Claim, Head, Spent, Topic
 from checkpoint.position import Partition
 from checkpoint.postgres.connection import Connection
-from checkpoint.postgres.sql import Statements
+from checkpoint.postgres.sql import Statements, quoted
 from checkpoint.records import BATCHES, RecordFilter
 from deadletter import policy
 
@@ -177,8 +177,12 @@ def _put_checkpoints(connection: Connection, sql: Statements, state: ConsumerSta
     known = dataclasses.replace(state, head=new, topics=dict(state.topics))
     for where, point in new.checkpoints.items():
         number = topic_id(connection, sql, known, (where.source, where.topic))
-        row = {**checkpoint_row(where, point), "floor": new.floors.get(where), "passed": new.passed.get(where)}
+        row = {**checkpoint_row(where, point), "passed": new.passed.get(where)}
         connection.execute(sql["put_checkpoint"], {"id": state.id, "topic_id": number, **row})
+        floor = new.floors.get(where)  # without one the keyspace is new, or the incarnation: old floors are those of the ones before
+        if floor is not None and floor != state.head.floors.get(where):
+            named = {"id": state.id, "topic_id": number, "partition": where.partition, "floor": floor}
+            connection.execute(sql["put_floor"], named)
 
 
 def checkpoint_row(where: Partition, point: Checkpoint) -> dict[str, Any]:
@@ -227,7 +231,14 @@ def batches(connection: Connection, sql: Statements, consumer: str, record_filte
 def reserved(connection: Connection, sql: Statements, keyspace: int) -> int | None:
     """How many reservations there are, where they can only be one consumer's and one keyspace's: rows do not name their consumer."""
     _, _, consumers = _one(connection, sql, "expected_reservations")
-    return int(_one(connection, sql, "count_reservations")[0]) if consumers == 1 and keyspace == 0 else None
+    return _counted(connection, sql)[0] if consumers == 1 and keyspace == 0 else None
+
+
+def _counted(connection: Connection, sql: Statements) -> tuple[int, int]:
+    """Keys that are reserved, and those of them that are in tables which never took reservations at one time."""
+    row = connection.execute(sql["count_reservations"], {"table": f"{quoted(sql.schema)}.reservation"}).fetchone()
+    assert row is not None
+    return row[0], row[1]
 
 
 def problems(connection: Connection, sql: Statements, consumer: str) -> list[str]:
@@ -236,7 +247,7 @@ def problems(connection: Connection, sql: Statements, consumer: str) -> list[str
         connection.execute("set transaction isolation level repeatable read, read only")
         checks = (sql["contradictions"], sql["restore_contradictions"], sql["order_contradictions"], sql["count_contradictions"])
         found = [str(row[0]) for check in checks for row in connection.execute(check, {"consumer": consumer})]
-        kept, twice = _one(connection, sql, "count_reservations")
+        kept, twice = _counted(connection, sql)
         expected, purged, _ = _one(connection, sql, "expected_reservations")
     if twice:
         found.append(f"{twice} keys are reserved in more than one table of reservations")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -45,6 +47,14 @@ from dedup.postgres.epoch import (
 from dedup.postgres.key_filter import KnownFilter
 from dedup.postgres.outbox import PgOutbox
 from dedup.postgres.transaction import LettersTransaction, PgTransaction
+
+log = logging.getLogger("dedup")
+
+PATIENCE = 10.0
+"""Seconds for which a purge waits for open transactions before it leaves tables to the next one."""
+
+_AGAIN = 0.2
+"""Seconds between two looks at whether a purged table can be dropped."""
 
 _NOTHING = "nothing of the chunk is true; it is delivered again"
 _IN_DOUBT = "the server has all of it or nothing; the next run reads which"
@@ -393,7 +403,11 @@ class PostgresStore(Reads, Joins):
                 with translating(f"Beginning a batch of {consumer!r}"):
                     found, attempt = begin_fenced(connection, self._sql, consumer, epoch, claim)
                 lease = Lease(connection, attempt.xid)
-                yield PgTransaction(connection, self._sql, found, attempt, self, lease)
+                made = PgTransaction(connection, self._sql, found, attempt, self, lease)
+                yield made
+                if made.committed and made.closes:
+                    with suppress(psycopg.Error):  # the batch is committed whatever comes of this, and the next one tries again
+                        connection.execute(self._sql["close_reservations"], {})
             finally:
                 _end(connection, lease)
 
@@ -465,30 +479,56 @@ class PostgresStore(Reads, Joins):
         return 0
 
     def rotate_reservations(self) -> str:
-        """Begin a new table of reservations; returns its name. Waits for open batches, at most ten seconds.
+        """Begin a new table of reservations; returns its name. Waits for no batch, and none waits for it.
 
-        Crash: the new table is there and current, or not there at all.
+        While batches are open that began before the last rotation, nothing is begun: the name is that of the newest table.
+
+        Crash: the new table is there and current, or not there at all. The old one is closed by whoever commits next.
         """
         with self._connection("Rotating reservations") as connection:
-            row = connection.execute(self._sql["rotate"], {}).fetchone()
-        assert row is not None
-        return str(row[0])
+            name = _value(connection, self._sql["rotate"])
+            connection.execute(self._sql["close_reservations"], {})
+        return str(name)
 
-    def purge_reservations(self, before: dt.datetime) -> int:
-        """Drop the tables of reservations closed before that time; returns how many. Keys held by letters stay held.
+    def purge_reservations(self, before: dt.datetime, *, patience: float = PATIENCE) -> int:
+        """Give the tables of reservations up that were closed before that time; returns how many. Keys held by letters stay held.
 
-        Crash: all of them are dropped, or none.
+        No batch waits for it. A table is dropped when no transaction is open that began before; the next purge drops what is left.
+
+        Args:
+            patience: seconds to wait for such transactions.
+
+        Crash: they are given up, all of them, or none is. Merging records and dropping tables is done by the next purge where it was not.
         """
         with self._connection("Purging reservations") as connection:
-            row = connection.execute(self._sql["purge"], {"before": before}).fetchone()
-        assert row is not None
-        return int(row[0])
+            count = _value(connection, self._sql["purge"], before=before)
+            for (name,) in connection.execute(self._sql["consumers"], {}).fetchall():
+                connection.execute(self._sql["merge_batches"], {"consumer": name})
+            self._drop_purged(connection, patience)
+        return int(count)
+
+    def _drop_purged(self, connection: Connection, patience: float) -> None:
+        until = time.monotonic() + patience
+        while left := _value(connection, self._sql["purged_left"]):
+            if _value(connection, self._sql["drop_purged"]) is not None:
+                continue
+            if time.monotonic() >= until:
+                log.warning("%d tables of reservations are purged, but open transactions may ask them: the next purge drops them", left)
+                return
+            time.sleep(_AGAIN)
 
     def close(self) -> None:
         """Let go of connections: another instance may then take over at once. The store can be used again."""
         self.known_filter.close()
         self._pool.close()
         self._registered.clear()
+
+
+def _value(connection: Connection, statement: bytes, **parameters: object) -> Any:
+    """The one value that a statement returns."""
+    row = connection.execute(statement, parameters).fetchone()
+    assert row is not None
+    return row[0]
 
 
 def _end(connection: Connection, lease: Lease | None) -> None:

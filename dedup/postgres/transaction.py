@@ -52,6 +52,7 @@ class PgTransaction:
         self._reserved: tuple[int, list[bytes]] | None = None  # table of reservations, some of the keys that are new there
         self._parked: set[bytes] = set()
         self.committed = False
+        self.closes = False  # a table of reservations is closing
 
     @property
     def connection(self) -> HandlerConnection:
@@ -112,13 +113,16 @@ class PgTransaction:
     def known(self, keys: pa.Table) -> pa.Table:
         """Those of these distinct keys (KEYS) that are reserved or held by a letter, with their payload hash."""
         with self._our_statements("looking keys up"):
-            return look_up(self._connection, self._sql, keys)
+            return look_up(self._connection, self._sql, self._attempt.phase, keys)
 
     def ask(self, keys: pa.Array) -> None:
         """Begin to look up these keys, distinct; until `reserve` has taken the answer the connection is busy."""
         if len(keys):
             with self._our_statements("looking keys up"):
-                self._asked = begin_probe(self._connection, self._sql, keys, self._store.known_filter)
+                self._asked = self._probe(keys)
+
+    def _probe(self, keys: pa.Array) -> Probe:
+        return begin_probe(self._connection, self._sql, self._attempt.phase, keys, self._store.known_filter)
 
     def reserve(self, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
         """Reserve the new ones of these distinct keys; returns the known ones. Waits for another transaction that holds one of them.
@@ -131,10 +135,11 @@ class PgTransaction:
         if not keys.num_rows:
             return KEYS.empty_table()
         with self._our_statements("reserving keys"):
-            asked = self._asked or begin_probe(self._connection, self._sql, keys["key"], self._store.known_filter)
+            asked = self._asked or self._probe(keys["key"])
             self._asked = None
             known = reserve_probed(self._connection, self._sql, asked, keys, meanwhile)
-        self._reserved = asked.current.id, some_new(keys, known)
+        self._reserved = asked.tables.current.id, some_new(keys, known)
+        self.closes = asked.tables.current.closing is not None
         return known
 
     @contextmanager

@@ -267,9 +267,9 @@ select set_config(%(name)s, %(value)s, true);
 
 -- name: transaction_facts
 -- What the transaction runs under, and the guard that lets nobody commit it who does not know the token.
--- The transaction id is compared before the commit: another one means that somebody ended the transaction in between.
+-- The transaction id is compared before the commit: another one means that somebody ended the transaction in between. Before floors and tables are read.
 select pg_current_xact_id()::text as xid, current_setting('synchronous_commit') as synchronous_commit,
-    {schema}.guard_transaction(%(token)s) as guarded,
+    {schema}.guard_transaction(%(token)s) as guarded, {schema}.share_reservations() as phase,
     pg_backend_pid() as backend_pid, (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid()) as backend_start;
 
 -- name: own_settings
@@ -362,9 +362,13 @@ update {schema}.topic set incarnation_id = %(told)s where id = %(topic_id)s and 
 -- name: checkpoints
 -- The checkpoints of a consumer.
 -- Inside a batch they are locked before they are read, and read before all else: a commit that comes between has moved one, which `advance` sees.
-select t.source, t.topic, c.partition, c.sequence_number, c.event_offset, c.enqueued_time, c.query_id, c.log_time, c.floor, c.passed
-from {schema}.checkpoint c join {schema}.topic t on t.id = c.topic_id
-where c.consumer_id = (select id from {schema}.consumer where name = %(consumer)s);
+select t.source, t.topic, c.partition, c.sequence_number, c.event_offset, c.enqueued_time, c.query_id, c.log_time, f.floor, c.passed
+from {schema}.consumer o
+join {schema}.checkpoint c on c.consumer_id = o.id
+join {schema}.topic t on t.id = c.topic_id
+left join {schema}.reservation_floor f
+    on (f.consumer_id, f.keyspace, f.topic_id, f.incarnation, f.partition) = (o.id, o.keyspace, t.id, t.incarnation, c.partition)
+where o.name = %(consumer)s;
 
 -- name: seen
 -- The positions between first and last that were seen, for each partition asked about.
@@ -376,16 +380,17 @@ join {schema}.batch b on b.consumer_id = %(id)s and b.generation >= %(keyspace)s
     and b.incarnation = w.incarnation and b.partition = w.partition and b.last_seen >= w.first and b.first_seen <= w.last
 cross join lateral unnest(b.seen * int8multirange(int8range(w.first, w.last, '[]'))) r;
 
--- name: share_reservations
--- Keep the current table of reservations from being closed.
--- Shared by all batches, exclusive for rotation: no two open transactions write different tables.
-select pg_advisory_xact_lock_shared({schema}.reservation_lock());
-
 -- name: current_reservations
--- Number of the table that takes new reservations, and what tells it from the one of that number in another copy of the database.
--- Read after `share_reservations` in a statement of its own: only then does it see a rotation it has waited for.
-select id, concat_ws(' ', extract(epoch from created_at), xmin, extract(epoch from pg_postmaster_start_time()))
-from {schema}.reservation_generation where closed_at is null;
+-- The table that takes new reservations, the one that takes them as well, those to be asked, and what tells this state from another copy's.
+-- Read after `transaction_facts`: as long as that transaction is open, none of these is dropped, and none that it leaves out is written alone.
+select g.id, c.id,
+    array(
+        select a.id from {schema}.reservation_generation a
+        where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s) order by a.id desc
+    ),
+    concat_ws(' ', extract(epoch from g.created_at), g.xmin, extract(epoch from pg_postmaster_start_time()))
+from {schema}.reservation_generation g left join {schema}.reservation_generation c on c.closing and c.closed_at is null
+where g.closed_at is null and not g.closing;
 
 -- name: reservation_tables
 -- The tables of reservations that are there, the oldest first, and their parent, in case that somebody has put keys there by hand.
@@ -418,17 +423,17 @@ where key is not null and holds_key and status in ('OPEN', 'BLOCKED', 'DISCARDED
 
 -- name: known_keys
 -- Which of these keys are reserved or held by a letter, as 16 bytes of key and 8 of payload hash each.
--- Asks the tables of all generations. "limit 1" keeps it one index probe per key, however the statistics look.
+-- Asks the tables that are not given up, by name: asking their parent would lock all. "limit 1" keeps it one index probe per key and table.
 select coalesce(string_agg(uuid_send(f.key) || int8send(f.payload_hash), ''::bytea), ''::bytea)
 from (
     select k.key, r.payload_hash
     from unnest(%(keys)s::uuid[]) k (key)
-    cross join lateral (select r.payload_hash from {schema}.reservation r where r.key = k.key limit 1) r
+    cross join lateral (select r.payload_hash from {reservations} r where r.key = k.key limit 1) r
     union all
     select d.key, coalesce(d.payload_hash, 0)
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
-        and not exists (select from {schema}.reservation r where r.key = d.key)
+        and not exists (select from {reservations} r where r.key = d.key)
 ) f;
 
 -- name: likely_keys
@@ -441,14 +446,14 @@ from (
     cross join lateral (
         select c.payload_hash from {child} c where c.key = k.key
         union all
-        select r.payload_hash from {schema}.reservation r where r.key = k.key
+        select r.payload_hash from {reservations} r where r.key = k.key
         limit 1
     ) r
     union all
     select d.key, coalesce(d.payload_hash, 0)
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
-        and not exists (select from {schema}.reservation r where r.key = d.key)
+        and not exists (select from {reservations} r where r.key = d.key)
 ) f;
 
 -- name: reserve_one_by_one
@@ -608,11 +613,11 @@ update {schema}.dead_letter d set {assignments} from (select * from unnest({arra
 
 -- name: keep_keys
 -- Reserve again what reprocessed letters held, where a purge has dropped the reservation.
--- From now on the reservation alone says that the key is decided. After `change_letters` and `share_reservations`.
+-- From now on the reservation alone says that the key is decided. After `change_letters`; where two tables take reservations, once for each.
 insert into {child} (key, payload_hash)
 select d.key, coalesce(d.payload_hash, 0) from {schema}.dead_letter d
 where d.id = any(%(ids)s) and d.key is not null and d.status in ('REPROCESSED', 'DUPLICATE')
-    and not exists (select from {schema}.reservation r where r.key = d.key)
+    and not exists (select from {reservations} r where r.key = d.key)
 order by d.key
 on conflict (key) do nothing;
 
@@ -803,10 +808,18 @@ delete from {schema}.checkpoint where consumer_id = %(id)s;
 -- Write a checkpoint as a person decided it.
 -- Under `lock_consumer`, after `drop_checkpoints`.
 insert into {schema}.checkpoint (
-    consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id, log_time, floor, passed
+    consumer_id, topic_id, partition, sequence_number, event_offset, enqueued_time, query_id, log_time, passed
 ) values (
-    %(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s, %(log_time)s, %(floor)s, %(passed)s
+    %(id)s, %(topic_id)s, %(partition)s, %(sequence_number)s, %(offset)s, %(enqueued_time)s, %(query_id)s, %(log_time)s, %(passed)s
 );
+
+-- name: put_floor
+-- Say up to where reservations of a partition may have been purged.
+-- Under `lock_consumer`. A purge, which raises floors, may wait for this row, and this for that: no command of a person changes floors.
+insert into {schema}.reservation_floor (consumer_id, keyspace, topic_id, incarnation, partition, floor)
+select c.id, c.keyspace, t.id, t.incarnation, %(partition)s, %(floor)s
+from {schema}.consumer c join {schema}.topic t on t.id = %(topic_id)s where c.id = %(id)s
+on conflict (consumer_id, keyspace, topic_id, incarnation, partition) do update set floor = excluded.floor;
 
 -- name: add_action
 -- Keep who changed the state, and why.
@@ -933,9 +946,20 @@ select letter_id, at, action, by, reason, error_type, error_message, stack, body
 from {schema}.letter_history where letter_id = any(%(ids)s) order by letter_id, at, id;
 
 -- name: count_reservations
--- How many reservations are kept, and how many keys are in more than one table.
--- One snapshot; reads all of them.
-select coalesce(sum(n), 0)::bigint, count(*) filter (where n > 1) from (select count(*) as n from {schema}.reservation group by key) k;
+-- How many keys are reserved, and how many of them are in tables that never took reservations at one time.
+-- One snapshot; reads all of them. While a table is closing a reservation is in it and in the next one.
+select count(*), count(*) filter (where k.last > k.first + 1)
+from (
+    select min(t.id) as first, max(t.id) as last
+    from {schema}.reservation r
+    left join (
+        select g.id, g.purged_at, c.oid from {schema}.reservation_generation g
+        join pg_catalog.pg_class c on c.relname = 'reservation_' || lpad(g.id::text, 6, '0')
+        join pg_catalog.pg_inherits i on i.inhrelid = c.oid and i.inhparent = %(table)s::regclass
+    ) t on t.oid = r.tableoid
+    where t.purged_at is null
+    group by r.key
+) k;
 
 -- name: expected_reservations
 -- How many reservations the batch records and the letters' histories of all consumers tell of, and whether some were purged.
@@ -1022,14 +1046,34 @@ full join (
 where coalesce(c.letters, 0) <> coalesce(d.letters, 0);
 
 -- name: rotate
--- Begin a new table of reservations.
--- Waits for open batches; new ones wait for it.
+-- Begin a new table of reservations, beside open batches.
+-- Those that began before it write the old table alone, new ones both: of two that want one key one waits for the other.
 select {schema}.rotate_reservations();
 
+-- name: close_reservations
+-- Close the table that was current before, if nobody is left who writes it alone; returns whether none is closing.
+-- After a commit, and after `rotate`: at once where no batch is open.
+select {schema}.close_reservations();
+
 -- name: purge
--- Drop the tables of reservations that were closed before that time.
--- A table is dropped only when no open transaction has read it; keys held by letters are found in the letters.
+-- Give up the tables of reservations that were closed before that time.
+-- First of all the floors, in one transaction with it: a batch that does not ask a table knows what it cannot know. Keys held by letters stay known.
 select {schema}.purge_reservations(%(before)s);
+
+-- name: merge_batches
+-- Merge the batch records of a consumer whose reservations were given up.
+-- A transaction for each consumer; a reader sees the records before or after.
+select {schema}.merge_batches(%(consumer)s);
+
+-- name: drop_purged
+-- Drop one table of reservations that was given up, and that no open transaction may ask.
+-- Alone in its transaction, and with a lock that it waits for 50 ms at most: who reads the parent of the tables waits behind it.
+select {schema}.drop_purged_reservations();
+
+-- name: purged_left
+-- How many tables were given up, and not dropped yet.
+-- One snapshot.
+select count(*) from {schema}.reservation_generation where purged_at is not null and dropped_at is null;
 
 -- name: partition_owners
 -- Who owns the partitions of a consumer group, and since when.

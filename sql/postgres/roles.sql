@@ -31,21 +31,24 @@ revoke all on all tables in schema {schema} from dedup_read;
 do $rights$
 begin
     if to_regclass('{schema}.checkpoint') is not null then
-        revoke insert, update on {schema}.schema_version, {schema}.reservation_generation, {schema}.letter_count,
-            {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter, {schema}.outbox_message,
+        revoke insert, update on {schema}.schema_version, {schema}.reservation_generation, {schema}.reservation_phase,
+            {schema}.letter_count, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter, {schema}.outbox_message,
             {schema}.open_transaction, {schema}.restored, {schema}.last_page from dedup_run;
         grant delete on {schema}.checkpoint, {schema}.reservation, {schema}.blocked_sequence, {schema}.member, {schema}.outbox,
             {schema}.outbox_page,
             {schema}.publisher_lane, {schema}.publisher_event, {schema}.published_id to dedup_run;
-        revoke execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz) from public;
+        revoke execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz),
+            {schema}.drop_purged_reservations() from public;
         -- All that dedup_run calls, by name: a database may grant no function to everybody by default.
         grant execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz), {schema}.reservation_lock(),
-            {schema}.merge_batches(timestamptz), {schema}.guard_transaction(uuid),
+            {schema}.close_reservations(), {schema}.drop_purged_reservations(), {schema}.share_reservations(), {schema}.is_reserved(int, uuid),
+            {schema}.merge_batches(text), {schema}.guard_transaction(uuid),
             {schema}.claim_unowned(text, text, text, text[], text[], text[]) to dedup_run;
         grant select on {schema}.consumer, {schema}.progress, {schema}.heartbeat, {schema}.member, {schema}.topic, {schema}.checkpoint,
-            {schema}.partition_claim, {schema}.batch, {schema}.reservation_generation, {schema}.blocked_sequence, {schema}.letter_count,
+            {schema}.partition_claim, {schema}.batch, {schema}.reservation_generation, {schema}.reservation_phase, {schema}.reservation_floor, {schema}.blocked_sequence, {schema}.letter_count,
             {schema}.publish_destination, {schema}.publisher, {schema}.publisher_lane, {schema}.consumer_action, {schema}.partition_owner, {schema}.processor_checkpoint, {schema}.schema_version,
             {schema}.sink, {schema}.restored, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter to dedup_read;
+        grant execute on function {schema}.is_reserved(int, uuid) to dedup_read;
     end if;
 end
 $rights$;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kit.mutant import Mutant
 from kit.mutant_patches_delta import DELTA
 
+_PHASES, _RETENTION = "sql/postgres/0008_reservation_phases.sql", "tests/stores/postgres/test_postgres_retention.py::"
 _FENCE, _TX, _QUERIES = "dedup/postgres/epoch.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
 _RESTORED = "tests/stores/postgres/test_postgres_restored.py::"
 _PG, _COMMIT, _TAKEOVER = (
@@ -298,7 +299,7 @@ MUTANTS = (
     ),
     Mutant(
         "a loaded row passes for one that was written here",
-        "sql/postgres/0007_restored.sql",
+        _PHASES,
         "where p.written_by::xid <> p.xmin",
         "where false",
         _RESTORED + "test_a_schema_whose_data_was_restored_is_refused",
@@ -390,9 +391,44 @@ MUTANTS = (
     Mutant(
         "a reservation that another one won is overwritten by silence",
         "dedup/postgres/keys.py",
-        "return _take_free(connection, sql, child, keys, hashes)",
+        "return _take_free(connection, sql, tables, keys, hashes)",
         "return keys[:0]",
         _TAKEOVER + "test_two_processes_want_the_same_keys_and_the_first_one_commits",
+    ),
+    Mutant(
+        "after a rotation the new table alone is written",
+        "dedup/postgres/keys.py",
+        "return [number] if closing is None else [closing, number]",
+        "return [number]",
+        _RETENTION + "test_two_batches_around_a_rotation_cannot_reserve_one_key_twice",
+    ),
+    Mutant(
+        "after a rotation the old table alone is written",
+        "dedup/postgres/keys.py",
+        "return [number] if closing is None else [closing, number]",
+        "return [number] if closing is None else [closing]",
+        _RETENTION + "test_a_batch_that_writes_both_tables_meets_those_that_write_the_new_one",
+    ),
+    Mutant(
+        "a table is closed while a batch is open that writes it alone",
+        _PHASES,
+        "where closing and closed_at is null and not older_phase_is_open(phase);",
+        "where closing and closed_at is null;",
+        _RETENTION + "test_a_rotation_waits_for_no_batch_and_no_batch_waits_for_it",
+    ),
+    Mutant(
+        "a purged table is dropped while a batch may ask it",
+        _PHASES,
+        "continue when older_phase_is_open(old.phase);",
+        "",
+        _RETENTION + "test_a_purge_waits_for_no_batch_and_drops_no_table_that_one_may_ask",
+    ),
+    Mutant(
+        "a batch that read the floors before a purge does not ask the purged table",
+        _QUERIES,
+        "(a.purged_at is null or a.phase > %(phase)s)",
+        "a.purged_at is null",
+        _RETENTION + "test_a_purge_waits_for_no_batch_and_drops_no_table_that_one_may_ask",
     ),
     Mutant(
         "commit before reservation: keys are not written",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from checkpoint import changes
 from checkpoint.errors import StoreUnavailable
@@ -42,50 +45,69 @@ def letters(*rows: dict[str, object]) -> Park:
     return Park(pa.Table.from_pylist(list(rows), schema=LETTERS))
 
 
-def test_rotation_waits_for_open_batches_and_the_next_ones_see_both_tables(store: PostgresStore, postgres: str) -> None:
-    """No two open transactions ever write different tables: else both could reserve one key."""
-    number = epoch(store)
+def by_table(postgres: str) -> dict[str, int]:
+    """Child of reservation -> how many it has."""
+    return dict(run(postgres, "select right(tableoid::regclass::text, 6), count(*) from dedup.reservation group by 1"))
+
+
+def closed(postgres: str) -> list[int]:
+    """Numbers of the tables that take no reservations any more."""
+    return [n for (n,) in run(postgres, "select id from dedup.reservation_generation where closed_at is not null order by id")]
+
+
+def test_a_rotation_waits_for_no_batch_and_no_batch_waits_for_it(store: PostgresStore, postgres: str) -> None:
+    """Whoever began before it writes the old table alone; until that has ended the others write both tables, and then the new one."""
+    number, other = epoch(store), epoch(store, "other")
+    with store.begin("shop", number) as tx:
+        tx.reserve(keys(range(5)))
+        assert PostgresStore(postgres).rotate_reservations() == "reservation_000002" and closed(postgres) == []
+        assert chunk(PostgresStore(postgres), other, 10, 14, 0, "other") == 0
+        assert PostgresStore(postgres).rotate_reservations() == "reservation_000002", "the first one is not over"
+        finish(tx, 0, 4)
+    assert by_table(postgres) == {"000001": 10, "000002": 5} and closed(postgres) == [], "that batch knew of one table alone"
+    assert chunk(store, number, 3, 9, batch_id=1) == 2
+    assert by_table(postgres) == {"000001": 15, "000002": 10} and closed(postgres) == [1], "the first batch that knows closes the old one"
+    assert chunk(store, number, 8, 12, batch_id=2) == 5, "of both consumers"
+    assert store.problems("shop") == [] and store.problems("other") == []
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_two_batches_around_a_rotation_cannot_reserve_one_key_twice(store: PostgresStore, postgres: str, commits: bool) -> None:
+    """The one that began after it waits in the old table for the one that began before; it has the keys only if that one fails."""
+    number, other = epoch(store), epoch(store, "other")
     with ThreadPoolExecutor(1) as pool:
         with store.begin("shop", number) as tx:
             tx.reserve(keys(range(5)))
-            rotation = pool.submit(PostgresStore(postgres).rotate_reservations)
+            store_beside = PostgresStore(postgres)
+            store_beside.rotate_reservations()
+            second = pool.submit(chunk, store_beside, other, 0, 4, 0, "other")
             until(lambda: run(postgres, WAITING) == [(1,)])
-            assert not rotation.done()
-            finish(tx, 0, 4)
-        assert rotation.result() == "reservation_000002"
-    assert chunk(store, number, 3, 9, batch_id=1) == 2
-    assert run(postgres, "select tableoid::regclass::text, count(*) from dedup.reservation group by 1 order by 1") == [
-        ("dedup.reservation_000001", 5),
-        ("dedup.reservation_000002", 5),
-    ]
+            if commits:
+                finish(tx, 0, 4)
+        assert second.result() == (5 if commits else 0)
+    assert run(postgres, "select count(distinct key) from dedup.reservation") == [(5,)]
+    assert store.problems("other") == []
 
 
-def test_two_batches_around_a_rotation_cannot_reserve_one_key_twice(store: PostgresStore, postgres: str) -> None:
-    """The batch that waited for a rotation writes the new table and has read the old one."""
-    number = epoch(store)
-    other = epoch(store, "other")
-    with ThreadPoolExecutor(2) as pool:
-        with store.begin("shop", number) as tx:
-            tx.reserve(keys(range(5)))
-            rotation = pool.submit(PostgresStore(postgres).rotate_reservations)
-            until(lambda: run(postgres, WAITING) == [(1,)])
-            second = pool.submit(chunk, PostgresStore(postgres), other, 0, 4, 0, "other")
-            until(lambda: run(postgres, WAITING) == [(2,)])
-            finish(tx, 0, 4)
-        rotation.result()
-        assert second.result() == 5
-    assert run(postgres, "select count(*), count(distinct key) from dedup.reservation") == [(5, 5)]
-
-
-def test_a_rotation_that_waits_too_long_gives_up(store: PostgresStore, postgres: str) -> None:
-    """A batch that runs for long must not stop all others behind a waiting rotation."""
-    number = epoch(store)
-    store.migrate()
-    run(postgres, "alter function dedup.rotate_reservations() set lock_timeout = '100ms'")
-    with store.begin("shop", number) as tx:
-        tx.reserve(keys([1]))
-        with pytest.raises(Exception, match="lock timeout"):
-            PostgresStore(postgres).rotate_reservations()
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_batch_that_writes_both_tables_meets_those_that_write_the_new_one(store: PostgresStore, postgres: str, commits: bool) -> None:
+    """The old table is closed while it is open: in the new one the two meet, and one of them has the keys."""
+    number, other, third = epoch(store), epoch(store, "other"), epoch(store, "third")
+    beside = PostgresStore(postgres)
+    with ThreadPoolExecutor(1) as pool:
+        with store.begin("shop", number) as before:
+            beside.rotate_reservations()
+            with store.begin("other", other) as tx:
+                tx.reserve(keys(range(5)))
+                finish(before, 90, 90, reserved=0)
+                assert run(postgres, "select dedup.close_reservations()") == [(True,)]
+                newest = pool.submit(chunk, beside, third, 0, 4, 0, "third")
+                until(lambda: run(postgres, WAITING) == [(1,)])
+                if commits:
+                    finish(tx, 0, 4)
+        assert newest.result() == (5 if commits else 0)
+    assert run(postgres, "select count(distinct key) from dedup.reservation") == [(5,)]
+    assert store.problems("third") == []
 
 
 def test_a_purge_drops_old_tables_only_and_says_so_in_the_floors(store: PostgresStore, postgres: str) -> None:
@@ -178,18 +200,67 @@ def test_a_letter_reprocessed_after_a_purge_keeps_its_key_decided(store: Postgre
     assert verify(store, "shop").ok
 
 
-def test_a_purge_runs_beside_open_batches(store: PostgresStore, postgres: str) -> None:
-    """It waits for transactions that have read the old table, and gives up rather than block for long."""
+def test_a_purge_waits_for_no_batch_and_drops_no_table_that_one_may_ask(
+    store: PostgresStore, postgres: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch that began before it, and so knows nothing of the floors, still finds the keys; one that begins after it does not ask."""
+    number, other, third = epoch(store), epoch(store, "other"), epoch(store, "third")
+    chunk(store, number, 0, 4)
+    store.rotate_reservations()
+    beside = PostgresStore(postgres)
+    with store.begin("other", other) as tx:
+        assert beside.purge_reservations(LATER, patience=0.0) == 1 and "the next purge drops them" in caplog.text
+        assert tx.reserve(keys(range(3, 8))).num_rows == 2
+        assert chunk(beside, third, 3, 3, 0, "third") == 0, "for this one the key is forgotten"
+        finish(tx, 5, 9, reserved=3)
+    assert "reservation_000001" in str(run(postgres, "select inhrelid::regclass::text from pg_inherits"))
+    with store.begin("shop", number) as tx:
+        assert tx.head.floors == {ORDERS: 4} and tx.known(keys(range(3, 8))).num_rows == 4
+        assert beside.purge_reservations(LATER, patience=0.0) == 0, "nobody is left who may ask it"
+    assert "reservation_000001" not in str(run(postgres, "select inhrelid::regclass::text from pg_inherits"))
+    assert store.problems("shop") == []
+
+
+def test_whoever_counts_reservations_delays_a_drop_and_nothing_else(store: PostgresStore, postgres: str) -> None:
+    """`verify` reads all tables for as long as it takes: the drop tries again, and batches do not queue behind it."""
     number = epoch(store)
     chunk(store, number, 0, 4)
     store.rotate_reservations()
-    run(postgres, "alter function dedup.purge_reservations(timestamptz) set lock_timeout = '100ms'")
-    with store.begin("shop", number) as tx:
-        tx.reserve(keys(range(3, 8)))
-        with pytest.raises(Exception, match="lock timeout"):
-            PostgresStore(postgres).purge_reservations(LATER)
-        finish(tx, 5, 9, reserved=3)
-    assert store.purge_reservations(LATER) == 1
+    with psycopg.connect(postgres) as reading:
+        reading.execute("select count(*) from dedup.reservation")
+        assert PostgresStore(postgres).purge_reservations(LATER, patience=0.5) == 1
+        assert chunk(store, number, 5, 9, batch_id=1) == 0
+    assert store.purge_reservations(LATER) == 0
+    assert run(postgres, "select count(*) from dedup.reservation_generation where dropped_at is not null") == [(1,)]
+
+
+def test_batches_beside_a_large_purge_wait_for_nothing(store: PostgresStore, postgres: str) -> None:
+    """Floors have rows of their own, and tables are dropped alone: two consumers go on while records are counted and merged."""
+    numbers = [epoch(store, name) for name in ("shop", "other")]
+    chunk(store, numbers[0], 0, 4)
+    chunk(store, numbers[1], 10, 14, 0, "other")
+    columns = ", ".join(name for (name,) in run(postgres, COLUMNS))
+    run(postgres, f"insert into dedup.batch select {columns} from dedup.batch b, generate_series(1, 50000)")
+    store.rotate_reservations()
+    hasty = PostgresStore(make_conninfo(postgres, options="-c lock_timeout=60ms"))
+    with ThreadPoolExecutor(1) as pool:
+        purge = pool.submit(PostgresStore(postgres).purge_reservations, LATER)
+        beside = 0
+        for turn in itertools.count(1):
+            running = not purge.done()
+            chunk(hasty, numbers[0], 100 * turn, 100 * turn + 4, turn)
+            chunk(hasty, numbers[1], 100 * turn + 10, 100 * turn + 14, turn, "other")
+            beside += running and not purge.done()
+            if purge.done():
+                break
+        assert purge.result() == 1 and beside
+    assert store.head("shop").floors == {ORDERS: 4}
+
+
+COLUMNS = """
+select 'b.' || quote_ident(attname) from pg_attribute
+where attrelid = 'dedup.batch'::regclass and attnum > 0 and not attisdropped order by attnum
+"""
 
 
 def test_letters_come_back_with_their_exact_bytes(store: PostgresStore) -> None:
@@ -252,7 +323,8 @@ def test_contradictions_are_found(store: PostgresStore, postgres: str) -> None:
     number = epoch(store)
     chunk(store, number, 0, 9)
     assert store.problems("shop") == []
-    twice = "select dedup.rotate_reservations(); insert into dedup.reservation_000002 select * from only dedup.reservation_000001 limit 1"
+    twice = "insert into dedup.reservation_000003 select * from only dedup.reservation_000001 limit 1"
+    twice = f"select dedup.rotate_reservations(); select dedup.close_reservations(); select dedup.rotate_reservations(); {twice}"
     broken = {
         "insert into dedup.reservation_000001 values (gen_random_uuid(), 1)": "11 reservations are kept, the batch records of all",
         "update dedup.progress set seq = 0": "batch record with seq 1, but the last decision is 0",

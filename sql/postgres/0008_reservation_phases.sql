@@ -1,0 +1,278 @@
+-- Tables of reservations are begun, closed and dropped beside open batches: neither waits for the other.
+-- Forward only.
+--
+-- Each change of the tables begins a phase. A transaction share-locks the number of the phase that it finds, before it reads floors and
+-- tables; so whoever waits until nobody has a lower number knows that all have read what the phase began with, or something newer.
+
+create table {schema}.reservation_phase (
+    one boolean primary key default true check (one),
+    number int not null
+);
+comment on table {schema}.reservation_phase is 'One row: how often the tables of reservations have changed.';
+insert into {schema}.reservation_phase (number) values (1);
+
+alter table {schema}.reservation_generation
+    add column closing boolean not null default false,
+    add column phase int not null default 0,
+    add column dropped_at timestamptz;
+update {schema}.reservation_generation set dropped_at = purged_at;
+comment on table {schema}.reservation_generation is
+    'Number n is table reservation_00000n. The one that is neither closed nor closing takes new reservations. While another one is closing, a '
+    'reservation is written to both: whoever began before that writes the closing one alone.';
+comment on column {schema}.reservation_generation.closing is 'The next table is there. This one is closed when nobody is left who writes it alone.';
+comment on column {schema}.reservation_generation.phase is 'The phase that began when this table became closing, or was purged.';
+comment on column {schema}.reservation_generation.purged_at is 'From then on nobody asks this table: the floors say what is forgotten.';
+comment on column {schema}.reservation_generation.dropped_at is 'The table itself is dropped later, when nobody is left who asks it.';
+drop index {schema}.reservation_generation_current;
+create unique index reservation_generation_current on {schema}.reservation_generation (closing) where closed_at is null;
+
+create table {schema}.reservation_floor (
+    consumer_id int not null references {schema}.consumer (id),
+    keyspace int not null,
+    topic_id int not null references {schema}.topic (id),
+    incarnation int not null,
+    partition int not null,
+    floor bigint not null,
+    primary key (consumer_id, keyspace, topic_id, incarnation, partition)
+);
+comment on table {schema}.reservation_floor is
+    'Reservations of positions at or below may have been purged. Apart from checkpoint, whose rows a batch keeps locked while its handler '
+    'runs. A reset and a new incarnation of the topic leave their old floors behind: they no longer count.';
+insert into {schema}.reservation_floor
+select c.consumer_id, o.keyspace, c.topic_id, t.incarnation, c.partition, c.floor
+from {schema}.checkpoint c join {schema}.consumer o on o.id = c.consumer_id join {schema}.topic t on t.id = c.topic_id
+where c.floor is not null;
+alter table {schema}.checkpoint drop column floor;
+
+create or replace function {schema}.reservation_lock() returns bigint
+    language sql stable set search_path = {schema}, pg_temp
+as $body$ select (1684366448::bigint << 32) | 'reservation'::regclass::oid::bigint $body$;
+comment on function {schema}.reservation_lock() is 'The advisory lock of whoever begins, closes, purges or drops tables of reservations. No batch takes it.';
+
+create function {schema}.share_reservations() returns int
+    language sql volatile set search_path = {schema}, pg_temp
+as $body$
+select number from reservation_phase, lateral pg_advisory_xact_lock_shared('reservation'::regclass::oid::int, number)
+$body$;
+comment on function {schema}.share_reservations() is
+    'To the end of this transaction: what it reads of floors and tables from now on stays as good. Never waits, and nobody waits behind it.';
+
+create function {schema}.older_phase_is_open(phase int) returns boolean
+    language sql volatile set search_path = {schema}, pg_temp
+as $body$
+select exists (
+    select from pg_catalog.pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 2 and l.classid = 'reservation'::regclass::oid and l.objid::bigint < phase
+        and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
+)
+$body$;
+comment on function {schema}.older_phase_is_open(int) is
+    'Whether a transaction is open that began before this phase. One that takes its number later reads everything else later, too.';
+
+create function {schema}.next_reservation_phase() returns int
+    language sql volatile set search_path = {schema}, pg_temp
+as $body$ update reservation_phase set number = number + 1 returning number $body$;
+comment on function {schema}.next_reservation_phase() is 'Begin a phase, with the transaction that changes the tables. Under reservation_lock.';
+
+create or replace function {schema}.rotate_reservations() returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp set lock_timeout = '10s'
+as $body$
+declare
+    next int;
+    child text;
+    permission record;
+begin
+    perform pg_advisory_xact_lock(reservation_lock());
+    perform close_reservations();
+    select max(id) into next from reservation_generation;
+    if exists (select from reservation_generation where closing and closed_at is null) then
+        return 'reservation_' || lpad(next::text, 6, '0');
+    end if;
+    next := next + 1;
+    child := 'reservation_' || lpad(next::text, 6, '0');
+    execute format('create table %I (unique (key)) inherits (reservation)', child);
+    for permission in
+        select case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as who, a.privilege_type as what
+        from pg_class c, aclexplode(c.relacl) a
+        where c.oid = 'reservation'::regclass and a.grantee <> c.relowner
+    loop
+        execute format('grant %s on %I to %s', permission.what, child, permission.who);
+    end loop;
+    update reservation_generation set closing = true, phase = next_reservation_phase() where closed_at is null;
+    insert into reservation_generation (id) values (next);
+    return child;
+end
+$body$;
+comment on function {schema}.rotate_reservations() is
+    'Begin a new child of reservation; returns its name. Waits for no batch. While batches are open that began before the last rotation there is '
+    'nothing to begin: the name is that of the newest one.';
+
+create function {schema}.close_reservations() returns boolean
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+begin
+    if pg_try_advisory_xact_lock(reservation_lock()) then
+        update reservation_generation set closed_at = clock_timestamp(), closing = false
+        where closing and closed_at is null and not older_phase_is_open(phase);
+    end if;
+    return not exists (select from reservation_generation where closing and closed_at is null);
+end
+$body$;
+comment on function {schema}.close_reservations() is
+    'Close the table that is closing, if nobody is left who writes it alone; returns whether none is closing now. Never waits. Batches call it.';
+
+drop function {schema}.purge_reservations(timestamptz);
+create function {schema}.purge_reservations(before timestamptz) returns int
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+declare
+    horizon timestamptz;
+    begun int;
+    given_up int;
+begin
+    perform pg_advisory_xact_lock(reservation_lock());
+    perform close_reservations();
+    select max(closed_at) into horizon from reservation_generation where closed_at < before and purged_at is null;
+    if horizon is null then
+        return 0;
+    end if;
+    -- Everything that was reserved in these tables alone was recorded before they were closed.
+    insert into reservation_floor as f (consumer_id, keyspace, topic_id, incarnation, partition, floor)
+    select r.consumer_id, o.keyspace, r.topic_id, r.incarnation, r.partition, max(r.last_seen)
+    from batch r
+    join topic t on t.id = r.topic_id and t.incarnation = r.incarnation
+    join consumer o on o.id = r.consumer_id and r.generation >= o.keyspace
+    where r.committed_at <= horizon and r.last_seen is not null
+    group by r.consumer_id, o.keyspace, r.topic_id, r.incarnation, r.partition
+    on conflict (consumer_id, keyspace, topic_id, incarnation, partition) do update set floor = greatest(f.floor, excluded.floor);
+    begun := next_reservation_phase();
+    update reservation_generation set purged_at = clock_timestamp(), phase = begun where closed_at <= horizon and purged_at is null;
+    get diagnostics given_up = row_count;
+    return given_up;
+end
+$body$;
+comment on function {schema}.purge_reservations(timestamptz) is
+    'Give the tables up that were closed before that time: from the next transaction on nobody asks them. Keys held by letters stay held. Takes '
+    'no lock that a batch needs. merge_batches and drop_purged_reservations do the rest. Returns how many.';
+
+create function {schema}.drop_purged_reservations() returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp set lock_timeout = '50ms'
+as $body$
+declare
+    old record;
+    child text;
+begin
+    if not pg_try_advisory_xact_lock(reservation_lock()) then
+        return null;
+    end if;
+    for old in select id, phase from reservation_generation where purged_at is not null and dropped_at is null order by id loop
+        continue when older_phase_is_open(old.phase);
+        child := 'reservation_' || lpad(old.id::text, 6, '0');
+        begin
+            execute format('drop table if exists %I', child);
+            update reservation_generation set dropped_at = clock_timestamp() where id = old.id;
+            return child;
+        exception when lock_not_available then
+            return null;
+        end;
+    end loop;
+    return null;
+end
+$body$;
+comment on function {schema}.drop_purged_reservations() is
+    'Drop one table that purge_reservations has given up and that nobody is left to ask; returns its name, null where there is none. '
+    'Who counts or frees reservations waits for it, 50 ms at most.';
+
+drop function {schema}.merge_batches(timestamptz);
+create function {schema}.merge_batches(name text) returns boolean
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+declare
+    number int := (select c.id from consumer c where c.name = merge_batches.name);
+    horizon timestamptz := (select max(closed_at) from reservation_generation where purged_at is not null);
+begin
+    if not exists (select from batch b where b.consumer_id = number and b.committed_at <= horizon and (b.query_id, b.batch_id) <> ('', -1)) then
+        return false;
+    end if;
+    with old as (
+        -- Records since the last reset count together, whatever generation they are of.
+        delete from batch b using consumer c where c.id = number and b.consumer_id = c.id and b.committed_at <= horizon
+        returning b.*, b.generation >= c.keyspace as living
+    ), merged as (
+        select consumer_id, living, max(generation) as generation, topic_id, incarnation, partition,
+            max(epoch) as epoch, max(seq) as seq, max(committed_at) as committed_at,
+            min(first_seen) as first_seen, max(last_seen) as last_seen,
+            sum(delivered) as delivered, sum(redelivered) as redelivered, sum(processed) as processed, sum(duplicate) as duplicate,
+            sum(skipped_rows) as skipped_rows, sum(dead_lettered) as dead_lettered, sum(reserved) as reserved
+        from old
+        group by consumer_id, living, topic_id, incarnation, partition
+    ), ranges as (
+        -- The exact union: a position that was never delivered must not count as seen, its event may still come. Batches without positions have no ranges.
+        select consumer_id, living, topic_id, incarnation, partition, range_agg(r) as seen
+        from old cross join lateral unnest(old.seen) r
+        group by consumer_id, living, topic_id, incarnation, partition
+    )
+    insert into batch
+    select m.consumer_id, m.generation, m.topic_id, m.incarnation, m.partition, '', -1, 0, m.epoch, m.seq, null, m.first_seen, m.last_seen,
+        coalesce(r.seen, '{}'::int8multirange), '{}', '{}', '{}',
+        m.delivered, m.redelivered, m.processed, m.duplicate, m.skipped_rows, m.dead_lettered, m.reserved, m.committed_at
+    from merged m
+    left join ranges r using (consumer_id, living, topic_id, incarnation, partition);
+    return true;
+end
+$body$;
+comment on function {schema}.merge_batches(text) is
+    'Of one consumer: one record per partition in place of those whose reservations were purged, the union of what they saw, and the sums of their '
+    'counts. Takes no lock that a batch needs. Returns whether there were any.';
+
+create function {schema}.is_reserved(number int, key uuid) returns boolean
+    language plpgsql stable security definer set search_path = {schema}, pg_temp
+as $body$
+declare
+    child text := 'reservation_' || lpad(number::text, 6, '0');
+    has_it boolean := false;
+begin
+    if to_regclass(child) is not null then
+        execute format('select exists (select from only %I r where r.key = $1)', child) into has_it using key;
+    end if;
+    return has_it;
+end
+$body$;
+comment on function {schema}.is_reserved(int, uuid) is 'Whether the table of that number has the key. Asks that table alone: all of them would be locked.';
+
+create or replace view {schema}.restored as
+select p.consumer_id, 'the row of `progress` was loaded from a copy' as what
+from {schema}.progress p where p.written_by::xid <> p.xmin
+union all
+select c.id, format('the row of `consumer` is of epoch %s and generation %s, the last decision of epoch %s and generation %s',
+    c.epoch, c.generation, p.epoch, p.generation)
+from {schema}.consumer c join {schema}.progress p on p.consumer_id = c.id
+where c.epoch < p.epoch or c.generation < p.generation
+union all
+select t.consumer_id, format('`topic` has incarnation %s of %s, a batch record is of incarnation %s', t.incarnation, t.topic, b.incarnation)
+from {schema}.topic t
+cross join lateral (
+    select b.incarnation from {schema}.batch b where b.consumer_id = t.consumer_id and b.topic_id = t.id and b.incarnation > t.incarnation limit 1
+) b
+union all
+select p.consumer_id, format('`batch` lacks the record of decision %s', p.recorded)
+from {schema}.progress p
+where p.recorded is not null and not exists (select from {schema}.batch b where b.consumer_id = p.consumer_id and b.seq = p.recorded)
+union all
+select p.consumer_id, '`reservation` lacks a key that was reserved'
+from {schema}.progress p
+where case -- in this order: a table that is purged must not be locked any more
+    when p.reserved is null then false
+    when exists (select from {schema}.reservation_generation g where g.id = p.reserved_in and g.purged_at is not null) then false
+    else not {schema}.is_reserved(p.reserved_in, p.reserved)
+end
+union all
+select p.consumer_id, format('`reservation_generation` lacks table %s', p.reserved_in)
+from {schema}.progress p where p.reserved_in > (select max(g.id) from {schema}.reservation_generation g)
+union all
+select p.consumer_id, format('`outbox_page` is at page %s, page %s was numbered', s.page, p.page)
+from {schema}.progress p join {schema}.last_page s on s.page < p.page;
+
+revoke all on function {schema}.purge_reservations(timestamptz) from public;
+revoke all on function {schema}.drop_purged_reservations() from public;
+revoke all on function {schema}.merge_batches(text) from public;
