@@ -19,10 +19,10 @@ from dedup.reprocessing.replay import replay
 from dedup.verify import verify
 from kit import retail
 from kit.orders import assert_proven, letters
-from kit.places import Place, PostgresPlace
+from kit.places import Place, PostgresPlace, SparkPlace
 
 WORST_DAYS = ("2011-01-28", "2011-04-06", "2011-04-08")
-DELIVERED, BAD = 3_571, 149
+DELIVERED, BAD, BAD_OF_A_FEW = 3_571, 149, 10
 SINK_COLUMNS = ("line", *retail.COLUMNS)
 
 
@@ -101,14 +101,16 @@ def worst(online_retail: Path) -> list[pa.Table]:
 
 def test_real_bad_rows_are_parked_fixed_reprocessed_and_replayed(place: Place, worst: list[pa.Table]) -> None:
     """149 bad of 3,571 rows are parked, one fingerprint an error, the rest is written; fixed, they are reprocessed; a bug is replayed."""
+    assert sum(rows.num_rows for rows in worst) == DELIVERED
+    few = isinstance(place, SparkPlace)  # each letter that is reprocessed is three commits of Spark
+    worst = [worst[2].slice(590, 130), worst[2].slice(1_300)] if few else worst
     place.create_text_sink("order_lines", SINK_COLUMNS)
     topic = pa.concat_tables([retail.envelope(rows, p, 0) for p, rows in enumerate(worst)])
-    assert topic.num_rows == DELIVERED
     cents = make(place.store(), check=True, price=lambda p: pc.binary_join_element_wise(p, "00", ""))
-    for number in range(0, DELIVERED, 1_000):
+    for number in range(0, topic.num_rows, 1_000):
         cents(topic.slice(number, 1_000), number // 1_000)
     parked = letters(place.store(), consumer="lines")
-    assert len(parked) == BAD and {x["kind"] for x in parked} == {"HANDLER_ERROR"}
+    assert len(parked) == (BAD_OF_A_FEW if few else BAD) and {x["kind"] for x in parked} == {"HANDLER_ERROR"}
     by_error = Counter((x["error_type"].rpartition(".")[2], x["fingerprint"]) for x in parked)
     assert sum(1 for _ in by_error) == len({name for name, _ in by_error}) == len({print_ for _, print_ in by_error})
     groups = {g["fingerprint"]: g["letters"] for g in place.store().groups(Selection(consumer="lines")).to_pylist()}
