@@ -91,6 +91,7 @@ begin
     next := next + 1;
     child := 'reservation_' || lpad(next::text, 6, '0');
     execute format('create table %I (unique (key)) inherits (reservation)', child);
+    execute format('alter table %I replica identity using index %I', child, child || '_key_key');
     for permission in
         select case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as who, a.privilege_type as what
         from pg_class c, aclexplode(c.relacl) a
