@@ -10,6 +10,8 @@ repairs sinks.
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +60,9 @@ MERGE_ATTEMPTS = 20
 
 ATTEMPTS = 5
 """How often one publication is tried while others commit to the same sink."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 2.0
+"""Seconds, at most, before the second try after others committed, and before any later one. Between them they double."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,7 @@ class SinkPublisher:
     root: str
     options: StorageOptions
     spark: Callable[[], Any]
+    sleep: Callable[[float], None] = time.sleep
 
     def publish(self) -> int:
         """Publish every pending decision, ascending; returns how many are known to be published by this call.
@@ -183,7 +189,7 @@ class SinkPublisher:
         Raises:
             PublicationStuck: a sink refuses, was replaced or restored, or files are gone; names seq, sink and what to do.
             StoreRestored: a sink shows a decision that the ledger does not have, or has another one for.
-            StoreUnavailable: the storage of a sink is away; the decision stands.
+            StoreUnavailable: the storage of a sink is away, or others commit to it without a pause; the decision stands.
 
         Crash: each (decision, sink) is done or not; whoever publishes next goes on there.
         """
@@ -201,7 +207,7 @@ class SinkPublisher:
         """Whether it took a commit of this process."""
         failure: Exception | None = None
         tried = False
-        for _ in range(ATTEMPTS if entry.merge is None else MERGE_ATTEMPTS):
+        for attempt in range(ATTEMPTS if entry.merge is None else MERGE_ATTEMPTS):
             sink = self._open(header, entry)
             if self._finds_done(header, entry, sink, tried=tried):
                 return tried and failure is None  # after a refusal it was somebody else, or cannot be told
@@ -215,6 +221,8 @@ class SinkPublisher:
             except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS, StoreUnavailable) as error:
                 failure = error
                 self.state.sinks.forget(sink.uri)
+                if tables.lost_race(error):
+                    self.sleep(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt)))
         raise self._not_published(header, entry, failure) from failure
 
     def _finds_done(self, header: Header, entry: SinkFiles, sink: Sink, *, tried: bool) -> bool:
@@ -236,6 +244,11 @@ class SinkPublisher:
             return StoreUnavailable(
                 f"Decision {header.seq} ({entry.rows} rows) is made; the storage of sink {entry.name!r} at {entry.uri} does not take it "
                 f"now: {failure}. Whoever comes next publishes it."
+            )
+        if tables.lost_race(failure):
+            return StoreUnavailable(
+                f"Decision {header.seq} ({entry.rows} rows) is made; others commit to the sink {entry.name!r} at {entry.uri} so often that "
+                "it could not be published. Whoever comes next publishes it. Let others pause, or give the consumer its own table."
             )
         return PublicationStuck(
             f"Decision {header.seq} ({entry.rows} rows) cannot be published to the sink {entry.name!r} at {entry.uri}: {failure}. "

@@ -32,9 +32,11 @@ from dedup.core.values import Target
 from dedup.delta import tables
 from dedup.delta.engine import Engine, Handle, spark_side
 from dedup.delta.files import INDEXED_COLUMNS, Add, FileWriter
-from dedup.delta.fit import UnknownType, arrow_schema, check_schema, required_part, sql_type, widening, widens
+from dedup.delta.fit import UnknownType, arrow_schema, check_schema, required_part, sql_name, sql_type, widening, widens
 from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent
+
+_APPEND_ONLY = "delta.appendOnly"
 
 SAFE_FEATURES = frozenset(
     {
@@ -253,6 +255,15 @@ def needs_spark(sink: Sink) -> bool:
     features = set(sink.table.protocol().writer_features or ())
     in_use = "true" in (settings.get("delta.enableChangeDataFeed"), settings.get("delta.enableDeletionVectors"))
     return bool(sink.special) or bool(features - _PLAIN_FEATURES) or in_use
+
+
+def refuse_append_only(sink: Sink) -> None:
+    """Raise SinkMismatch where no merge can ever change or delete a row."""
+    if sink.table.metadata().configuration.get(_APPEND_ONLY) == "true":
+        raise SinkMismatch(
+            f"The sink {sink.name!r} is append-only ({_APPEND_ONLY}), and tx.merge changes rows. Use tx.write, or run "
+            f"ALTER TABLE {sql_name(sink.uri)} SET TBLPROPERTIES ('{_APPEND_ONLY}' = 'false')."
+        )
 
 
 def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]:

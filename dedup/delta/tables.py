@@ -32,6 +32,9 @@ from dedup.delta.storage import AT_ONCE, StorageOptions, absolute, explained, fi
 COMMIT_REFUSED = CommitFailedError
 """delta-rs says that the commit did not land; still read back, because its own retry may have met its own commit."""
 
+_RACE = re.compile(r"Failed to commit transaction: \d+$|concurrent transaction")
+"""What delta-rs says where other commits came first, each time that it tried (crate deltalake-core, TransactionError, 1.6.6)."""
+
 DELTA_ERRORS = (DeltaError, OSError)
 """Everything else that delta-rs raises about a table or its storage."""
 
@@ -91,6 +94,11 @@ def reading(uri: str) -> Iterator[None]:
         yield
     except DELTA_ERRORS as error:
         raise StoreUnavailable(f"The Delta table {uri} cannot be read: {explained(uri, error)}") from error
+
+
+def lost_race(error: BaseException | None) -> bool:
+    """Whether a commit was refused because others came first: the next one may win."""
+    return isinstance(error, COMMIT_REFUSED) and bool(_RACE.search(str(error)))
 
 
 def transaction_of(table: DeltaTable, app: str) -> int | None:

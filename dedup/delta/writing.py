@@ -196,6 +196,7 @@ class SinkWrites:
     def _merge(self, sink: Sink, rows: pa.Table, how: Merge) -> None:
         """Rows of different keys, all with the same columns."""
         context = self._context
+        sinks.refuse_append_only(sink)
         upserts, deletes = sinks.split(rows, how, sink)
         self._writer(sink).require_not_numbered(upserts.column_names)
         spark = context.spark() if sinks.needs_spark(sink) else None

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from checkpoint.errors import RowsMisfit, RowsRefused, SinkMismatch
+from checkpoint.errors import RowsMisfit, RowsRefused, SinkMismatch, StoreUnavailable
 from checkpoint.head import Run
 from deadletter.store import Commit
 from dedup.core.rows import ArrowRows
@@ -244,6 +244,48 @@ def test_what_events_are_to_blame_for_is_told_apart(folder: Path) -> None:
         assert tx.merge("orders", ArrowRows(pa.table({**good, **places})), Merge(("id x",))) == 1
         tx.execute(Commit())
     assert shown(folder) == [(1, 1, "a")]
+
+
+def busy(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Somebody else appends to the sink while each of the next merges runs."""
+    merge, left = tables.merge, iter(range(times))
+
+    def beside(table: DeltaTable, *given: Any) -> None:
+        if next(left, None) is not None:
+            write_deltalake(str(folder / "orders"), pa.Table.from_pylist([{"id x": 99, "at": 1, "Text": "z"}], schema=SINK), mode="append")
+        merge(table, *given)
+
+    monkeypatch.setattr(tables, "merge", beside)
+    monkeypatch.setattr("dedup.delta.commit.FIRST_PAUSE", 0.0)
+
+
+@pytest.mark.parametrize("times", [6, 60])
+def test_a_merge_beside_other_writers_is_an_outage_and_needs_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """It gives way to each commit of theirs, and tries again; where they never pause the decision stands, and is published later."""
+    store, plain = open_store(folder), Merge(("id x",))
+    number = kit.epoch(store)
+    decide(store, number, [(plain, [(1, 1, "a", False)])])
+    busy(folder, monkeypatch, times)
+    if times > 20:
+        with pytest.raises(StoreUnavailable, match="is made; others commit to the sink 'orders'"):
+            decide(store, number, [(plain, [(1, 2, "b", False)])], 1)
+        monkeypatch.undo()
+        assert open_store(folder).publish(kit.NAME) == 1
+    else:
+        decide(store, number, [(plain, [(1, 2, "b", False)])], 1)
+    assert [row for row in shown(folder) if row[0] == 1] == [(1, 2, "b")]
+    assert open_store(folder).problems(kit.NAME) == []
+
+
+def test_a_merge_into_an_append_only_table_is_refused_before_the_decision(folder: Path) -> None:
+    """It could never be published: the error names the property, and nothing waits for a person."""
+    DeltaTable(str(folder / "orders")).alter.set_table_properties({"delta.appendOnly": "true"})
+    store = open_store(folder)
+    number = kit.epoch(store)
+    with pytest.raises(SinkMismatch, match=r"append-only .*SET TBLPROPERTIES"):
+        decide(store, number, [(Merge(("id x",)), [(1, 1, "a", False)])])
+    decide(store, number, [(None, [(1, 1, "a", False)])])
+    assert shown(folder) == [(1, 1, "a")] and open_store(folder).problems(kit.NAME) == []
 
 
 def test_a_merge_that_failed_in_an_attempt_is_no_part_of_the_decision(folder: Path) -> None:
