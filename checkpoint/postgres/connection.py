@@ -100,6 +100,8 @@ def text_of(error: psycopg.Error) -> str:
 def translate(error: psycopg.Error, doing: str) -> StoreError:
     """The error to raise in place of the driver's, for our own statements."""
     text = f"{doing}: {text_of(error)}"
+    if isinstance(error, psycopg.errors.OutOfMemory):  # also where the locks of all sessions do not fit: the server's hint says so
+        text = ". ".join(filter(None, (text, error.diag.message_hint))).rstrip(".")
     if is_lost(error) or (error.sqlstate or "").startswith(_WAIT):
         return StoreUnavailable(f"{text.rstrip('?')}. Nothing of it was committed; try again.")
     if ends_transaction(error):

@@ -14,6 +14,7 @@ from psycopg.conninfo import make_conninfo
 from checkpoint import changes
 from checkpoint.errors import StoreUnavailable
 from checkpoint.position import Range, Ranges
+from checkpoint.postgres.connection import translating
 from deadletter.letter import LETTERS
 from deadletter.selection import Selection
 from deadletter.store import Note, Park
@@ -255,6 +256,33 @@ def test_batches_beside_a_large_purge_wait_for_nothing(store: PostgresStore, pos
                 break
         assert purge.result() == 1 and beside
     assert store.head("shop").floors == {ORDERS: 4}
+
+
+def test_a_table_of_reservations_costs_a_batch_two_locks(store: PostgresStore, postgres: str) -> None:
+    """What docs/how-to/purge.md says of `max_locks_per_transaction`; a purged table costs none."""
+
+    def locks(batch_id: int) -> int:
+        with store.begin("shop", number) as tx:
+            tx.reserve(keys([batch_id]))
+            pid = tx._connection.info.backend_pid
+            (count,) = run(postgres, f"select count(*) from pg_locks where pid = {pid} and relation::regclass::text ~ 'reservation_0'")
+            finish(tx, batch_id, batch_id, batch_id=batch_id)
+        return int(count[0])
+
+    number = epoch(store)
+    assert locks(0) == 3, "the current one is read, written, and its index"
+    for _ in range(5):
+        store.rotate_reservations()
+    assert locks(1) == 3 + 2 * 5
+    store.purge_reservations(LATER)
+    assert locks(2) == 3
+
+
+def test_a_server_without_room_for_locks_is_told_by_its_hint(store: PostgresStore, postgres: str) -> None:
+    """`out of shared memory` alone does not say which setting is too small."""
+    full = "raise 'out of shared memory' using errcode = '53200', hint = 'Increase x.'"
+    with pytest.raises(StoreUnavailable, match=r"out of shared memory\. Increase x\. Nothing of it was committed"), translating("A batch"):
+        run(postgres, f"do $$ begin {full}; end $$")
 
 
 COLUMNS = """
