@@ -163,6 +163,16 @@ def duration(example: str, *, above: float | None = None, endless: bool = False,
     )
 
 
+def durations(example: str) -> Setting:
+    """A list of durations, none of which is nothing."""
+    one = duration("1.0", above=0.0)
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(one.fits(each) for each in value)
+
+    return Setting(f"a list of durations, each {one.expected}", example, fits)
+
+
 def to_seconds(value: Duration) -> float:
     """A duration in seconds."""
     return value.total_seconds() if isinstance(value, dt.timedelta) else float(value)

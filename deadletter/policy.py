@@ -29,6 +29,7 @@ RETRY: given.Settings = {
     "first": given.duration("0.1"),
     "longest": given.duration("5.0"),
     "total": given.duration("30.0"),
+    "later": given.durations("[60, 600, 3600]"),
 }
 """What `Retry` takes."""
 
@@ -143,6 +144,9 @@ class Retry:
     total: given.Duration = 30.0
     """The time from the first run of what is tried, a whole chunk or one event of it, each by itself: no wait begins that would end later,
     but the first one after the death of a Python worker of Spark's."""
+    later: Sequence[given.Duration] = ()
+    """When a dead letter of the kind HANDLER_ERROR is due to be run again, each counted from the one before; the first one from the failure
+    that made the letter. `reprocess(due=True)` and `dedup dead-letter reprocess --due` run what is due. Nothing does so by itself."""
 
     def __post_init__(self) -> None:
         given.check_fields(RETRY, self, "Retry")

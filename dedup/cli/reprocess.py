@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 import dedup
-from checkpoint.errors import LettersUnread
+from checkpoint.errors import LettersUnread, ReprocessStopped, StoreUnavailable
 from deadletter.selection import Selection
 from dedup.cli.exits import found
-from dedup.cli.options import OPTIONS, POSITIONS, By, Reason, Yes, check_names, find, one_of, progress, selecting, who
+from dedup.cli.options import OPTIONS, POSITIONS, By, Reason, Yes, check_names, duration, find, one_of, progress, selecting, who
 from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.consumer import Consumer
 from dedup.core.log import AnyLogReader
@@ -59,6 +60,9 @@ UNREAD = ["letter", "source", "topic", "partition", "sequence_number", "why"]
 
 _UNREAD = "unread: only the log has the whole bodies of these letters, and it cannot be read"
 
+SHORTEST = 0.5
+"""Seconds between two looks at what is due, at least."""
+
 FILTERS = tuple(name for name in OPTIONS if name not in ("consumer", "status"))
 """The consumer is the one that is named, and what can be run is what is open or blocked."""
 
@@ -83,6 +87,11 @@ def reprocess_(
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Record as LOST what the log no longer has, and run the others.")
     ] = False,
+    due: Annotated[bool, typer.Option("--due", help="Run only letters that `Retry(later=...)` of the consumer says are due now.")] = False,
+    every: Annotated[
+        Any | None,
+        typer.Option("--every", parser=duration, metavar="DURATION", help="With --due --yes: so often, until stopped.", show_default=False),
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Run at most this many letters per second.", show_default=False)] = None,
     stop_after: Annotated[int, typer.Option(min=1, help="Stop after this many letters in a row have failed again.")] = 20,
     frames: Frame = None,
@@ -96,19 +105,35 @@ def reprocess_(
     The stream may run at the same time. The command is safe to stop and to repeat. If the body of a letter has to be read from the log,
     and that fails, the command names the letter and runs the others. The exit code is 1 if letters failed again or were not read.
     """
+    if every is not None and not (due and yes):
+        raise typer.BadParameter("--every needs --due and --yes.")
     consumer, look = _consumer(target), not yes
     check_names(consumer.store, replace(selection, consumer=consumer.name))
     spark = None if look else _session(consumer, frames)
-    with progress("reprocessing") as told:
-        options = ReprocessOptions(who(by), reason or None, selection.limit, rate, stop_after, skip_missing, told)
+
+    def once() -> Reprocessed:
+        with progress("reprocessing") as told:
+            options = ReprocessOptions(who(by), reason or None, selection.limit, rate, stop_after, skip_missing, told)
+            try:
+                return reprocess(selection, consumer, spark=spark, from_log=from_log, due=due, dry_run=look, options=options)
+            except LettersUnread as unread:
+                report: Reprocessed = unread.report
+                return report
+
+    def show(done: Reprocessed) -> None:
+        if as_json:
+            print_json(_plain(done))
+        else:
+            _print_reprocessed(done, from_log)
+
+    while every is not None:
         try:
-            done = reprocess(selection, consumer, spark=spark, from_log=from_log, dry_run=look, options=options)
-        except LettersUnread as unread:
-            done = unread.report
-    if as_json:
-        print_json(_plain(done))
-    else:
-        _print_reprocessed(done, from_log)
+            if (done := once()).selected:
+                show(done)
+        except (ReprocessStopped, StoreUnavailable) as error:
+            typer.echo(f"dedup: {error}", err=True)
+        time.sleep(max(every.total_seconds(), SHORTEST))
+    show(done := once())
     found(done.failed > 0 or bool(done.unread and not look) or (done.filled is not None and done.filled.dead_lettered > 0))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint import given
 from checkpoint.errors import ConfigError, LettersUnread, ReprocessStopped
 from checkpoint.head import Run
 from checkpoint.position import Bools, Ints
@@ -55,7 +56,12 @@ RUNNABLE = (Status.OPEN.value, Status.BLOCKED.value)
 
 PLACE = ["id", "source", "topic", "partition", "sequence_number"]
 
-LISTED = [*PLACE, "generation", "incarnation", "kind", "status", "sequence", "body_size", "body_sha256", "first_failed_at"]
+LISTED = [
+    *PLACE, "generation", "incarnation", "kind", "status", "sequence", "body_size", "body_sha256", "first_failed_at", "last_failed_at",
+]  # fmt: skip
+
+Keep = Callable[[pa.Table], pa.Table]
+"""(letters) -> those of them that are meant."""
 
 GONE = "The log does not have the event any more. Leave it out, or record it as LOST with --skip-missing."
 """Why a letter is not run whose event the log has lost."""
@@ -80,6 +86,7 @@ def reprocess(
     *,
     spark: Any | None = None,
     from_log: bool = False,
+    due: bool = False,
     dry_run: bool = False,
     options: ReprocessOptions | None = None,
 ) -> Reprocessed:
@@ -93,6 +100,8 @@ def reprocess(
     Args:
         spark: the session, for handlers that take DataFrames; without it they get pyarrow tables.
         from_log: run no letters but the positions of the selected range that were never delivered, as those of an accepted gap.
+        due: run only those that `Retry(later=...)` of the consumer says are due now. One that fails again waits for the next time, and
+            after the last one for a person.
         dry_run: count what is selected, by kind; nothing runs and nothing changes.
 
     Raises:
@@ -102,12 +111,17 @@ def reprocess(
             the broker does not answer. All other letters were run; `report.unread` of the error names each that was not, and why.
         PositionsMissing: with from_log; absent positions are not in the log; without `options.skip_missing`.
         HandlerError: this is called inside the consumer's own handler.
-        ConfigError: from_log without a topic, or nothing is registered with `consumer.register_log_reader`; no handler is registered.
+        ConfigError: from_log without a topic, or nothing is registered with `consumer.register_log_reader`; no handler is registered; due
+            without `Retry(later=...)`, or with a kind of letter that is never due.
 
     Crash: each page is done or not; a second call goes on.
     """
     reentry.refuse(consumer.identity, "A reprocess")
     chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or ReprocessOptions()
+    keep = None
+    if due:
+        keep = _due_ones(consumer, chosen, from_log=from_log)
+        chosen = replace(chosen, kind=Kind.HANDLER_ERROR.value)
     if unsent.is_meant(selection):
         return unsent.reprocess(store, chosen, by=how.by, reason=how.reason, dry_run=dry_run)
     head = consumer.known_head()
@@ -116,7 +130,7 @@ def reprocess(
         filled = fill(chosen, consumer, dry_run=dry_run, options=how)
         report.absent, report.filled, report.lost = filled.absent, filled.ran, len(filled.lost)
         return report
-    report.by_kind, large = count(store, chosen, how)
+    report.by_kind, large = count(store, chosen, how, keep)
     report.selected = sum(report.by_kind.values())
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
         covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]
@@ -125,9 +139,38 @@ def reprocess(
     if dry_run:
         report.unread = [] if consumer.read_log else [Unread(**row, why=no_reader(consumer.name)) for row in large]
     elif job is not None:
-        _Reprocess(job, spark, how, report).run(chosen)
+        _Reprocess(job, spark, how, report).run(chosen, keep)
         refuse_unread(report)
     return report
+
+
+def _due_ones(consumer: Consumer, chosen: Selection, *, from_log: bool) -> Keep:
+    """Which letters of a page are due, as of now."""
+    later, now = consumer.on_failure.retry.later, dt.datetime.now(dt.UTC)
+    if not later:
+        raise ConfigError(
+            f"Consumer {consumer.name!r} does not say when letters are due: FailurePolicy(retry=Retry(later=[60, 600, 3600])) runs them "
+            "again after a minute, ten minutes and an hour."
+        )
+    if from_log or chosen.kind not in (None, Kind.HANDLER_ERROR):
+        raise ConfigError(f"Only open letters of the kind {Kind.HANDLER_ERROR} are ever due. Leave out what selects others.")
+    return lambda page: page.filter(due_now(page, later, now))
+
+
+def due_now(letters: pa.Table, later: Sequence[given.Duration], now: dt.datetime) -> pa.ChunkedArray:
+    """For each letter whether a time of `later` has come at which it was not run yet: a moment, and no failure since.
+
+    Args:
+        letters: with kind, status, first_failed_at and last_failed_at.
+    """
+    first, last = letters["first_failed_at"], letters["last_failed_at"]
+    found, moment = pa.chunked_array([pa.repeat(False, letters.num_rows)]), dt.timedelta(0)
+    for wait in later:
+        moment += given.to_timedelta(wait)
+        at = pc.add(first, pa.scalar(moment, pa.duration("us")))
+        found = pc.or_(found, pc.and_(pc.less_equal(at, pa.scalar(now, first.type)), pc.less(last, at)))
+    of_kind = pc.and_(pc.equal(letters["kind"], Kind.HANDLER_ERROR.value), pc.equal(letters["status"], Status.OPEN.value))
+    return pc.and_(found, of_kind)
 
 
 class _Reprocess:
@@ -139,9 +182,9 @@ class _Reprocess:
         self.done: set[str] = set()
         self.started = time.monotonic()
 
-    def run(self, selection: Selection) -> None:
+    def run(self, selection: Selection, keep: Keep | None) -> None:
         """Page by page."""
-        for page in pages(self.job.store, selection, self.options.limit, lambda: min(self.size, self.options.at_once)):
+        for page in pages(self.job.store, selection, self.options.limit, lambda: min(self.size, self.options.at_once), keep):
             self._run_with_followers(page)
 
     def _run_with_followers(self, page: pa.Table) -> None:
@@ -226,9 +269,9 @@ class _Reprocess:
         job, head = self.job, transaction.head
         first = letters.select(["source", "topic", "incarnation"]).slice(0, 1).to_pylist()[0]
         events = events_of(letters, bodies, positions=job.preparation.positions)
-        given = events if self.spark is None else frame_of(self.spark, events)
+        frame = events if self.spark is None else frame_of(self.spark, events)
         spec = as_they_came(job.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
-        with open_batch(given, job.scratch).evaluate(spec) as rows:
+        with open_batch(frame, job.scratch).evaluate(spec) as rows:
             index, content = Index.of(rows.index, rows.payload_hashes), rows.content(np.arange(letters.num_rows))
             ids = [content[LETTER][int(row)].as_py() for row in index.order]
             held = held_keys(index, ids, letters, self._given_keys(index, ids, letters))
@@ -263,10 +306,10 @@ class _Reprocess:
         plain = held_keys(index, ids, letters, np.zeros(len(index), dtype=bool))
         holds = dict(zip(letters["id"].to_pylist(), letters["holds_key"].to_pylist(), strict=True))
         doubtful = [row for row in np.flatnonzero(plain.asked).tolist() if holds[ids[row]]]
-        given = np.zeros(len(index), dtype=bool)
+        by_hand = np.zeros(len(index), dtype=bool)
         for row in doubtful:
-            given[row] = was_given(self.job.store.history(ids[row]))
-        return given
+            by_hand[row] = was_given(self.job.store.history(ids[row]))
+        return by_hand
 
     def _count(self, page: pa.Table, states: Mapping[str, int], lost: set[str]) -> None:
         report, longest = self.report, 0
@@ -285,24 +328,33 @@ class _Reprocess:
             )
 
 
-def pages(store: Store, selection: Selection, limit: int | None, size: Callable[[], int]) -> Iterator[pa.Table]:
-    """The letters that can be run, in position order, a page at a time."""
+def pages(store: Store, selection: Selection, limit: int | None, size: Callable[[], int], keep: Keep | None = None) -> Iterator[pa.Table]:
+    """The letters that can be run, in position order, a page at a time.
+
+    Args:
+        keep: leaves some out of a page; those are not counted.
+    """
     after, left = selection.after, limit
     while left is None or left > 0:
-        many = size() if left is None else min(size(), left)
+        many = LARGEST_PAGE if keep is not None else size() if left is None else min(size(), left)
         page = store.letters(replace(selection, statuses=RUNNABLE, limit=many, after=after), LISTED)
         if not page.num_rows:
             return
-        yield page
         after = page["id"][-1].as_py()
-        left = None if left is None else left - page.num_rows
+        chosen = (page if keep is None else keep(page)).slice(0, left)
+        while chosen.num_rows:
+            part = chosen.slice(0, size())
+            yield part
+            chosen, left = chosen.slice(part.num_rows), None if left is None else left - part.num_rows
 
 
-def count(store: Store, chosen: Selection, options: ReprocessOptions) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def count(
+    store: Store, chosen: Selection, options: ReprocessOptions, keep: Keep | None = None
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """How many letters can be run, by kind; and the places of those whose whole body only the log has."""
     kinds: Counter[str] = Counter()
     large: list[dict[str, Any]] = []
-    for page in pages(store, chosen, options.limit, lambda: LARGEST_PAGE):
+    for page in pages(store, chosen, options.limit, lambda: LARGEST_PAGE, keep):
         kinds.update(page["kind"].to_pylist())
         large += places(page.filter(pc.is_valid(page["body_sha256"])))
     return dict(sorted(kinds.items())), large

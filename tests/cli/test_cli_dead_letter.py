@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import getpass
 import json
+import sys
 import textwrap
 import uuid
 from collections.abc import Callable
@@ -433,3 +434,51 @@ def test_command_api_and_plain_sql_give_the_same_letters(postgres: str, dedup: R
     counted = sorted(place.execute("SELECT fingerprint, count(*) FROM dedup.dead_letter GROUP BY 1"))
     assert sorted((g["fingerprint"], g["letters"]) for g in document(dedup, "dead-letter group", place)) == counted
     assert sorted((g["fingerprint"], g["letters"]) for g in api.groups(Selection()).to_pylist()) == counted
+
+
+DUE = """
+from dedup import Retry
+from kit.orders import consumer as made, flatten
+from kit.places import DeltaPlace
+from pathlib import Path
+
+def handle(rows, tx):
+    if Path({down!r}).exists():
+        raise ValueError("the service is down")
+    tx.write(flatten(rows), "orders")
+
+
+consumer = made(DeltaPlace(Path({folder!r})).store(), budget=None, retry=Retry(later=[0.001]))
+consumer._handler = handle
+"""
+
+
+@pytest.mark.delta
+def test_what_is_due_is_run_so_often_until_somebody_stops_it(tmp_path: Path, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that finds nothing prints nothing; --every changes rows, so it asks for --yes."""
+    from kit.orders import batch, event
+
+    place, down = DeltaPlace(tmp_path / "store"), tmp_path / "down"
+    place.create_sink()
+    name = f"shop_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(DUE.format(folder=str(tmp_path / "store"), down=str(down)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    down.touch()
+    __import__(name).consumer(batch(event(0, "a"), event(1, "b")), 0)
+    line = f"dead-letter reprocess {name}:consumer --frames arrow --due"
+    assert dedup(f"{line} --every 1s")[0] == 2 and dedup(f"dead-letter reprocess {name}:consumer --every 1s --yes")[0] == 2
+    code, out, _ = dedup(f"{line} --json")
+    assert (code, json.loads(out)["selected"], json.loads(out)["done"]) == (0, 2, False)
+    down.unlink()
+    rounds: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("dedup.cli.reprocess.time.sleep", sleep)
+    _, out, _ = dedup(f"{line} --every 1s --yes --json")
+    assert (rounds, json.loads(out)["reprocessed"]) == ([1.0] * 3, 2), "two rounds said nothing"
+    assert [row["id"] for row in place.read()] == ["a", "b"]

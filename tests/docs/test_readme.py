@@ -68,7 +68,7 @@ def test_the_code_and_the_commands_run(spark: SparkSession, tmp_path: Path, monk
     operation and about dead letters, answers on its store, in their order; what was rejected is there once the repaired handler has run.
     """
     here = str(tmp_path / "shop")
-    (program,), (repaired,) = (blocks("python", page.replace("/tmp/shop", here)) for page in (README, LETTERS))
+    (program,), (repaired, _) = (blocks("python", page.replace("/tmp/shop", here)) for page in (README, LETTERS))
     paid, refund = {"message_id": "m-1", "customer": "ann", "amount": 5}, {"message_id": "m-2", "customer": None, "amount": -3}
     for _ in range(2):
         exec(program, {})

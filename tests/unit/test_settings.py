@@ -168,7 +168,17 @@ SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
         },
         set(),
     ),
-    Retry: ({}, {"attempts": [None, *COUNT], "first": [INF, *TIME], "longest": [INF, *TIME], "total": [INF, None, *TIME]}, set()),
+    Retry: (
+        {},
+        {
+            "attempts": [None, *COUNT],
+            "first": [INF, *TIME],
+            "longest": [INF, *TIME],
+            "total": [INF, None, *TIME],
+            "later": [None, 60, "1m", [0], [INF], [-1], ["1m"]],
+        },
+        set(),
+    ),
     Budget: (
         {},
         {kind.lower(): SHARES for kind in WATCHED},
