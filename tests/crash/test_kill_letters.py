@@ -19,7 +19,7 @@ from kit.children import Nursery
 from kit.orders import assert_proven, batch, letters
 from kit.places import DeltaPlace, Place, PostgresPlace, SparkPlace
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]  # where Spark commits, each of some fifty deaths needs a JVM of its own
 
 _DISCARD = ["discard change", "discard commit"]
 _ON_DELTA = ["reprocess handler", "reprocess change", "reprocess commit", "reprocess decide", *_DISCARD, "discard decide"]

@@ -26,16 +26,26 @@ class Nursery:
     """The server, seen from the test."""
 
     def __init__(self, folder: Path) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "kit.children"], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._server = _server()
         self._folder, self._children = folder, 0
 
     def _ask(self, **line: Any) -> int:
+        """The server's answer. Whoever is interrupted here (by the time limit of a test) leaves a new server to the next test."""
         assert self._server.stdin and self._server.stdout
-        self._server.stdin.write(json.dumps(line) + "\n")
-        self._server.stdin.flush()
-        return int(self._server.stdout.readline())
+        try:
+            self._server.stdin.write(json.dumps(line) + "\n")
+            self._server.stdin.flush()
+            return int(self._server.stdout.readline())
+        except BaseException:
+            self._replace()
+            raise
+
+    def _replace(self) -> None:
+        """Kill the server and all its children, start another one."""
+        os.killpg(self._server.pid, signal.SIGKILL)
+        with self._server:
+            self._server.wait()
+        self._server = _server()
 
     def start(self, task: dict[str, Any]) -> Child:
         """A new process with this task."""
@@ -49,6 +59,17 @@ class Nursery:
         self._server.stdin.close()
         self._server.wait()
         self._server.stdout.close()
+
+
+def _server() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kit.children"],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 class Child:
