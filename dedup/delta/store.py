@@ -26,6 +26,7 @@ from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.letter import HISTORY
 from deadletter.selection import Selection
+from dedup.core.retention import PurgeBound, bounded
 from dedup.core.settings import DELTA_STORE
 from dedup.delta import letters, upkeep, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
@@ -67,6 +68,10 @@ STEPS = {
 
 def _noop(_name: str) -> None:
     pass
+
+
+def _midnight(day: dt.date) -> dt.datetime:
+    return dt.datetime.combine(day, dt.time(), dt.UTC)
 
 
 class Joins:
@@ -318,14 +323,29 @@ class DeltaStore(Joins):
             return
         self._states.commit_planned(consumer, plan)
 
-    def purge(self, consumer: str, before: dt.date, *, by: str, reason: str) -> None:
-        """Drop reservations that were decided before that UTC day. Keys that a letter holds stay.
+    def purge_bound(self, consumer: str, before: dt.date) -> PurgeBound | None:
+        """Up to where a purge with this day goes at most. None where the consumer has decided nothing.
 
-        A message whose reservation was dropped counts as new when it comes again. Running processes keep the keys that they know until they
-        restart.
+        That is the day itself, or as long before the time of the log that the consumer has reached as the day is before now.
+        """
+        with self._states.existing(consumer) as state:
+            reached = verify.reached(state)
+        return bounded(consumer, reached, _midnight(before), dt.datetime.now(dt.UTC)) if reached else None
+
+    def purge(self, consumer: str, before: dt.date, *, by: str, reason: str, although_behind: bool = False) -> None:
+        """Drop reservations that were decided before that UTC day, or before `purge_bound` if that is earlier; the log says so then.
+
+        Keys that a letter holds stay. A message whose reservation was dropped counts as new when it comes again. Running processes keep the
+        keys that they know until they restart.
+
+        Args:
+            although_behind: purge up to that day, however far the consumer is.
 
         Crash: it is recorded that they may be gone; the next purge drops what this one has left.
         """
+        if not although_behind and (bound := self.purge_bound(consumer, before)) and (told := bound.told(_midnight(before))):
+            log.warning("Purging reservations: %s", told)
+            before = bound.bound.date()
         with self._states.existing(consumer) as state:
             floors = verify.floors(state, before)
         self._states.commit_planned(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))

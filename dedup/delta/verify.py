@@ -10,7 +10,7 @@ import datetime as dt
 import functools
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ from checkpoint.errors import DedupError, command
 from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
+from dedup.core.retention import read_to
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.files import Add
 from dedup.delta.keys import KeyIndex
@@ -334,11 +335,28 @@ def _decisions(ledger: Ledger) -> dict[int, list[int]]:
 
 def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:
     """The highest position of each partition that was decided before that UTC day, in its present life."""
-    log, lives = read_log(state.ledger), state.header.head.incarnations
+    log = read_log(state.ledger)
     old = {h.seq for h in log.headers() if h.committed_at.date() < before and h.seq > state.header.keyspace_since}
-    found: dict[Partition, int] = {}
+    kept = {p: [last for seq, last in records if seq in old] for p, records in _seen(state, log).items()}
+    return {p: max(lasts) for p, lasts in kept.items() if lasts}
+
+
+def reached(state: ConsumerState) -> dt.datetime | None:
+    """The time of the log up to which everything is decided; without positions, when the last batch was. None where nothing was decided."""
+    log = read_log(state.ledger)
+    committed = {h.seq: h.committed_at for h in log.headers()}
+    newest = {p: committed[max(records, key=lambda record: record[1])[0]] for p, records in _seen(state, log).items()}
+    if newest:
+        return read_to(state.header.head.checkpoints, newest)
+    batches = log.rows.filter(pc.equal(log.rows["kind"], BATCH))["seq"].to_pylist()
+    return committed[max(batches)] if batches else None
+
+
+def _seen(state: ConsumerState, log: LedgerLog) -> dict[Partition, list[tuple[int, int]]]:
+    """Partition -> decision and last position, for each batch record of its present life with positions."""
+    lives, found = state.header.head.incarnations, defaultdict[Partition, list[tuple[int, int]]](list)
     for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
         doc, partition = json.loads(row["doc"]), Partition(row["source"], row["topic"], row["partition"])
-        if row["seq"] in old and doc["seen"] and doc["incarnation"] == lives.get((partition.source, partition.topic), 0):
-            found[partition] = max(found.get(partition, -1), doc["seen"][-1][1])
+        if doc["seen"] and doc["incarnation"] == lives.get((partition.source, partition.topic), 0):
+            found[partition].append((row["seq"], doc["seen"][-1][1]))
     return found

@@ -10,7 +10,7 @@ import copy
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -29,6 +29,7 @@ from checkpoint.postgres.connection import Connection, checked, checked_schema, 
 from checkpoint.postgres.sql import Statements
 from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
+from dedup.core.retention import PurgeBound
 from dedup.core.settings import POSTGRES_STORE
 from dedup.postgres import letters, sinks, state, transaction
 from dedup.postgres.connection import Lease, Pool, renew
@@ -490,18 +491,31 @@ class PostgresStore(Reads, Joins):
             connection.execute(self._sql["close_reservations"], {})
         return str(name)
 
-    def purge_reservations(self, before: dt.datetime, *, patience: float = PATIENCE) -> int:
+    def purge_bounds(self, before: dt.datetime) -> list[PurgeBound]:
+        """For each consumer that has decided anything, up to where a purge with this time goes at most.
+
+        That is the time itself, or as long before the time of the log that the consumer has reached as it is before now.
+        """
+        with self._connection("Reading how far consumers are") as connection:
+            return [PurgeBound(*row) for row in connection.execute(self._sql["purge_bounds"], {"before": before}).fetchall()]
+
+    def purge_reservations(self, before: dt.datetime, *, although_behind: Collection[str] = (), patience: float = PATIENCE) -> int:
         """Give the tables of reservations up that were closed before that time; returns how many. Keys held by letters stay held.
 
-        No batch waits for it. A table is dropped when no transaction is open that began before; the next purge drops what is left.
+        Tables have the reservations of all consumers. So the earliest of `purge_bounds` counts, if it is before that time; the log says so.
+        No batch waits for a purge. A table is dropped when no transaction is open that began before; the next purge drops what is left.
 
         Args:
-            patience: seconds to wait for such transactions.
+            although_behind: consumers that count as having read everything.
+            patience: seconds to wait for open transactions.
 
         Crash: they are given up, all of them, or none is. Merging records and dropping tables is done by the next purge where it was not.
         """
+        for told in [bound.told(before) for bound in self.purge_bounds(before) if bound.consumer not in although_behind]:
+            if told:
+                log.warning("Purging reservations: %s", told)
         with self._connection("Purging reservations") as connection:
-            count = _value(connection, self._sql["purge"], before=before)
+            count = _value(connection, self._sql["purge"], before=before, although_behind=list(although_behind))
             for (name,) in connection.execute(self._sql["consumers"], {}).fetchall():
                 connection.execute(self._sql["merge_batches"], {"consumer": name})
             self._drop_purged(connection, patience)

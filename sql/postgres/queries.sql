@@ -1058,7 +1058,12 @@ select {schema}.close_reservations();
 -- name: purge
 -- Give up the tables of reservations that were closed before that time.
 -- First of all the floors, in one transaction with it: a batch that does not ask a table knows what it cannot know. Keys held by letters stay known.
-select {schema}.purge_reservations(%(before)s);
+select {schema}.purge_reservations(%(before)s, %(although_behind)s::text[]);
+
+-- name: purge_bounds
+-- For each consumer up to which time of the log it has decided, and up to when a purge may go.
+-- One snapshot; one look at an index for each partition.
+select consumer, read_to, bound from {schema}.purge_bounds(%(before)s) order by consumer collate "C";
 
 -- name: merge_batches
 -- Merge the batch records of a consumer whose reservations were given up.

@@ -37,18 +37,18 @@ begin
         grant delete on {schema}.checkpoint, {schema}.reservation, {schema}.blocked_sequence, {schema}.member, {schema}.outbox,
             {schema}.outbox_page,
             {schema}.publisher_lane, {schema}.publisher_event, {schema}.published_id to dedup_run;
-        revoke execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz),
+        revoke execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz, text[]),
             {schema}.drop_purged_reservations() from public;
         -- All that dedup_run calls, by name: a database may grant no function to everybody by default.
-        grant execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz), {schema}.reservation_lock(),
+        grant execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz, text[]), {schema}.reservation_lock(),
             {schema}.close_reservations(), {schema}.drop_purged_reservations(), {schema}.share_reservations(), {schema}.is_reserved(int, uuid),
-            {schema}.merge_batches(text), {schema}.guard_transaction(uuid),
+            {schema}.merge_batches(text), {schema}.purge_bounds(timestamptz), {schema}.guard_transaction(uuid),
             {schema}.claim_unowned(text, text, text, text[], text[], text[]) to dedup_run;
         grant select on {schema}.consumer, {schema}.progress, {schema}.heartbeat, {schema}.member, {schema}.topic, {schema}.checkpoint,
             {schema}.partition_claim, {schema}.batch, {schema}.reservation_generation, {schema}.reservation_phase, {schema}.reservation_floor, {schema}.blocked_sequence, {schema}.letter_count,
             {schema}.publish_destination, {schema}.publisher, {schema}.publisher_lane, {schema}.consumer_action, {schema}.partition_owner, {schema}.processor_checkpoint, {schema}.schema_version,
             {schema}.sink, {schema}.restored, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter to dedup_read;
-        grant execute on function {schema}.is_reserved(int, uuid) to dedup_read;
+        grant execute on function {schema}.is_reserved(int, uuid), {schema}.purge_bounds(timestamptz) to dedup_read;
     end if;
 end
 $rights$;

@@ -41,6 +41,12 @@ def epoch(store: PostgresStore, consumer: str = "shop", **options: Any) -> int:
     return store.take_epoch(consumer, holder(), takeover_after=options.pop("takeover_after", 5.0), force=True, **options).epoch
 
 
+def purge_all(store: Any, **options: Any) -> int:
+    """Give up all closed tables, however far the consumers are in their logs."""
+    later = dt.datetime(2999, 1, 1, tzinfo=dt.UTC)
+    return int(store.purge_reservations(later, although_behind=store.consumers(), **options))
+
+
 def keys(names: Iterable[object], payload: int = 7) -> pa.Table:
     """KEYS of these names, sorted as the pipeline sorts them."""
     found = sorted(hashlib.sha256(str(name).encode()).digest()[:16] for name in names)

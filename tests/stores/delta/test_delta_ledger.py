@@ -208,7 +208,7 @@ def test_purged_reservations_are_forgotten_and_held_keys_are_not(folder: Path) -
     store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1, 2, 3]), reject=lambda key: key == 3)
-    store.purge(kit.NAME, dt.date.today() + dt.timedelta(days=2), by="me", reason="retention")
+    store.purge(kit.NAME, dt.date.today() + dt.timedelta(days=2), by="me", reason="retention", although_behind=True)
     fresh = open_store(folder)
     assert fresh.reserved(kit.NAME) == 1 and fresh.problems(kit.NAME) == []
     assert fresh.head(kit.NAME).floors == {kit.partition(0): 2}

@@ -174,7 +174,7 @@ def test_a_table_that_is_dropped_while_it_is_asked_about_ends_the_reading(store:
     store.rotate_reservations()
     read(store)
     with psycopg.connect(postgres) as purging, store.fresh() as connection, ThreadPoolExecutor(1) as beside:
-        purging.execute("select dedup.purge_reservations('2999-01-01'), dedup.drop_purged_reservations()")
+        purging.execute("select dedup.purge_reservations('2999-01-01', array['shop']), dedup.drop_purged_reservations()")
         reading = beside.submit(list, store.known_filter._of_table(connection, "dedup.reservation_000001"))
         waits_for_lock(postgres, 1)
         purging.commit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import subprocess
 import sys
 import uuid
@@ -21,9 +20,7 @@ from dedup.reprocessing.dead_letters import DeadLetters
 from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.known_filter_kit import chunk, filtering, has_read, read
-from kit.pg_help import epoch, keep_copy, keys, letter, park
-
-LATER = dt.datetime(2999, 1, 1, tzinfo=dt.UTC)
+from kit.pg_help import epoch, keep_copy, keys, letter, park, purge_all
 
 
 @pytest.fixture
@@ -170,7 +167,7 @@ def test_a_key_that_a_letter_gets_back_by_an_edit_is_reserved(store: PostgresSto
     z = store.letters(Selection(ids=(found,)))["key"].combine_chunks()
     letters.edit(found, key="y", by="ann", reason="")
     store.rotate_reservations()
-    store.purge_reservations(LATER)
+    purge_all(store)
     chunk(store, 20, 29)
     assert has_read(store)
     letters.edit(found, key="z", by="ann", reason="")
@@ -216,7 +213,7 @@ def test_keys_of_letters_are_known_where_their_table_was_purged(store: PostgresS
     park(store, [letter(5), letter(6)])
     read(store)
     store.rotate_reservations()
-    assert store.purge_reservations(LATER) == 1
+    assert purge_all(store) == 1
     chunk(store, 100, 109)
     assert has_read(store)
     assert chunk(store, 0, 9) == 2

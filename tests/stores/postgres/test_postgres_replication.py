@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterator
 
 import psycopg
@@ -18,11 +17,10 @@ from dedup.reprocessing.letters import reprocess
 from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.orders import batch, consumer, event, orders
-from kit.pg_help import chunk, epoch
+from kit.pg_help import chunk, epoch, purge_all
 from kit.pg_proxy import until
 from kit.places import PostgresPlace
 
-LATER = dt.datetime(2999, 1, 1, tzinfo=dt.UTC)
 TABLES = "select relname from pg_class where relnamespace = 'dedup'::regnamespace and relkind = 'r' and relpersistence = 'p' order by 1"
 CAUGHT_UP = "select count(*) from pg_replication_slots where slot_name = 'other' and confirmed_flush_lsn >= %s::pg_lsn"
 
@@ -43,7 +41,7 @@ def test_batches_run_where_all_tables_are_published(postgres: str) -> None:
     for turn in range(3):
         chunk(store, number, 10 * turn, 10 * turn + 4, turn)
         assert store.rotate_reservations() == f"reservation_{turn + 2:06d}"
-    assert store.purge_reservations(LATER) == 3
+    assert purge_all(store) == 3
     without = """
         select c.relname from pg_class c where c.relnamespace = 'dedup'::regnamespace and c.relkind = 'r' and c.relpersistence = 'p'
         and c.relreplident = 'd' and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)

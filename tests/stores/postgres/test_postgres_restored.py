@@ -30,7 +30,7 @@ from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.paths import ROOT
-from kit.pg_help import Copy, every_table
+from kit.pg_help import Copy, every_table, purge_all
 from kit.places import PostgresPlace
 
 
@@ -323,8 +323,7 @@ def test_what_people_and_the_clock_do_is_no_restore(place: PostgresPlace) -> Non
     store = place.store()
     for _ in range(2):
         store.rotate_reservations()  # type: ignore[attr-defined]
-    (now,) = run(place.url, "select clock_timestamp()")[0]
-    assert store.purge_reservations(now) == 2  # type: ignore[attr-defined]
+    assert purge_all(store) == 2
     day(place, 1)
     for decision in (changes.accept_gap, changes.close_gap, lambda head: policy.lift_budget(head, 10, Kind.HANDLER_ERROR)):
         store.amend("shop", decision, by="test", reason="upkeep")

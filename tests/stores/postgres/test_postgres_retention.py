@@ -23,10 +23,10 @@ from dedup.reprocessing.letters import reprocess
 from dedup.verify import verify
 from fixtures.fix_postgres import run
 from kit.orders import batch, consumer, event
-from kit.pg_help import ORDERS, WAITING, chunk, epoch, finish, holder, keys, record
+from kit.pg_help import ORDERS, WAITING, chunk, epoch, finish, holder, keys, purge_all, record
 from kit.pg_proxy import until
 
-EARLIER, LATER = dt.datetime(2000, 1, 1, tzinfo=dt.UTC), dt.datetime(2999, 1, 1, tzinfo=dt.UTC)
+EARLIER = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
 
 @pytest.fixture
@@ -119,13 +119,13 @@ def test_a_purge_drops_old_tables_only_and_says_so_in_the_floors(store: Postgres
     store.rotate_reservations()
     chunk(store, number, 30, 39, batch_id=2)
     assert store.purge_reservations(EARLIER) == 0 and store.head("shop").floors == {}
-    assert store.purge_reservations(LATER) == 1, "the table in use is not closed"
+    assert purge_all(store) == 1, "the table in use is not closed"
     assert store.head("shop").floors == {ORDERS: 29}
     with store.begin("shop", number) as tx:
         assert tx.known(keys(range(30))).num_rows == 0 and tx.known(keys(range(30, 40))).num_rows == 10
         assert tx.seen({ORDERS: (0, 100)}) == {ORDERS: Ranges.of((Range(0, 9), Range(20, 39)))}
     assert store.problems("shop") == []
-    assert store.purge_reservations(LATER) == 0
+    assert purge_all(store) == 0
 
 
 def test_a_purge_after_an_accepted_restore_says_so_in_the_floors_too(store: PostgresStore) -> None:
@@ -134,13 +134,13 @@ def test_a_purge_after_an_accepted_restore_says_so_in_the_floors_too(store: Post
     chunk(store, number, 0, 9)
     store.amend("shop", changes.accept_restore, by="ann", reason="restored")
     store.rotate_reservations()
-    store.purge_reservations(LATER)
+    purge_all(store)
     assert store.head("shop").floors == {ORDERS: 9}
     assert verify(store, "shop").contradictions == []
     store.amend("shop", changes.reset, by="ann", reason="start over")
     chunk(store, number, 0, 3, batch_id=1)
     store.rotate_reservations()
-    store.purge_reservations(LATER)
+    purge_all(store)
     assert store.head("shop").floors == {ORDERS: 3}, "records from before the reset do not count"
 
 
@@ -153,13 +153,13 @@ def test_merged_records_keep_the_counts_and_what_was_seen_exactly(store: Postgre
     with store.begin("shop", number) as tx:
         tx.execute(record(12, 13, batch_id=2))
         finish(tx, 30, 30, batch_id=2, reserved=0)
-    store.purge_reservations(LATER)
+    purge_all(store)
     merged, *newer = store.batches("shop").to_pylist()
     assert merged["seen"] == [{"first": 0, "last": 9}, {"first": 20, "last": 29}]
     assert (merged["query_id"], merged["batch_id"], merged["delivered"], merged["reserved"]) == ("", -1, 20, 20)
     assert [r["seen"] for r in newer] == [[{"first": 12, "last": 13}], [{"first": 30, "last": 30}]]
     store.rotate_reservations()
-    store.purge_reservations(LATER)
+    purge_all(store)
     (merged,) = store.batches("shop").to_pylist()
     assert merged["seen"] == [{"first": f, "last": t} for f, t in ((0, 9), (12, 13), (20, 30))]
     with store.begin("shop", number) as tx:
@@ -179,7 +179,7 @@ def test_a_purge_never_frees_a_key_that_a_letter_holds(store: PostgresStore, pos
         tx.execute(letters(*rows))
         finish(tx, 0, 4)
     store.rotate_reservations()
-    store.purge_reservations(LATER)
+    purge_all(store)
     with store.begin("shop", number) as tx:
         known = tx.reserve(keys(range(5)))
         assert sorted(known["key"].to_pylist()) == sorted(held[:3]) and set(known["payload_hash"].to_pylist()) == {7}
@@ -193,7 +193,7 @@ def test_a_letter_reprocessed_after_a_purge_keeps_its_key_decided(store: Postgre
     bad._handler = lambda rows, tx: tx.dead_letter(rows, "no")
     bad(batch(event(0, "a")), 0)
     store.rotate_reservations()
-    assert store.purge_reservations(LATER) == 1
+    assert purge_all(store) == 1
     good = consumer(PostgresStore(postgres))
     assert reprocess(Selection(), good).reprocessed == 1
     assert good(batch(event(1, "a")), 1).duplicates == 1
@@ -210,14 +210,14 @@ def test_a_purge_waits_for_no_batch_and_drops_no_table_that_one_may_ask(
     store.rotate_reservations()
     beside = PostgresStore(postgres)
     with store.begin("other", other) as tx:
-        assert beside.purge_reservations(LATER, patience=0.0) == 1 and "the next purge drops them" in caplog.text
+        assert purge_all(beside, patience=0.0) == 1 and "the next purge drops them" in caplog.text
         assert tx.reserve(keys(range(3, 8))).num_rows == 2
         assert chunk(beside, third, 3, 3, 0, "third") == 0, "for this one the key is forgotten"
         finish(tx, 5, 9, reserved=3)
     assert "reservation_000001" in str(run(postgres, "select inhrelid::regclass::text from pg_inherits"))
     with store.begin("shop", number) as tx:
         assert tx.head.floors == {ORDERS: 4} and tx.known(keys(range(3, 8))).num_rows == 4
-        assert beside.purge_reservations(LATER, patience=0.0) == 0, "nobody is left who may ask it"
+        assert purge_all(beside, patience=0.0) == 0, "nobody is left who may ask it"
     assert "reservation_000001" not in str(run(postgres, "select inhrelid::regclass::text from pg_inherits"))
     assert store.problems("shop") == []
 
@@ -229,9 +229,9 @@ def test_whoever_counts_reservations_delays_a_drop_and_nothing_else(store: Postg
     store.rotate_reservations()
     with psycopg.connect(postgres) as reading:
         reading.execute("select count(*) from dedup.reservation")
-        assert PostgresStore(postgres).purge_reservations(LATER, patience=0.5) == 1
+        assert purge_all(PostgresStore(postgres), patience=0.5) == 1
         assert chunk(store, number, 5, 9, batch_id=1) == 0
-    assert store.purge_reservations(LATER) == 0
+    assert purge_all(store) == 0
     assert run(postgres, "select count(*) from dedup.reservation_generation where dropped_at is not null") == [(1,)]
 
 
@@ -245,7 +245,7 @@ def test_batches_beside_a_large_purge_wait_for_nothing(store: PostgresStore, pos
     store.rotate_reservations()
     hasty = PostgresStore(make_conninfo(postgres, options="-c lock_timeout=60ms"))
     with ThreadPoolExecutor(1) as pool:
-        purge = pool.submit(PostgresStore(postgres).purge_reservations, LATER)
+        purge = pool.submit(purge_all, PostgresStore(postgres))
         beside = 0
         for turn in itertools.count(1):
             running = not purge.done()
@@ -274,7 +274,7 @@ def test_a_table_of_reservations_costs_a_batch_two_locks(store: PostgresStore, p
     for _ in range(5):
         store.rotate_reservations()
     assert locks(1) == 3 + 2 * 5
-    store.purge_reservations(LATER)
+    purge_all(store)
     assert locks(2) == 3
 
 
@@ -382,8 +382,26 @@ def test_a_store_that_is_away_is_an_outage(postgres: str) -> None:
     store = PostgresStore("host=127.0.0.1 port=1 connect_timeout=2 user=x dbname=x")
     for call in (
         store.rotate_reservations,
-        lambda: store.purge_reservations(LATER),
+        lambda: purge_all(store),
         lambda: store.take_epoch("a", holder(), takeover_after=1),
     ):
         with pytest.raises(StoreUnavailable):
             call()
+
+
+def test_the_slowest_consumer_of_a_schema_bounds_a_purge(store: PostgresStore, postgres: str) -> None:
+    """Tables have the keys of all: one that is behind keeps them for all, unless it is named; an idle partition keeps nothing."""
+    now = dt.datetime.now(dt.UTC)
+    old, soon = now - dt.timedelta(days=9), now + dt.timedelta(seconds=60)
+    run(postgres, "create table orders (id text, amount bigint)")
+    one, two = consumer(store), consumer(store, name="two")
+    one(batch(event(0, "a", enqueued_time=old), event(0, "b", partition=1, enqueued_time=now)), 0)
+    two(batch(event(0, "c", enqueued_time=now)), 0)
+    store.rotate_reservations()
+    run(postgres, "update dedup.batch set committed_at = committed_at + interval '20 seconds' where last_seen is not null")
+    run(postgres, "update dedup.checkpoint set enqueued_time = %s where enqueued_time > %s", (soon - dt.timedelta(seconds=45), old))
+    assert [(b.consumer, b.read_to == old) for b in store.purge_bounds(soon)] == [("shop", True), ("two", False)]
+    assert store.purge_reservations(soon, although_behind=["two"]) == 0
+    run(postgres, "update dedup.batch set committed_at = committed_at - interval '61 minutes' where partition = 0 and consumer_id = 1")
+    assert store.purge_bounds(soon)[0].read_to > now, "partition 0 had no event for an hour"
+    assert store.purge_reservations(soon) == 1

@@ -23,7 +23,7 @@ from kit import pg_server
 from kit.orders import assert_proven, batch, consumer, event, orders
 from kit.paths import ROOT
 from kit.people import failing
-from kit.pg_help import epoch, keys
+from kit.pg_help import epoch, keys, purge_all
 from kit.places import PostgresPlace
 
 LOGINS = {"owner": "he_dba", "run": "he_app", "read": "he_dashboard"}
@@ -110,8 +110,7 @@ def test_the_runtime_role_rotates_purges_and_keeps_checkpoints_of_processors(pla
     store = place.store()
     consumer(store)(batch(*orders(range(5))), 0)
     store.rotate_reservations()
-    now = run(place.super, "select clock_timestamp()")[0][0]
-    assert store.purge_reservations(now) == 1
+    assert purge_all(store) == 1
     assert_proven(store)
     processors = PostgresCheckpointStore(place.url)
     where = {"fully_qualified_namespace": "ns", "eventhub_name": "hub", "consumer_group": "g", "partition_id": "0"}

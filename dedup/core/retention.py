@@ -1,0 +1,57 @@
+"""Up to where reservations may be purged: retention is counted back from the time of the log that a consumer has reached. Pure.
+
+A duplicate that is one hour behind its original in the log is read one hour after it only by a consumer that reads all the time. One that
+was stopped for a month reads it a month later. So a purge by the wall clock alone would forget the original too early. A reservation is
+made after its event was logged: what was reserved before `read_to` minus the retention belongs to events that are older than that.
+PostgreSQL computes the same in `purge_bounds` (sql/postgres/0010_purge_bound.sql).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from checkpoint.head import Checkpoint
+from checkpoint.position import Partition
+
+ACTIVE = dt.timedelta(hours=1)
+"""A partition without an event in this time before the last batch counts as read to its end: Spark brings some of each that has more."""
+
+
+@dataclass(frozen=True)
+class PurgeBound:
+    """What a consumer lets go of."""
+
+    consumer: str
+    read_to: dt.datetime  # aware: it has decided the log up to this time
+    bound: dt.datetime  # aware: what was reserved before may be purged
+
+    def told(self, before: dt.datetime) -> str | None:
+        """Why less is purged than was asked for; None where it is not."""
+        if self.bound >= before:
+            return None
+        return (
+            f"{self.consumer} has read its log up to {_shown(self.read_to)} only. So reservations that are newer than {_shown(self.bound)} "
+            f"are kept, and not only those since {_shown(before)}: the duplicates of their events may still be unread"
+        )
+
+
+def read_to(checkpoints: Mapping[Partition, Checkpoint], decided: Mapping[Partition, dt.datetime]) -> dt.datetime:
+    """The time of the log up to which everything is decided.
+
+    Args:
+        decided: partition -> when its newest positions were decided; not empty.
+    """
+    last = max(decided.values())
+    active = [checkpoints[p].enqueued_time for p, at in decided.items() if at >= last - ACTIVE and p in checkpoints]
+    return min([last, *(time for time in active if time is not None)])
+
+
+def bounded(consumer: str, reached: dt.datetime, before: dt.datetime, now: dt.datetime) -> PurgeBound:
+    """As much before `reached` as `before` is before `now`, and not later than `before`."""
+    return PurgeBound(consumer, reached, min(before, reached - max(now - before, dt.timedelta())))
+
+
+def _shown(time: dt.datetime) -> str:
+    return f"{time.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S} UTC"

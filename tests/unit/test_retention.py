@@ -1,0 +1,44 @@
+"""Up to where a purge may go, computed without a store."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from checkpoint.head import Checkpoint
+from checkpoint.position import Partition
+from dedup.core.retention import ACTIVE, bounded, read_to
+
+NOW = dt.datetime(2026, 6, 30, 12, tzinfo=dt.UTC)
+DAY = dt.timedelta(days=1)
+ONE, TWO = Partition("broker", "orders", 0), Partition("broker", "orders", 1)
+
+
+def reached(one: tuple[dt.datetime | None, dt.datetime], two: tuple[dt.datetime | None, dt.datetime]) -> dt.datetime:
+    """Of two partitions: the time of their newest event, and when that was decided."""
+    times = {ONE: one, TWO: two}
+    return read_to({p: Checkpoint(1, enqueued_time=time) for p, (time, _) in times.items()}, {p: at for p, (_, at) in times.items()})
+
+
+def test_the_slowest_partition_counts() -> None:
+    """As long as it has events: the newer one does not hide what it has not read."""
+    assert reached((NOW - 9 * DAY, NOW), (NOW, NOW)) == NOW - 9 * DAY
+    assert reached((NOW - 9 * DAY, NOW - ACTIVE), (NOW, NOW)) == NOW - 9 * DAY
+
+
+def test_a_partition_without_events_holds_nothing_back() -> None:
+    """It had none in the hour before the last batch, so it is read to its end."""
+    assert reached((NOW - 9 * DAY, NOW - 2 * ACTIVE), (NOW - DAY, NOW)) == NOW - DAY
+
+
+def test_no_time_is_later_than_the_last_decision() -> None:
+    """A time of the future, or none, says nothing."""
+    assert reached((NOW + 9 * DAY, NOW), (None, NOW - DAY)) == NOW
+    assert reached((None, NOW - DAY), (None, NOW)) == NOW
+
+
+def test_a_consumer_that_stopped_holds_a_purge_back_by_as_much() -> None:
+    """Stopped ten days ago with a retention of thirty: forty days are kept; and never less than was asked for."""
+    assert bounded("shop", NOW - 10 * DAY, NOW - 30 * DAY, NOW).bound == NOW - 40 * DAY
+    assert bounded("shop", NOW, NOW - 30 * DAY, NOW).bound == NOW - 30 * DAY
+    assert bounded("shop", NOW - DAY, NOW + DAY, NOW).bound == NOW - DAY, "a retention is not negative"
+    assert bounded("shop", NOW, NOW - 30 * DAY, NOW).told(NOW - 30 * DAY) is None
