@@ -1,7 +1,7 @@
 """The command `dedup`: tables for people, `--json` for programs, one line for each error.
 
-Names are `dedup NOUN VERB`; `demo`, `metrics`, `migrate`, `status` and `verify` are about the whole store. A command that carries out
-a person's decision makes the change with `--yes` only; without it the command shows what would change. exits.py has the exit codes.
+Names are `dedup NOUN VERB`; `demo`, `metrics`, `migrate`, `status`, `upkeep` and `verify` are about the whole store. A command that carries
+out a person's decision makes the change with `--yes` only; without it the command shows what would change. exits.py has the exit codes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,22 @@ from typing import Annotated
 import typer
 
 import dedup
-from dedup.cli import checkpoint, consumer, dead_letter, exits, lag, outbox, prometheus, publisher, reprocess, sink, status, upkeep, verify
+from dedup.cli import (
+    checkpoint,
+    consumer,
+    dead_letter,
+    exits,
+    lag,
+    outbox,
+    prometheus,
+    publisher,
+    reprocess,
+    setup,
+    sink,
+    status,
+    upkeep,
+    verify,
+)
 from dedup.cli.options import Commands
 
 YOUNG = 50_000
@@ -30,7 +45,7 @@ app = Commands(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-upkeep.register(app)
+setup.register(app)
 status.register(app)
 prometheus.register(app)
 verify.register(app)
@@ -44,6 +59,7 @@ consumer.register_budget(app)
 sink.register(app)
 outbox.register(app)
 publisher.register(app)
+upkeep.register(app)
 
 
 def _version(wanted: bool) -> None:

@@ -1,102 +1,83 @@
-"""`dedup demo` and `dedup migrate`: what is run by hand, or once per release."""
+"""`dedup upkeep`: what a scheduler runs so that the state does not grow for ever."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
-import dedup
-from checkpoint.errors import SchemaOutdated
+from checkpoint.errors import StoreUnavailable
 from dedup.cli.exits import found
-from dedup.cli.show import AsJson, print_json
-from dedup.urls import StoreUrl, is_postgres, open_store, postgres_schema
+from dedup.cli.options import Yes, duration
+from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
+from dedup.core.retention import Upkept
+from dedup.urls import StoreUrl, check_consumer, open_store
 
-UP_TO_DATE = "The state is up to date."
-NOT_BEGUN = "There is no state yet, and nothing to migrate: a store on Delta begins with the first batch of a consumer."
+SHORTEST = 0.5
+"""Seconds between two runs, at least."""
+
+COLUMNS = ("what", "consumer", "count", "why no more")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(epilog="Example: dedup demo --seed 7")(demo)
-    app.command(epilog="Example: dedup migrate --sql > dedup.sql")(migrate)
+    """Add the command."""
+    app.command(epilog="Example: dedup upkeep --retention 30d --every 1h --yes")(upkeep)
 
 
-def demo(
-    store: Annotated[
-        str,
-        typer.Option("--store", help="postgresql://..., or a folder for Delta tables.  [default: the folder .demo]", show_default=False),
-    ] = "",
-    seed: Annotated[int | None, typer.Option(help="A number: the same one gives the same deliveries and kills.  [default: random]")] = None,
-    events: Annotated[int | None, typer.Option(help="Use only this many flights.  [default: all]", show_default=False)] = None,
-    kills: Annotated[int, typer.Option(help="Kill the process so many times.")] = 3,
-    as_json: AsJson = False,
-) -> None:
-    """Kill a stream of flights on the way, and count.
-
-    The demo streams 336,776 flights, kills the process on the way, and compares what arrived with what was sent. The exit
-    code is 1 if a row is lost, doubled or changed. The demo starts Spark: it needs Java and `pip install 'dedup-spark[demo]'`.
-
-    Crash: the next demo removes what this one left.
-    """
-    from dedup.demo.main import run
-
-    raise typer.Exit(run(store or None, seed, as_json, events, kills))
-
-
-def migrate(
-    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of the PostgreSQL migrations, for a DBA. Needs no store.")] = False,
-    roles: Annotated[
-        bool, typer.Option("--roles", help="Print the SQL of the PostgreSQL roles and their rights, for a DBA. Needs no store.")
-    ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with code 1 if the state needs a migration.")] = False,
+def upkeep(
+    retention: Annotated[
+        Any,
+        typer.Option(
+            parser=duration, metavar="DURATION", help="Keep this much: longer than anybody sends a message again.", show_default=False
+        ),
+    ],
+    although_behind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONSUMER", help="Do not wait until this consumer has read more of its log. May be repeated.", show_default=False
+        ),
+    ] = None,
+    every: Annotated[
+        Any | None, typer.Option(parser=duration, metavar="DURATION", help="With --yes: so often, until stopped.", show_default=False)
+    ] = None,
     store: StoreUrl = "",
     as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
-    """Create or upgrade the tables of the state.
+    """Forget old reservations and sent messages of all consumers.
 
-    The command brings the state to this version of dedup. It is safe to repeat; there is no way back.
+    The retention is counted back from where each consumer is in its log: the command keeps what a consumer that is days behind may still
+    need, and says so. Consumers go on meanwhile. On Delta the command also rewrites small files. The exit code is 1 if something failed.
 
-    Crash: each migration is one transaction that also records it; the next run continues after the last one applied.
+    Crash: the next run goes on.
     """
-    if sql or roles:
-        text = _migration_sql(store, roles=roles)
-        print_json({"sql": text}) if as_json else typer.echo(text)
-        return
-    if check:
-        _check(store, as_json)
-        return
-    opened = open_store(store, new=True)
-    steps = opened.migrate()
+    if every is not None and not yes:
+        raise typer.BadParameter("--every needs --yes.")
+    opened = open_store(store)
+    for name in although_behind or ():
+        check_consumer(opened, name)
+
+    def once() -> list[Upkept]:
+        return opened.upkeep(retention, although_behind=although_behind or (), dry_run=not yes)
+
+    while every is not None:
+        try:
+            if done := [line for line in once() if line.count or line.kept or line.failed]:
+                _show(done, as_json, yes)
+        except StoreUnavailable as error:
+            typer.echo(f"dedup: {error}", err=True)
+        time.sleep(max(every.total_seconds(), SHORTEST))
+    _show(done := once(), as_json, yes)
+    found(any(line.failed for line in done))
+
+
+def _show(done: list[Upkept], as_json: bool, yes: bool) -> None:
     if as_json:
-        print_json({"applied": steps})
+        print_json({"done": yes, "upkeep": [asdict(line) for line in done]})
         return
-    for step in steps:
-        typer.echo(f"applied {step}")
-    if not steps:
-        typer.echo(_nothing_to_apply(store, opened.consumers()))
-
-
-def _check(store: str, as_json: bool) -> None:
-    try:
-        consumers = open_store(store, new=True).consumers()
-    except SchemaOutdated as outdated:
-        print_json({"up_to_date": False, "why": str(outdated)}) if as_json else typer.echo(f"needs a migration: {outdated}")
-        found(wrong=True)
-    else:
-        print_json({"up_to_date": True, "why": None}) if as_json else typer.echo(_nothing_to_apply(store, consumers))
-
-
-def _nothing_to_apply(store: str, consumers: Collection[str]) -> str:
-    """The sentence for a state that needs nothing. A folder that was mistyped does not look like a state that is up to date."""
-    return UP_TO_DATE if consumers or is_postgres(store) else NOT_BEGUN
-
-
-def _migration_sql(store: str, *, roles: bool) -> str:
-    if store and not is_postgres(store):
-        raise dedup.ConfigError("A Delta store has no SQL: the first batch of each consumer creates its tables.")
-    _ = dedup.PostgresStore  # says which extra to install where its driver is missing
-    from checkpoint.postgres.sql import migration_sql, roles_sql
-
-    return roles_sql(postgres_schema()) if roles else migration_sql(postgres_schema())
+    rows = [(line.what, line.consumer or "all", line.count, line.failed or "; ".join(line.kept)) for line in done]
+    print_table(COLUMNS, rows, empty="no consumers")
+    if not yes and any(line.count for line in done):
+        typer.echo(NOTHING_DONE)

@@ -1,4 +1,4 @@
-"""Up to where reservations may be purged: retention is counted back from the time of the log that a consumer has reached. Pure.
+"""Up to where reservations may be purged: retention is counted back from the time of the log that a consumer has reached.
 
 A duplicate that is one hour behind its original in the log is read one hour after it only by a consumer that reads all the time. One that
 was stopped for a month reads it a month later. So a purge by the wall clock alone would forget the original too early. A reservation is
@@ -9,11 +9,17 @@ PostgreSQL computes the same in `purge_bounds` (sql/postgres/0010_purge_bound.sq
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from checkpoint.errors import DedupError, StoreUnavailable
 from checkpoint.head import Checkpoint
 from checkpoint.position import Partition
+
+if TYPE_CHECKING:
+    from dedup.core.store import Store
 
 ACTIVE = dt.timedelta(hours=1)
 """A partition without an event in this time before the last batch counts as read to its end: Spark brings some of each that has more."""
@@ -35,6 +41,44 @@ class PurgeBound:
             f"{self.consumer} has read its log up to {_shown(self.read_to)} only. So reservations that are newer than {_shown(self.bound)} "
             f"are kept, and not only those since {_shown(before)}: the duplicates of their events may still be unread"
         )
+
+
+@dataclass(frozen=True)
+class Upkept:
+    """One thing that `upkeep` did, or would do."""
+
+    what: str  # "tables of reservations", "reservations", "sent messages"
+    consumer: str  # empty: of all consumers
+    count: int
+    kept: tuple[str, ...] = ()  # why less than was asked for
+    failed: str | None = None  # the error that ended it
+
+
+def purge_messages(store: Store, before: dt.datetime, *, dry_run: bool) -> Iterator[Upkept]:
+    """Delete the messages of all consumers that were sent or discarded before that time.
+
+    Crash: of each consumer all of it, or nothing; the next upkeep does the rest.
+    """
+    for consumer in store.consumers():
+        line = Upkept("sent messages", consumer, 0)
+        with failing_alone(line) as done:
+            done.append(replace(line, count=store.outbox(consumer).purge(before, dry_run=dry_run)))
+        yield from done
+
+
+@contextmanager
+def failing_alone(line: Upkept) -> Iterator[list[Upkept]]:
+    """Takes what was done, or else has the line with its error: one consumer that is broken holds no other one up.
+
+    Raises StoreUnavailable: then there is nothing to be done for any.
+    """
+    done: list[Upkept] = []
+    try:
+        yield done
+    except StoreUnavailable:
+        raise
+    except DedupError as error:
+        done.append(replace(line, failed=str(error)))
 
 
 def read_to(checkpoints: Mapping[Partition, Checkpoint], decided: Mapping[Partition, dt.datetime]) -> dt.datetime:

@@ -9,6 +9,7 @@ contract suite in tests/contract.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -22,6 +23,7 @@ from dedup.core.rows import Rows
 
 if TYPE_CHECKING:
     from dedup.core.messages import Messages, Outbox
+    from dedup.core.retention import Upkept
     from dedup.core.steps import Merge, Step
 
 
@@ -126,6 +128,13 @@ class Store(LetterStore, Protocol):
 
     def outbox(self, consumer: str) -> Outbox:
         """The messages that this consumer has published."""
+
+    def upkeep(self, retention: dt.timedelta, *, although_behind: Collection[str] = (), dry_run: bool = False) -> list[Upkept]:
+        """Forget reservations and sent messages that are older than that, of all consumers, as far as these have read their logs.
+
+        Args:
+            although_behind: consumers that count as having read everything.
+        """
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept; None where this cannot be told per consumer."""

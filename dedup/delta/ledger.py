@@ -234,6 +234,11 @@ class Ledger:
         """
         tables.commit(table, adds, transactions, exact=True)
 
+    def count_reservations(self, before: dt.date) -> int:
+        """How many `drop_reservations` would remove."""
+        table = self.open()
+        return sum(f.rows for f in self.files(table) if f.section == KEYS and f.day < before) if table is not None else 0
+
     def drop_reservations(self, before: dt.date) -> None:
         """Remove whole days of the section `keys`, by metadata alone. Crash: they are there, or all gone."""
         table = self.open()

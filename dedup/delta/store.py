@@ -12,7 +12,7 @@ import datetime as dt
 import importlib
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -26,7 +26,7 @@ from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.letter import HISTORY
 from deadletter.selection import Selection
-from dedup.core.retention import PurgeBound, bounded
+from dedup.core.retention import PurgeBound, Upkept, bounded, failing_alone, purge_messages
 from dedup.core.settings import DELTA_STORE
 from dedup.delta import letters, upkeep, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
@@ -351,6 +351,35 @@ class DeltaStore(Joins):
         self._states.commit_planned(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
         with state.lock:
             state.ledger.drop_reservations(before)
+
+    def upkeep(self, retention: dt.timedelta, *, although_behind: Collection[str] = (), dry_run: bool = False) -> list[Upkept]:
+        """Forget reservations and sent messages that are older than that, and `maintain` each consumer.
+
+        For a scheduler, once a day. Running consumers go on.
+
+        Args:
+            although_behind: consumers that count as having read everything.
+            dry_run: say what would be done.
+
+        Crash: each step is a decision of its own, and the next upkeep goes on.
+        """
+        before = dt.datetime.now(dt.UTC) - retention
+        lines = [self._upkept(name, before.date(), name in although_behind, dry_run) for name in self.consumers()]
+        return [*lines, *purge_messages(self, before, dry_run=dry_run)]
+
+    def _upkept(self, consumer: str, before: dt.date, although_behind: bool, dry_run: bool) -> Upkept:
+        with failing_alone(Upkept("reservations", consumer, 0)) as done:
+            bound = None if although_behind else self.purge_bound(consumer, before)
+            told = bound.told(_midnight(before)) if bound else None
+            day = bound.bound.date() if bound and told else before
+            with self._states.existing(consumer) as state:
+                count = state.ledger.count_reservations(day)
+            if count and not dry_run:
+                self.purge(consumer, day, by="upkeep", reason=f"older than {before}", although_behind=True)
+            if not dry_run:
+                self.maintain(consumer)
+            done.append(Upkept("reservations", consumer, count, (told,) if told else ()))
+        return done[0]
 
     def maintain(self, consumer: str) -> None:
         """Rewrite small files of the ledger and of the dead letters into large ones, and delete staged files that no decision lists.

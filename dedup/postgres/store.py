@@ -29,7 +29,7 @@ from checkpoint.postgres.connection import Connection, checked, checked_schema, 
 from checkpoint.postgres.sql import Statements
 from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
-from dedup.core.retention import PurgeBound
+from dedup.core.retention import PurgeBound, Upkept, purge_messages
 from dedup.core.settings import POSTGRES_STORE
 from dedup.postgres import letters, sinks, state, transaction
 from dedup.postgres.connection import Lease, Pool, renew
@@ -56,6 +56,9 @@ PATIENCE = 10.0
 
 _AGAIN = 0.2
 """Seconds between two looks at whether a purged table can be dropped."""
+
+_TABLES = 30
+"""Tables of reservations that an upkeep keeps: each one costs every batch two locks, and a purge gives up a whole one."""
 
 _NOTHING = "nothing of the chunk is true; it is delivered again"
 _IN_DOUBT = "the server has all of it or nothing; the next run reads which"
@@ -511,15 +514,47 @@ class PostgresStore(Reads, Joins):
 
         Crash: they are given up, all of them, or none is. Merging records and dropping tables is done by the next purge where it was not.
         """
-        for told in [bound.told(before) for bound in self.purge_bounds(before) if bound.consumer not in although_behind]:
-            if told:
-                log.warning("Purging reservations: %s", told)
+        for told in self._kept(before, although_behind):
+            log.warning("Purging reservations: %s", told)
+        return self._purge(before, although_behind, patience)
+
+    def _kept(self, before: dt.datetime, although_behind: Collection[str]) -> tuple[str, ...]:
+        """Why a purge keeps more than was asked for."""
+        bounds = [bound.told(before) for bound in self.purge_bounds(before) if bound.consumer not in although_behind]
+        return tuple(filter(None, bounds))
+
+    def _purge(self, before: dt.datetime, although_behind: Collection[str], patience: float) -> int:
         with self._connection("Purging reservations") as connection:
             count = _value(connection, self._sql["purge"], before=before, although_behind=list(although_behind))
             for (name,) in connection.execute(self._sql["consumers"], {}).fetchall():
                 connection.execute(self._sql["merge_batches"], {"consumer": name})
             self._drop_purged(connection, patience)
         return int(count)
+
+    def upkeep(self, retention: dt.timedelta, *, although_behind: Collection[str] = (), dry_run: bool = False) -> list[Upkept]:
+        """Forget reservations and sent messages that are older than that: rotate, purge, merge and drop, and purge the outboxes.
+
+        For a scheduler, so often as it likes: a new table is begun once in a thirtieth of the retention. Neither it nor any batch waits.
+
+        Args:
+            although_behind: consumers that count as having read everything.
+            dry_run: say what would be done.
+
+        Crash: each step is a transaction of its own, and the next upkeep goes on.
+        """
+        before = dt.datetime.now(dt.UTC) - retention
+        told = self._kept(before, although_behind)
+        if dry_run:
+            count = self._asked("purgeable", before=before, although_behind=list(although_behind))
+        else:
+            if self._asked("rotation_due", age=retention / _TABLES):
+                self.rotate_reservations()
+            count = self._purge(before, although_behind, PATIENCE)
+        return [Upkept("tables of reservations", "", count, told), *purge_messages(self, before, dry_run=dry_run)]
+
+    def _asked(self, name: str, **parameters: object) -> int:
+        with self._connection("Looking at the tables of reservations") as connection:
+            return int(_value(connection, self._sql[name], **parameters))
 
     def _drop_purged(self, connection: Connection, patience: float) -> None:
         until = time.monotonic() + patience

@@ -1065,6 +1065,19 @@ select {schema}.purge_reservations(%(before)s, %(although_behind)s::text[]);
 -- One snapshot; one look at an index for each partition.
 select consumer, read_to, bound from {schema}.purge_bounds(%(before)s) order by consumer collate "C";
 
+-- name: purgeable
+-- How many tables of reservations `purge` would give up.
+-- One snapshot.
+select count(*)::int from {schema}.reservation_generation
+where purged_at is null and closed_at < least(%(before)s, (
+    select min(b.bound) from {schema}.purge_bounds(%(before)s) b where b.consumer <> all (%(although_behind)s::text[])
+));
+
+-- name: rotation_due
+-- Whether the current table of reservations is older than that.
+-- One snapshot; none is due while another one is closing.
+select (count(*) = 1 and min(created_at) < clock_timestamp() - %(age)s)::int from {schema}.reservation_generation where closed_at is null;
+
 -- name: merge_batches
 -- Merge the batch records of a consumer whose reservations were given up.
 -- A transaction for each consumer; a reader sees the records before or after.

@@ -45,11 +45,11 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 COMMANDS = dict(commands())
 
-WHOLE_STORE = {"demo", "metrics", "migrate", "status", "verify"}
+WHOLE_STORE = {"demo", "metrics", "migrate", "status", "upkeep", "verify"}
 """Commands without a noun."""
 
 NAMES = """
-    demo migrate verify
+    demo migrate verify upkeep
     consumer: list show lag replay accept-gap accept-incarnation accept-restore reset
     checkpoint: list set import-blob mirror-blob
     batch: list
@@ -86,7 +86,7 @@ DECISIONS = {
 }
 """A person's decision: who made it and why is kept."""
 
-UPKEEP = {"checkpoint mirror-blob", "outbox purge", "publisher purge"}
+UPKEEP = {"checkpoint mirror-blob", "outbox purge", "publisher purge", "upkeep"}
 """They change rows with --yes, and decide nothing that a record would be kept of."""
 
 

@@ -64,7 +64,8 @@ def test_the_purge_of_a_delta_store_drops_what_is_older(tmp_path: Path) -> None:
     lake, (_, snippet) = str(tmp_path), blocks("python", PURGE)
     handled(Consumer("orders", DeltaStore(f"{lake}/dedup")), *BODIES)
     for days, left in (("30", 3), ("-2", 0)):
-        exec(snippet.replace("/lake", lake).replace("days=30", f"days={days}"), {})
+        behind = snippet.replace(' days")', ' days", although_behind=True)') if left == 0 else snippet
+        exec(behind.replace("/lake", lake).replace("days=30", f"days={days}"), {})
         fresh = DeltaStore(f"{lake}/dedup")
         assert fresh.reserved("orders") == left and verify(fresh, "orders").ok
 
@@ -74,8 +75,8 @@ def test_the_purge_of_a_postgres_store_drops_what_is_older(postgres: str) -> Non
     """As for Delta: the statements as they are shown keep the keys of today; with a time to come they drop them."""
     store, (statements,) = PostgresStore(postgres), blocks("sql", PURGE)
     handled(Consumer("orders", store), *BODIES)
-    for age, left in (("30 days", 3), ("-1 days", 0)):
-        for statement in re.sub("--.*", "", statements).replace("30 days", age).split(";")[:-1]:
+    for age, left in (("30 days')", 3), ("-1 days', '{orders}')", 0)):
+        for statement in re.sub("--.*", "", statements).replace("30 days')", age).split(";")[:-1]:
             run(postgres, statement)
         assert store.reserved("orders") == left and verify(store, "orders").ok
 
@@ -85,9 +86,19 @@ def test_the_purge_in_python_drops_the_tables(postgres: str) -> None:
     """The same in Python leaves nothing to do."""
     store, (snippet, _) = PostgresStore(postgres), blocks("python", PURGE)
     handled(Consumer("orders", store), *BODIES)
-    for days, left in ((30, 3), (-2, 0)):
-        exec(snippet.replace("postgresql://localhost/shop", postgres).replace("days=30", f"days={days}"), {})
+    for days, left in (("30))", 3), ("-2), although_behind=['orders'])", 0)):
+        exec(snippet.replace("postgresql://localhost/shop", postgres).replace("days=30))", f"days={days}"), {})
         assert run(postgres, "select count(*) from dedup.reservation") == [(left,)] and verify(store, "orders").ok
+
+
+@pytest.mark.delta
+def test_the_upkeep_is_run_as_shown(tmp_path: Path, dedup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the page pass as they stand; the one that goes on until it is stopped is among them."""
+    handled(Consumer("orders", DeltaStore(f"{tmp_path}/dedup")), *BODIES)
+    monkeypatch.setenv("DEDUP_STORE", f"{tmp_path}/dedup")
+    look, act, forever = (line.split("#")[0].removeprefix("dedup ").strip() for line in blocks("console", PURGE)[0].splitlines())
+    assert [dedup(line)[0] for line in (look, act)] == [0, 0] and "--every" in forever and "--yes" in forever
+    assert dedup(forever.replace("--yes", ""))[0] == 2
 
 
 @pytest.mark.postgres

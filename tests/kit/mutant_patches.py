@@ -22,6 +22,7 @@ _HELD = """    union all
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status"""
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
+_BOUND = "tests/contract/test_purge_bound.py::test_a_duplicate_that_the_log_still_holds_is_known_after_a_purge"
 _GUARDED = "tests/stores/postgres/test_postgres_guard.py::"
 _SLICES = "tests/crash/test_slices.py::"
 _KEPT = "tests/stores/postgres/test_slices_kept.py::"
@@ -415,6 +416,20 @@ MUTANTS = (
         "where closing and closed_at is null and not older_phase_is_open(phase);",
         "where closing and closed_at is null;",
         _RETENTION + "test_a_rotation_waits_for_no_batch_and_no_batch_waits_for_it",
+    ),
+    Mutant(
+        "the retention of PostgreSQL is counted from now",
+        "sql/postgres/0010_purge_bound.sql",
+        "least(before, at - greatest(",
+        "least(before, now() - greatest(",
+        _BOUND,
+    ),
+    Mutant(
+        "the retention of Delta is counted from now",
+        "dedup/core/retention.py",
+        "min(before, reached - max(",
+        "min(before, now - max(",
+        "tests/contract/test_upkeep.py::test_a_consumer_that_stopped_keeps_what_its_log_may_repeat",
     ),
     Mutant(
         "a purged table is dropped while a batch may ask it",

@@ -1,0 +1,99 @@
+"""Upkeep: what a scheduler runs, on every store, beside consumers that go on."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from fixtures.fix_postgres import run
+from kit.orders import assert_proven, batch, consumer, event, ids, orders
+from kit.outgoing import Receiver, dispatcher, publisher
+from kit.places import Place, PostgresPlace
+
+MONTH = dt.timedelta(days=30)
+
+
+def now() -> dt.datetime:
+    """With the zone."""
+    return dt.datetime.now(dt.UTC)
+
+
+def months_later(place: PostgresPlace) -> None:
+    """What was decided until now was decided 90 days ago."""
+    run(place.url, "update dedup.batch set committed_at = committed_at - interval '90 days'")
+    run(place.url, "update dedup.reservation_generation set closed_at = closed_at - interval '90 days' where closed_at is not null")
+    run(place.url, "update dedup.checkpoint set enqueued_time = enqueued_time - interval '90 days'")
+
+
+def deliver(place: Place, number: int, id: str, time: dt.datetime | None = None) -> None:
+    """One event, logged at that time, to a new process."""
+    consumer(place.store())(batch(event(number, id, enqueued_time=time or now())), number)
+
+
+def upkept(place: Place, retention: dt.timedelta = MONTH, **options: Any) -> dict[str, int]:
+    """What was done, how often."""
+    done = place.store().upkeep(retention, **options)
+    assert [line.failed for line in done if line.failed] == []
+    return {line.what: line.count for line in done if line.count}
+
+
+def old_ones(place: Place) -> str:
+    """What a store counts."""
+    return "tables of reservations" if isinstance(place, PostgresPlace) else "reservations"
+
+
+@pytest.fixture
+def aged(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Its first event was decided 90 days ago."""
+    if isinstance(place, PostgresPlace):
+        deliver(place, 0, "a")
+        store: Any = place.store()
+        store.rotate_reservations()
+        months_later(place)
+        return place
+    earlier = now() - dt.timedelta(days=90)
+
+    class Earlier(dt.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return earlier
+
+    with monkeypatch.context() as patched:
+        names = {name: getattr(dt, name) for name in dir(dt) if not name.startswith("_")} | {"datetime": Earlier}
+        patched.setattr("dedup.delta.transaction.dt", type("module", (), names))
+        deliver(place, 0, "a", earlier)
+    return place
+
+
+def test_what_is_older_than_the_retention_goes_and_the_rest_stays(aged: Place) -> None:
+    """Also while a consumer goes on; a dry run changes nothing; the second upkeep finds nothing."""
+    deliver(aged, 1, "b")
+    assert upkept(aged, dry_run=True) == {old_ones(aged): 1} == upkept(aged, dry_run=True)
+    assert upkept(aged) == {old_ones(aged): 1}
+    assert upkept(aged) == {}
+    for number, id in enumerate("ab", 2):
+        deliver(aged, number, id)
+    assert sorted(ids(aged.read())) == ["a", "a", "b"], "the key of a is forgotten, that of b is not"
+    assert_proven(aged.store())
+
+
+def test_a_consumer_that_stopped_keeps_what_its_log_may_repeat(aged: Place) -> None:
+    """It stopped 90 days ago: its duplicates of that time are still unread, and its key is known; a person may say that it is gone."""
+    assert upkept(aged, dry_run=True) == upkept(aged) == {}
+    (line, *_) = aged.store().upkeep(MONTH)
+    assert "has read its log up to" in line.kept[0]
+    assert upkept(aged, dry_run=True, although_behind=["shop"]) == {old_ones(aged): 1}
+    deliver(aged, 1, "a")
+    assert ids(aged.read()) == ["a"]
+
+
+def test_messages_that_were_sent_long_ago_go(place: Place) -> None:
+    """Of all consumers; those that wait stay."""
+    publisher(place.store())(batch(*orders(range(4))), 0)
+    publisher(place.store(), name="two")(batch(*orders(range(4, 6))), 0)
+    dispatcher(place, Receiver()).once()
+    assert upkept(place) == {}
+    assert upkept(place, dt.timedelta(0))["sent messages"] == 4
+    assert place.store().outbox("two").lag().waiting == 2
