@@ -1,7 +1,8 @@
 -- A guard inside every transaction that a handler runs in: it cannot be committed but by who began it.
 -- Forward only. Every row is deleted in the transaction that wrote it: the table stays empty.
 
-create table {schema}.open_transaction (token uuid not null);
+-- Unlogged: never published, for the trigger would fail on the other side; and nothing to write to the log, for a table that stays empty.
+create unlogged table {schema}.open_transaction (token uuid not null);
 comment on table {schema}.open_transaction is
     'Always empty. Each batch writes one row and deletes it, so that the trigger refuse_commit is asked at its COMMIT.';
 

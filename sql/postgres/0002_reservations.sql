@@ -1,4 +1,4 @@
--- Tables of reservations are begun, closed and dropped beside open batches: neither waits for the other.
+-- Which keys are decided: tables of reservations, which are begun, closed, given up and dropped beside open batches.
 -- Forward only.
 --
 -- Each change of the tables begins a phase. A transaction share-locks the number of the phase that it finds, before it reads floors and
@@ -11,11 +11,15 @@ create table {schema}.reservation_phase (
 comment on table {schema}.reservation_phase is 'One row: how often the tables of reservations have changed.';
 insert into {schema}.reservation_phase (number) values (1);
 
-alter table {schema}.reservation_generation
-    add column closing boolean not null default false,
-    add column phase int not null default 0,
-    add column dropped_at timestamptz;
-update {schema}.reservation_generation set dropped_at = purged_at;
+create table {schema}.reservation_generation (
+    id int primary key,
+    created_at timestamptz not null default clock_timestamp(),
+    closed_at timestamptz,
+    purged_at timestamptz,
+    closing boolean not null default false,
+    phase int not null default 0,
+    dropped_at timestamptz
+);
 comment on table {schema}.reservation_generation is
     'Number n is table reservation_00000n. The one that is neither closed nor closing takes new reservations. While another one is closing, a '
     'reservation is written to both: whoever began before that writes the closing one alone.';
@@ -23,8 +27,16 @@ comment on column {schema}.reservation_generation.closing is 'The next table is 
 comment on column {schema}.reservation_generation.phase is 'The phase that began when this table became closing, or was purged.';
 comment on column {schema}.reservation_generation.purged_at is 'From then on nobody asks this table: the floors say what is forgotten.';
 comment on column {schema}.reservation_generation.dropped_at is 'The table itself is dropped later, when nobody is left who asks it.';
-drop index {schema}.reservation_generation_current;
 create unique index reservation_generation_current on {schema}.reservation_generation (closing) where closed_at is null;
+
+create table {schema}.reservation (key uuid not null, payload_hash bigint not null);
+comment on table {schema}.reservation is
+    'Keys that were decided: hash of consumer, scope and key, and of the payload. Rows are in the children, each with a unique index of its own.';
+alter table {schema}.reservation replica identity full;
+
+create table {schema}.reservation_000001 (unique (key)) inherits ({schema}.reservation);
+alter table {schema}.reservation_000001 replica identity using index reservation_000001_key_key;
+insert into {schema}.reservation_generation (id) values (1);
 
 create table {schema}.reservation_floor (
     consumer_id int not null references {schema}.consumer (id),
@@ -38,13 +50,8 @@ create table {schema}.reservation_floor (
 comment on table {schema}.reservation_floor is
     'Reservations of positions at or below may have been purged. Apart from checkpoint, whose rows a batch keeps locked while its handler '
     'runs. A reset and a new incarnation of the topic leave their old floors behind: they no longer count.';
-insert into {schema}.reservation_floor
-select c.consumer_id, o.keyspace, c.topic_id, t.incarnation, c.partition, c.floor
-from {schema}.checkpoint c join {schema}.consumer o on o.id = c.consumer_id join {schema}.topic t on t.id = c.topic_id
-where c.floor is not null;
-alter table {schema}.checkpoint drop column floor;
 
-create or replace function {schema}.reservation_lock() returns bigint
+create function {schema}.reservation_lock() returns bigint
     language sql stable set search_path = {schema}, pg_temp
 as $body$ select (1684366448::bigint << 32) | 'reservation'::regclass::oid::bigint $body$;
 comment on function {schema}.reservation_lock() is 'The advisory lock of whoever begins, closes, purges or drops tables of reservations. No batch takes it.';
@@ -74,7 +81,7 @@ create function {schema}.next_reservation_phase() returns int
 as $body$ update reservation_phase set number = number + 1 returning number $body$;
 comment on function {schema}.next_reservation_phase() is 'Begin a phase, with the transaction that changes the tables. Under reservation_lock.';
 
-create or replace function {schema}.rotate_reservations() returns text
+create function {schema}.rotate_reservations() returns text
     language plpgsql security definer set search_path = {schema}, pg_temp set lock_timeout = '10s'
 as $body$
 declare
@@ -122,8 +129,40 @@ $body$;
 comment on function {schema}.close_reservations() is
     'Close the table that is closing, if nobody is left who writes it alone; returns whether none is closing now. Never waits. Batches call it.';
 
-drop function {schema}.purge_reservations(timestamptz);
-create function {schema}.purge_reservations(before timestamptz) returns int
+create function {schema}.purge_bounds(before timestamptz)
+    returns table (consumer text, read_to timestamptz, bound timestamptz)
+    language sql stable set search_path = {schema}, pg_temp
+as $body$
+with decided as (
+    -- Of each partition the record with its newest positions: the log's newest time that is decided, and when that was.
+    select p.consumer_id, p.enqueued_time, newest.at
+    from checkpoint p join topic t on t.id = p.topic_id
+    cross join lateral (
+        select b.committed_at as at from batch b
+        where (b.consumer_id, b.topic_id, b.incarnation, b.partition) = (p.consumer_id, p.topic_id, t.incarnation, p.partition)
+            and b.last_seen is not null
+        order by b.last_seen desc limit 1
+    ) newest
+), last as (
+    select o.id, o.name, coalesce(
+        (select max(d.at) from decided d where d.consumer_id = o.id),
+        (select b.committed_at from batch b where b.consumer_id = o.id order by b.seq desc limit 1)
+    ) as at
+    from consumer o
+), reached as (
+    select l.name, least(l.at, (
+        select min(d.enqueued_time) from decided d where d.consumer_id = l.id and d.at >= l.at - interval '1 hour'
+    )) as at
+    from last l where l.at is not null
+)
+select name, at, least(before, at - greatest(clock_timestamp() - before, interval '0'))
+from reached
+$body$;
+comment on function {schema}.purge_bounds(timestamptz) is
+    'For each consumer: up to which time of the log it has decided, and what may be purged when everything before that time is asked for: the '
+    'retention is counted back from where the consumer is. A partition without an event in the last hour of its consumer counts as read to its end.';
+
+create function {schema}.give_up_reservations(before timestamptz) returns int
     language plpgsql security definer set search_path = {schema}, pg_temp
 as $body$
 declare
@@ -152,9 +191,17 @@ begin
     return given_up;
 end
 $body$;
-comment on function {schema}.purge_reservations(timestamptz) is
-    'Give the tables up that were closed before that time: from the next transaction on nobody asks them. Keys held by letters stay held. Takes '
-    'no lock that a batch needs. merge_batches and drop_purged_reservations do the rest. Returns how many.';
+comment on function {schema}.give_up_reservations(timestamptz) is 'For purge_reservations alone: gives up what was closed before that time.';
+
+create function {schema}.purge_reservations(before timestamptz, although_behind text[] default '{}') returns int
+    language sql volatile security definer set search_path = {schema}, pg_temp
+as $body$
+select give_up_reservations(least(before, (select min(b.bound) from purge_bounds(before) b where b.consumer <> all (although_behind))))
+$body$;
+comment on function {schema}.purge_reservations(timestamptz, text[]) is
+    'Give the tables up that were closed before that time, or before the earliest of purge_bounds: from the next transaction on nobody asks them. '
+    'Consumers that are named wait for nothing. Keys held by letters stay held. Takes no lock that a batch needs. merge_batches and '
+    'drop_purged_reservations do the rest. Returns how many.';
 
 create function {schema}.drop_purged_reservations() returns text
     language plpgsql security definer set search_path = {schema}, pg_temp set lock_timeout = '50ms'
@@ -184,7 +231,6 @@ comment on function {schema}.drop_purged_reservations() is
     'Drop one table that purge_reservations has given up and that nobody is left to ask; returns its name, null where there is none. '
     'Who counts or frees reservations waits for it, 50 ms at most.';
 
-drop function {schema}.merge_batches(timestamptz);
 create function {schema}.merge_batches(name text) returns boolean
     language plpgsql security definer set search_path = {schema}, pg_temp
 as $body$
@@ -241,39 +287,9 @@ end
 $body$;
 comment on function {schema}.is_reserved(int, uuid) is 'Whether the table of that number has the key. Asks that table alone: all of them would be locked.';
 
-create or replace view {schema}.restored as
-select p.consumer_id, 'the row of `progress` was loaded from a copy' as what
-from {schema}.progress p where p.written_by::xid <> p.xmin
-union all
-select c.id, format('the row of `consumer` is of epoch %s and generation %s, the last decision of epoch %s and generation %s',
-    c.epoch, c.generation, p.epoch, p.generation)
-from {schema}.consumer c join {schema}.progress p on p.consumer_id = c.id
-where c.epoch < p.epoch or c.generation < p.generation
-union all
-select t.consumer_id, format('`topic` has incarnation %s of %s, a batch record is of incarnation %s', t.incarnation, t.topic, b.incarnation)
-from {schema}.topic t
-cross join lateral (
-    select b.incarnation from {schema}.batch b where b.consumer_id = t.consumer_id and b.topic_id = t.id and b.incarnation > t.incarnation limit 1
-) b
-union all
-select p.consumer_id, format('`batch` lacks the record of decision %s', p.recorded)
-from {schema}.progress p
-where p.recorded is not null and not exists (select from {schema}.batch b where b.consumer_id = p.consumer_id and b.seq = p.recorded)
-union all
-select p.consumer_id, '`reservation` lacks a key that was reserved'
-from {schema}.progress p
-where case -- in this order: a table that is purged must not be locked any more
-    when p.reserved is null then false
-    when exists (select from {schema}.reservation_generation g where g.id = p.reserved_in and g.purged_at is not null) then false
-    else not {schema}.is_reserved(p.reserved_in, p.reserved)
-end
-union all
-select p.consumer_id, format('`reservation_generation` lacks table %s', p.reserved_in)
-from {schema}.progress p where p.reserved_in > (select max(g.id) from {schema}.reservation_generation g)
-union all
-select p.consumer_id, format('`outbox_page` is at page %s, page %s was numbered', s.page, p.page)
-from {schema}.progress p join {schema}.last_page s on s.page < p.page;
-
-revoke all on function {schema}.purge_reservations(timestamptz) from public;
+revoke all on function {schema}.rotate_reservations() from public;
+revoke all on function {schema}.purge_bounds(timestamptz) from public;
+revoke all on function {schema}.give_up_reservations(timestamptz) from public;
+revoke all on function {schema}.purge_reservations(timestamptz, text[]) from public;
 revoke all on function {schema}.drop_purged_reservations() from public;
 revoke all on function {schema}.merge_batches(text) from public;

@@ -25,8 +25,11 @@ where p.recorded is not null and not exists (select from {schema}.batch b where 
 union all
 select p.consumer_id, '`reservation` lacks a key that was reserved'
 from {schema}.progress p
-where p.reserved is not null and not exists (select from {schema}.reservation r where r.key = p.reserved)
-    and not exists (select from {schema}.reservation_generation g where g.id = p.reserved_in and g.purged_at is not null)
+where case -- in this order: a table that is purged must not be locked any more
+    when p.reserved is null then false
+    when exists (select from {schema}.reservation_generation g where g.id = p.reserved_in and g.purged_at is not null) then false
+    else not {schema}.is_reserved(p.reserved_in, p.reserved)
+end
 union all
 select p.consumer_id, format('`reservation_generation` lacks table %s', p.reserved_in)
 from {schema}.progress p where p.reserved_in > (select max(g.id) from {schema}.reservation_generation g)

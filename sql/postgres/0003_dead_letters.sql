@@ -84,6 +84,7 @@ create index letter_history_reserved on {schema}.letter_history (reserved) where
 create table {schema}.letter_duplicate (letter_id text not null, duplicates bigint not null);
 comment on table {schema}.letter_duplicate is
     'Duplicates that came while somebody was at work on the letter: they count beside dead_letter.duplicates, and nobody waits.';
+alter table {schema}.letter_duplicate replica identity full;
 create index letter_duplicate_letter on {schema}.letter_duplicate (letter_id);
 
 create table {schema}.blocked_sequence (
@@ -115,6 +116,7 @@ create table {schema}.letter_count (
 );
 comment on table {schema}.letter_count is
     'How many letters there are, as sums of rows that each statement appends: nobody waits for a counter. failed_on: day of the last failure, UTC.';
+alter table {schema}.letter_count replica identity full;
 create index letter_count_group on {schema}.letter_count (fingerprint, kind, consumer, status, failed_on);
 
 create function {schema}.count_letters() returns trigger

@@ -23,6 +23,7 @@ create table {schema}.outbox (
 );
 comment on table {schema}.outbox is
     'Messages to send. State 0 waiting, 1 sent, 2 dead, 3 behind a dead one of its key, 4 discarded, 5 handed to a Kafka transaction.';
+alter table {schema}.outbox replica identity full;
 comment on column {schema}.outbox.id is 'What the receiver knows the message by: minted once, the same however often it is sent.';
 comment on column {schema}.outbox.lane is 'Bucket of the destination key: what a dispatcher locks, so that one key is never in two hands.';
 comment on column {schema}.outbox.flight is 'The Kafka transaction that it was handed to, where messages are sent exactly once.';
