@@ -3,7 +3,7 @@
 A duplicate that is one hour behind its original in the log is read one hour after it only by a consumer that reads all the time. One that
 was stopped for a month reads it a month later. So a purge by the wall clock alone would forget the original too early. A reservation is
 made after its event was logged: what was reserved before `read_to` minus the retention belongs to events that are older than that.
-PostgreSQL computes the same in `purge_bounds` (sql/postgres/0010_purge_bound.sql).
+PostgreSQL computes the same in `purge_bounds` (sql/postgres/0002_reservations.sql).
 """
 
 from __future__ import annotations

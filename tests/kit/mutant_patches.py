@@ -5,7 +5,7 @@ from __future__ import annotations
 from kit.mutant import Mutant
 from kit.mutant_patches_delta import DELTA
 
-_PHASES, _RETENTION = "sql/postgres/0008_reservation_phases.sql", "tests/stores/postgres/test_postgres_retention.py::"
+_PHASES, _RETENTION = "sql/postgres/0002_reservations.sql", "tests/stores/postgres/test_postgres_retention.py::"
 _FENCE, _TX, _QUERIES = "dedup/postgres/epoch.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
 _RESTORED = "tests/stores/postgres/test_postgres_restored.py::"
 _PG, _COMMIT, _TAKEOVER = (
@@ -356,14 +356,14 @@ MUTANTS = (
     ),
     Mutant(
         "the server lets a handler commit",
-        "sql/postgres/0006_transaction_guard.sql",
+        "sql/postgres/0007_transaction_guard.sql",
         "if current_setting('dedup.commit', true) is not distinct from new.token::text then",
         "if true then",
         _GUARDED + "test_whatever_a_handler_ends_its_transaction_with_nothing_of_the_batch_is_true",
     ),
     Mutant(
         "the guard is asked once",
-        "sql/postgres/0006_transaction_guard.sql",
+        "sql/postgres/0007_transaction_guard.sql",
         "    insert into open_transaction (token) values (new.token) returning xmin, ctid into writer, place;\n",
         "    select null into writer, place;\n",
         _GUARDED + "test_a_handler_may_ask_for_its_deferred_constraints_and_still_cannot_commit",
@@ -419,7 +419,7 @@ MUTANTS = (
     ),
     Mutant(
         "the retention of PostgreSQL is counted from now",
-        "sql/postgres/0010_purge_bound.sql",
+        "sql/postgres/0002_reservations.sql",
         "least(before, at - greatest(",
         "least(before, now() - greatest(",
         _BOUND,
