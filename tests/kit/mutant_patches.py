@@ -300,7 +300,7 @@ MUTANTS = (
     ),
     Mutant(
         "a loaded row passes for one that was written here",
-        _PHASES,
+        "sql/postgres/0008_restored.sql",
         "where p.written_by::xid <> p.xmin",
         "where false",
         _RESTORED + "test_a_schema_whose_data_was_restored_is_refused",
