@@ -11,9 +11,9 @@ from zoneinfo import ZoneInfo
 import psycopg
 import pyarrow as pa
 import pytest
-from test_values import create, read
 
 from checkpoint.errors import SinkMismatch, StoreError
+from contract.test_values import create, read
 from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
 from kit.orders import batch, letters, orders
