@@ -13,6 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ class Nursery:
     def _replace(self) -> None:
         """Kill the server and all its children, start another one."""
         os.killpg(self._server.pid, signal.SIGKILL)
-        with self._server:
-            self._server.wait()
+        with suppress(BrokenPipeError), self._server:  # closes its pipes, of which one may hold what nobody reads, and waits for its end
+            pass
         self._server = _server()
 
     def start(self, task: dict[str, Any]) -> Child:
