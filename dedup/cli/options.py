@@ -13,10 +13,11 @@ import operator
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -62,6 +63,9 @@ FailAbove = Annotated[
 
 ALIKE = 0.6
 """How alike a mistyped word is at least to the one that was meant, where 1 is the same: words of a command line are short."""
+
+SHORTEST = 0.5
+"""Seconds between two turns of a command that goes on until it is stopped, at least."""
 
 LONGEST = 36_500
 """Days of the longest duration."""
@@ -303,6 +307,16 @@ def above(count: int, seconds: float | None, limit: int | dt.timedelta) -> bool:
     if isinstance(limit, int):
         return count > limit
     return bool(count) and (seconds is None or seconds > limit.total_seconds())
+
+
+def again_and_again(every: dt.timedelta, turn: Callable[[], None], passing: tuple[type[Exception], ...]) -> NoReturn:
+    """A turn so often, until the process is stopped. Errors that may pass are told, and the next turn comes."""
+    while True:
+        try:
+            turn()
+        except passing as error:
+            typer.echo(f"dedup: {error}", err=True)
+        time.sleep(max(every.total_seconds(), SHORTEST))
 
 
 @contextmanager

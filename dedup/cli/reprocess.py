@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Annotated, Any
@@ -14,7 +13,21 @@ import dedup
 from checkpoint.errors import LettersUnread, ReprocessStopped, StoreUnavailable
 from deadletter.selection import Selection
 from dedup.cli.exits import found
-from dedup.cli.options import OPTIONS, POSITIONS, By, Reason, Yes, check_names, duration, find, one_of, progress, selecting, who
+from dedup.cli.options import (
+    OPTIONS,
+    POSITIONS,
+    By,
+    Reason,
+    Yes,
+    again_and_again,
+    check_names,
+    duration,
+    find,
+    one_of,
+    progress,
+    selecting,
+    who,
+)
 from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.consumer import Consumer
 from dedup.core.log import AnyLogReader
@@ -59,9 +72,6 @@ UNREAD = ["letter", "source", "topic", "partition", "sequence_number", "why"]
 """Columns of letters that could not be read."""
 
 _UNREAD = "unread: only the log has the whole bodies of these letters, and it cannot be read"
-
-SHORTEST = 0.5
-"""Seconds between two looks at what is due, at least."""
 
 FILTERS = tuple(name for name in OPTIONS if name not in ("consumer", "status"))
 """The consumer is the one that is named, and what can be run is what is open or blocked."""
@@ -126,13 +136,12 @@ def reprocess_(
         else:
             _print_reprocessed(done, from_log)
 
-    while every is not None:
-        try:
-            if (done := once()).selected:
-                show(done)
-        except (ReprocessStopped, StoreUnavailable) as error:
-            typer.echo(f"dedup: {error}", err=True)
-        time.sleep(max(every.total_seconds(), SHORTEST))
+    def turn() -> None:
+        if (done := once()).selected:
+            show(done)
+
+    if every is not None:
+        again_and_again(every, turn, (ReprocessStopped, StoreUnavailable))
     show(done := once())
     found(done.failed > 0 or bool(done.unread and not look) or (done.filled is not None and done.filled.dead_lettered > 0))
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from checkpoint.errors import StoreUnavailable
 from dedup.cli.exits import found
-from dedup.cli.options import Yes, duration
+from dedup.cli.options import Yes, again_and_again, duration
 from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.core.retention import Upkept
 from dedup.urls import StoreUrl, check_consumer, open_store
-
-SHORTEST = 0.5
-"""Seconds between two runs, at least."""
 
 COLUMNS = ("what", "consumer", "count", "why no more")
 
@@ -59,18 +56,17 @@ def upkeep(
     for name in although_behind or ():
         check_consumer(opened, name)
 
-    def once() -> list[Upkept]:
-        return opened.upkeep(retention, although_behind=although_behind or (), dry_run=not yes)
-
-    while every is not None:
-        try:
-            if done := [line for line in once() if line.count or line.kept or line.failed]:
-                _show(done, as_json, yes)
-        except StoreUnavailable as error:
-            typer.echo(f"dedup: {error}", err=True)
-        time.sleep(max(every.total_seconds(), SHORTEST))
+    once = partial(opened.upkeep, retention, although_behind=although_behind or (), dry_run=not yes)
+    if every is not None:
+        again_and_again(every, lambda: _show_news(once(), as_json), (StoreUnavailable,))
     _show(done := once(), as_json, yes)
     found(any(line.failed for line in done))
+
+
+def _show_news(done: list[Upkept], as_json: bool) -> None:
+    """What a turn did, kept or failed at; nothing where it had nothing to do."""
+    if news := [line for line in done if line.count or line.kept or line.failed]:
+        _show(news, as_json, True)
 
 
 def _show(done: list[Upkept], as_json: bool, yes: bool) -> None:

@@ -9,9 +9,9 @@ PostgreSQL computes the same in `purge_bounds` (sql/postgres/0002_reservations.s
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from checkpoint.errors import DedupError, StoreUnavailable
@@ -34,8 +34,8 @@ class PurgeBound:
     bound: dt.datetime  # aware: what was reserved before may be purged
 
     def told(self, before: dt.datetime) -> str | None:
-        """Why less is purged than was asked for; None where it is not."""
-        if self.bound >= before:
+        """Why less is purged than was asked for; None where the difference is less than an hour: every consumer is a little behind."""
+        if before - self.bound < ACTIVE:
             return None
         return (
             f"{self.consumer} has read its log up to {_shown(self.read_to)} only. So reservations that are newer than {_shown(self.bound)} "
@@ -60,25 +60,24 @@ def purge_messages(store: Store, before: dt.datetime, *, dry_run: bool) -> Itera
     Crash: of each consumer all of it, or nothing; the next upkeep does the rest.
     """
     for consumer in store.consumers():
-        line = Upkept("sent messages", consumer, 0)
-        with failing_alone(line) as done:
-            done.append(replace(line, count=store.outbox(consumer).purge(before, dry_run=dry_run)))
-        yield from done
+        yield alone(Upkept("sent messages", consumer, 0), partial(_purge_messages, store, consumer, before, dry_run))
 
 
-@contextmanager
-def failing_alone(line: Upkept) -> Iterator[list[Upkept]]:
-    """Takes what was done, or else has the line with its error: one consumer that is broken holds no other one up.
+def _purge_messages(store: Store, consumer: str, before: dt.datetime, dry_run: bool) -> Upkept:
+    return Upkept("sent messages", consumer, store.outbox(consumer).purge(before, dry_run=dry_run))
+
+
+def alone(line: Upkept, act: Callable[[], Upkept]) -> Upkept:
+    """What `act` did, or the line with its error: one consumer that is broken holds no other one up.
 
     Raises StoreUnavailable: then there is nothing to be done for any.
     """
-    done: list[Upkept] = []
     try:
-        yield done
+        return act()
     except StoreUnavailable:
         raise
     except DedupError as error:
-        done.append(replace(line, failed=str(error)))
+        return replace(line, failed=str(error))
 
 
 def read_to(checkpoints: Mapping[Partition, Checkpoint], decided: Mapping[Partition, dt.datetime]) -> dt.datetime:

@@ -14,6 +14,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.letter import HISTORY
 from deadletter.selection import Selection
-from dedup.core.retention import PurgeBound, Upkept, bounded, failing_alone, purge_messages
+from dedup.core.retention import PurgeBound, Upkept, alone, bounded, purge_messages
 from dedup.core.settings import DELTA_STORE
 from dedup.delta import letters, upkeep, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
@@ -343,8 +344,9 @@ class DeltaStore(Joins):
 
         Crash: it is recorded that they may be gone; the next purge drops what this one has left.
         """
-        if not although_behind and (bound := self.purge_bound(consumer, before)) and (told := bound.told(_midnight(before))):
-            log.warning("Purging reservations: %s", told)
+        if not although_behind and (bound := self.purge_bound(consumer, before)):
+            if told := bound.told(_midnight(before)):
+                log.warning("Purging reservations: %s", told)
             before = bound.bound.date()
         with self._states.existing(consumer) as state:
             floors = verify.floors(state, before)
@@ -364,22 +366,22 @@ class DeltaStore(Joins):
         Crash: each step is a decision of its own, and the next upkeep goes on.
         """
         before = dt.datetime.now(dt.UTC) - retention
-        lines = [self._upkept(name, before.date(), name in although_behind, dry_run) for name in self.consumers()]
+        lines = [
+            alone(Upkept("reservations", name, 0), partial(self._upkept, name, before.date(), name in although_behind, dry_run))
+            for name in self.consumers()
+        ]
         return [*lines, *purge_messages(self, before, dry_run=dry_run)]
 
     def _upkept(self, consumer: str, before: dt.date, although_behind: bool, dry_run: bool) -> Upkept:
-        with failing_alone(Upkept("reservations", consumer, 0)) as done:
-            bound = None if although_behind else self.purge_bound(consumer, before)
-            told = bound.told(_midnight(before)) if bound else None
-            day = bound.bound.date() if bound and told else before
-            with self._states.existing(consumer) as state:
-                count = state.ledger.count_reservations(day)
-            if count and not dry_run:
-                self.purge(consumer, day, by="upkeep", reason=f"older than {before}", although_behind=True)
-            if not dry_run:
-                self.maintain(consumer)
-            done.append(Upkept("reservations", consumer, count, (told,) if told else ()))
-        return done[0]
+        bound = None if although_behind else self.purge_bound(consumer, before)
+        told, day = (bound.told(_midnight(before)), bound.bound.date()) if bound else (None, before)
+        with self._states.existing(consumer) as state:
+            count = state.ledger.count_reservations(day)
+        if count and not dry_run:
+            self.purge(consumer, day, by="upkeep", reason=f"older than {before}", although_behind=True)
+        if not dry_run:
+            self.maintain(consumer)
+        return Upkept("reservations", consumer, count, (told,) if told else ())
 
     def maintain(self, consumer: str) -> None:
         """Rewrite small files of the ledger and of the dead letters into large ones, and delete staged files that no decision lists.

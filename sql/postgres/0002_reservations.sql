@@ -162,7 +162,7 @@ comment on function {schema}.purge_bounds(timestamptz) is
     'For each consumer: up to which time of the log it has decided, and what may be purged when everything before that time is asked for: the '
     'retention is counted back from where the consumer is. A partition without an event in the last hour of its consumer counts as read to its end.';
 
-create function {schema}.give_up_reservations(before timestamptz) returns int
+create function {schema}.purge_reservations(before timestamptz, although_behind text[] default '{}') returns int
     language plpgsql security definer set search_path = {schema}, pg_temp
 as $body$
 declare
@@ -172,7 +172,9 @@ declare
 begin
     perform pg_advisory_xact_lock(reservation_lock());
     perform close_reservations();
-    select max(closed_at) into horizon from reservation_generation where closed_at < before and purged_at is null;
+    select max(closed_at) into horizon from reservation_generation
+    where purged_at is null
+        and closed_at < least(before, (select min(b.bound) from purge_bounds(before) b where b.consumer <> all (although_behind)));
     if horizon is null then
         return 0;
     end if;
@@ -190,13 +192,6 @@ begin
     get diagnostics given_up = row_count;
     return given_up;
 end
-$body$;
-comment on function {schema}.give_up_reservations(timestamptz) is 'For purge_reservations alone: gives up what was closed before that time.';
-
-create function {schema}.purge_reservations(before timestamptz, although_behind text[] default '{}') returns int
-    language sql volatile security definer set search_path = {schema}, pg_temp
-as $body$
-select give_up_reservations(least(before, (select min(b.bound) from purge_bounds(before) b where b.consumer <> all (although_behind))))
 $body$;
 comment on function {schema}.purge_reservations(timestamptz, text[]) is
     'Give the tables up that were closed before that time, or before the earliest of purge_bounds: from the next transaction on nobody asks them. '
@@ -289,7 +284,6 @@ comment on function {schema}.is_reserved(int, uuid) is 'Whether the table of tha
 
 revoke all on function {schema}.rotate_reservations() from public;
 revoke all on function {schema}.purge_bounds(timestamptz) from public;
-revoke all on function {schema}.give_up_reservations(timestamptz) from public;
 revoke all on function {schema}.purge_reservations(timestamptz, text[]) from public;
 revoke all on function {schema}.drop_purged_reservations() from public;
 revoke all on function {schema}.merge_batches(text) from public;

@@ -478,7 +478,7 @@ def test_what_is_due_is_run_so_often_until_somebody_stops_it(tmp_path: Path, ded
         if len(rounds) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("dedup.cli.reprocess.time.sleep", sleep)
+    monkeypatch.setattr("dedup.cli.options.time.sleep", sleep)
     _, out, _ = dedup(f"{line} --every 1s --yes --json")
     assert (rounds, json.loads(out)["reprocessed"]) == ([1.0] * 3, 2), "two rounds said nothing"
     assert [row["id"] for row in place.read()] == ["a", "b"]

@@ -13,6 +13,7 @@ from dedup import Consumer, Retry, Selection
 from dedup.pipeline import attempts
 from dedup.reprocessing import letters as reprocessing
 from dedup.reprocessing.letters import due_now, reprocess
+from kit.clock import showing
 from kit.orders import assert_proven, batch, consumer, event, letters
 from kit.places import Place
 
@@ -43,15 +44,8 @@ def test_a_letter_is_due_once_at_each_time() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[dt.timedelta]:
     """How far the clock of letters is ahead: its only item."""
     ahead = [dt.timedelta(0)]
-
-    class Ahead(dt.datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> dt.datetime:
-            return dt.datetime.now(tz) + ahead[0]
-
-    names = {name: getattr(dt, name) for name in dir(dt) if not name.startswith("_")} | {"datetime": Ahead}
     for module in (reprocessing, attempts):  # what looks at the clock, and what says when an attempt failed
-        monkeypatch.setattr(module, "dt", type("module", (), names))
+        monkeypatch.setattr(module, "dt", showing(lambda tz: dt.datetime.now(tz) + ahead[0]))
     return ahead
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures.fix_postgres import run
+from kit.clock import showing
 from kit.orders import assert_proven, batch, consumer, event, ids, orders
 from kit.outgoing import Receiver, dispatcher, publisher
 from kit.places import Place, PostgresPlace
@@ -54,15 +55,8 @@ def aged(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
         months_later(place)
         return place
     earlier = now() - dt.timedelta(days=90)
-
-    class Earlier(dt.datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return earlier
-
     with monkeypatch.context() as patched:
-        names = {name: getattr(dt, name) for name in dir(dt) if not name.startswith("_")} | {"datetime": Earlier}
-        patched.setattr("dedup.delta.transaction.dt", type("module", (), names))
+        patched.setattr("dedup.delta.transaction.dt", showing(lambda tz: earlier))
         deliver(place, 0, "a", earlier)
     return place
 

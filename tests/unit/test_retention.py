@@ -42,3 +42,10 @@ def test_a_consumer_that_stopped_holds_a_purge_back_by_as_much() -> None:
     assert bounded("shop", NOW, NOW - 30 * DAY, NOW).bound == NOW - 30 * DAY
     assert bounded("shop", NOW - DAY, NOW + DAY, NOW).bound == NOW - DAY, "a retention is not negative"
     assert bounded("shop", NOW, NOW - 30 * DAY, NOW).told(NOW - 30 * DAY) is None
+
+
+def test_a_consumer_that_is_a_minute_behind_is_no_news() -> None:
+    """Every running consumer is: it holds a purge back by that minute, and only one that is an hour behind is told of."""
+    for behind, is_told in ((dt.timedelta(minutes=1), False), (dt.timedelta(hours=1), True)):
+        found = bounded("shop", NOW - behind, NOW - 30 * DAY, NOW)
+        assert found.bound == NOW - 30 * DAY - behind and bool(found.told(NOW - 30 * DAY)) is is_told
