@@ -181,8 +181,14 @@ MISSING = re.compile(r"Traceback \(most recent call last\):\n(?:[ ].*\n)+(?:Modu
 CAUGHT = "\nDuring handling of the above exception, another exception occurred:\n"
 """How the text of an error of a Python worker begins where a module is missing there, and what stands in it where that was caught."""
 DELTA = re.compile(r"io\.delta\.exceptions\.(?:Concurrent|MetadataChanged|ProtocolChanged)\w*Exception|\[DELTA_CONCURRENT_")
+STOPPED = re.compile(
+    r"SparkContext was shut down|stopped SparkContext"
+    r"|rejected from java\.util\.concurrent\.ThreadPoolExecutor\S*\[(?:Shutting down|Terminated)"
+    r'|return value of "org\.apache\.spark\.SparkContext\.\w+\(\)" is null'
+)
+"""What a job says while Spark stops: somebody stopped it, or its JVM is about to end, which stops Spark first."""
 GONE = re.compile(
-    r"SparkContext was shut down|stopped SparkContext|Answer from Java side is empty|No space left on device|java\.lang\.OutOfMemoryError"
+    rf"{STOPPED.pattern}|Answer from Java side is empty|No space left on device|java\.lang\.OutOfMemoryError"
     r"|Java heap space|spark\.driver\.maxResultSize|TaskResultLost"
 )
 DATA = re.compile(

@@ -18,6 +18,7 @@ from typing import TypeVar
 import tenacity
 
 from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict, CommitUnknown, DedupError, SourceUnavailable, StoreUnavailable
+from deadletter import known
 from deadletter.classify import classify
 from deadletter.failure import chain, describe
 from deadletter.known import ErrorClass
@@ -49,6 +50,9 @@ HEAP = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exce
 
 GONE = "Py4JNetworkError"
 """Spark's JVM does not answer: where its tasks run inside it, running out of memory ends it."""
+
+ENDING_SECONDS = 10.0
+"""A JVM that ends stops Spark first, and stops answering within so many seconds of that."""
 
 _SMALLER = (
     "let the source bring smaller batches (maxOffsetsPerTrigger of Kafka, maxEventsPerTrigger of Event Hubs, maxBytesPerTrigger of files), "
@@ -172,13 +176,23 @@ def advice(error: BaseException) -> str | None:
             f"a job of Spark returned more than Spark keeps of results; {_NOTHING}. Raise spark.driver.maxResultSize (and "
             f"spark.driver.memory, which has to hold that twice), {_SMALLER}, or let the handler write less"
         )
-    if _says(error, *HEAP, GONE):
+    if _says(error, *HEAP, GONE) or _ends_jvm(error):
         ended = "has ended or does not answer; its log says whether it " if _says(error, GONE) else ""
         return (
             f"Spark's JVM {ended}ran out of memory ({HEAP[0]}); {_NOTHING}. Raise spark.driver.memory (on a cluster also "
             f"spark.executor.memory), {_SMALLER}, or cut what the source reads into more tasks (minPartitions of Kafka)"
         )
     return None
+
+
+def _ends_jvm(error: BaseException) -> bool:
+    """Whether Spark was stopped, and soon after that its JVM does not answer. Waits for that up to ENDING_SECONDS."""
+    if not any(known.STOPPED.search(words(link)) for link in chain(error)):
+        return False
+    deadline = time.monotonic() + ENDING_SECONDS
+    while not (gone := _says(error, GONE)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return gone
 
 
 def _says(error: BaseException, *these: str) -> bool:

@@ -1,6 +1,6 @@
 """`python -m dedup`: the same as the command `dedup`."""
 
-from dedup.cli import main
+from dedup.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

@@ -1,5 +1,5 @@
 """The command `dedup`."""
 
-from dedup.cli.app import main
+from dedup.cli.app import main, program
 
-__all__ = ["main"]
+__all__ = ["main", "program"]

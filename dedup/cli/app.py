@@ -7,7 +7,8 @@ out a person's decision makes the change with `--yes` only; without it the comma
 from __future__ import annotations
 
 import gc
-from typing import Annotated
+import sys
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -29,6 +30,7 @@ from dedup.cli import (
     verify,
 )
 from dedup.cli.options import Commands
+from dedup.process import leave
 
 YOUNG = 50_000
 """Objects made and not freed, after which Python searches the youngest for cycles: its own 700 are those of some fifty messages."""
@@ -80,3 +82,12 @@ def main() -> None:
         app(prog_name="dedup")
     except Exception as error:  # noqa: BLE001  the last place that can turn an error into a sentence
         exits.fail(error)
+
+
+def program() -> NoReturn:
+    """The program `dedup`: `main` in a process of its own."""
+    try:
+        main()
+        sys.exit()
+    except SystemExit as ended:
+        leave(ended)

@@ -13,6 +13,7 @@ from typing import Any
 from dedup import Consumer, decode
 from dedup.demo.input import ENVELOPE_DDL, FLIGHT, NO_DEPARTURE
 from dedup.demo.places import CONSUMER, DemoTarget, target
+from dedup.process import leave
 
 STORE = "DEDUP_DEMO_STORE"
 """Variable with the store as `dedup demo --store` was given it; empty for the default."""
@@ -45,3 +46,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(SystemExit())

@@ -269,11 +269,46 @@ def test_an_unknown_option_is_a_usage_error(dedup: Run) -> None:
     assert (code, "--help" in err) == (2, True)
 
 
+ABORTS = """
+import io, sys, time
+import pyarrow as pa, pyarrow.csv as csv
+from dedup.process import leave
+
+class Slow(io.RawIOBase):
+    first = True
+    def readable(self):
+        return True
+    def readinto(self, into):
+        if not self.first:
+            time.sleep(0.3)
+        self.first, data = False, b"1,2\\n" * (len(into) // 4)
+        into[: len(data)] = data
+        return len(data)
+
+reader = csv.open_csv(pa.PythonFile(Slow(), mode="r"), read_options=csv.ReadOptions(block_size=4096))
+print(reader.read_next_batch().num_rows)
+leave(SystemExit(eval(sys.argv[1])))
+"""
+"""A program that ends while a thread of Arrow still calls Python."""
+
+
+@pytest.mark.parametrize(("code", "expected", "said"), [("3", 3, ""), ("None", 0, ""), ("'why'", 1, "why\n")])
+def test_a_thread_that_outlives_the_command_does_not_change_its_exit_code(code: str, expected: int, said: str) -> None:
+    """The end of the interpreter would abort under such a thread; the command prints what it has to say and ends with its own exit code."""
+    done = subprocess.run([sys.executable, "-c", ABORTS, code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (expected, "1023\n", said)
+    if sys.version_info >= (3, 14):  # there such a thread waits forever, and Arrow for it
+        return
+    program = ABORTS.replace("\nleave(", "\nsys.exit(").replace("SystemExit(", "(")
+    aborted = subprocess.run([sys.executable, "-c", program, code], capture_output=True, text=True, check=False, timeout=60)
+    assert aborted.returncode < 0, "this program would show nothing: Python itself ends it well"
+
+
 def completed(words: str) -> str:
     """What bash is given for this line."""
     count = len(shlex.split(words)) if words.endswith(" ") else len(shlex.split(words)) - 1
     environment = {**os.environ, "_DEDUP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(count)}
-    program = [sys.executable, "-c", "from dedup.cli import main; main()"]
+    program = [sys.executable, "-c", "from dedup.cli import program; program()"]
     return subprocess.run(program, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, SinkMismatch, StoreUnavailable
+from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict, ConfigError, SinkMismatch, StoreUnavailable
 from checkpoint.head import Head, Spent
 from deadletter import outage
 from deadletter.crashes import MAX_DEATHS, CrashMarker, untried
@@ -357,6 +357,24 @@ def test_what_spark_cannot_plan_is_not_waited_for() -> None:
     assert may_pass(ConnectionRefusedError("no answer"), NO_BUDGET)
     assert may_pass(OSError(28, "disk full"), NO_BUDGET)
     assert not may_pass(ValueError("bad"), NO_BUDGET)
+
+
+@pytest.mark.parametrize(("answers", "gone"), [(2, True), (10_000, False)])
+def test_a_spark_that_stops_ran_out_of_memory_only_if_its_jvm_ends(monkeypatch: pytest.MonkeyPatch, answers: int, gone: bool) -> None:
+    """A JVM without memory stops Spark before it ends, and says so meanwhile; where somebody stopped Spark, the JVM goes on."""
+
+    class FromTheJvm(Exception):
+        def __str__(self) -> str:
+            nonlocal answers
+            answers -= 1
+            if answers < 0:
+                raise ConnectionRefusedError
+            return "Job 0 cancelled because SparkContext was shut down"
+
+    monkeypatch.setattr(outage, "ENDING_SECONDS", 0.3)
+    with pytest.raises(BatchTooLarge if gone else FromTheJvm) as told, outage.naming_limits("shop batch 7"):
+        raise FromTheJvm
+    assert not gone or ("has ended" in str(told.value) and "spark.driver.memory" in str(told.value))
 
 
 def test_an_error_that_stays_is_told_once_and_then_by_the_time_that_is_left(

@@ -24,6 +24,9 @@ from deadletter.classify import classify, outlasted
 TRANSIENT, PERMANENT, SYSTEMIC = ErrorClass.TRANSIENT, ErrorClass.PERMANENT, ErrorClass.SYSTEMIC
 
 
+NO_SCHEDULER = 'because the return value of "org.apache.spark.SparkContext.dagScheduler()" is null'
+
+
 def show(value: object) -> str:
     """A test id: the type of an error with its text."""
     return f"{type(value).__name__} {value}"[:60] if isinstance(value, BaseException) else str(value)
@@ -136,6 +139,8 @@ STAGE = (
         (spark.SparkRuntimeException("[USER_RAISED_EXCEPTION] no"), PERMANENT),
         (spark.PySparkTypeError("field id: IntegerType() can not accept object 'a'"), PERMANENT),
         (spark.UnknownException("java.lang.IllegalStateException: SparkContext was shut down"), SYSTEMIC),
+        (spark.UnknownException(NO_SCHEDULER), SYSTEMIC),
+        (spark.UnknownException("Task 2 rejected from java.util.concurrent.ThreadPoolExecutor@12a[Shutting down, "), SYSTEMIC),
         (Py4JNetworkError("Answer from Java side is empty"), SYSTEMIC),
         (
             java(CALL + "io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict"),
