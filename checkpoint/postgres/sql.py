@@ -21,6 +21,11 @@ _HEADER = re.compile(r"^-- name: (\w+)\n((?:--.*\n)+)", re.MULTILINE)
 OLDEST_SERVER = 140000
 """PostgreSQL 14: the first one with multiranges."""
 
+OLDEST_SCHEMA = 8
+"""Where this library may not migrate, it works on tables from this migration on. A statement that needs a later one raises it."""
+
+_COMPATIBLE = re.compile(r"^-- Compatible with libraries from migration (\d+) on\.$", re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Migration:
@@ -34,6 +39,32 @@ class Migration:
     def checksum(self) -> str:
         """SHA-256 of the file: a file that was applied never changes."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def file(self) -> str:
+        """Name of the file without its ending."""
+        return f"{self.version:04d}_{self.name}"
+
+    @property
+    def note(self) -> dict[str, int | str]:
+        """What is written when it is applied: the parameters of `add_schema_version`."""
+        return {"version": self.version, "name": self.name, "checksum": self.checksum, "compatible_with": self.compatible_with}
+
+    @property
+    def compatible_with(self) -> int:
+        """Libraries whose last migration is this one, or a later one, work on the tables as they are afterwards.
+
+        By default its own number: it stops older libraries (StateTooNew). One that only adds what they do not need, such as a column with a
+        default or a table, says so in a line of its file: `-- Compatible with libraries from migration 8 on.`
+        """
+        told = _COMPATIBLE.search(self.text)
+        return int(told[1]) if told else self.version
+
+
+@dataclass(frozen=True)
+class _Applied:
+    checksum: str
+    compatible_with: int
 
 
 @dataclass(frozen=True)
@@ -119,16 +150,26 @@ def migrate(connection: Connection, schema: str) -> list[str]:
 
     Crash: each migration is applied as a whole or not at all; the next call goes on with the first missing one.
     """
-    sql, applied = Statements(schema), []
+    sql, done = Statements(schema), []
     with translating(f"Migrating schema {schema!r}"):
         _check_server(connection, sql, schema)
         for migration in migrations():
             with connection.transaction():
                 connection.execute(sql["migration_lock"], {"schema": schema})
                 _make_schema(connection, sql, schema)
-                if _apply(connection, sql, migration, schema):
-                    applied.append(f"{migration.version:04d}_{migration.name}")
-    return applied
+                if migration in _missing(_applied(connection, sql), schema):
+                    connection.execute(filled(migration, schema))
+                    connection.execute(sql["add_schema_version"], migration.note)
+                    done.append(migration.file)
+    return done
+
+
+def missing(connection: Connection, schema: str) -> list[str]:
+    """The names of what `migrate` would apply. Reads only."""
+    sql = Statements(schema)
+    with translating(f"Looking at schema {schema!r}"):
+        has_versions = _check_server(connection, sql, schema)[1]
+        return [migration.file for migration in _missing(_applied(connection, sql) if has_versions else {}, schema)]
 
 
 def _make_schema(connection: Connection, sql: Statements, schema: str) -> None:
@@ -139,19 +180,16 @@ def _make_schema(connection: Connection, sql: Statements, schema: str) -> None:
         connection.execute(sql["make_schema_version"], {})
 
 
-def _apply(connection: Connection, sql: Statements, migration: Migration, schema: str) -> bool:
-    versions = _versions(connection, sql)
-    _refuse_newer(versions, schema)
-    if migration.version in versions:
-        if versions[migration.version] != migration.checksum:
+def _missing(applied: dict[int, _Applied], schema: str) -> list[Migration]:
+    """Those that are not applied. Raises StateTooNew, and StoreError where one was applied with another text."""
+    _refuse_newer(applied, schema)
+    for migration in migrations():
+        if migration.version in applied and applied[migration.version].checksum != migration.checksum:
             raise StoreError(
-                f"Migration {migration.version:04d}_{migration.name} of schema {schema!r} was applied with other SQL than this version of "
-                "dedup has. Install the version of dedup that applied it."
+                f"Migration {migration.file} of schema {schema!r} was applied with other SQL than this version of dedup has. Install the "
+                "version of dedup that applied it."
             )
-        return False
-    connection.execute(filled(migration, schema))
-    connection.execute(sql["add_schema_version"], {"version": migration.version, "name": migration.name, "checksum": migration.checksum})
-    return True
+    return [migration for migration in migrations() if migration.version not in applied]
 
 
 def migration_sql(schema: str) -> str:
@@ -159,9 +197,9 @@ def migration_sql(schema: str) -> str:
     own = [queries()[name].text.replace("{schema}", quoted(schema)) + ";" for name in ("make_schema", "make_schema_version")]
     parts = ["begin;", *own]
     for migration in migrations():
-        values = f"({migration.version}, '{migration.name}', '{migration.checksum}')"
-        note = f"insert into {quoted(schema)}.schema_version (version, name, checksum) values {values};"
-        parts += [f"-- {migration.version:04d}_{migration.name}", filled(migration, schema).decode(), note]
+        values = f"({migration.version}, '{migration.name}', '{migration.checksum}', {migration.compatible_with})"
+        note = f"insert into {quoted(schema)}.schema_version (version, name, checksum, compatible_with) values {values};"
+        parts += [f"-- {migration.file}", filled(migration, schema).decode(), note]
     return "\n\n".join([*parts, "commit;\n"])
 
 
@@ -175,11 +213,14 @@ def roles_sql(schema: str) -> str:
 
 
 def ensure(connection: Connection, schema: str, *, auto: bool) -> None:
-    """Check that the tables are of this version; migrate if `auto` and the role may.
+    """Check that this library works on the tables; migrate if `auto` and the role may.
+
+    Tables of a newer library pass where its migrations say so, and tables of an older one from OLDEST_SCHEMA on: instances of two versions
+    run beside each other.
 
     Raises:
-        SchemaOutdated: older or missing, and not to be changed from here: run `dedup migrate`.
-        StateTooNew: written by a newer library.
+        SchemaOutdated: too old or missing, and not to be changed from here: run `dedup migrate`.
+        StateTooNew: written by a newer library, and not for this one.
     """
     sql = Statements(schema)
     with translating(f"Looking at schema {schema!r}"):
@@ -188,16 +229,16 @@ def ensure(connection: Connection, schema: str, *, auto: bool) -> None:
             raise StoreError(
                 f"This role may not use schema {schema!r}. Run: GRANT USAGE ON SCHEMA {quoted(schema)} TO ...; see docs/how-to/postgres.md."
             )
-        versions = _versions(connection, sql) if exists else {}
-    _refuse_newer(versions, schema)
-    if max(versions, default=0) == latest_version():
+        applied = _applied(connection, sql) if exists else {}
+    _refuse_newer(applied, schema)
+    if (version := max(applied, default=0)) >= latest_version():
         return
-    if not (auto and may_change):
+    if auto and may_change:
+        migrate(connection, schema)
+    elif version < OLDEST_SCHEMA:
         raise SchemaOutdated(
-            f"Schema {schema!r} is at version {max(versions, default=0)}, this library needs {latest_version()}. "
-            f"Run `dedup migrate` as a role that may change it."
+            f"Schema {schema!r} is at version {version}, this library needs {OLDEST_SCHEMA}. Run `dedup migrate` as a role that may change it."
         )
-    migrate(connection, schema)
 
 
 def _check_server(connection: Connection, sql: Statements, schema: str) -> tuple[bool, bool, bool, bool]:
@@ -209,12 +250,14 @@ def _check_server(connection: Connection, sql: Statements, schema: str) -> tuple
     return has_schema, has_versions, may_change, may_use
 
 
-def _versions(connection: Connection, sql: Statements) -> dict[int, str]:
-    return {version: checksum for version, _, checksum in connection.execute(sql["schema_versions"], {}).fetchall()}
+def _applied(connection: Connection, sql: Statements) -> dict[int, _Applied]:
+    return {version: _Applied(*told) for version, *told in connection.execute(sql["schema_versions"], {}).fetchall()}
 
 
-def _refuse_newer(versions: dict[int, str], schema: str) -> None:
-    if max(versions, default=0) > latest_version():
+def _refuse_newer(applied: dict[int, _Applied], schema: str) -> None:
+    needed = max((one.compatible_with for one in applied.values()), default=0)
+    if needed > latest_version():
         raise StateTooNew(
-            f"Schema {schema!r} is at version {max(versions)}, this library knows {latest_version()}. Upgrade this installation of dedup."
+            f"Schema {schema!r} is at version {max(applied)}, which needs a library that knows version {needed}; this one knows "
+            f"{latest_version()}. Upgrade this installation of dedup."
         )

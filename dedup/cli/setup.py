@@ -11,6 +11,7 @@ import dedup
 from checkpoint.errors import SchemaOutdated
 from dedup.cli.exits import found
 from dedup.cli.show import AsJson, print_json
+from dedup.core.store import Store
 from dedup.urls import StoreUrl, is_postgres, open_store, postgres_schema
 
 UP_TO_DATE = "The state is up to date."
@@ -64,10 +65,10 @@ def migrate(
         text = _migration_sql(store, roles=roles)
         print_json({"sql": text}) if as_json else typer.echo(text)
         return
-    if check:
-        _check(store, as_json)
-        return
     opened = open_store(store, new=True)
+    if check:
+        _check(opened, store, as_json)
+        return
     steps = opened.migrate()
     if as_json:
         print_json({"applied": steps})
@@ -78,14 +79,17 @@ def migrate(
         typer.echo(_nothing_to_apply(store, opened.consumers()))
 
 
-def _check(store: str, as_json: bool) -> None:
+def _check(opened: Store, store: str, as_json: bool) -> None:
     try:
-        consumers = open_store(store, new=True).consumers()
+        steps = opened.migrate(dry_run=True)
+        why = f"{', '.join(steps)} {'is' if len(steps) == 1 else 'are'} not applied. Run `dedup migrate`." if steps else None
     except SchemaOutdated as outdated:
-        print_json({"up_to_date": False, "why": str(outdated)}) if as_json else typer.echo(f"needs a migration: {outdated}")
-        found(wrong=True)
+        why = str(outdated)
+    if as_json:
+        print_json({"up_to_date": why is None, "why": why})
     else:
-        print_json({"up_to_date": True, "why": None}) if as_json else typer.echo(_nothing_to_apply(store, consumers))
+        typer.echo(f"needs a migration: {why}" if why else _nothing_to_apply(store, opened.consumers()))
+    found(wrong=why is not None)
 
 
 def _nothing_to_apply(store: str, consumers: Collection[str]) -> str:

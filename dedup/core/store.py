@@ -98,8 +98,12 @@ class Store(LetterStore, Protocol):
     on_step: Callable[[str], None]  # called with each name right before the step acts
     default_max_events: ClassVar[int]
 
-    def migrate(self) -> list[str]:
-        """Bring the state to this library's version; returns what was applied. Safe to call twice, and twice at once."""
+    def migrate(self, *, dry_run: bool = False) -> list[str]:
+        """Bring the state to this library's version; returns what was applied. Safe to call twice, and twice at once.
+
+        Args:
+            dry_run: change nothing; returns what would be applied.
+        """
 
     def begin(self, consumer: str, epoch: int, claim: Claim | None = None) -> AbstractContextManager[Transaction]:
         """Open the transaction of one chunk.

@@ -4,7 +4,8 @@ Sections, so that old days of one can be dropped by metadata alone: `log` (heade
 (reservations), `held` (reservations of keys that a dead letter holds, and which keys were freed), `order` (blocked sequences). The header
 is one JSON document per decision: it is the decision. Batch records are documents beside it.
 
-Promises that a header of another state version is refused, and that a header read back equals the one written. Called by the consumer
+Promises that a header of a state version that this library does not know how to go on with is refused, and that a header read back equals
+the one written. Called by the consumer
 state.
 """
 
@@ -69,7 +70,14 @@ LogRow = tuple[str, str | None, str | None, int | None, str]
 """kind, source, topic, partition, doc"""
 
 STATE_VERSION = 4
-"""Version of everything this package keeps: ledger columns, headers, dead letter events. Any other version is refused."""
+"""Version of everything this package keeps: ledger columns, headers, dead letter events."""
+
+OLDEST_STATE = 4
+"""This library works on what versions from this one on have written."""
+
+COMPATIBLE_WITH = 4
+"""Libraries that know this version work on what this one writes. A version that only adds names to the header's document leaves it: an older
+library carries them on from decision to decision (`Header.later`). Whatever else changes raises it, and stops them (StateTooNew)."""
 
 _PLAIN_OF_HEADER = (
     *("kind", "attempt", "after", "follows", "generation_since", "keyspace_since", "summary", "purged_before", "reserved", "freed"),
@@ -356,6 +364,7 @@ class Header:
     freed: int = 0  # keys that it freed
     by: str = ""
     reason: str = ""
+    later: Mapping[str, Any] = field(default_factory=dict)  # what a newer library has added, as it stands in the document
 
     @property
     def seq(self) -> int:
@@ -375,7 +384,7 @@ class Header:
     def from_json(cls, text: str) -> Header:
         """The inverse of `to_json`. Raises StateTooNew, SchemaOutdated."""
         value = json.loads(text)
-        _require_version(value["v"], value["head"]["consumer"])
+        _require_version(value["v"], value.get("compatible_with", value["v"]), value["head"]["consumer"])
         return _decode(value)
 
     def following(self, kind: str, attempt: str, now: dt.datetime, **changes: Any) -> Header:
@@ -385,11 +394,11 @@ class Header:
         return replace(self, **(alone | told | changes))
 
 
-def _require_version(version: int, consumer: str) -> None:
+def _require_version(version: int, compatible_with: int, consumer: str) -> None:
     told = f"The ledger of consumer {consumer!r} was written with state version {version}; this library knows {STATE_VERSION}."
-    if version > STATE_VERSION:
+    if compatible_with > STATE_VERSION:
         raise StateTooNew(f"{told} Upgrade this installation of dedup.")
-    if version < STATE_VERSION:
+    if version < OLDEST_STATE:
         raise SchemaOutdated(
             f"{told} The versions are incompatible, and there is no conversion. "
             "Use a new store folder and a new consumer, or the older version of dedup that wrote it."
@@ -403,7 +412,9 @@ def first_header(consumer: str) -> Header:
 
 def _encode(h: Header) -> dict[str, Any]:
     return {
+        **h.later,
         "v": STATE_VERSION,
+        "compatible_with": COMPATIBLE_WITH,
         "kind": h.kind,
         "attempt": h.attempt,
         "after": h.after,
@@ -445,6 +456,7 @@ def _decode(value: dict[str, Any]) -> Header:
         marks={name: Mark(**mark) for name, mark in value["marks"].items()},
         pending=tuple(value["pending"]),
         dropped=tuple((int(seq), name) for seq, name in value["dropped"]),
+        later={name: told for name, told in value.items() if name not in _NAMES},
     )
 
 
@@ -493,6 +505,10 @@ def _micros(moment: dt.datetime | None) -> int | None:
 
 def _moment(micros: int | None) -> dt.datetime | None:
     return None if micros is None else _EPOCH + dt.timedelta(microseconds=micros)
+
+
+_NAMES = frozenset(_encode(first_header("")))
+"""Of the header's document, as this version knows it."""
 
 
 def batch_docs(batches: pa.Table | None) -> Iterator[tuple[str, str, int, str]]:

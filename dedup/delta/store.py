@@ -197,7 +197,7 @@ class DeltaStore(Joins):
     def __repr__(self) -> str:
         return f"DeltaStore({self.path!r}{', engine=spark' * (self._states.engine.name == SPARK)})"
 
-    def migrate(self) -> list[str]:
+    def migrate(self, *, dry_run: bool = False) -> list[str]:
         """Check that this library knows the state of every consumer. There is nothing to apply: each ledger is made by its first decision.
 
         Raises:
@@ -205,10 +205,6 @@ class DeltaStore(Joins):
         """
         for consumer in self.consumers():
             self.head(consumer)
-        return []
-
-    def pending(self) -> list[str]:
-        """What `migrate` would apply: nothing."""
         return []
 
     def take_epoch(

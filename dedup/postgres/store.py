@@ -320,12 +320,21 @@ class PostgresStore(Reads, Joins):
     def __repr__(self) -> str:
         return f"PostgresStore({redacted(self.dsn)!r}, schema={self.schema!r})"
 
-    def migrate(self) -> list[str]:
+    def migrate(self, *, dry_run: bool = False) -> list[str]:
         """Bring the tables to this library's version; returns the names of what was applied. Safe to call twice, and twice at once.
+
+        Args:
+            dry_run: change nothing; returns the names of what would be applied.
+
+        Raises:
+            StateTooNew: a newer library made the tables, and says that this one does not work on them.
+            StoreError: another SQL was applied under the name of a migration.
 
         Crash: each migration is applied as a whole or not at all.
         """
         with self._pool.borrow() as connection:
+            if dry_run:
+                return sql.missing(connection, self.schema)
             applied = sql.migrate(connection, self.schema)
         self._ready = True
         return applied

@@ -119,25 +119,28 @@ comment on table {schema}.letter_count is
 alter table {schema}.letter_count replica identity full;
 create index letter_count_group on {schema}.letter_count (fingerprint, kind, consumer, status, failed_on);
 
+create type {schema}.letter_change as (consumer text, fingerprint text, kind text, status text, failed_on date, letters bigint);
+comment on type {schema}.letter_change is 'A row for letter_count; no row of it, so that the table may get more columns.';
+
 create function {schema}.count_letters() returns trigger
     language plpgsql security definer set search_path = {schema}, pg_temp
 as $body$
 declare
-    changes letter_count[];
+    changes letter_change[];
 begin
     if tg_op = 'TRUNCATE' then
         delete from letter_count;
         return null;
     elsif tg_op = 'INSERT' then
-        select array_agg(g::letter_count) into changes from (
+        select array_agg(g::letter_change) into changes from (
             select consumer, fingerprint, kind, status, (last_failed_at at time zone 'UTC')::date, count(*) from new_letters group by 1, 2, 3, 4, 5
         ) g;
     elsif tg_op = 'DELETE' then
-        select array_agg(g::letter_count) into changes from (
+        select array_agg(g::letter_change) into changes from (
             select consumer, fingerprint, kind, status, (last_failed_at at time zone 'UTC')::date, -count(*) from old_letters group by 1, 2, 3, 4, 5
         ) g;
     else
-        select array_agg(g::letter_count) into changes from (
+        select array_agg(g::letter_change) into changes from (
             select consumer, fingerprint, kind, status, (last_failed_at at time zone 'UTC')::date, sum(n)::bigint
             from (
                 select consumer, fingerprint, kind, status, last_failed_at, 1 as n from new_letters
@@ -154,11 +157,11 @@ end
 $body$;
 comment on function {schema}.count_letters() is 'Append to letter_count what a statement changed.';
 
-create function {schema}.add_letter_counts(changes {schema}.letter_count[]) returns void
+create function {schema}.add_letter_counts(changes {schema}.letter_change[]) returns void
     language sql set search_path = {schema}, pg_temp
 as $body$
 with added as (
-    insert into letter_count select * from unnest(changes) returning *
+    insert into letter_count (consumer, fingerprint, kind, status, failed_on, letters) select * from unnest(changes) returning *
 ), many as materialized (
     -- Of one count in sixteen, few rows are made of many. A fixed snapshot could meet rows that are gone, so only at READ COMMITTED.
     select * from added where random() < 0.0625 and current_setting('transaction_isolation') = 'read committed'
@@ -173,7 +176,7 @@ with added as (
 insert into letter_count
 select consumer, fingerprint, kind, status, failed_on, sum(letters) from old group by 1, 2, 3, 4, 5 having sum(letters) <> 0;
 $body$;
-comment on function {schema}.add_letter_counts({schema}.letter_count[]) is
+comment on function {schema}.add_letter_counts({schema}.letter_change[]) is
     'Append to letter_count and, now and then, make one row of the many of a count: what is deleted and what is added is one statement.';
 
 create trigger count_inserted after insert on {schema}.dead_letter
@@ -234,4 +237,4 @@ cross join lateral (
 comment on view {schema}.blocked_by_letter is 'Blocked sequences: the letter that has to be dealt with first, and how many wait behind it.';
 
 revoke all on function {schema}.count_letters() from public;
-revoke all on function {schema}.add_letter_counts({schema}.letter_count[]) from public;
+revoke all on function {schema}.add_letter_counts({schema}.letter_change[]) from public;

@@ -1,7 +1,7 @@
 -- name: schema_versions
 -- The migrations that were applied, with the checksum of each file.
 -- Read under the migration lock before anything is applied, so that two migrations at once do the work once.
-select version, name, checksum from {schema}.schema_version order by version;
+select version, checksum, compatible_with from {schema}.schema_version order by version;
 
 -- name: make_schema
 -- Create the schema.
@@ -15,6 +15,7 @@ create table if not exists {schema}.schema_version (
     version int primary key,
     name text not null,
     checksum text not null,
+    compatible_with int not null,
     applied_at timestamptz not null default clock_timestamp(),
     applied_by text not null default current_user
 );
@@ -22,7 +23,8 @@ create table if not exists {schema}.schema_version (
 -- name: add_schema_version
 -- Note that a migration was applied.
 -- In the transaction of the migration itself: either both are true or neither.
-insert into {schema}.schema_version (version, name, checksum) values (%(version)s, %(name)s, %(checksum)s);
+insert into {schema}.schema_version (version, name, checksum, compatible_with)
+values (%(version)s, %(name)s, %(checksum)s, %(compatible_with)s);
 
 -- name: schema_state
 -- Whether the schema and its list of migrations exist, and whether this role may create or change them.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -116,11 +118,42 @@ def test_a_newer_state_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch)
     from dedup.delta import ledger as header
 
     with monkeypatch.context() as patch:
-        patch.setattr(header, "STATE_VERSION", header.STATE_VERSION + 1)
+        newer = header.STATE_VERSION + 1
+        for name in ("STATE_VERSION", "COMPATIBLE_WITH"):
+            patch.setattr(header, name, newer)
         kit.epoch(open_store(folder))
     for act in (DeltaStore.migrate, kit.epoch):
         with pytest.raises(StateTooNew, match="Upgrade"):
             act(open_store(folder))
+
+
+def test_a_newer_state_that_only_adds_to_the_header_is_gone_on_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two versions take turns on one ledger: the older one carries on what it does not know, the newer one finds it again."""
+    from dedup.delta import ledger as header
+
+    newer = header.STATE_VERSION + 1
+
+    def latest() -> header.Header:
+        rows = DeltaTable(ledger(folder).table_uri).to_pyarrow_table().to_pylist()
+        return max((header.Header.from_json(row["doc"]) for row in rows if row["kind"] == header.HEADER), key=lambda h: h.seq)
+
+    def encode(h: header.Header) -> dict[str, Any]:
+        return {**plain(h), "v": newer, "added": {"since": 7}}
+
+    plain = header._encode
+    with monkeypatch.context() as patch:
+        patch.setattr(header, "_encode", encode)
+        store = open_store(folder)
+        kit.process(store, kit.epoch(store), kit.events([1], 1), 1)
+    store = open_store(folder)
+    assert store.migrate() == [] and latest().later == {"added": {"since": 7}}
+    kit.process(store, kit.epoch(store), kit.events([2], 2), 2)
+    assert latest().later == {"added": {"since": 7}} and json.loads(latest().to_json())["v"] == header.STATE_VERSION
+    with monkeypatch.context() as patch:
+        patch.setattr(header, "STATE_VERSION", newer)
+        store = open_store(folder)
+        kit.process(store, kit.epoch(store), kit.events([3], 3), 3)
+    assert open_store(folder).problems(kit.NAME) == [] and open_store(folder).reserved(kit.NAME) == 3
 
 
 def test_an_older_state_is_refused_before_anything_is_compared_or_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +161,8 @@ def test_an_older_state_is_refused_before_anything_is_compared_or_written(folder
     from dedup.delta import ledger as header
 
     with monkeypatch.context() as patch:
-        patch.setattr(header, "STATE_VERSION", 3)
+        for name in ("STATE_VERSION", "OLDEST_STATE", "COMPATIBLE_WITH"):
+            patch.setattr(header, name, 3)
         store = open_store(folder)
         kit.process(store, kit.epoch(store), kit.events([1]))
     before, sinks = ledger(folder).version(), DeltaTable(str(folder / "orders")).version()

@@ -186,7 +186,7 @@ def test_without_auto_migrate_nothing_is_created(postgres: str) -> None:
 def test_state_of_a_newer_library_is_refused(postgres: str) -> None:
     """By first use and by migrate alike."""
     PostgresStore(postgres).migrate()
-    run(postgres, "insert into dedup.schema_version (version, name, checksum) values (9999, 'later', 'x')")
+    run(postgres, "insert into dedup.schema_version (version, name, checksum, compatible_with) values (9999, 'later', 'x', 9999)")
     for call in (PostgresStore(postgres).migrate, PostgresStore(postgres).consumers):
         with pytest.raises(StateTooNew, match=f"9999.*{latest_version()}"):
             call()
