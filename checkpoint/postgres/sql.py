@@ -237,7 +237,8 @@ def ensure(connection: Connection, schema: str, *, auto: bool) -> None:
         migrate(connection, schema)
     elif version < OLDEST_SCHEMA:
         raise SchemaOutdated(
-            f"Schema {schema!r} is at version {version}, this library needs {OLDEST_SCHEMA}. Run `dedup migrate` as a role that may change it."
+            f"Schema {schema!r} is at version {version}, this library needs {OLDEST_SCHEMA}. "
+            "Run `dedup migrate` as a role that may change it."
         )
 
 

@@ -76,8 +76,8 @@ OLDEST_STATE = 4
 """This library works on what versions from this one on have written."""
 
 COMPATIBLE_WITH = 4
-"""Libraries that know this version work on what this one writes. A version that only adds names to the header's document leaves it: an older
-library carries them on from decision to decision (`Header.later`). Whatever else changes raises it, and stops them (StateTooNew)."""
+"""Libraries that know this version work on what this one writes. A version that only adds names to the header's document leaves it: an
+older library carries them on from decision to decision (`Header.later`). Whatever else changes raises it: it stops them (StateTooNew)."""
 
 _PLAIN_OF_HEADER = (
     *("kind", "attempt", "after", "follows", "generation_since", "keyspace_since", "summary", "purged_before", "reserved", "freed"),

@@ -31,6 +31,20 @@ _SIMULATION = "tests/simulation/test_simulation.py::test_no_schedule_of_crashes_
 MUTANTS = (
     # planning and decision: both stores
     Mutant(
+        "a newer library's tables are worked on, whatever they say",
+        "checkpoint/postgres/sql.py",
+        "    if needed > latest_version():\n",
+        "    if False:\n",
+        "tests/stores/postgres/test_postgres_versions.py::test_a_newer_schema_that_does_not_say_so_is_refused",
+    ),
+    Mutant(
+        "a change of letters is a row of their table",
+        "sql/postgres/0003_dead_letters.sql",
+        "    changes letter_change[];",
+        "    changes letter_count[];",
+        "tests/stores/postgres/test_postgres_versions.py::test_an_instance_goes_on_while_another_version_migrates_and_takes_over",
+    ),
+    Mutant(
         "what a purge took compares >= for >",
         "dedup/core/planning.py",
         "due[rows] &= index.numbers[rows] > head.floors.get(",

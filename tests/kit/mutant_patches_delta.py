@@ -52,6 +52,13 @@ DELTA = (
         _DELIVERY + "test_a_duplicate_in_the_next_batch_or_another_partition_is_dropped",
     ),
     Mutant(
+        "an older library forgets what a newer one has added",
+        "dedup/delta/ledger.py",
+        "        **h.later,\n",
+        "",
+        "tests/stores/delta/test_delta_damage.py::test_a_newer_state_that_only_adds_to_the_header_is_gone_on_with",
+    ),
+    Mutant(
         "only the newest decision is published",
         "dedup/delta/commit.py",
         "for seq in sorted(self.state.pending):",

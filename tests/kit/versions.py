@@ -32,7 +32,7 @@ def next_library(schema: str = "dedup", *, compatible: bool = True) -> Iterator[
     later = sql.Migration(known[-1].version + 1, "wider", WIDER.format(first=known[-1].version, name=schema))
     if not compatible:
         later = sql.Migration(later.version, later.name, later.text.split("\n", 1)[1])
-    with mock.patch.object(sql, "migrations", lambda: (*known, later)):
+    with mock.patch.object(sql, "migrations", return_value=(*known, later)):
         yield later
 
 
