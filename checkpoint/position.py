@@ -94,6 +94,12 @@ class Ranges:
         """The ranges as values."""
         return tuple(map(Range, self.firsts.tolist(), self.lasts.tolist()))
 
+    @property
+    def pairs(self) -> list[list[int]]:
+        """The same for JSON: first and last of each."""
+        both: list[list[int]] = np.column_stack((self.firsts, self.lasts)).tolist()
+        return both
+
     def __bool__(self) -> bool:
         return len(self.firsts) > 0
 
@@ -164,6 +170,11 @@ class GrowingRanges:
         while len(self._pieces) > 1 and len(self._pieces[-2].firsts) <= 2 * len(self._pieces[-1].firsts):
             last = self._pieces.pop()
             self._pieces[-1] |= last
+
+    @property
+    def pieces(self) -> int:
+        """How many ranges it holds: those of `whole`, and of overlaps more."""
+        return sum(len(piece.firsts) for piece in self._pieces)
 
     def within(self, first: int, last: int) -> Ranges:
         """What is there of the numbers from first to last, both included."""

@@ -32,7 +32,6 @@ from dedup.delta.ledger import (
     KEYS,
     LOG,
     ORDER,
-    SUMMARY,
     Header,
     LogRow,
     Mark,
@@ -157,9 +156,7 @@ def write_files(state: ConsumerState, decision: Decision) -> list[Add]:
     Crash: no commit names these files; they are invisible, and a full VACUUM removes them.
     """
     header, day = decision.header, decision.header.committed_at.date()
-    rows: list[LogRow] = [(HEADER, None, None, None, header.to_json())]
-    if header.summary == header.seq:
-        rows.append((SUMMARY, None, None, None, state.summary()))
+    rows: list[LogRow] = [(HEADER, None, None, None, header.to_json()), *state.positions(header)]
     rows.extend((BATCH, *doc) for doc in batch_docs(decision.batches) if decision.batches is not None)
     adds = state.ledger.write(LOG, day, log_rows(header.seq, rows))
     kept, held = (reservations(header.seq, keys["key"], keys["payload_hash"]) for keys in (decision.keys, decision.held))

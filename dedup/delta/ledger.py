@@ -36,7 +36,7 @@ from dedup.delta.storage import DELTA_RS, StorageOptions, filesystem
 from dedup.delta.tables import version_of
 
 LOG, KEYS, HELD, ORDER = "log", "keys", "held", "order"
-HEADER, BATCH, SUMMARY, RESERVATION, FREED = "header", "batch", "summary", "reservation", "freed"
+HEADER, BATCH, SUMMARY, STRETCH, RESERVATION, FREED = "header", "batch", "summary", "stretch", "reservation", "freed"
 
 SCHEMA = pa.schema(
     [

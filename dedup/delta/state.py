@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,13 +23,12 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import Fenced, PartitionLost, PublicationStuck, StoreRestored, StoreUnavailable, command
 from checkpoint.head import Claim, Head
-from checkpoint.position import GrowingRanges, Partition, Ranges
+from checkpoint.position import Partition, Ranges
 from deadletter.store import KEYS as KEYS_SCHEMA
 from dedup.delta import tables
 from dedup.delta.engine import Engine
 from dedup.delta.keys import Bool, KeyIndex
 from dedup.delta.ledger import (
-    BATCH,
     FREED,
     HEADER,
     HELD,
@@ -42,15 +40,19 @@ from dedup.delta.ledger import (
     Header,
     Ledger,
     LedgerFile,
+    LogRow,
     Mark,
     first_header,
 )
+from dedup.delta.seen import Place, SeenPositions, Stretch, positions_of
 from dedup.delta.sequences import Sequences, from_ledger
 from dedup.delta.sinks import Sinks
 from dedup.delta.storage import join, safe_name
 
 SUMMARY_EVERY = 200
 """Decisions between two summaries of seen positions: what a starting process reads of the log at most."""
+
+_OF_POSITIONS = ("kind", "source", "topic", "partition", "doc")
 
 FREED_ROWS = pa.schema([pa.field("key", pa.binary()), pa.field("seq", pa.int64())])
 """Keys, and the newest decision that freed each."""
@@ -77,7 +79,7 @@ class ConsumerState:
         self.marks: dict[str, Mark] = {}
         self.index = KeyIndex()
         self.sequences = Sequences()
-        self._seen: dict[tuple[Partition, int], GrowingRanges] = {}
+        self._seen = SeenPositions(self._stretch)
         self._damage: str | None = None
         self.agreement.forget()
 
@@ -194,8 +196,16 @@ class ConsumerState:
     def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
         """Positions within the spans that batch records since the last reset hold as seen, for the current incarnations."""
         lives = self.header.head.incarnations
-        found = {p: self._seen.get((p, lives.get((p.source, p.topic), 0))) for p in spans}
-        return {p: ranges for p, seen in found.items() if seen and (ranges := seen.within(*spans[p]))}
+        found = {p: self._seen.within(Place(p, lives.get((p.source, p.topic), 0)), *span) for p, span in spans.items()}
+        return {p: ranges for p, ranges in found.items() if ranges}
+
+    def _stretch(self, place: Place, stretch: Stretch) -> Ranges:
+        assert self.table is not None
+        files = [f for f in self.ledger.files(self.table) if f.section == LOG and f.first <= stretch.seq <= f.last]
+        found = positions_of(self.ledger.read(files, _OF_POSITIONS, stretch.seq - 1), place, stretch)
+        if found is None:
+            raise StoreRestored(self.advice(f"has lost positions that decision {stretch.seq} has kept"))
+        return found
 
     def table_to_write(self) -> DeltaTable:
         """The snapshot that everything known is as of; the ledger is created where there is none. Raises StoreUnavailable."""
@@ -232,17 +242,15 @@ class ConsumerState:
         """Whether the decision `seq` should carry a summary of seen positions."""
         return seq - max(self.header.summary, self.header.keyspace_since) >= SUMMARY_EVERY
 
-    def summary(self) -> str:
-        """All seen positions since the last reset, as a document."""
-        return json.dumps([[*p, life, seen.whole().items] for (p, life), seen in self._seen.items()], separators=(",", ":"))
+    def positions(self, header: Header) -> Iterator[LogRow]:
+        """What a decision writes down of the positions before it."""
+        return self._seen.rows(header.seq, summary=header.summary == header.seq)
 
     def _read(self, files: Sequence[LedgerFile], last: int) -> bool:
         """Take in the decisions after the known ones, up to `last`; False where they follow another one than the known one."""
         known = self.header.seq
         start = known or self._first_needed(files, last)
-        log = self.ledger.read(
-            [f for f in files if f.section == LOG and f.last > start], ["kind", "source", "topic", "partition", "doc"], start
-        )
+        log = self.ledger.read([f for f in files if f.section == LOG and f.last > start], _OF_POSITIONS, start)
         told = log.filter(pc.equal(log["kind"], HEADER))
         headers = {h.seq: h for h in map(Header.from_json, told["doc"].to_pylist())}
         if last not in headers:
@@ -280,18 +288,9 @@ class ConsumerState:
 
     def _take_seen(self, log: pa.Table, *, new_life: bool) -> None:
         if new_life:
-            self._seen = {}
-        rows = log.filter(pc.and_(pc.not_equal(log["kind"], HEADER), pc.greater(log["seq"], self.header.keyspace_since))).sort_by("seq")
-        for row in rows.to_pylist():
-            doc = json.loads(row["doc"])
-            if row["kind"] == BATCH:
-                self._ranges(Partition(row["source"], row["topic"], row["partition"]), doc["incarnation"]).add(doc["seen"])
-            elif row["seq"] == self.header.summary and not self._seen:
-                for source, topic, partition, life, pairs in doc:
-                    self._ranges(Partition(source, topic, partition), life).add(pairs)
-
-    def _ranges(self, partition: Partition, life: int) -> GrowingRanges:
-        return self._seen.setdefault((partition, life), GrowingRanges())
+            self._seen = SeenPositions(self._stretch)
+        counts = pc.and_(pc.not_equal(log["kind"], HEADER), pc.greater(log["seq"], self.header.keyspace_since))
+        self._seen.take_in(log.filter(counts), self.header.summary)
 
     def _take_keys(self, files: Sequence[LedgerFile], known: int) -> None:
         after = max(known, self.header.keyspace_since)
