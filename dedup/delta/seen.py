@@ -31,7 +31,7 @@ _ORDER = {SUMMARY: 0, STRETCH: 1, BATCH: 2}
 """Of the rows of one decision: what it leaves to the ledger are the positions before its own."""
 
 
-class Place(NamedTuple):
+class PartitionLife(NamedTuple):
     """Where positions count: a partition, in one life of its topic."""
 
     partition: Partition
@@ -53,13 +53,13 @@ class SeenPositions:
         load: gives the positions of a stretch; raises StoreUnavailable or StoreRestored.
     """
 
-    def __init__(self, load: Callable[[Place, Stretch], Ranges]) -> None:
+    def __init__(self, load: Callable[[PartitionLife, Stretch], Ranges]) -> None:
         self._load = load
-        self._recent: dict[Place, GrowingRanges] = {}
-        self._older: dict[Place, list[Stretch]] = {}  # ascending in seq
-        self._loaded: dict[tuple[Place, Stretch], Ranges] = {}
+        self._recent: dict[PartitionLife, GrowingRanges] = {}
+        self._older: dict[PartitionLife, list[Stretch]] = {}  # ascending in seq
+        self._loaded: dict[tuple[PartitionLife, Stretch], Ranges] = {}
 
-    def within(self, place: Place, first: int, last: int) -> Ranges:
+    def within(self, place: PartitionLife, first: int, last: int) -> Ranges:
         """Those from first to last, both included. Reads the stretches that are touched."""
         recent = self._recent.get(place)
         near = [stretch for stretch in self._older.get(place, ()) if stretch.first <= last and stretch.last >= first]
@@ -68,7 +68,7 @@ class SeenPositions:
             found = [reduce(or_, found) & Ranges.of([(first, last)])]
         return reduce(or_, found, recent.within(first, last) if recent else Ranges())
 
-    def _positions(self, place: Place, stretch: Stretch) -> Ranges:
+    def _positions(self, place: PartitionLife, stretch: Stretch) -> Ranges:
         if (place, stretch) not in self._loaded:
             read = self._load(place, stretch)
             while len(self._loaded) >= LOADED:
@@ -91,7 +91,7 @@ class SeenPositions:
                 if fresh and row["seq"] == summary:
                     self._begin_with(doc)
                 continue
-            place = Place(Partition(row["source"], row["topic"], row["partition"]), doc["incarnation"])
+            place = PartitionLife(Partition(row["source"], row["topic"], row["partition"]), doc["incarnation"])
             if row["kind"] == BATCH:
                 self._recent.setdefault(place, GrowingRanges()).add(doc["seen"])
             else:
@@ -99,12 +99,12 @@ class SeenPositions:
 
     def _begin_with(self, summary: list[Any]) -> None:
         for source, topic, partition, life, pairs, stretches in summary:
-            place = Place(Partition(source, topic, partition), life)
+            place = PartitionLife(Partition(source, topic, partition), life)
             self._recent[place] = GrowingRanges()
             self._recent[place].add(pairs)
             self._older[place] = [Stretch(*stretch) for stretch in stretches]
 
-    def _leave(self, place: Place, stretch: Stretch) -> None:
+    def _leave(self, place: PartitionLife, stretch: Stretch) -> None:
         older = self._older.setdefault(place, [])
         if not older or older[-1].seq < stretch.seq:  # else the summary has told of it
             older.append(stretch)
@@ -125,7 +125,7 @@ class SeenPositions:
             yield SUMMARY, None, None, None, _json(told)
 
 
-def positions_of(rows: pa.Table, place: Place, stretch: Stretch) -> Ranges | None:
+def positions_of(rows: pa.Table, place: PartitionLife, stretch: Stretch) -> Ranges | None:
     """Those of a stretch, from rows of the log; None where they are not there."""
     for row in rows.to_pylist():
         if row["seq"] == stretch.seq and row["kind"] == STRETCH and (row["source"], row["topic"], row["partition"]) == place.partition:

@@ -44,7 +44,7 @@ from dedup.delta.ledger import (
     Mark,
     first_header,
 )
-from dedup.delta.seen import Place, SeenPositions, Stretch, positions_of
+from dedup.delta.seen import PartitionLife, SeenPositions, Stretch, positions_of
 from dedup.delta.sequences import Sequences, from_ledger
 from dedup.delta.sinks import Sinks
 from dedup.delta.storage import join, safe_name
@@ -196,10 +196,10 @@ class ConsumerState:
     def seen(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, Ranges]:
         """Positions within the spans that batch records since the last reset hold as seen, for the current incarnations."""
         lives = self.header.head.incarnations
-        found = {p: self._seen.within(Place(p, lives.get((p.source, p.topic), 0)), *span) for p, span in spans.items()}
+        found = {p: self._seen.within(PartitionLife(p, lives.get((p.source, p.topic), 0)), *span) for p, span in spans.items()}
         return {p: ranges for p, ranges in found.items() if ranges}
 
-    def _stretch(self, place: Place, stretch: Stretch) -> Ranges:
+    def _stretch(self, place: PartitionLife, stretch: Stretch) -> Ranges:
         assert self.table is not None
         files = [f for f in self.ledger.files(self.table) if f.section == LOG and f.first <= stretch.seq <= f.last]
         found = positions_of(self.ledger.read(files, _OF_POSITIONS, stretch.seq - 1), place, stretch)

@@ -166,7 +166,7 @@ create table {schema}.batch (
 );
 comment on table {schema}.batch is
     'What was decided about positions: per chunk and partition the positions seen, and which were duplicates, skipped or late. '
-    'Below retention merged to one row with query_id '''' and batch_id -1.';
+    'Below retention merged to one row, or to few with very many ranges, with query_id '''' and batch_id -1.';
 create index batch_seen on {schema}.batch (consumer_id, topic_id, incarnation, partition, last_seen);
 create index batch_seq on {schema}.batch (consumer_id, seq);
 

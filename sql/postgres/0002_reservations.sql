@@ -232,40 +232,49 @@ as $body$
 declare
     number int := (select c.id from consumer c where c.name = merge_batches.name);
     horizon timestamptz := (select max(closed_at) from reservation_generation where purged_at is not null);
+    full_from constant int := 500000;
 begin
     if not exists (select from batch b where b.consumer_id = number and b.committed_at <= horizon and (b.query_id, b.batch_id) <> ('', -1)) then
         return false;
     end if;
-    with old as (
-        -- Records since the last reset count together, whatever generation they are of.
-        delete from batch b using consumer c where c.id = number and b.consumer_id = c.id and b.committed_at <= horizon
+    with taken as (
+        -- Records since the last reset count together, whatever generation they are of. A merged one with very many ranges stays as it is: each
+        -- marker of a Kafka transaction leaves a hole, and a value has 1 GB at most.
+        delete from batch b using consumer c
+        where c.id = number and b.consumer_id = c.id and b.committed_at <= horizon
+            and ((b.query_id, b.batch_id) <> ('', -1) or pg_column_size(b.seen) < full_from)
         returning b.*, b.generation >= c.keyspace as living
+    ), old as (
+        select t.*, sum(pg_column_size(t.seen)) over (
+            partition by consumer_id, living, topic_id, incarnation, partition order by first_seen, id
+        ) / full_from as part
+        from taken t
     ), merged as (
-        select consumer_id, living, max(generation) as generation, topic_id, incarnation, partition,
+        select consumer_id, living, part, max(generation) as generation, topic_id, incarnation, partition,
             max(epoch) as epoch, max(seq) as seq, max(committed_at) as committed_at,
             min(first_seen) as first_seen, max(last_seen) as last_seen,
             sum(delivered) as delivered, sum(redelivered) as redelivered, sum(processed) as processed, sum(duplicate) as duplicate,
             sum(skipped_rows) as skipped_rows, sum(dead_lettered) as dead_lettered, sum(reserved) as reserved
         from old
-        group by consumer_id, living, topic_id, incarnation, partition
+        group by consumer_id, living, part, topic_id, incarnation, partition
     ), ranges as (
         -- The exact union: a position that was never delivered must not count as seen, its event may still come. Batches without positions have no ranges.
-        select consumer_id, living, topic_id, incarnation, partition, range_agg(r) as seen
+        select consumer_id, living, part, topic_id, incarnation, partition, range_agg(r) as seen
         from old cross join lateral unnest(old.seen) r
-        group by consumer_id, living, topic_id, incarnation, partition
+        group by consumer_id, living, part, topic_id, incarnation, partition
     )
     insert into batch
     select m.consumer_id, m.generation, m.topic_id, m.incarnation, m.partition, '', -1, 0, m.epoch, m.seq, null, m.first_seen, m.last_seen,
         coalesce(r.seen, '{}'::int8multirange), '{}', '{}', '{}',
         m.delivered, m.redelivered, m.processed, m.duplicate, m.skipped_rows, m.dead_lettered, m.reserved, m.committed_at
     from merged m
-    left join ranges r using (consumer_id, living, topic_id, incarnation, partition);
+    left join ranges r using (consumer_id, living, part, topic_id, incarnation, partition);
     return true;
 end
 $body$;
 comment on function {schema}.merge_batches(text) is
-    'Of one consumer: one record per partition in place of those whose reservations were purged, the union of what they saw, and the sums of their '
-    'counts. Takes no lock that a batch needs. Returns whether there were any.';
+    'Of one consumer: one record per partition, or one of half a megabyte of positions, in place of those whose reservations were purged: the union of '
+    'what they saw, and the sums of their counts. Takes no lock that a batch needs. Returns whether there were any.';
 
 create function {schema}.is_reserved(number int, key uuid) returns boolean
     language plpgsql stable security definer set search_path = {schema}, pg_temp

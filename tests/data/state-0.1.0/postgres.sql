@@ -183,38 +183,47 @@ CREATE FUNCTION dedup.merge_batches(name text) RETURNS boolean
 declare
     number int := (select c.id from consumer c where c.name = merge_batches.name);
     horizon timestamptz := (select max(closed_at) from reservation_generation where purged_at is not null);
+    full_from constant int := 500000;
 begin
     if not exists (select from batch b where b.consumer_id = number and b.committed_at <= horizon and (b.query_id, b.batch_id) <> ('', -1)) then
         return false;
     end if;
-    with old as (
-        -- Records since the last reset count together, whatever generation they are of.
-        delete from batch b using consumer c where c.id = number and b.consumer_id = c.id and b.committed_at <= horizon
+    with taken as (
+        -- Records since the last reset count together, whatever generation they are of. A merged one with very many ranges stays as it is: each
+        -- marker of a Kafka transaction leaves a hole, and a value has 1 GB at most.
+        delete from batch b using consumer c
+        where c.id = number and b.consumer_id = c.id and b.committed_at <= horizon
+            and ((b.query_id, b.batch_id) <> ('', -1) or pg_column_size(b.seen) < full_from)
         returning b.*, b.generation >= c.keyspace as living
+    ), old as (
+        select t.*, sum(pg_column_size(t.seen)) over (
+            partition by consumer_id, living, topic_id, incarnation, partition order by first_seen, id
+        ) / full_from as part
+        from taken t
     ), merged as (
-        select consumer_id, living, max(generation) as generation, topic_id, incarnation, partition,
+        select consumer_id, living, part, max(generation) as generation, topic_id, incarnation, partition,
             max(epoch) as epoch, max(seq) as seq, max(committed_at) as committed_at,
             min(first_seen) as first_seen, max(last_seen) as last_seen,
             sum(delivered) as delivered, sum(redelivered) as redelivered, sum(processed) as processed, sum(duplicate) as duplicate,
             sum(skipped_rows) as skipped_rows, sum(dead_lettered) as dead_lettered, sum(reserved) as reserved
         from old
-        group by consumer_id, living, topic_id, incarnation, partition
+        group by consumer_id, living, part, topic_id, incarnation, partition
     ), ranges as (
         -- The exact union: a position that was never delivered must not count as seen, its event may still come. Batches without positions have no ranges.
-        select consumer_id, living, topic_id, incarnation, partition, range_agg(r) as seen
+        select consumer_id, living, part, topic_id, incarnation, partition, range_agg(r) as seen
         from old cross join lateral unnest(old.seen) r
-        group by consumer_id, living, topic_id, incarnation, partition
+        group by consumer_id, living, part, topic_id, incarnation, partition
     )
     insert into batch
     select m.consumer_id, m.generation, m.topic_id, m.incarnation, m.partition, '', -1, 0, m.epoch, m.seq, null, m.first_seen, m.last_seen,
         coalesce(r.seen, '{}'::int8multirange), '{}', '{}', '{}',
         m.delivered, m.redelivered, m.processed, m.duplicate, m.skipped_rows, m.dead_lettered, m.reserved, m.committed_at
     from merged m
-    left join ranges r using (consumer_id, living, topic_id, incarnation, partition);
+    left join ranges r using (consumer_id, living, part, topic_id, incarnation, partition);
     return true;
 end
 $$;
-COMMENT ON FUNCTION dedup.merge_batches(name text) IS 'Of one consumer: one record per partition in place of those whose reservations were purged, the union of what they saw, and the sums of their counts. Takes no lock that a batch needs. Returns whether there were any.';
+COMMENT ON FUNCTION dedup.merge_batches(name text) IS 'Of one consumer: one record per partition, or one of half a megabyte of positions, in place of those whose reservations were purged: the union of what they saw, and the sums of their counts. Takes no lock that a batch needs. Returns whether there were any.';
 CREATE FUNCTION dedup.next_reservation_phase() RETURNS integer
     LANGUAGE sql
     SET search_path TO 'dedup', 'pg_temp'
@@ -391,7 +400,7 @@ CREATE TABLE dedup.batch (
     committed_at timestamp with time zone NOT NULL,
     id bigint NOT NULL
 );
-COMMENT ON TABLE dedup.batch IS 'What was decided about positions: per chunk and partition the positions seen, and which were duplicates, skipped or late. Below retention merged to one row with query_id '''' and batch_id -1.';
+COMMENT ON TABLE dedup.batch IS 'What was decided about positions: per chunk and partition the positions seen, and which were duplicates, skipped or late. Below retention merged to one row, or to few with very many ranges, with query_id '''' and batch_id -1.';
 ALTER TABLE dedup.batch ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME dedup.batch_id_seq
     START WITH 1
@@ -1087,41 +1096,41 @@ CREATE TABLE public.orders (
     id text NOT NULL,
     amount bigint
 );
-INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 0, 'q1', 0, 0, 1, 1, '26089ecb-f461-428a-a84e-9f369c0dda70', 0, 8, '{[0,9)}', '{[5,6)}', '{}', '{}', 9, 0, 5, 1, 0, 3, 6, '2026-11-26 01:13:51.652708+00', 1);
-INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 0, 'q2', 0, 0, 2, 2, '0bba7a2c-3c4e-4c04-aee8-05023e46d6ae', 9, 9, '{[9,10)}', '{}', '{}', '{}', 4, 3, 0, 0, 0, 1, 1, '2026-11-26 01:13:51.727974+00', 2);
-INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 1, 'q2', 0, 0, 2, 2, '0bba7a2c-3c4e-4c04-aee8-05023e46d6ae', 0, 3, '{[0,4)}', '{}', '{}', '{}', 4, 0, 4, 0, 0, 0, 4, '2026-11-26 01:13:51.728175+00', 3);
+INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 0, 'q1', 0, 0, 1, 1, '27459341-de9f-489b-87d0-1ba6fd95e0ae', 0, 8, '{[0,9)}', '{[5,6)}', '{}', '{}', 9, 0, 5, 1, 0, 3, 6, '2026-11-26 01:38:00.641211+00', 1);
+INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 0, 'q2', 0, 0, 2, 2, '2259445c-807f-4a9f-b5cb-acbfaed34079', 9, 9, '{[9,10)}', '{}', '{}', '{}', 4, 3, 0, 0, 0, 1, 1, '2026-11-26 01:38:00.718925+00', 2);
+INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 1, 'q2', 0, 0, 2, 2, '2259445c-807f-4a9f-b5cb-acbfaed34079', 0, 3, '{[0,4)}', '{}', '{}', '{}', 4, 0, 4, 0, 0, 0, 4, '2026-11-26 01:38:00.719166+00', 3);
 INSERT INTO dedup.blocked_sequence VALUES ('3edda3dc-4104-ada9-4a1d-2a8abf33869d', 'shop', 'f047b34d017e83aec272247dfb725ea0', 'REJECTED');
 INSERT INTO dedup.blocked_sequence VALUES ('923f9ce5-6be2-4464-8e08-345f72c2cfa0', 'shop', 'b034a750ad155013d5ffa9676abd78d2', 'KEY_CONFLICT');
 INSERT INTO dedup.checkpoint VALUES (1, 1, 0, 9, '@9', NULL, 'q2', NULL, false);
 INSERT INTO dedup.checkpoint VALUES (1, 1, 1, 3, '@3', NULL, 'q2', NULL, false);
-INSERT INTO dedup.consumer OVERRIDING SYSTEM VALUE VALUES (1, 'shop', 0, 0, 2, 'host', 18569, 'e2397b61-3e17-42b0-949d-b4facdb3ff47/pid:[4026531836]/349710', '35c5a16d21c344539d5342b4ac9bf71a', '2026-11-26 01:13:51.670822+00', false);
-INSERT INTO dedup.crash_marker VALUES (1, NULL, '2026-11-26 01:13:51.700983+00', '');
-INSERT INTO dedup.dead_letter VALUES ('b034a750ad155013d5ffa9676abd78d2', 'shop', 0, 'broker', 'orders', 0, 0, 8, 0, '@8', NULL, NULL, NULL, false, 'o6', -342871508836800004, '\x7b226964223a20226f36222c2022616d6f756e74223a20387d', 25, NULL, '{}', '{}', 'KEY_CONFLICT', 'the idempotence key was decided before with another payload', NULL, NULL, NULL, 'bafa219d72487b3a', 1, '2026-11-26 01:13:51.640816+00', '2026-11-26 01:13:51.640816+00', 'BLOCKED', 'o6', 'cf6428eeecc44e859b819ef0382c7266', 0, '923f9ce5-6be2-4464-8e08-345f72c2cfa0', NULL);
-INSERT INTO dedup.dead_letter VALUES ('cf6428eeecc44e859b819ef0382c7266', 'shop', 0, 'broker', 'orders', 0, 0, 6, 0, '@6', NULL, NULL, 'ff29f4dc-2e53-f852-c7a0-ffa9f5baa385', true, 'o6', -375649414023513670, '\x7b226964223a20226f36222c2022616d6f756e74223a202d317d', 26, NULL, '{}', '{}', 'REJECTED', 'negative amount', NULL, NULL, NULL, '96e88e2be7aea65a', 2, '2026-11-26 01:13:51.640816+00', '2026-11-26 01:13:51.756617+00', 'OPEN', 'o6', NULL, 0, '923f9ce5-6be2-4464-8e08-345f72c2cfa0', NULL);
-INSERT INTO dedup.dead_letter VALUES ('f047b34d017e83aec272247dfb725ea0', 'shop', 0, 'broker', 'orders', 0, 0, 9, 0, '@9', NULL, NULL, '5d39535b-e02b-70ca-8fd9-e41af92f9fd1', true, 'o9', -7061129477936675809, '\x7b226964223a20226f39222c2022616d6f756e74223a202d397d', 26, NULL, '{}', '{}', 'REJECTED', 'negative amount', NULL, NULL, NULL, '96e88e2be7aea65a', 2, '2026-11-26 01:13:51.716966+00', '2026-11-26 01:13:51.756617+00', 'OPEN', 'o9', NULL, 0, '3edda3dc-4104-ada9-4a1d-2a8abf33869d', NULL);
-INSERT INTO dedup.dead_letter VALUES ('67ba162b510ee74d3031083044405d14', 'shop', 0, 'broker', 'orders', 0, 0, 7, 0, '@7', NULL, NULL, NULL, false, NULL, 8929066415373255649, '\x7b', 1, NULL, '{}', '{}', 'UNDECODABLE', 'the body is not JSON: Expecting property name enclosed in double quotes, at character 1 of 1', NULL, NULL, NULL, '4f0fe91c49a361d5', 1, '2026-11-26 01:13:51.640816+00', '2026-11-26 01:13:51.640816+00', 'DISCARDED', NULL, NULL, 0, NULL, NULL);
-INSERT INTO dedup.heartbeat VALUES (1, 2, 2, '2026-11-26 01:13:51.671656+00', 18627, '2026-11-26 01:13:51.657872+00');
+INSERT INTO dedup.consumer OVERRIDING SYSTEM VALUE VALUES (1, 'shop', 0, 0, 2, 'host', 12188, 'e2397b61-3e17-42b0-949d-b4facdb3ff47/pid:[4026531836]/494629', 'bd5b8968b5f34feaac643daf7c4e81fb', '2026-11-26 01:38:00.661071+00', false);
+INSERT INTO dedup.crash_marker VALUES (1, NULL, '2026-11-26 01:38:00.69317+00', '');
+INSERT INTO dedup.dead_letter VALUES ('b034a750ad155013d5ffa9676abd78d2', 'shop', 0, 'broker', 'orders', 0, 0, 8, 0, '@8', NULL, NULL, NULL, false, 'o6', -342871508836800004, '\x7b226964223a20226f36222c2022616d6f756e74223a20387d', 25, NULL, '{}', '{}', 'KEY_CONFLICT', 'the idempotence key was decided before with another payload', NULL, NULL, NULL, 'bafa219d72487b3a', 1, '2026-11-26 01:38:00.628453+00', '2026-11-26 01:38:00.628453+00', 'BLOCKED', 'o6', 'cf6428eeecc44e859b819ef0382c7266', 0, '923f9ce5-6be2-4464-8e08-345f72c2cfa0', NULL);
+INSERT INTO dedup.dead_letter VALUES ('cf6428eeecc44e859b819ef0382c7266', 'shop', 0, 'broker', 'orders', 0, 0, 6, 0, '@6', NULL, NULL, 'ff29f4dc-2e53-f852-c7a0-ffa9f5baa385', true, 'o6', -375649414023513670, '\x7b226964223a20226f36222c2022616d6f756e74223a202d317d', 26, NULL, '{}', '{}', 'REJECTED', 'negative amount', NULL, NULL, NULL, '96e88e2be7aea65a', 2, '2026-11-26 01:38:00.628453+00', '2026-11-26 01:38:00.74518+00', 'OPEN', 'o6', NULL, 0, '923f9ce5-6be2-4464-8e08-345f72c2cfa0', NULL);
+INSERT INTO dedup.dead_letter VALUES ('f047b34d017e83aec272247dfb725ea0', 'shop', 0, 'broker', 'orders', 0, 0, 9, 0, '@9', NULL, NULL, '5d39535b-e02b-70ca-8fd9-e41af92f9fd1', true, 'o9', -7061129477936675809, '\x7b226964223a20226f39222c2022616d6f756e74223a202d397d', 26, NULL, '{}', '{}', 'REJECTED', 'negative amount', NULL, NULL, NULL, '96e88e2be7aea65a', 2, '2026-11-26 01:38:00.709579+00', '2026-11-26 01:38:00.74518+00', 'OPEN', 'o9', NULL, 0, '3edda3dc-4104-ada9-4a1d-2a8abf33869d', NULL);
+INSERT INTO dedup.dead_letter VALUES ('67ba162b510ee74d3031083044405d14', 'shop', 0, 'broker', 'orders', 0, 0, 7, 0, '@7', NULL, NULL, NULL, false, NULL, 8929066415373255649, '\x7b', 1, NULL, '{}', '{}', 'UNDECODABLE', 'the body is not JSON: Expecting property name enclosed in double quotes, at character 1 of 1', NULL, NULL, NULL, '4f0fe91c49a361d5', 1, '2026-11-26 01:38:00.628453+00', '2026-11-26 01:38:00.628453+00', 'DISCARDED', NULL, NULL, 0, NULL, NULL);
+INSERT INTO dedup.heartbeat VALUES (1, 2, 2, '2026-11-26 01:38:00.66206+00', 12247, '2026-11-26 01:38:00.646573+00');
+INSERT INTO dedup.letter_count VALUES ('shop', '96e88e2be7aea65a', 'REJECTED', 'OPEN', '2026-11-26', 1);
 INSERT INTO dedup.letter_count VALUES ('shop', 'bafa219d72487b3a', 'KEY_CONFLICT', 'BLOCKED', '2026-11-26', 1);
 INSERT INTO dedup.letter_count VALUES ('shop', '4f0fe91c49a361d5', 'UNDECODABLE', 'OPEN', '2026-11-26', 1);
 INSERT INTO dedup.letter_count VALUES ('shop', '96e88e2be7aea65a', 'REJECTED', 'OPEN', '2026-11-26', 1);
-INSERT INTO dedup.letter_count VALUES ('shop', '96e88e2be7aea65a', 'REJECTED', 'OPEN', '2026-11-26', 1);
 INSERT INTO dedup.letter_count VALUES ('shop', '4f0fe91c49a361d5', 'UNDECODABLE', 'DISCARDED', '2026-11-26', 1);
 INSERT INTO dedup.letter_count VALUES ('shop', '4f0fe91c49a361d5', 'UNDECODABLE', 'OPEN', '2026-11-26', -1);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (1, 'cf6428eeecc44e859b819ef0382c7266', '2026-11-26 01:13:51.640816+00', 'FAILED', NULL, NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (2, 'cf6428eeecc44e859b819ef0382c7266', '2026-11-26 01:13:51.756617+00', 'FAILED', 'root', NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (3, 'f047b34d017e83aec272247dfb725ea0', '2026-11-26 01:13:51.716966+00', 'FAILED', NULL, NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (4, 'f047b34d017e83aec272247dfb725ea0', '2026-11-26 01:13:51.756617+00', 'FAILED', 'root', NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (5, '67ba162b510ee74d3031083044405d14', '2026-11-26 01:13:51.768094+00', 'DISCARDED', 'ann', 'a test', NULL, NULL, NULL, NULL, NULL, NULL, 0);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (1, 1, 'shipments', 8, 1, 4, '{"\\x70302d30"}', '{8912f735c9388056064be77e481b64a0}', '{"\\x70302d30"}', NULL, NULL, NULL, '2026-11-26 01:13:51.606083+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (2, 1, 'shipments', 17, 1, 4, '{"\\x70302d34"}', '{f4b00f04b60bb2eb65f718486e6f9af6}', '{"\\x70302d34"}', NULL, NULL, NULL, '2026-11-26 01:13:51.606083+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (3, 1, 'shipments', 30, 1, 4, '{"\\x70302d31"}', '{ba56a2fc289f379e63df76feee864913}', '{"\\x70302d31"}', NULL, NULL, NULL, '2026-11-26 01:13:51.606083+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (4, 1, 'shipments', 36, 1, 4, '{"\\x70302d32"}', '{cd8ac818c0a143867d6cf659ccedbc70}', '{"\\x70302d32"}', NULL, NULL, NULL, '2026-11-26 01:13:51.606083+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (5, 1, 'shipments', 50, 1, 4, '{"\\x70302d33"}', '{4bc334198a2f3854f28f5e6ae458581c}', '{"\\x70302d33"}', NULL, NULL, NULL, '2026-11-26 01:13:51.606083+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (6, 1, 'shipments', 5, 1, 4, '{"\\x70312d33"}', '{e5136faaebfbff9d54b9141883c38c5e}', '{"\\x70312d33"}', NULL, NULL, NULL, '2026-11-26 01:13:51.678266+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (7, 1, 'shipments', 19, 1, 4, '{"\\x70312d32"}', '{61d2aee454724d799a9036b002703b4a}', '{"\\x70312d32"}', NULL, NULL, NULL, '2026-11-26 01:13:51.678266+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (8, 1, 'shipments', 41, 1, 4, '{"\\x70312d31"}', '{bc12362885c9f620aa408e024e78f8b3}', '{"\\x70312d31"}', NULL, NULL, NULL, '2026-11-26 01:13:51.678266+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (9, 1, 'shipments', 63, 1, 4, '{"\\x70312d30"}', '{41caceba95ad8c7639e5738951794a59}', '{"\\x70312d30"}', NULL, NULL, NULL, '2026-11-26 01:13:51.678266+00', NULL);
-INSERT INTO dedup.progress VALUES (1, 2, '0bba7a2c-3c4e-4c04-aee8-05023e46d6ae', '{"part": "", "source": "", "null_key": "dead_letter", "key_scope": "topic", "positions": "auto", "key_columns": "[\"data.id\"]", "key_payload": "[]", "key_encoding": "1", "sequence_key": "[\"data.id\"]"}', 'q2', 0, true, false, '{"NO_KEY": {"lifted": 0, "decided": 13, "failures": []}, "REJECTED": {"lifted": 0, "decided": 11, "failures": []}, "UNDECODABLE": {"lifted": 0, "decided": 14, "failures": [8]}, "KEY_CONFLICT": {"lifted": 0, "decided": 13, "failures": [8]}, "HANDLER_ERROR": {"lifted": 0, "decided": 11, "failures": []}}', '745', 2, 0, 2, '042dbe7c-5738-63a6-5004-d80660bb32d5', 1, 9);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (1, 'cf6428eeecc44e859b819ef0382c7266', '2026-11-26 01:38:00.628453+00', 'FAILED', NULL, NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (2, 'cf6428eeecc44e859b819ef0382c7266', '2026-11-26 01:38:00.74518+00', 'FAILED', 'root', NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (3, 'f047b34d017e83aec272247dfb725ea0', '2026-11-26 01:38:00.709579+00', 'FAILED', NULL, NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (4, 'f047b34d017e83aec272247dfb725ea0', '2026-11-26 01:38:00.74518+00', 'FAILED', 'root', NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (5, '67ba162b510ee74d3031083044405d14', '2026-11-26 01:38:00.756572+00', 'DISCARDED', 'ann', 'a test', NULL, NULL, NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (1, 1, 'shipments', 8, 1, 4, '{"\\x70302d30"}', '{46c1f24f39a10c17c287aeb8d595d512}', '{"\\x70302d30"}', NULL, NULL, NULL, '2026-11-26 01:38:00.592291+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (2, 1, 'shipments', 17, 1, 4, '{"\\x70302d34"}', '{a3a5818a68d1351a2a1a5283b5439e52}', '{"\\x70302d34"}', NULL, NULL, NULL, '2026-11-26 01:38:00.592291+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (3, 1, 'shipments', 30, 1, 4, '{"\\x70302d31"}', '{8ecef5e389068f6d1907f76b60c73667}', '{"\\x70302d31"}', NULL, NULL, NULL, '2026-11-26 01:38:00.592291+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (4, 1, 'shipments', 36, 1, 4, '{"\\x70302d32"}', '{7e5c1f7280d87d23f142ec3a80f97581}', '{"\\x70302d32"}', NULL, NULL, NULL, '2026-11-26 01:38:00.592291+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (5, 1, 'shipments', 50, 1, 4, '{"\\x70302d33"}', '{38faf33f9cdedff97a0cbaa18297cf72}', '{"\\x70302d33"}', NULL, NULL, NULL, '2026-11-26 01:38:00.592291+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (6, 1, 'shipments', 5, 1, 4, '{"\\x70312d33"}', '{dc6e2136d1fef707bd557d33ce0efd81}', '{"\\x70312d33"}', NULL, NULL, NULL, '2026-11-26 01:38:00.669178+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (7, 1, 'shipments', 19, 1, 4, '{"\\x70312d32"}', '{f8af8b7e78ab3ef27b64951fc354ca59}', '{"\\x70312d32"}', NULL, NULL, NULL, '2026-11-26 01:38:00.669178+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (8, 1, 'shipments', 41, 1, 4, '{"\\x70312d31"}', '{49fb270d951f9e10251f6e6cab2c937a}', '{"\\x70312d31"}', NULL, NULL, NULL, '2026-11-26 01:38:00.669178+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (9, 1, 'shipments', 63, 1, 4, '{"\\x70312d30"}', '{72f814aab3986fbaad3dc4151edc743f}', '{"\\x70312d30"}', NULL, NULL, NULL, '2026-11-26 01:38:00.669178+00', NULL);
+INSERT INTO dedup.progress VALUES (1, 2, '2259445c-807f-4a9f-b5cb-acbfaed34079', '{"part": "", "source": "", "null_key": "dead_letter", "key_scope": "topic", "positions": "auto", "key_columns": "[\"data.id\"]", "key_payload": "[]", "key_encoding": "1", "sequence_key": "[\"data.id\"]"}', 'q2', 0, true, false, '{"NO_KEY": {"lifted": 0, "decided": 13, "failures": []}, "REJECTED": {"lifted": 0, "decided": 11, "failures": []}, "UNDECODABLE": {"lifted": 0, "decided": 14, "failures": [8]}, "KEY_CONFLICT": {"lifted": 0, "decided": 13, "failures": [8]}, "HANDLER_ERROR": {"lifted": 0, "decided": 11, "failures": []}}', '745', 2, 0, 2, '042dbe7c-5738-63a6-5004-d80660bb32d5', 1, 9);
 INSERT INTO dedup.reservation_000001 VALUES ('02c0a293-80b9-4eae-f7cd-1376de8b14d4', 9104807617809215257);
 INSERT INTO dedup.reservation_000001 VALUES ('5366afa9-2c58-31b0-9955-bc6fdc90b7e5', -3570515298501027116);
 INSERT INTO dedup.reservation_000001 VALUES ('9131c550-6a34-6b3c-35d2-79a2dac2b423', 579894589708390377);
@@ -1133,16 +1142,16 @@ INSERT INTO dedup.reservation_000001 VALUES ('1795e384-6551-44ac-33ea-abcf30b594
 INSERT INTO dedup.reservation_000001 VALUES ('5d39535b-e02b-70ca-8fd9-e41af92f9fd1', -7061129477936675809);
 INSERT INTO dedup.reservation_000001 VALUES ('752c6f9b-0ac7-bc45-cde9-78e083f5f886', -8808074352698615392);
 INSERT INTO dedup.reservation_000001 VALUES ('eb8dc0a0-a267-6f6e-e6aa-5bab3104ce6d', -5188201723765583742);
-INSERT INTO dedup.reservation_generation VALUES (1, '2026-11-26 01:13:51.513092+00', NULL, NULL, false, 0, NULL);
+INSERT INTO dedup.reservation_generation VALUES (1, '2026-11-26 01:38:00.512318+00', NULL, NULL, false, 0, NULL);
 INSERT INTO dedup.reservation_phase VALUES (true, 1);
-INSERT INTO dedup.schema_version VALUES (1, 'state', '6d946aa0dce2ea03baf7b53eef16b0e0b9cc54977ff5ef9171b8d6b6aa0d35a6', 1, '2026-11-26 01:13:51.506833+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (2, 'reservations', '5ced9d77ce8e3e5d03c3595a5ad3a0c1202134ecff3c1b3ec2ff909155211fb2', 2, '2026-11-26 01:13:51.518222+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (3, 'dead_letters', '4ccb9e153e90f825aeba375a9b4758350ba41a19e79c7e7e23eafa958b5265ba', 3, '2026-11-26 01:13:51.547379+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (4, 'event_processors', 'c6c5f6196fd965aa185dbec0d27dba4080ab843424e2038131830d676a9bcef3', 4, '2026-11-26 01:13:51.554726+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (5, 'outbox', '4a4b7b13587adeb31fc3cc43c9482b41ab702254bf166e45a0fd25dbbf283f8e', 5, '2026-11-26 01:13:51.566775+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (6, 'publishers', '6ae5ad2154fcc3ee0a0b036e944e73eb1484338c36d32268c6c11165a4441d76', 6, '2026-11-26 01:13:51.580876+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (7, 'transaction_guard', '48fb111d0ed5eea1374ed02488a5a68219fba78c24c10da201ab01ad58063e16', 7, '2026-11-26 01:13:51.584449+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (8, 'restored', 'a60b3a80fec710f063ee6e0e19d988e95f5e722f499dc1eb2f0e51cd6e396880', 8, '2026-11-26 01:13:51.58797+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (1, 'state', '0db351d182952eded73643055c71d48060a82ca4ddb43fae4e675b91da4fccc9', 1, '2026-11-26 01:38:00.506084+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (2, 'reservations', '363601ead3474e31bb2f60b0565b3fa81619a34e0ecaf678c627c095aa2e36bd', 2, '2026-11-26 01:38:00.51707+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (3, 'dead_letters', '4ccb9e153e90f825aeba375a9b4758350ba41a19e79c7e7e23eafa958b5265ba', 3, '2026-11-26 01:38:00.539145+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (4, 'event_processors', 'c6c5f6196fd965aa185dbec0d27dba4080ab843424e2038131830d676a9bcef3', 4, '2026-11-26 01:38:00.545152+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (5, 'outbox', '4a4b7b13587adeb31fc3cc43c9482b41ab702254bf166e45a0fd25dbbf283f8e', 5, '2026-11-26 01:38:00.55524+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (6, 'publishers', '6ae5ad2154fcc3ee0a0b036e944e73eb1484338c36d32268c6c11165a4441d76', 6, '2026-11-26 01:38:00.56629+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (7, 'transaction_guard', '48fb111d0ed5eea1374ed02488a5a68219fba78c24c10da201ab01ad58063e16', 7, '2026-11-26 01:38:00.569235+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (8, 'restored', 'a60b3a80fec710f063ee6e0e19d988e95f5e722f499dc1eb2f0e51cd6e396880', 8, '2026-11-26 01:38:00.572959+00', 'postgres');
 INSERT INTO dedup.sink VALUES (1, 'public.orders', 0, 16384);
 INSERT INTO dedup.sink VALUES (1, 'public.latest', 0, 16389);
 INSERT INTO dedup.topic OVERRIDING SYSTEM VALUE VALUES (1, 1, 'broker', 'orders', 0, NULL);

@@ -19,7 +19,7 @@ from checkpoint.errors import StoreRestored
 from checkpoint.position import Partition, Ranges
 from dedup.delta import seen, state
 from dedup.delta.ledger import BATCH, LOG, STRETCH, SUMMARY
-from dedup.delta.seen import Place, SeenPositions, positions_of
+from dedup.delta.seen import PartitionLife, SeenPositions, positions_of
 from kit import delta_kit as kit
 from kit.delta_kit import ledger, open_store
 from kit.paths import ROOT, environment
@@ -31,7 +31,7 @@ ROWS = pa.schema(
 )
 Pairs = list[tuple[int, int]]
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda p: (p[0], p[0] + p[1])), min_size=1, max_size=6)
-PLACES = [Place(Partition("s", "t", number), life) for number in (0, 1) for life in (0, 1)]
+PLACES = [PartitionLife(Partition("s", "t", number), life) for number in (0, 1) for life in (0, 1)]
 
 
 class Log:
@@ -49,7 +49,7 @@ class Log:
         """Rows of later decisions."""
         return pa.Table.from_pylist([row for row in self.rows if row["seq"] > after], schema=ROWS)
 
-    def decide(self, seq: int, writer: SeenPositions, place: Place, pairs: Pairs, *, summary: bool) -> None:
+    def decide(self, seq: int, writer: SeenPositions, place: PartitionLife, pairs: Pairs, *, summary: bool) -> None:
         """One batch, and perhaps a summary of what the writer knew before."""
         self.rows += [dict(zip(ROWS.names, (seq, *row), strict=True)) for row in writer.rows(seq, summary=summary)]
         self.summary = seq if summary else self.summary
@@ -59,7 +59,7 @@ class Log:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), PAIRS, st.booleans(), st.integers(0, 3)), min_size=1, max_size=20), PAIRS)
-def test_any_process_knows_exactly_what_was_seen(decisions: list[tuple[Place, Pairs, bool, int]], asked: Pairs) -> None:
+def test_any_process_knows_exactly_what_was_seen(decisions: list[tuple[PartitionLife, Pairs, bool, int]], asked: Pairs) -> None:
     """Processes that read each decision, read some at once, or begin at the newest summary: the same answer as the union of all batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seen, "MOST_RANGES", 2)

@@ -166,6 +166,29 @@ def test_merged_records_keep_the_counts_and_what_was_seen_exactly(store: Postgre
         assert tx.seen({ORDERS: (8, 21)}) == {ORDERS: Ranges.of((Range(8, 9), Range(12, 13), Range(20, 21)))}
 
 
+def test_records_with_very_many_holes_become_several(store: PostgresStore, postgres: str) -> None:
+    """A year of Kafka's markers is no value of a gigabyte: full records are written once, and what they saw stays exact."""
+    number = epoch(store)
+    chunk(store, number, 0, 9)
+    for batch_id in range(1, 7):
+        chunk(store, number, 10**6 * batch_id, 10**6 * batch_id, batch_id=batch_id)
+    holes = "select range_agg(int8range(first_seen + 2 * n, first_seen + 2 * n + 1)) from generate_series(0, 49999) n"
+    run(postgres, f"update dedup.batch set seen = ({holes}), last_seen = first_seen + 99998 where batch_id > 0")
+    store.rotate_reservations()
+    purge_all(store)
+    merged = run(postgres, "select id, batch_id, processed, pg_column_size(seen) from dedup.batch order by id")
+    assert len(merged) > 2 and {row[1] for row in merged} == {-1} and sum(row[2] for row in merged) == 16
+    assert max(row[3] for row in merged) < 2_000_000
+    full = {row[0] for row in merged if row[3] >= 500_000}
+    chunk(store, number, 10**7, 10**7, batch_id=7)
+    store.rotate_reservations()
+    purge_all(store)
+    assert full and full <= {row[0] for row in run(postgres, "select id from dedup.batch")}
+    with store.begin("shop", number) as tx:
+        seen = tx.seen({ORDERS: (0, 10**8)})[ORDERS]
+    assert len(seen) == 10 + 6 * 50_000 + 1 and len(seen.firsts) == 1 + 6 * 50_000 + 1
+
+
 def test_a_purge_never_frees_a_key_that_a_letter_holds(store: PostgresStore, postgres: str) -> None:
     """OPEN, BLOCKED and DISCARDED letters go on holding; reprocessed ones and letters without a key do not."""
     number = epoch(store)
