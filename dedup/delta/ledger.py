@@ -80,8 +80,8 @@ COMPATIBLE_WITH = 4
 older library carries them on from decision to decision (`Header.later`). Whatever else changes raises it: it stops them (StateTooNew)."""
 
 _PLAIN_OF_HEADER = (
-    *("kind", "attempt", "after", "follows", "generation_since", "keyspace_since", "summary", "purged_before", "reserved", "freed"),
-    *("by", "reason"),
+    *("kind", "attempt", "after", "follows", "generation_since", "keyspace_since", "summary", "purged_before", "purged_on"),
+    *("reserved", "freed", "by", "reason"),
 )
 
 _PLAIN = ("consumer", "seq", "epoch", "generation", "keyspace", "query_id", "batch_id", "gap_accepted")
@@ -360,6 +360,7 @@ class Header:
     pending: tuple[int, ...] = ()  # earlier seqs that were not known to be published when this was decided
     dropped: tuple[tuple[int, str], ...] = ()  # (seq, sink) that a person gave up
     purged_before: str | None = None  # ISO date: reservations decided on earlier days are gone
+    purged_on: str | None = None  # ISO date: when that was decided
     reserved: int = 0  # reservation rows of this decision
     freed: int = 0  # keys that it freed
     by: str = ""
@@ -433,6 +434,7 @@ def _encode(h: Header) -> dict[str, Any]:
         "pending": h.pending,
         "dropped": h.dropped,
         "purged_before": h.purged_before,
+        "purged_on": h.purged_on,
         "reserved": h.reserved,
         "freed": h.freed,
         "by": h.by,

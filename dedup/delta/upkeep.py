@@ -170,7 +170,9 @@ def purging(state: ConsumerState, before: dt.date, floors: Mapping[Partition, in
     head = state.header.head
     raised = {p: max(floor, head.floors.get(p, floor)) for p, floor in {**head.floors, **floors}.items()}
     header = _next(state, "purge", replace(head, floors=raised), by, reason)
-    return replace(header, purged_before=max(before.isoformat(), header.purged_before or ""))
+    if header.purged_before is not None and header.purged_before >= before.isoformat():
+        return header
+    return replace(header, purged_before=before.isoformat(), purged_on=header.committed_at.date().isoformat())
 
 
 def _next(state: ConsumerState, kind: str, head: Head, by: str, reason: str) -> Header:

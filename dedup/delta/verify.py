@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from checkpoint.errors import DedupError, command
 from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
-from dedup.core.retention import read_to
+from dedup.core.retention import ACTIVE, read_to
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.files import Add
 from dedup.delta.keys import KeyIndex
@@ -270,14 +270,12 @@ class LedgerLog:
         return batch_table((r for r in records.to_pylist() if r["seq"] in headers), headers)
 
 
-def read_log(ledger: Ledger, after: int = 0) -> LedgerLog:
-    """The log of the decisions after this one; empty where there is no ledger."""
+def read_log(ledger: Ledger, after: int = 0, days: Callable[[dt.date], bool] = lambda day: True) -> LedgerLog:
+    """The log of the decisions after this one that were made on such UTC days; empty where there is no ledger."""
     table = ledger.open()
     files = ledger.files(table) if table is not None else []
-    return LedgerLog(
-        files,
-        ledger.read([f for f in files if f.section == LOG and f.last > after], ["kind", "source", "topic", "partition", "doc"], after),
-    )
+    wanted = [f for f in files if f.section == LOG and f.last > after and days(f.day)]
+    return LedgerLog(files, ledger.read(wanted, ["kind", "source", "topic", "partition", "doc"], after))
 
 
 def letters_now(state: ConsumerState, publisher: SinkPublisher) -> Letters:
@@ -334,22 +332,39 @@ def _decisions(ledger: Ledger) -> dict[int, list[int]]:
 
 
 def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:
-    """The highest position of each partition that was decided before that UTC day, in its present life."""
-    log = read_log(state.ledger)
-    old = {h.seq for h in log.headers() if h.committed_at.date() < before and h.seq > state.header.keyspace_since}
-    kept = {p: [last for seq, last in records if seq in old] for p, records in _seen(state, log).items()}
-    return {p: max(lasts) for p, lasts in kept.items() if lasts}
+    """The highest position of each partition that was decided before that UTC day, in its present life.
+
+    Without those that an earlier purge knew: it has put them into the head. So each day of the log is read once in its life.
+    """
+    since = min(map(dt.date.fromisoformat, filter(None, (state.header.purged_before, state.header.purged_on))), default=dt.date.min)
+    log = read_log(state.ledger, state.header.keyspace_since, lambda day: since <= day < before)
+    return {partition: max(last for _, last in records) for partition, records in _seen(state, log).items()}
 
 
 def reached(state: ConsumerState) -> dt.datetime | None:
-    """The time of the log up to which everything is decided; without positions, when the last batch was. None where nothing was decided."""
-    log = read_log(state.ledger)
-    committed = {h.seq: h.committed_at for h in log.headers()}
-    newest = {p: committed[max(records, key=lambda record: record[1])[0]] for p, records in _seen(state, log).items()}
-    if newest:
-        return read_to(state.header.head.checkpoints, newest)
-    batches = log.rows.filter(pc.equal(log.rows["kind"], BATCH))["seq"].to_pylist()
-    return committed[max(batches)] if batches else None
+    """The time of the log up to which everything is decided; without positions, when the last batch was. None where nothing was decided.
+
+    Reads the days of the log backwards, as far as it needs them.
+    """
+    points = state.header.head.checkpoints
+    newest: dict[Partition, dt.datetime] = {}
+    batch: dt.datetime | None = None
+    for day in _days(state.ledger):
+        log = read_log(state.ledger, days=day.__eq__)
+        committed = {h.seq: h.committed_at for h in log.headers()}
+        decided = log.rows.filter(pc.equal(log.rows["kind"], BATCH))["seq"].to_pylist()
+        batch = batch or (committed[max(decided)] if decided else None)
+        found = {p: committed[max(records, key=lambda record: record[1])[0]] for p, records in _seen(state, log).items()}
+        newest = found | newest
+        if (newest and day <= (max(newest.values()) - ACTIVE).date()) or (batch and not points):
+            break
+    return read_to(points, newest) if newest else batch
+
+
+def _days(ledger: Ledger) -> list[dt.date]:
+    """Those with decisions, the newest first."""
+    table = ledger.open()
+    return sorted({f.day for f in ledger.files(table) if f.section == LOG}, reverse=True) if table is not None else []
 
 
 def _seen(state: ConsumerState, log: LedgerLog) -> dict[Partition, list[tuple[int, int]]]:

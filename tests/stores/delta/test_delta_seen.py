@@ -146,6 +146,7 @@ def test_a_stretch_that_is_lost_is_told(folder: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_the_contract_holds_with_positions_in_the_ledger() -> None:
     """Every promise of a store, where nearly all positions are read from the ledger."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "delta and not spark", "tests/contract"]

@@ -62,6 +62,7 @@ def test_the_oldest_schema_is_one_of_ours() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_the_contract_holds_on_the_tables_of_a_newer_version() -> None:
     """Every promise of a store, for a library whose tables have got a column each."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "postgres and not spark", "tests/contract"]

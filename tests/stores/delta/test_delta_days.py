@@ -1,0 +1,107 @@
+"""A year of the ledger's log: purges read each day of it once, and where a consumer is stands in its last days."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint.position import Partition
+from dedup.delta import DeltaStore
+from dedup.delta.ledger import LOG, Ledger
+from kit import delta_kit as kit
+from kit.clock import showing
+from kit.delta_kit import open_store
+
+pytestmark = pytest.mark.delta
+
+FIRST = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+
+
+class Days:
+    """A store of which each decision is made on the day that the test names, and what it reads of the log."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.read = FIRST, list[dt.date]()
+        for module in ("transaction", "upkeep", "store", "epoch"):
+            monkeypatch.setattr(f"dedup.delta.{module}.dt", showing(lambda tz: self.now))
+        reads = Ledger.read
+
+        def noted(ledger: Ledger, files: Any, *rest: Any) -> Any:
+            self.read += [file.day for file in files if file.section == LOG]
+            return reads(ledger, files, *rest)
+
+        monkeypatch.setattr(Ledger, "read", noted)
+        self.store: DeltaStore = open_store(folder)
+        self.epoch = kit.epoch(self.store)
+        self.batches = itertools.count()
+
+    def decide(self, day: int, position: int, partition: int = 0) -> None:
+        """One event."""
+        self.now = FIRST + dt.timedelta(days=day)
+        number = next(self.batches)
+        kit.process(self.store, self.epoch, kit.events([number], position, number=partition), number)
+
+    def purge(self, day: int, before: int) -> dict[Partition, int]:
+        """The floors afterwards; `read` has the days that it took."""
+        self.now = FIRST + dt.timedelta(days=day)
+        self.store.head(kit.NAME)
+        self.read.clear()
+        self.store.purge(kit.NAME, date(before), by="ann", reason="", although_behind=True)
+        return dict(self.store.head(kit.NAME).floors)
+
+
+def date(day: int) -> dt.date:
+    """Of that day of the test."""
+    return (FIRST + dt.timedelta(days=day)).date()
+
+
+@pytest.fixture
+def days(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Days:
+    """From the first of March on."""
+    return Days(folder, monkeypatch)
+
+
+def test_purges_one_after_another_know_the_highest_position_of_each_partition(days: Days) -> None:
+    """Also after one that asked for days to come, after one that asked for less than the one before, and for a partition that is idle."""
+    one, other = kit.partition(0), kit.partition(1)
+    days.decide(0, 10)
+    days.decide(1, 20)
+    days.decide(1, 5, partition=1)
+    assert days.purge(5, 1) == {one: 10}
+    days.decide(5, 30)
+    assert days.purge(6, 60) == {one: 30, other: 5}, "all days, and those to come"
+    days.decide(6, 40)
+    days.decide(8, 7, partition=1)
+    assert days.purge(9, 3) == {one: 30, other: 5}, "less than the one before"
+    days.decide(10, 50)
+    assert days.purge(30, 9) == {one: 40, other: 7}, "what was decided since the one that asked for days to come"
+    assert days.purge(90, 70) == {one: 50, other: 7}
+
+
+def test_each_day_of_the_log_is_read_once(days: Days) -> None:
+    """By the purge that gives it up; the days before are in the head, the days after are of no interest."""
+    for day in range(30):
+        days.decide(day, day)
+    days.purge(30, 10)
+    assert {*days.read} - {date(30)} == {date(day) for day in range(10)}, "and its own day"
+    days.purge(31, 13)
+    assert {*days.read} - {date(31)} == {date(10), date(11), date(12)}
+
+
+def test_where_a_consumer_is_stands_in_the_last_days_of_its_batches(days: Days) -> None:
+    """A partition that was read within the hour before the last batch counts; epochs since then tell nothing, and cost a look each."""
+    for day in range(26):
+        days.decide(day, day)
+    for day in range(26, 30):
+        days.now = FIRST + dt.timedelta(days=day)
+        days.epoch = kit.epoch(days.store)
+    days.now = FIRST.replace(month=6)
+    days.store.head(kit.NAME)
+    days.read.clear()
+    bound = days.store.purge_bound(kit.NAME, date(60))
+    assert bound is not None and bound.read_to == FIRST + dt.timedelta(days=25)
+    assert days.read == [date(day) for day in (29, 28, 27, 26, 25)]
