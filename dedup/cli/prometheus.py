@@ -183,6 +183,11 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...], Read]] = {
         (),
         _plain(lambda one: _seconds(one.outbox.oldest)),
     ),
+    "dedup_oldest_reservation_timestamp_seconds": (
+        "When the oldest reservations were made that no purge has dropped.",
+        (),
+        _plain(lambda one: _seconds(one.reserved_since)),
+    ),
     "dedup_damage": (
         "Tables that were restored, a publication that is stuck, partitions that the log lost positions of: what `dedup status` warns of.",
         (),

@@ -103,6 +103,7 @@ class Standing:
     outbox: OutboxLag
     lags: Sequence[Lag] | None  # None: no broker was asked
     damage: str | None = None  # in which the message names the command
+    reserved_since: dt.datetime | None = None  # when the oldest reservations were made that are kept
     now: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
 
     @property
@@ -190,6 +191,7 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         outbox=store.outbox(name).lag(),
         lags=_lags(head, broker, source),
         damage=_damage(store, name),
+        reserved_since=store.reserved_since(name),
     )
 
 

@@ -143,6 +143,9 @@ class Store(LetterStore, Protocol):
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept; None where this cannot be told per consumer."""
 
+    def reserved_since(self, consumer: str) -> dt.datetime | None:
+        """When the oldest reservations were made that are kept, at the latest; None where none is. Aware; cheap, however many there are."""
+
     def require_letters(self, consumer: str) -> None:
         """Raise StoreRestored or PublicationStuck where dead letters may be missing, because the tables were restored or copied back."""
 

@@ -247,6 +247,11 @@ class Ledger:
         table = self.open()
         return sum(f.rows for f in self.files(table) if f.section == KEYS and f.day < before) if table is not None else 0
 
+    def reserved_since(self) -> dt.date | None:
+        """The first day of the section `keys`."""
+        table = self.open()
+        return min((f.day for f in self.files(table) if f.section == KEYS), default=None) if table is not None else None
+
     def drop_reservations(self, before: dt.date) -> None:
         """Remove whole days of the section `keys`, by metadata alone. Crash: they are there, or all gone."""
         table = self.open()

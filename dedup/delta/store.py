@@ -454,6 +454,12 @@ class DeltaStore(Joins):
         with self._states.caught_up(consumer) as state:
             return len(state.index)
 
+    def reserved_since(self, consumer: str) -> dt.datetime | None:
+        """The first UTC day of which reservations are kept."""
+        with self._states.caught_up(consumer) as state:
+            day = state.ledger.reserved_since()
+        return None if day is None else _midnight(day)
+
     def require_letters(self, consumer: str) -> None:
         """Raise StoreRestored or PublicationStuck where the ledger or the table of dead letters was taken back, or is another one."""
         with self._states.caught_up(consumer) as state:

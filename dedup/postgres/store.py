@@ -126,6 +126,12 @@ class Reads:
             found = state.read(connection, self._sql, consumer)
             return state.reserved(connection, self._sql, found.head.keyspace) if found else 0
 
+    def reserved_since(self, consumer: str) -> dt.datetime | None:
+        """When the oldest table of reservations that was not purged was begun. All consumers share it."""
+        with self._connection("Looking at reservations") as connection:
+            began: dt.datetime | None = _value(connection, self._sql["reserved_since"])
+        return began
+
     def require_letters(self, consumer: str) -> None:
         """Raise StoreRestored where tables were restored, all of them or some."""
         with self._connection(f"Checking the tables of {consumer!r}") as connection:

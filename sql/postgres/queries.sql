@@ -1085,6 +1085,11 @@ select (count(*) = 1 and min(created_at) < clock_timestamp() - %(age)s)::int fro
 -- A transaction for each consumer; a reader sees the records before or after.
 select {schema}.merge_batches(%(consumer)s);
 
+-- name: reserved_since
+-- When the oldest table of reservations was begun that a purge has not given up.
+-- Reads only; of a purge beside it all is seen or nothing.
+select min(created_at) from {schema}.reservation_generation where purged_at is null;
+
 -- name: drop_purged
 -- Drop one table of reservations that was given up, and that no open transaction may ask.
 -- Alone in its transaction, and with a lock that it waits for 50 ms at most: who reads the parent of the tables waits behind it.

@@ -41,6 +41,7 @@ USUAL = {
     'dedup_oldest_letter_timestamp_seconds{consumer="shop"}': "0x240",
     'dedup_outbox_messages{consumer="shop",state="dead"}': "0x240",
     'dedup_oldest_message_timestamp_seconds{consumer="shop"}': "0+60x240",
+    'dedup_oldest_reservation_timestamp_seconds{consumer="shop"}': "-2600000x240",
     'dedup_damage{consumer="shop"}': "0x240",
 }
 """Four hours of a usual day, a value a minute, as promtool writes series."""
@@ -53,6 +54,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "DedupLetterIsOld": ('dedup_oldest_letter_timestamp_seconds{consumer="shop"}', "-700000x240"),
     "DedupMessagesDead": ('dedup_outbox_messages{consumer="shop",state="dead"}', "0x200 2x40"),
     "DedupMessagesLate": ('dedup_oldest_message_timestamp_seconds{consumer="shop"}', "0x240"),
+    "DedupPurgeBehind": ('dedup_oldest_reservation_timestamp_seconds{consumer="shop"}', "-3100000x240"),
     "DedupCheckpointWentBack": (f"dedup_checkpoint{{{PLACE}}}", "0+500x234 1000+500x5"),
     "DedupInstancesFight": ('dedup_epoch{consumer="shop"}', "3x230 4+1x9"),
     "DedupDamaged": ('dedup_damage{consumer="shop"}', "0x220 1x20"),

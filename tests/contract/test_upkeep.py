@@ -24,7 +24,8 @@ def now() -> dt.datetime:
 def months_later(place: PostgresPlace) -> None:
     """What was decided until now was decided 90 days ago."""
     run(place.url, "update dedup.batch set committed_at = committed_at - interval '90 days'")
-    run(place.url, "update dedup.reservation_generation set closed_at = closed_at - interval '90 days' where closed_at is not null")
+    earlier = ", ".join(f"{name} = {name} - interval '90 days'" for name in ("created_at", "closed_at"))
+    run(place.url, f"update dedup.reservation_generation set {earlier} where closed_at is not null")
     run(place.url, "update dedup.checkpoint set enqueued_time = enqueued_time - interval '90 days'")
 
 
@@ -71,6 +72,16 @@ def test_what_is_older_than_the_retention_goes_and_the_rest_stays(aged: Place) -
         deliver(aged, number, id)
     assert sorted(ids(aged.read())) == ["a", "a", "b"], "the key of a is forgotten, that of b is not"
     assert_proven(aged.store())
+
+
+def test_a_store_tells_how_far_back_its_reservations_go(aged: Place) -> None:
+    """What an alarm looks at: months before the upkeep, and not after it."""
+    deliver(aged, 1, "b")
+    since = aged.store().reserved_since("shop")
+    assert since is not None and since < now() - MONTH
+    upkept(aged)
+    left = aged.store().reserved_since("shop")
+    assert left is not None and now() - dt.timedelta(days=2) < left < now()
 
 
 def test_a_consumer_that_stopped_keeps_what_its_log_may_repeat(aged: Place) -> None:
