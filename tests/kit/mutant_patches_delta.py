@@ -52,6 +52,20 @@ DELTA = (
         _DELIVERY + "test_a_duplicate_in_the_next_batch_or_another_partition_is_dropped",
     ),
     Mutant(
+        "what a decision adds goes before what it leaves to the ledger",
+        "dedup/delta/seen.py",
+        "_ORDER = {SUMMARY: 0, STRETCH: 1, BATCH: 2}",
+        "_ORDER = {SUMMARY: 0, STRETCH: 2, BATCH: 1}",
+        "tests/stores/delta/test_delta_seen.py::test_what_is_left_to_the_ledger_is_known_to_every_process",
+    ),
+    Mutant(
+        "a purge leaves out what was decided since one that asked for days to come",
+        "dedup/delta/verify.py",
+        "filter(None, (state.header.purged_before, state.header.purged_on))",
+        "filter(None, (state.header.purged_before,))",
+        "tests/stores/delta/test_delta_days.py::test_purges_one_after_another_know_the_highest_position_of_each_partition",
+    ),
+    Mutant(
         "an older library forgets what a newer one has added",
         "dedup/delta/ledger.py",
         "        **h.later,\n",
