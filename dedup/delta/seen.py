@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from checkpoint.position import GrowingRanges, Partition, Ranges
+from checkpoint.position import FIRST, GrowingRanges, Partition, Ranges
 from dedup.delta.ledger import BATCH, STRETCH, SUMMARY, LogRow
 
 MOST_RANGES = 10_000
@@ -57,12 +57,14 @@ class SeenPositions:
         self._load = load
         self._recent: dict[PartitionLife, GrowingRanges] = {}
         self._older: dict[PartitionLife, list[Stretch]] = {}  # ascending in seq
+        self._reach: dict[PartitionLife, int] = {}  # the last position of them: what lies behind it asks none
         self._loaded: dict[tuple[PartitionLife, Stretch], Ranges] = {}
 
     def within(self, place: PartitionLife, first: int, last: int) -> Ranges:
         """Those from first to last, both included. Reads the stretches that are touched."""
         recent = self._recent.get(place)
-        near = [stretch for stretch in self._older.get(place, ()) if stretch.first <= last and stretch.last >= first]
+        older = self._older.get(place, ()) if first <= self._reach.get(place, FIRST) else ()
+        near = [stretch for stretch in older if stretch.first <= last and stretch.last >= first]
         found = [self._positions(place, stretch) for stretch in near]
         if found:
             found = [reduce(or_, found) & Ranges.of([(first, last)])]
@@ -103,11 +105,13 @@ class SeenPositions:
             self._recent[place] = GrowingRanges()
             self._recent[place].add(pairs)
             self._older[place] = [Stretch(*stretch) for stretch in stretches]
+            self._reach[place] = max((last for _, last, _ in stretches), default=FIRST)
 
     def _leave(self, place: PartitionLife, stretch: Stretch) -> None:
         older = self._older.setdefault(place, [])
         if not older or older[-1].seq < stretch.seq:  # else the summary has told of it
             older.append(stretch)
+            self._reach[place] = max(self._reach.get(place, FIRST), stretch.last)
             self._recent[place] = GrowingRanges()
 
     def rows(self, seq: int, *, summary: bool) -> Iterator[LogRow]:

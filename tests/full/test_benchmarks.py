@@ -50,6 +50,7 @@ NAMES = {
     "outbox/dispatch_vs_producer",
     "postgres/growth",
     "delta/growth",
+    "delta/markers_year",
     "postgres/commit_path_vs_copy",
     "postgres/staged_on_conflict",
     *(f"postgres/{way}{size}_duplicates_{share}" for way in BY_HAND for size in ("", "_500k") for share in (0, 50)),
@@ -70,14 +71,14 @@ def test_every_part_on_delta_runs_and_is_verified(spark: SparkSession, tmp_path:
     from benchmarks.stream import Sizes
 
     sizes, told = Sizes(events=40, batches=2, warm=1, keys=100, rounds=2, empty=2), []
-    for name in ("delta", "merge", "delta_empty"):
+    for name in ("delta", "merge", "markers", "delta_empty"):
         (tmp_path / name).mkdir()
         measures, seconds = PARTS[name](spark, tmp_path / name, "", sizes)
         told += measures
         assert all(len(taken) == 1 for taken in seconds.values())
-    assert {m.measure for m in told} == {f"delta/{name}" for name in ("append", "append_txn", "merge_1m", "empty_batch")}
+    assert {m.measure for m in told} == {f"delta/{name}" for name in ("append", "append_txn", "merge_1m", "markers_year", "empty_batch")}
     for m in told:
-        assert m.better == ("lower" if m.measure.endswith("empty_batch") else "higher")
+        assert m.better == ("lower" if m.measure.endswith(("empty_batch", "markers_year")) else "higher")
         assert m.ratio == pytest.approx(m.ours / m.other, rel=0.1, abs=0.02)
 
 
