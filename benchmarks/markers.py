@@ -44,19 +44,19 @@ def compare(spark: Any, folder: Path, sizes: Sizes) -> tuple[list[Measure], Seco
             made(begin[1], 1)
     with closing(delta.store(homes["none"])) as none, closing(delta.store(homes["year"])) as year:
         taken = contest(spark, folder / "topic", {"none": consumer(none), "year": consumer(year)}, sizes.warm)
-        assert [len(older) for older in _known(year)._older.values()] == [stretches] * PARTITIONS, "the year is not there"
+        assert [len(known.older) for known in _known(year).values()] == [stretches] * PARTITIONS, "the year is not there"
     for home in homes.values():
         delta.verify(home / SINK, topic.facts, once=True)
     return [slowness("delta/markers_year", taken["year"], taken["none"])], {f"markers, {way}": values for way, values in taken.items()}
 
 
 def _known(store: Any) -> Any:
-    return store._states.of("benchmark")._seen
+    return store._states.of("benchmark")._seen.known
 
 
 def _plant(store: Any, stretches: int) -> None:
     """What this process knows of each partition gets so many stretches, before all that is there; its next decision has a summary of it."""
-    known, width = _known(store), 2 * MOST_RANGES
-    for place in known._recent:
-        known._older[place] = [Stretch(first, first + width - 2, 1) for first in range(-width * stretches, 0, width)]
-        known._reach[place] = -2
+    width = 2 * MOST_RANGES
+    for known in _known(store).values():
+        known.older = [Stretch(first, first + width - 2, 1) for first in range(-width * stretches, 0, width)]
+        known.reach = -2

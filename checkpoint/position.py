@@ -172,7 +172,7 @@ class GrowingRanges:
             self._pieces[-1] |= last
 
     @property
-    def pieces(self) -> int:
+    def ranges(self) -> int:
         """How many ranges it holds: those of `whole`, and of overlaps more."""
         return sum(len(piece.firsts) for piece in self._pieces)
 

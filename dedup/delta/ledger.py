@@ -5,8 +5,7 @@ Sections, so that old days of one can be dropped by metadata alone: `log` (heade
 is one JSON document per decision: it is the decision. Batch records are documents beside it.
 
 Promises that a header of a state version that this library does not know how to go on with is refused, and that a header read back equals
-the one written. Called by the consumer
-state.
+the one written. Called by the consumer state.
 """
 
 from __future__ import annotations
@@ -65,6 +64,9 @@ PROPERTIES = {
 
 FORBIDDEN = "delta.setTransactionRetentionDuration"
 """Would forget who decided last; Delta drops the transaction ids that everything here rests on."""
+
+LOG_COLUMNS = ("kind", "source", "topic", "partition", "doc")
+"""Of the section `log`, beside `seq`."""
 
 LogRow = tuple[str, str | None, str | None, int | None, str]
 """kind, source, topic, partition, doc"""
@@ -191,6 +193,11 @@ class Ledger:
         rows = zip(*(actions[n].to_pylist() for n in names), strict=True)
         return sorted((LedgerFile(*row) for row in rows), key=lambda f: (f.first, f.last))
 
+    def files_now(self) -> list[LedgerFile]:
+        """Those of the current snapshot; none where there is no ledger. Raises as `open`."""
+        table = self.open()
+        return [] if table is None else self.files(table)
+
     def read(self, files: Sequence[LedgerFile], columns: Sequence[str], after: int) -> pa.Table:
         """Rows with seq > `after` of these files. `seq` is always among the columns. Raises StoreUnavailable."""
         names = ["seq", *(c for c in columns if c != "seq")]
@@ -244,13 +251,11 @@ class Ledger:
 
     def count_reservations(self, before: dt.date) -> int:
         """How many `drop_reservations` would remove."""
-        table = self.open()
-        return sum(f.rows for f in self.files(table) if f.section == KEYS and f.day < before) if table is not None else 0
+        return sum(f.rows for f in self.files_now() if f.section == KEYS and f.day < before)
 
     def reserved_since(self) -> dt.date | None:
         """The first day of the section `keys`."""
-        table = self.open()
-        return min((f.day for f in self.files(table) if f.section == KEYS), default=None) if table is not None else None
+        return min((f.day for f in self.files_now() if f.section == KEYS), default=None)
 
     def drop_reservations(self, before: dt.date) -> None:
         """Remove whole days of the section `keys`, by metadata alone. Crash: they are there, or all gone."""

@@ -11,8 +11,10 @@ ones. Called by the consumer's state.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -46,6 +48,22 @@ class Stretch(NamedTuple):
     seq: int  # of the decision with the row
 
 
+@dataclass
+class KnownPositions:
+    """What a process knows of one place."""
+
+    recent: GrowingRanges = field(default_factory=GrowingRanges)
+    older: list[Stretch] = field(default_factory=list)  # ascending in seq
+    reach: int = FIRST  # the last position of them: what lies behind it asks none
+
+    def leave(self, stretch: Stretch) -> None:
+        """All that is known until now is in this row of the ledger, too."""
+        if not self.older or self.older[-1].seq < stretch.seq:  # else the summary has told of it
+            self.older.append(stretch)
+            self.reach = max(self.reach, stretch.last)
+            self.recent = GrowingRanges()
+
+
 class SeenPositions:
     """All of them since the last reset.
 
@@ -54,29 +72,15 @@ class SeenPositions:
     """
 
     def __init__(self, load: Callable[[PartitionLife, Stretch], Ranges]) -> None:
-        self._load = load
-        self._recent: dict[PartitionLife, GrowingRanges] = {}
-        self._older: dict[PartitionLife, list[Stretch]] = {}  # ascending in seq
-        self._reach: dict[PartitionLife, int] = {}  # the last position of them: what lies behind it asks none
-        self._loaded: dict[tuple[PartitionLife, Stretch], Ranges] = {}
+        self._load = lru_cache(LOADED)(load)
+        self.known = defaultdict[PartitionLife, KnownPositions](KnownPositions)
 
     def within(self, place: PartitionLife, first: int, last: int) -> Ranges:
         """Those from first to last, both included. Reads the stretches that are touched."""
-        recent = self._recent.get(place)
-        older = self._older.get(place, ()) if first <= self._reach.get(place, FIRST) else ()
-        near = [stretch for stretch in older if stretch.first <= last and stretch.last >= first]
-        found = [self._positions(place, stretch) for stretch in near]
-        if found:
-            found = [reduce(or_, found) & Ranges.of([(first, last)])]
-        return reduce(or_, found, recent.within(first, last) if recent else Ranges())
-
-    def _positions(self, place: PartitionLife, stretch: Stretch) -> Ranges:
-        if (place, stretch) not in self._loaded:
-            read = self._load(place, stretch)
-            while len(self._loaded) >= LOADED:
-                del self._loaded[next(iter(self._loaded))]
-            self._loaded[place, stretch] = read
-        return self._loaded[place, stretch]
+        known = self.known.get(place) or KnownPositions()
+        near = [one for one in known.older if one.first <= last and one.last >= first] if first <= known.reach else []
+        found = reduce(or_, (self._load(place, stretch) for stretch in near), Ranges())
+        return found & Ranges.of([(first, last)]) | known.recent.within(first, last)
 
     def take_in(self, rows: pa.Table, summary: int) -> None:
         """Take in rows of the log since the last reset, but for headers.
@@ -86,45 +90,37 @@ class SeenPositions:
                 known, from the newest summary on.
             summary: the decision with that summary.
         """
-        fresh = not self._recent
+        fresh = not self.known
         for row in sorted(rows.to_pylist(), key=lambda row: (row["seq"], _ORDER[row["kind"]])):
-            doc = json.loads(row["doc"])
             if row["kind"] == SUMMARY:
                 if fresh and row["seq"] == summary:
-                    self._begin_with(doc)
+                    self._begin_with(json.loads(row["doc"]))
                 continue
-            place = PartitionLife(Partition(row["source"], row["topic"], row["partition"]), doc["incarnation"])
+            doc = json.loads(row["doc"])
+            known = self.known[PartitionLife(Partition(row["source"], row["topic"], row["partition"]), doc["incarnation"])]
             if row["kind"] == BATCH:
-                self._recent.setdefault(place, GrowingRanges()).add(doc["seen"])
+                known.recent.add(doc["seen"])
             else:
-                self._leave(place, Stretch(doc["seen"][0][0], doc["seen"][-1][1], row["seq"]))
+                known.leave(Stretch(doc["seen"][0][0], doc["seen"][-1][1], row["seq"]))
 
     def _begin_with(self, summary: list[Any]) -> None:
         for source, topic, partition, life, pairs, stretches in summary:
-            place = PartitionLife(Partition(source, topic, partition), life)
-            self._recent[place] = GrowingRanges()
-            self._recent[place].add(pairs)
-            self._older[place] = [Stretch(*stretch) for stretch in stretches]
-            self._reach[place] = max((last for _, last, _ in stretches), default=FIRST)
-
-    def _leave(self, place: PartitionLife, stretch: Stretch) -> None:
-        older = self._older.setdefault(place, [])
-        if not older or older[-1].seq < stretch.seq:  # else the summary has told of it
-            older.append(stretch)
-            self._reach[place] = max(self._reach.get(place, FIRST), stretch.last)
-            self._recent[place] = GrowingRanges()
+            older = [Stretch(*stretch) for stretch in stretches]
+            known = KnownPositions(older=older, reach=max((stretch.last for stretch in older), default=FIRST))
+            known.recent.add(pairs)
+            self.known[PartitionLife(Partition(source, topic, partition), life)] = known
 
     def rows(self, seq: int, *, summary: bool) -> Iterator[LogRow]:
         """What the decision `seq` writes down: positions that it leaves to the ledger, and perhaps a summary of those that stay."""
         told = []
-        for place, recent in self._recent.items():
-            stretches = self._older.get(place, [])
-            if leaves := recent.pieces > MOST_RANGES:
-                pairs = recent.whole()
+        for place, known in self.known.items():
+            stretches = known.older
+            if leaves := known.recent.ranges > MOST_RANGES:
+                pairs = known.recent.whole()
                 yield (STRETCH, *place.partition, _json({"incarnation": place.life, "seen": pairs.pairs}))
                 stretches = [*stretches, Stretch(int(pairs.firsts[0]), int(pairs.lasts[-1]), seq)]
             if summary:
-                told.append([*place.partition, place.life, [] if leaves else recent.whole().pairs, stretches])
+                told.append([*place.partition, place.life, [] if leaves else known.recent.whole().pairs, stretches])
         if summary:
             yield SUMMARY, None, None, None, _json(told)
 

@@ -35,6 +35,7 @@ from dedup.delta.ledger import (
     KEYS,
     LETTERS_SINK,
     LOG,
+    LOG_COLUMNS,
     ORDER,
     OUTBOX_SINK,
     Header,
@@ -51,8 +52,6 @@ from dedup.delta.storage import join, safe_name
 
 SUMMARY_EVERY = 200
 """Decisions between two summaries of seen positions: what a starting process reads of the log at most."""
-
-_OF_POSITIONS = ("kind", "source", "topic", "partition", "doc")
 
 FREED_ROWS = pa.schema([pa.field("key", pa.binary()), pa.field("seq", pa.int64())])
 """Keys, and the newest decision that freed each."""
@@ -202,7 +201,7 @@ class ConsumerState:
     def _stretch(self, place: PartitionLife, stretch: Stretch) -> Ranges:
         assert self.table is not None
         files = [f for f in self.ledger.files(self.table) if f.section == LOG and f.first <= stretch.seq <= f.last]
-        found = positions_of(self.ledger.read(files, _OF_POSITIONS, stretch.seq - 1), place, stretch)
+        found = positions_of(self.ledger.read(files, LOG_COLUMNS, stretch.seq - 1), place, stretch)
         if found is None:
             raise StoreRestored(self.advice(f"has lost positions that decision {stretch.seq} has kept"))
         return found
@@ -250,7 +249,7 @@ class ConsumerState:
         """Take in the decisions after the known ones, up to `last`; False where they follow another one than the known one."""
         known = self.header.seq
         start = known or self._first_needed(files, last)
-        log = self.ledger.read([f for f in files if f.section == LOG and f.last > start], _OF_POSITIONS, start)
+        log = self.ledger.read([f for f in files if f.section == LOG and f.last > start], LOG_COLUMNS, start)
         told = log.filter(pc.equal(log["kind"], HEADER))
         headers = {h.seq: h for h in map(Header.from_json, told["doc"].to_pylist())}
         if last not in headers:

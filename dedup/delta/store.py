@@ -200,6 +200,9 @@ class DeltaStore(Joins):
     def migrate(self, *, dry_run: bool = False) -> list[str]:
         """Check that this library knows the state of every consumer. There is nothing to apply: each ledger is made by its first decision.
 
+        Args:
+            dry_run: is the same.
+
         Raises:
             StateTooNew, SchemaOutdated: a newer library wrote here, or an older one.
         """

@@ -28,7 +28,21 @@ from dedup.core.retention import ACTIVE, read_to
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.files import Add
 from dedup.delta.keys import KeyIndex
-from dedup.delta.ledger import BATCH, HEADER, HELD, KEYS, LETTERS_SINK, LOG, Header, Ledger, LedgerFile, Mark, SinkFiles, batch_table
+from dedup.delta.ledger import (
+    BATCH,
+    HEADER,
+    HELD,
+    KEYS,
+    LETTERS_SINK,
+    LOG,
+    LOG_COLUMNS,
+    Header,
+    Ledger,
+    LedgerFile,
+    Mark,
+    SinkFiles,
+    batch_table,
+)
 from dedup.delta.letters import EVENTS, EventRows, Letters, Several
 from dedup.delta.restores import require_same, require_unrestored
 from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
@@ -272,10 +286,12 @@ class LedgerLog:
 
 def read_log(ledger: Ledger, after: int = 0, days: Callable[[dt.date], bool] = lambda day: True) -> LedgerLog:
     """The log of the decisions after this one that were made on such UTC days; empty where there is no ledger."""
-    table = ledger.open()
-    files = ledger.files(table) if table is not None else []
+    return _log_of(ledger, ledger.files_now(), after, days)
+
+
+def _log_of(ledger: Ledger, files: list[LedgerFile], after: int, days: Callable[[dt.date], bool]) -> LedgerLog:
     wanted = [f for f in files if f.section == LOG and f.last > after and days(f.day)]
-    return LedgerLog(files, ledger.read(wanted, ["kind", "source", "topic", "partition", "doc"], after))
+    return LedgerLog(files, ledger.read(wanted, LOG_COLUMNS, after))
 
 
 def letters_now(state: ConsumerState, publisher: SinkPublisher) -> Letters:
@@ -346,11 +362,11 @@ def reached(state: ConsumerState) -> dt.datetime | None:
 
     Reads the days of the log backwards, as far as it needs them.
     """
-    points = state.header.head.checkpoints
+    points, files = state.header.head.checkpoints, state.ledger.files_now()
     newest: dict[Partition, dt.datetime] = {}
     batch: dt.datetime | None = None
-    for day in _days(state.ledger):
-        log = read_log(state.ledger, days=day.__eq__)
+    for day in sorted({f.day for f in files if f.section == LOG}, reverse=True):
+        log = _log_of(state.ledger, files, 0, day.__eq__)
         committed = {h.seq: h.committed_at for h in log.headers()}
         decided = log.rows.filter(pc.equal(log.rows["kind"], BATCH))["seq"].to_pylist()
         batch = batch or (committed[max(decided)] if decided else None)
@@ -359,12 +375,6 @@ def reached(state: ConsumerState) -> dt.datetime | None:
         if (newest and day <= (max(newest.values()) - ACTIVE).date()) or (batch and not points):
             break
     return read_to(points, newest) if newest else batch
-
-
-def _days(ledger: Ledger) -> list[dt.date]:
-    """Those with decisions, the newest first."""
-    table = ledger.open()
-    return sorted({f.day for f in ledger.files(table) if f.section == LOG}, reverse=True) if table is not None else []
 
 
 def _seen(state: ConsumerState, log: LedgerLog) -> dict[Partition, list[tuple[int, int]]]:

@@ -58,6 +58,12 @@ def command(part: Part, *, left: bool, options: Sequence[str] = ()) -> list[str]
     return [sys.executable, "-m", "pytest", "-m", marked, "--dist", "loadgroup", "--no-loadscope-reorder", *options, *rooms]
 
 
+def run_contract(marked: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The contract suite, with these variables of the environment, in one process beside the one that asks."""
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked, str(ROOT / "tests" / "contract")]
+    return subprocess.run(line, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=False)
+
+
 def run(line: Sequence[str], is_over: Callable[[], bool]) -> int:
     """pytest's exit code. Once it is over the run is interrupted as by Control-C: it says what has failed, and ends its servers."""
     process = subprocess.Popen(line, cwd=ROOT, env=environment(), preexec_fn=_heeds_interrupts)

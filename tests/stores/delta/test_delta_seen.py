@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from dedup.delta.ledger import BATCH, LOG, STRETCH, SUMMARY
 from dedup.delta.seen import PartitionLife, SeenPositions, positions_of
 from kit import delta_kit as kit
 from kit.delta_kit import ledger, open_store
-from kit.paths import ROOT, environment
+from kit.parts import run_contract
 
 pytestmark = pytest.mark.delta
 
@@ -114,8 +111,8 @@ def test_what_is_left_to_the_ledger_is_known_to_every_process(folder: Path) -> N
     for process in (store, watching, open_store(folder)):
         assert known(process, number, 0, 100) == [2 * n for n in range(30)]
         assert known(process, number, 9, 12) == [10, 12]
-        held = process._states.of(kit.NAME)._seen
-        assert max(len(recent.whole().firsts) for recent in held._recent.values()) < 10
+        held = process._states.of(kit.NAME)._seen.known
+        assert max(len(one.recent.whole().firsts) for one in held.values()) < 10
     kinds = ledger(folder).to_pyarrow_table(columns=["kind"])["kind"].to_pylist()
     assert kinds.count(STRETCH) > 3 and kinds.count(SUMMARY) > 3
     assert open_store(folder).problems(kit.NAME) == []
@@ -149,8 +146,5 @@ def test_a_stretch_that_is_lost_is_told(folder: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_the_contract_holds_with_positions_in_the_ledger() -> None:
     """Every promise of a store, where nearly all positions are read from the ledger."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "delta and not spark", "tests/contract"]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**environment(), **os.environ, "DEDUP_TEST_POSITIONS": "few"}, capture_output=True, text=True, check=False
-    )
+    done = run_contract("delta and not spark", DEDUP_TEST_POSITIONS="few")
     assert done.returncode == 0, done.stdout[-3000:]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from checkpoint.errors import StateTooNew
@@ -13,7 +9,7 @@ from checkpoint.postgres import sql
 from conftest import Run
 from dedup.postgres import PostgresStore
 from kit.orders import assert_proven, batch, consumer, event, orders
-from kit.paths import ROOT, environment
+from kit.parts import run_contract
 from kit.places import PostgresPlace
 from kit.versions import next_library, upgrade
 
@@ -65,8 +61,5 @@ def test_the_oldest_schema_is_one_of_ours() -> None:
 @pytest.mark.timeout(1800)
 def test_the_contract_holds_on_the_tables_of_a_newer_version() -> None:
     """Every promise of a store, for a library whose tables have got a column each."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "postgres and not spark", "tests/contract"]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**environment(), **os.environ, "DEDUP_TEST_SCHEMA": "newer"}, capture_output=True, text=True, check=False
-    )
+    done = run_contract("postgres and not spark", DEDUP_TEST_SCHEMA="newer")
     assert done.returncode == 0, done.stdout[-3000:]
