@@ -31,7 +31,18 @@ cheap.use_memory()
 cheap.compile_quickly()
 cheap.use_one_thread()
 
-PLUGINS = ("variants", "rooms", "fix_places", "fix_delta", "fix_kafka", "fix_postgres", "fix_eventhubs", "fix_azurite", "fix_registry")
+PLUGINS = (
+    "variants",
+    "rooms",
+    "fix_places",
+    "fix_delta",
+    "fix_kafka",
+    "fix_postgres",
+    "fix_eventhubs",
+    "fix_azurite",
+    "fix_object_storage",
+    "fix_registry",
+)
 pytest_plugins = [f"fixtures.{name}" for name in PLUGINS]
 
 

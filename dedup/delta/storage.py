@@ -60,7 +60,13 @@ _UNKNOWN_CALLER = re.compile(
 AT_ONCE = 16
 """Requests to object storage at the same time."""
 
-_S3_GUARDS = frozenset({"aws_s3_locking_provider", "s3_locking_provider", "aws_conditional_put", "conditional_put"})
+_S3 = frozenset({"s3", "s3a"})
+
+_ENDPOINTS = ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
+"""Settings that lead to another service than AWS. Source: docs.rs/object_store, AmazonS3ConfigKey, read 2026-11."""
+
+SPARK_ON_S3 = "dedup_spark_on_s3"
+"""Setting by which a person answers for Spark's commits on S3."""
 
 
 def absolute(uri: str) -> str:
@@ -169,7 +175,7 @@ def missing(uri: str, options: StorageOptions, paths: Sequence[str]) -> list[str
     """Those of these files below a URI that are not there. Raises StoreUnavailable where that cannot be told."""
     system = filesystem(uri, options)
     try:
-        if is_local(uri) or len(paths) == 1:
+        if is_local(uri) or len(paths) < 2:
             found = system.get_file_info(list(paths))
         else:  # each of them is a request of its own
             with ThreadPoolExecutor(min(len(paths), AT_ONCE)) as pool:
@@ -197,8 +203,8 @@ def require_put_if_absent(uri: str, options: StorageOptions) -> None:
             f"{uri} is a FUSE mount of object storage and cannot create a file only if it is absent: two instances could both commit. "
             "Give the storage URI itself (abfss://, gs://, s3:// with conditional put)."
         )
-    if scheme in ("s3", "s3a"):
-        _require_s3_guard(uri, options)
+    if scheme in _S3:
+        _require_conditional_put(uri, options)
     elif scheme not in _ATOMIC:
         raise ConfigError(
             f"Storage {scheme}:// of {uri} is not known to create a file only if it is absent. "
@@ -206,15 +212,44 @@ def require_put_if_absent(uri: str, options: StorageOptions) -> None:
         )
 
 
-def _require_s3_guard(uri: str, options: StorageOptions) -> None:
-    given = {k.lower(): str(v).lower() for source in (os.environ, options or {}) for k, v in source.items()}
-    unsafe = given.get("aws_s3_allow_unsafe_rename", given.get("allow_unsafe_rename", "false"))
-    if unsafe == "true" or not any(given.get(name, "disabled") not in ("", "disabled") for name in _S3_GUARDS):
+def _require_conditional_put(uri: str, options: StorageOptions) -> None:
+    """AWS has it, and delta-rs uses it unless it is told not to; of other services a person has to say so.
+
+    A lock in DynamoDB protects nothing: deltalake 1.6 logs an error and commits without it. Sources, read 2026-11:
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html, https://github.com/delta-io/delta-rs/discussions/4482.
+    """
+    unsafe = _setting(options, "aws_s3_allow_unsafe_rename", "allow_unsafe_rename")
+    conditional = _setting(options, "aws_conditional_put", "conditional_put")
+    elsewhere = _setting(options, *_ENDPOINTS)
+    if unsafe != "true" and (conditional == "etag" or (conditional is None and elsewhere is None)):
+        return
+    raise ConfigError(
+        f"{uri}: two instances could both commit, because nothing says that this S3 storage creates a file only if it is absent. "
+        "Where it honours the header If-None-Match (AWS does), add storage_options={'aws_conditional_put': 'etag'}; and do not allow "
+        "unsafe renames. AWS_S3_LOCKING_PROVIDER does not help: delta-rs no longer locks through DynamoDB."
+    )
+
+
+def require_spark_may_commit(uri: str, options: StorageOptions) -> None:
+    """Raise ConfigError where commits of Spark and of delta-rs, or of two drivers, could replace each other.
+
+    Source: https://docs.delta.io/delta-storage/#amazon-s3, read 2026-11: by default concurrent writes to S3 from several drivers lose data.
+    """
+    if urlparse(uri).scheme in _S3 and _setting(options, SPARK_ON_S3) != "true":
         raise ConfigError(
-            f"{uri}: two instances could both commit, because nothing says that this S3 storage creates a file only if it is absent. "
-            "Add storage_options={'aws_conditional_put': 'etag'} where the storage supports conditional puts (AWS does), "
-            "or {'AWS_S3_LOCKING_PROVIDER': 'dynamodb'}; and do not allow unsafe renames."
+            f"{uri} could only be written by Spark, and on S3 Spark's commits may replace those of others: its writer asks first and "
+            "writes then. Give the sink properties that delta-rs can write, or use a table elsewhere. If one driver alone ever writes this "
+            f"table, allow it with storage_options={{'{SPARK_ON_S3}': 'true'}}."
         )
+
+
+def _setting(options: StorageOptions, *names: str) -> str | None:
+    """The value of the first of these settings that is given, in lower case; options come before the environment."""
+    for source in (options or {}, os.environ):
+        given = {name.lower(): str(value).strip().lower() for name, value in source.items()}
+        if found := next((given[name] for name in names if given.get(name)), None):
+            return found
+    return None
 
 
 def safe_name(consumer: str) -> str:

@@ -39,7 +39,7 @@ from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.outbox import DeltaOutbox
 from dedup.delta.sinks import SinkNames
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent, safe_name
+from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent, require_spark_may_commit, safe_name
 from dedup.delta.transaction import DeltaTransaction
 from dedup.delta.upkeep import acceptance, amendment, purging
 from dedup.delta.verify import problems, require_letters
@@ -189,6 +189,8 @@ class DeltaStore(Joins):
         self.storage_options: StorageOptions = dict(storage_options) if storage_options else None
         self.on_step = on_step
         require_put_if_absent(self.path, self.storage_options)
+        if engine == SPARK:
+            require_spark_may_commit(self.path, self.storage_options)
         commits = SparkEngine.at(self.path) if engine == SPARK else DeltaRs(self.storage_options)
         self._names = SinkNames.of(tables or {}, self.storage_options, commits)
         self.tables = self._names.tables

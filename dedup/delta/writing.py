@@ -27,7 +27,7 @@ from dedup.delta.ledger import SinkFiles
 from dedup.delta.restores import require_same
 from dedup.delta.sinks import Sink, SinkColumns
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import StorageOptions, join, safe_name
+from dedup.delta.storage import StorageOptions, join, require_spark_may_commit, safe_name
 from dedup.delta.tables import PART_BITS
 
 
@@ -199,7 +199,7 @@ class SinkWrites:
         sinks.refuse_append_only(sink)
         upserts, deletes = sinks.split(rows, how, sink)
         self._writer(sink).require_not_numbered(upserts.column_names)
-        spark = context.spark() if sinks.needs_spark(sink) else None
+        spark = _spark_for(sink, context) if sinks.needs_spark(sink) else None
         context.on_step("files")
         adds = tuple(sinks.stage(self._stager(sink, upserts), upserts, deletes=False))
         if spark is not None and adds:
@@ -310,4 +310,9 @@ def _by_columns(adds: Iterable[Add]) -> Iterator[tuple[Add, ...]]:
 def _require_spark(sink: Sink, context: Context) -> None:
     """Before files are written that only Spark can bring into the sink. Raises ConfigError."""
     if sink.special:
-        context.spark()
+        _spark_for(sink, context)
+
+
+def _spark_for(sink: Sink, context: Context) -> Any:
+    require_spark_may_commit(sink.uri, context.options)
+    return context.spark()

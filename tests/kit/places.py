@@ -113,24 +113,31 @@ class PostgresPlace:
 
 
 class DeltaPlace:
-    """A folder."""
+    """A folder, of this machine or of object storage."""
 
     kind: str = "delta"
     engine: str = "delta-rs"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.url, self.where = folder, str(folder / "state"), str(folder)
+    def __init__(self, where: Path | str) -> None:
+        self.where = str(where)
+        self.url = f"{self.where}/state"
+
+    @property
+    def folder(self) -> Path:
+        """The folder, where it is one of this machine."""
+        assert "://" not in self.where, f"{self.where} is no folder of this machine"
+        return Path(self.where)
 
     def path(self, name: str) -> str:
         """Where a sink lies."""
-        return str(self.folder / "sinks" / name)
+        return f"{self.where}/sinks/{name}"
 
     def store(self, **options: Any) -> Store:
         """A new store object that knows sinks by their plain names."""
         from dedup.delta import DeltaStore
 
         names = ("orders", "audit", "late", "missing", "positions", "balances", "latest", "order_lines")
-        return DeltaStore(str(self.folder / "state"), tables={n: self.path(n) for n in names}, **{"engine": self.engine, **options})
+        return DeltaStore(f"{self.where}/state", tables={n: self.path(n) for n in names}, **{"engine": self.engine, **options})
 
     def create_sink(self, name: str = "orders") -> None:
         """A table with the columns of SINK."""
@@ -183,9 +190,39 @@ class SparkPlace(DeltaPlace):
 
     kind, engine = "delta-spark", "spark"
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.url = f"spark:{folder / 'state'}"
+    def __init__(self, where: Path | str) -> None:
+        super().__init__(where)
+        self.url = f"spark:{self.url}"
+
+
+class ObjectPlace(DeltaPlace):
+    """A prefix of a bucket. The environment says who asks (kit.object_storage), so that other processes reach it as well."""
+
+    def drop_sink(self, name: str = "orders") -> None:
+        """Gone."""
+        from pyarrow.fs import FileSelector, FileType
+
+        from dedup.delta.storage import filesystem
+
+        system = filesystem(self.path(name), None)
+        for one in system.get_file_info(FileSelector("", recursive=True)):
+            if one.type == FileType.File:
+                system.delete_file(one.path)
+
+
+class AzPlace(ObjectPlace):
+    """On Azure Blob storage."""
+
+    kind = "delta-az"
+
+
+class S3Place(ObjectPlace):
+    """On S3."""
+
+    kind = "delta-s3"
+
+
+ON_DELTA = {one.kind: one for one in (DeltaPlace, AzPlace, S3Place)}
 
 
 def place_of(kind: str, where: str) -> Place:
@@ -194,5 +231,5 @@ def place_of(kind: str, where: str) -> Place:
         from dedup.spark.session import local_session
 
         local_session("dedup tests, another process", cores=1, **LEAN, **SHORT_LIVED)
-        return SparkPlace(Path(where))
-    return DeltaPlace(Path(where)) if kind == "delta" else PostgresPlace(where)
+        return SparkPlace(where)
+    return ON_DELTA[kind](where) if kind in ON_DELTA else PostgresPlace(where)

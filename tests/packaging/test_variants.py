@@ -1,4 +1,4 @@
-"""What a run says of the stores that the contract suite ran on, and what is selected for the one whose commits Spark makes."""
+"""What a run says of the stores that the contract suite ran on, and what is selected for the slow ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-from fixtures.variants import SELECTED, counted
+from fixtures.variants import SELECTED, SELECTED_OBJECTS, counted
 from kit.paths import TESTS
 
 
@@ -24,4 +24,4 @@ def test_the_last_lines_count_each_store() -> None:
 def test_what_is_selected_is_there() -> None:
     """A test that gets another name does not leave the selection in silence."""
     written = {name for file in TESTS.rglob("test_*.py") for name in re.findall(r"^def (test_\w+)", file.read_text(), re.M)}
-    assert {name.partition("[")[0] for name in SELECTED} <= written
+    assert {name.partition("[")[0] for name in SELECTED | SELECTED_OBJECTS} <= written

@@ -212,8 +212,11 @@ def test_a_check_constraint_or_an_unknown_feature_sends_rows_through_spark(folde
         ("abfss://c@a.dfs.core.windows.net/x", None, True),
         ("gs://b/x", None, True),
         ("s3://b/x", {"aws_conditional_put": "etag"}, True),
-        ("s3a://b/x", {"AWS_S3_LOCKING_PROVIDER": "dynamodb"}, True),
-        ("s3://b/x", None, False),
+        ("s3a://b/x", None, True),
+        ("s3://b/x", {"AWS_ENDPOINT_URL": "http://minio:9000"}, False),
+        ("s3://b/x", {"endpoint": "http://minio:9000", "AWS_S3_LOCKING_PROVIDER": "dynamodb"}, False),
+        ("s3://b/x", {"AWS_ENDPOINT_URL": "http://minio:9000", "AWS_CONDITIONAL_PUT": "etag"}, True),
+        ("s3://b/x", {"aws_conditional_put": "dynamo:locks"}, False),
         ("s3://b/x", {"conditional_put": "disabled"}, False),
         ("s3://b/x", {"aws_conditional_put": "etag", "AWS_S3_ALLOW_UNSAFE_RENAME": "true"}, False),
         ("hdfs://n/x", None, False),
@@ -237,9 +240,20 @@ def test_the_refusal_of_an_unknown_scheme_names_every_scheme_that_a_store_can_ha
 
 
 def test_a_store_on_such_storage_cannot_be_made() -> None:
-    """The refusal comes with the first line of the program."""
+    """The refusal comes with the first line of the program, for the store and for its sinks."""
+    elsewhere = {"aws_endpoint": "http://minio:9000"}
     with pytest.raises(ConfigError, match="aws_conditional_put"):
-        DeltaStore("s3://bucket/dedup")
+        DeltaStore("s3://bucket/dedup", storage_options=elsewhere)
+    with pytest.raises(ConfigError, match="aws_conditional_put"):
+        DeltaStore("/data/dedup", tables={"orders": "s3://bucket/orders"}, storage_options=elsewhere)
+
+
+def test_spark_commits_to_s3_only_where_somebody_answers_for_it() -> None:
+    """Its writer there asks whether a version is taken, and writes it then: two of them lose rows."""
+    with pytest.raises(ConfigError, match="dedup_spark_on_s3"):
+        DeltaStore("s3://bucket/dedup", engine="spark")
+    assert DeltaStore("s3://bucket/dedup", engine="spark", storage_options={"dedup_spark_on_s3": "true"})
+    assert DeltaStore("abfss://c@a.dfs.core.windows.net/dedup", engine="spark")
 
 
 def test_a_sink_written_twice_in_one_transaction_shows_both(folder: Path) -> None:
