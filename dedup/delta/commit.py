@@ -352,8 +352,8 @@ class SinkPublisher:
             self.state.sinks.forget(sink.uri)  # the handle moves on with the merge
             sinks.merge_staged(sink, filesystem(self.root, self.options), entry.adds, entry.merge, {app: version})
             return False
-        tables.commit(sink.table, entry.adds, {app: version}, exact=False)
-        self._mark(header, entry, sink, sink.table.version() + 1, header.version)
+        made = tables.commit(sink.table, entry.adds, {app: version}, exact=False)
+        self._mark(header, entry, sink, made, header.version)
         return True
 
     def _mark(self, header: Header, entry: SinkFiles, sink: Sink, version: int, shown: int | None) -> None:

@@ -30,7 +30,7 @@ from checkpoint.holders import is_alive, this_process
 from dedup.delta.commit import Decision, commit_decision
 from dedup.delta.ledger import Header
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import StorageOptions, answering, filesystem, is_local, put, remove
+from dedup.delta.storage import StorageOptions, answering, filesystem, is_local, put, read, remove, stats
 from dedup.delta.tables import DELTA_ERRORS
 
 log = logging.getLogger("dedup")
@@ -190,10 +190,10 @@ class SmallFile:
     def read(self) -> str | None:
         """The content; None where there is none."""
         try:
-            with filesystem(self.root, self.options).open_input_stream(self._path) as stream:
-                return bytes(stream.read()).decode()
+            content = read(self.root, self.options, self._path)
         except DELTA_ERRORS:
             return None
+        return None if content is None else content.to_pybytes().decode()
 
     def write(self, text: str) -> None:
         """Replace the content in one piece. Raises StoreUnavailable. Crash: the old or the new content is there."""
@@ -222,10 +222,8 @@ class SmallFile:
 
     def age(self) -> float | None:
         """Seconds since it was written, by the clocks of the storage and of this machine; None where there is none."""
-        info = filesystem(self.root, self.options).get_file_info(self._path)
-        if info.type != pafs.FileType.File or info.mtime is None:
-            return None
-        return float((dt.datetime.now(dt.UTC) - info.mtime).total_seconds())
+        (stat,) = stats(self.root, self.options, [self._path])
+        return None if stat is None else time.time() - stat.modified
 
     @property
     def _path(self) -> str:

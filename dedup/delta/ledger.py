@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
@@ -28,10 +27,11 @@ from checkpoint.position import Partition
 from checkpoint.records import BATCHES
 from deadletter import policy
 from dedup.core.steps import Merge
-from dedup.delta import tables
+from dedup.delta import objects, tables
 from dedup.delta.engine import MINE, Engine
 from dedup.delta.files import Add, FileWriter
-from dedup.delta.storage import DELTA_RS, StorageOptions, filesystem
+from dedup.delta.objects import AT_ONCE
+from dedup.delta.storage import DELTA_RS, StorageOptions, by_objects, filesystem
 from dedup.delta.tables import version_of
 
 LOG, KEYS, HELD, ORDER = "log", "keys", "held", "order"
@@ -204,19 +204,33 @@ class Ledger:
         schema = pa.schema([SCHEMA.field(n) for n in names])
         if not files:
             return schema.empty_table()
-        system = filesystem(self.uri, self._options)
         try:
-            found = [self._rows_of(system, f.path, names).select(names).cast(schema) for f in files]
+            contents = self._contents([f.path for f in files if f.path not in self._written])
+            found = [self._rows_of(f.path, contents, names).select(names).cast(schema) for f in files]
         except OSError as error:
             raise StoreUnavailable(f"A file of the ledger {self.uri} cannot be read: {error}") from error
         table = pa.concat_tables(found)
         return table if all(f.first > after for f in files) else table.filter(pc.greater(table["seq"], after))
 
-    def _rows_of(self, system: pafs.FileSystem, path: str, names: list[str]) -> pa.Table:
+    def _contents(self, paths: Sequence[str]) -> Iterator[Any]:
+        """Something to read Parquet from, for each of these files: whole and several at once where each read would be a request."""
+        if by_objects(self.uri, self._options):
+            for number in range(0, len(paths), AT_ONCE):
+                some = paths[number : number + AT_ONCE]
+                for path, content in zip(some, objects.gets(self.uri, self._options, some), strict=True):
+                    if content is None:
+                        raise FileNotFoundError(f"{path} is not there")
+                    yield pa.BufferReader(content)
+            return
+        system = filesystem(self.uri, self._options)
+        for path in paths:
+            with system.open_input_file(path) as file:
+                yield file
+
+    def _rows_of(self, path: str, contents: Iterator[Any], names: list[str]) -> pa.Table:
         if path in self._written:
             return self._written[path]
-        with system.open_input_file(path) as file:
-            return pq.ParquetFile(file).read(columns=names)
+        return pq.ParquetFile(next(contents)).read(columns=names)
 
     def write(self, section: str, day: dt.date, rows: pa.Table) -> list[Add]:
         """Write rows (any subset of the columns) as one file that no commit names yet; none for no rows.

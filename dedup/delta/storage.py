@@ -10,7 +10,6 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from checkpoint.errors import ConfigError, StoreUnavailable
 from deadletter.classify import classify
 from deadletter.known import ErrorClass
 from deadletter.redact import redact
+from dedup.delta import objects
+from dedup.delta.objects import Stat
 
 log = logging.getLogger("dedup")
 
@@ -57,10 +58,9 @@ _UNKNOWN_CALLER = re.compile(
 )
 """That nobody said who asks, or that who asks may not."""
 
-AT_ONCE = 16
-"""Requests to object storage at the same time."""
-
 _S3 = frozenset({"s3", "s3a"})
+
+_OBJECTS = (_ATOMIC | _S3) - {"file"}
 
 _ENDPOINTS = ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
 """Settings that lead to another service than AWS. Source: docs.rs/object_store, AmazonS3ConfigKey, read 2026-11."""
@@ -80,6 +80,11 @@ def absolute(uri: str) -> str:
 def is_local(uri: str) -> bool:
     """Whether the (absolute) URI is a path on this machine."""
     return "://" not in uri
+
+
+def by_objects(uri: str, options: StorageOptions) -> bool:
+    """Whether files below the (absolute) URI are read and written whole, by one request each."""
+    return not is_local(uri) and urlparse(uri).scheme in _OBJECTS and objects.usable(uri, options)
 
 
 def join(uri: str, *parts: str) -> str:
@@ -155,12 +160,34 @@ def put(uri: str, options: StorageOptions, path: str, content: pa.Buffer) -> Non
     Crash: half of it may be there on a local disk.
     """
     try:
+        if by_objects(uri, options):
+            objects.put(uri, options, path, content)
+            return
         if is_local(uri):
             os.makedirs(os.path.dirname(join(uri, path)), exist_ok=True)
         with filesystem(uri, options).open_output_stream(path) as stream:
             stream.write(content)
     except OSError as error:
         raise StoreUnavailable(f"The file {path} could not be written to {uri}; no decision refers to it: {error}") from error
+
+
+def read(uri: str, options: StorageOptions, path: str) -> pa.Buffer | None:
+    """The content of a file below a URI; None where there is none. Raises OSError."""
+    if by_objects(uri, options):
+        return objects.get(uri, options, path)
+    try:
+        with filesystem(uri, options).open_input_stream(path) as stream:
+            return pa.py_buffer(stream.read())
+    except FileNotFoundError:
+        return None
+
+
+def stats(uri: str, options: StorageOptions, paths: Sequence[str]) -> list[Stat | None]:
+    """Of each of these files below a URI; None for one that is not there. Raises OSError."""
+    if by_objects(uri, options):
+        return objects.stats(uri, options, paths)
+    found = filesystem(uri, options).get_file_info(list(paths))
+    return [Stat(i.size, (i.mtime_ns or 0) / 1e9, str(i.mtime_ns)) if i.type == pafs.FileType.File else None for i in found]
 
 
 def is_away(error: BaseException | None) -> bool:
@@ -173,20 +200,21 @@ def is_away(error: BaseException | None) -> bool:
 
 def missing(uri: str, options: StorageOptions, paths: Sequence[str]) -> list[str]:
     """Those of these files below a URI that are not there. Raises StoreUnavailable where that cannot be told."""
-    system = filesystem(uri, options)
     try:
-        if is_local(uri) or len(paths) < 2:
-            found = system.get_file_info(list(paths))
-        else:  # each of them is a request of its own
-            with ThreadPoolExecutor(min(len(paths), AT_ONCE)) as pool:
-                found = list(pool.map(system.get_file_info, paths))
+        found = stats(uri, options, paths)
     except OSError as error:
         raise StoreUnavailable(f"Whether {len(paths)} files below {uri} exist could not be checked: {error}") from error
-    return [path for path, info in zip(paths, found, strict=True) if info.type != pafs.FileType.File]
+    return [path for path, stat in zip(paths, found, strict=True) if stat is None]
 
 
 def remove(uri: str, options: StorageOptions, paths: Iterable[str]) -> None:
     """Delete files below a URI that nobody needs any more; those that are gone already, or cannot be deleted now, are no error."""
+    if by_objects(uri, options):
+        try:
+            objects.delete(uri, options, list(paths))
+        except OSError as error:
+            log.debug("Not all old files of %s were deleted: %s", uri, error)
+        return
     system = filesystem(uri, options)
     for path in paths:
         try:

@@ -11,13 +11,12 @@ read them from the table's newest snapshot.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -27,7 +26,9 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.files import Add
-from dedup.delta.storage import AT_ONCE, StorageOptions, absolute, explained, filesystem, is_away, is_local
+from dedup.delta.objects import AT_ONCE, Stat
+from dedup.delta.snapshot import Snapshot, transactions_in
+from dedup.delta.storage import StorageOptions, absolute, explained, filesystem, is_away, is_local, read, stats
 
 COMMIT_REFUSED = CommitFailedError
 """delta-rs says that the commit did not land; still read back, because its own retry may have met its own commit."""
@@ -44,9 +45,6 @@ FAILED = (COMMIT_REFUSED, *DELTA_ERRORS, StoreUnavailable)
 _ENTRY = re.compile(r"(?:^|/)\d{20}\.json$")
 """A commit in a table's log."""
 
-Stamp = tuple[int, int | None]
-"""Size and modification time of a log entry, which is written once and never changed."""
-
 ID_BITS = 24
 """Bits of identity beside the number of a decision: another decision under the same number looks alike once in 16.8 million times."""
 
@@ -59,7 +57,7 @@ _PART_ID_BITS = 16
 def open_table(uri: str, options: StorageOptions) -> DeltaTable | None:
     """The table as of now, or None where there is none. Raises StoreUnavailable where that cannot be told."""
     try:
-        return DeltaTable(uri, storage_options=dict(options) if options else None)
+        return _snapshot(DeltaTable(uri, storage_options=dict(options) if options else None), options)
     except TableNotFoundError:
         return None
     except DELTA_ERRORS as error:
@@ -80,11 +78,15 @@ def dataset(table: DeltaTable) -> Any:
 def open_version(uri: str, version: int, options: StorageOptions) -> DeltaTable | None:
     """The table as it was, or None where its log does not tell. Raises StoreUnavailable where the storage does not answer."""
     try:
-        return DeltaTable(uri, version=version, storage_options=dict(options) if options else None)
+        return _snapshot(DeltaTable(uri, version=version, storage_options=dict(options) if options else None), options)
     except DELTA_ERRORS as error:
         if is_away(error):
             raise StoreUnavailable(f"Version {version} of the Delta table {uri} cannot be opened: {explained(uri, error)}") from error
         return None
+
+
+def _snapshot(table: DeltaTable, options: StorageOptions) -> DeltaTable:
+    return cast(DeltaTable, Snapshot(table, options))  # it has all that a DeltaTable has
 
 
 @contextmanager
@@ -116,17 +118,15 @@ def transactions_in_log(table: DeltaTable, options: StorageOptions) -> tuple[dic
         system = filesystem(uri, options)
         entries = [i.path for i in system.get_file_info(pafs.FileSelector("_delta_log")) if _ENTRY.search(i.path)]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for told in pool.map(lambda path: _transactions(system, path), entries):
+            for told in pool.map(lambda path: _transactions(uri, options, path), entries):
                 for app, version in told:
                     found.setdefault(app, set()).add(version)
     return {app: frozenset(versions) for app, versions in found.items()}, any(path.endswith(f"{0:020}.json") for path in entries)
 
 
-def _transactions(system: pafs.FileSystem, path: str) -> list[tuple[str, int]]:
-    with system.open_input_stream(path) as stream:
-        lines = bytes(stream.read()).splitlines()
-    told = [json.loads(line)["txn"] for line in lines if line.startswith(b'{"txn"')]
-    return [(one["appId"], one["version"]) for one in told]
+def _transactions(uri: str, options: StorageOptions, path: str) -> list[tuple[str, int]]:
+    content = read(uri, options, path)
+    return [] if content is None else transactions_in(content.to_pybytes())
 
 
 def history_of(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
@@ -146,7 +146,6 @@ class Handle:
         self.uri = uri
         self._options = options
         self._table: DeltaTable | None = None
-        self._stamp: Stamp | None = None
 
     def look(self) -> DeltaTable | None:
         """The table as of now, or None where there is none. The same object as before where nothing has changed.
@@ -155,7 +154,7 @@ class Handle:
             StoreUnavailable: that cannot be told.
         """
         try:
-            self._table, self._stamp = self._look()
+            self._table = self._look()
         except DELTA_ERRORS as error:
             self.forget()
             raise StoreUnavailable(f"The Delta table {self.uri} cannot be read: {error}") from error
@@ -163,25 +162,26 @@ class Handle:
 
     def forget(self) -> None:
         """Open the table anew next time."""
-        self._table = self._stamp = None
+        self._table = None
 
-    def _look(self) -> tuple[DeltaTable | None, Stamp | None]:
-        if self._table is not None and self._stamp is not None:
-            now, following = self._stamps(self._table.version())
-            if now == self._stamp and following is None:
-                return self._table, self._stamp
-            if now == self._stamp:
-                self._table.update_incremental()
-                return self._table, self._stamps(self._table.version())[0]
+    def _look(self) -> DeltaTable | None:
+        known = cast(Snapshot | None, self._table)
+        if known is not None and known.stamp is not None:
+            version = known.version()
+            now, following = self._stamps(version, version + 1)
+            if known.stamp.same(now):
+                if following is not None:
+                    known.update_incremental()
+                    known.stamp = following if known.version() == version + 1 else self._stamps(known.version())[0]
+                return self._table
         table = open_table(self.uri, self._options)
-        return table, None if table is None else self._stamps(table.version())[0]
+        if table is not None:
+            cast(Snapshot, table).stamp = self._stamps(table.version())[0]
+        return table
 
-    def _stamps(self, version: int) -> tuple[Stamp | None, Stamp | None]:
-        """Of the log entries of this version and of the next one; None for one that is not there."""
-        names = [f"_delta_log/{v:020}.json" for v in (version, version + 1)]
-        found = filesystem(self.uri, self._options).get_file_info(names)
-        first, second = ((i.size, i.mtime_ns) if i.type == pafs.FileType.File else None for i in found)
-        return first, second
+    def _stamps(self, *versions: int) -> list[Stat | None]:
+        """Of the log entries of these versions, which are written once and never changed; None for one that is not there."""
+        return stats(self.uri, self._options, [f"_delta_log/{v:020}.json" for v in versions])
 
 
 def commit(
@@ -191,8 +191,8 @@ def commit(
     *,
     removes: Sequence[RemoveAction] = (),
     exact: bool,
-) -> None:
-    """Add files to the very snapshot that `table` is, with transaction ids.
+) -> int:
+    """Add files to the very snapshot that `table` is, with transaction ids; returns the version that this made, if nobody came between.
 
     Args:
         transactions: app id -> version.
@@ -204,6 +204,12 @@ def commit(
 
     Crash: the log entry is there or not; there is nothing between.
     """
+    adds, snapshot, version = list(adds), cast(Snapshot, table), table.version() + 1
+    if not removes and snapshot.can_put(adds):
+        if snapshot.put(adds, transactions, int(time.time() * 1000)):
+            return version
+        if exact:
+            raise COMMIT_REFUSED(f"Failed to commit transaction: {version}")
     table.create_write_transaction(
         actions=[*removes, *(_action(add) for add in adds)],
         mode="append",
@@ -211,6 +217,7 @@ def commit(
         partition_by=list(table.metadata().partition_columns),
         commit_properties=_properties(transactions, exact=exact),
     )
+    return version
 
 
 class MergeClauses(NamedTuple):

@@ -1,0 +1,158 @@
+"""One snapshot of a table: delta-rs's, and what this process knows beyond it without reading.
+
+Promises the answers of delta-rs's DeltaTable. Two things cost less. Transaction ids that were asked for once are followed commit by commit:
+delta-rs reads the log from the last checkpoint on for each question. And a commit that this process has put is known: delta-rs reads the
+log again only when somebody asks for more than version, metadata, schema, protocol and transaction ids. Called by `tables`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from dedup.delta import objects
+from dedup.delta.files import Add
+from dedup.delta.objects import Stat
+from dedup.delta.storage import StorageOptions, absolute, by_objects, read
+
+FOLLOWED = 20
+"""Commits up to which they are read one by one; behind more, delta-rs is asked anew."""
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9._/=-]+")
+"""A path that the log holds as it is: all others are encoded there."""
+
+_INTERVAL = "delta.checkpointInterval"
+
+
+class Own(NamedTuple):
+    """A commit that this process has put, and that delta-rs has not read."""
+
+    version: int
+    adds: Sequence[Add]
+
+
+class Snapshot:
+    """A table as of one version. For one thread at a time; whatever it does not have itself is asked of delta-rs's object."""
+
+    def __init__(self, table: DeltaTable, options: StorageOptions) -> None:
+        self._base, self._options = table, options
+        self.table_uri = str(table.table_uri)
+        self.stamp: Stat | None = None  # of the log entry of this version
+        self.ahead: list[Own] = []
+        self._ids: dict[str, int | None] = {}
+        self._ids_at = table.version()
+
+    def __getattr__(self, name: str) -> Any:
+        self._settle()
+        return getattr(self._base, name)
+
+    def version(self) -> int:
+        """Of the snapshot."""
+        return int(self._base.version()) + len(self.ahead)
+
+    def metadata(self) -> Any:
+        """No commit of ours changes it."""
+        return self._base.metadata()
+
+    def schema(self) -> Any:
+        """No commit of ours changes it."""
+        return self._base.schema()
+
+    def protocol(self) -> Any:
+        """No commit of ours changes it."""
+        return self._base.protocol()
+
+    def transaction_version(self, app: str) -> int | None:
+        """The version of that transaction id; None without one. Raises what delta-rs raises, and OSError."""
+        self._follow()
+        if app not in self._ids:
+            self._settle()
+            self._follow()
+            self._ids[app] = self._base.transaction_version(app)
+        return self._ids[app]
+
+    def update_incremental(self) -> None:
+        """Become the snapshot of now. Raises DeltaError where the log lacks what this process has put there."""
+        least = self.version()
+        self._base.update_incremental()
+        self.ahead = []
+        if self._base.version() < least:
+            raise DeltaError(f"The log of {self.table_uri} ends with version {self._base.version()}; this process has written {least}.")
+
+    def put(self, adds: Sequence[Add], transactions: Mapping[str, int], now: int) -> bool:
+        """Commit files as the next version, by one put-if-absent; False where another commit has that version. Raises OSError.
+
+        Crash: the log entry is there or not; there is nothing between. Where the answer is lost it may be there.
+        """
+        self._follow()
+        version, content = self.version() + 1, self._entry(adds, transactions, now)
+        tag = objects.create(absolute(self.table_uri), self._options, _entry_path(version), content)
+        if tag is None:
+            return False
+        self.stamp, self._ids_at = Stat(len(content), now / 1000, tag), version
+        self._ids |= transactions
+        self.ahead.append(Own(version, adds))
+        return True
+
+    def can_put(self, adds: Iterable[Add]) -> bool:
+        """Whether such a commit is all there is to do. delta-rs makes those after which a checkpoint is due: it writes that, too."""
+        interval = int(self.metadata().configuration.get(_INTERVAL) or 100)
+        due = 0 in ((self.version() + 1) % interval, (self.version() + 2) % interval)
+        plain = all(_PLAIN_PATH.fullmatch(add.path) for add in adds)
+        return not due and plain and by_objects(absolute(self.table_uri), self._options)
+
+    def _settle(self) -> None:
+        """Have delta-rs read what this process has put."""
+        if self.ahead:
+            self.update_incremental()
+
+    def _follow(self) -> None:
+        """Take in the transaction ids of the commits since the last question."""
+        first, last = self._ids_at + 1, self.version()
+        if first > last:
+            return
+        if not self._ids or last - first >= FOLLOWED:
+            self._ids = {}
+        for version in range(first, last + 1) if self._ids else ():
+            content = read(absolute(self.table_uri), self._options, _entry_path(version))
+            if content is None:  # cleaned up, below a checkpoint
+                self._ids = {}
+                break
+            told = dict(transactions_in(content.to_pybytes()))
+            self._ids.update({app: told[app] for app in self._ids.keys() & told.keys()})
+        self._ids_at = last
+
+    def _entry(self, adds: Sequence[Add], transactions: Mapping[str, int], now: int) -> bytes:
+        """Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#actions, read 2026-11; and what delta-rs 1.6.6 writes."""
+        by = json.dumps(list(self.metadata().partition_columns))
+        info = {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append", "partitionBy": by}, "engineInfo": "dedup"}
+        actions: list[dict[str, Any]] = [{"commitInfo": info}]
+        actions += [{"add": _add(add)} for add in adds]
+        actions += [{"txn": {"appId": app, "version": version, "lastUpdated": now}} for app, version in transactions.items()]
+        return "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()
+
+
+def transactions_in(entry: bytes) -> list[tuple[str, int]]:
+    """(app id, version) of a log entry."""
+    told = [json.loads(line)["txn"] for line in entry.splitlines() if line.startswith(b'{"txn"')]
+    return [(one["appId"], one["version"]) for one in told]
+
+
+def _add(add: Add) -> dict[str, Any]:
+    return {
+        "path": add.path,
+        "partitionValues": dict(add.partition_values),
+        "size": add.size,
+        "modificationTime": add.modification_time,
+        "dataChange": True,
+        "stats": add.stats,
+    }
+
+
+def _entry_path(version: int) -> str:
+    return f"_delta_log/{version:020}.json"
