@@ -45,7 +45,7 @@ from dedup.delta.restores import Publication, require_same, require_unrestored
 from dedup.delta.sequences import LASTS, ledger_rows
 from dedup.delta.sinks import Sink
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import StorageOptions, filesystem, is_away, join, missing, remove
+from dedup.delta.storage import StorageOptions, by_objects, filesystem, is_away, join, missing, remove
 from dedup.delta.tables import ID_BITS, part_version, seq_of
 
 MAINTENANCE_RACES = 20
@@ -158,11 +158,14 @@ def write_files(state: ConsumerState, decision: Decision) -> list[Add]:
     header, day = decision.header, decision.header.committed_at.date()
     rows: list[LogRow] = [(HEADER, None, None, None, header.to_json()), *state.positions(header)]
     rows.extend((BATCH, *doc) for doc in batch_docs(decision.batches) if decision.batches is not None)
-    adds = state.ledger.write(LOG, day, log_rows(header.seq, rows))
     kept, held = (reservations(header.seq, keys["key"], keys["payload_hash"]) for keys in (decision.keys, decision.held))
-    adds += state.ledger.write(KEYS, day, kept)
-    adds += state.ledger.write(HELD, day, pa.concat_tables([held, freed_rows(header.seq, decision.freed["key"])]))
-    return adds + state.ledger.write(ORDER, day, ledger_rows(decision.lasts, header.seq))
+    sections = [
+        (LOG, log_rows(header.seq, rows)),
+        (KEYS, kept),
+        (HELD, pa.concat_tables([held, freed_rows(header.seq, decision.freed["key"])])),
+        (ORDER, ledger_rows(decision.lasts, header.seq)),
+    ]
+    return state.ledger.write_all(day, [(section, table) for section, table in sections if table.num_rows])
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ class SinkPublisher:
     options: StorageOptions
     spark: Callable[[], Any]
     sleep: Callable[[float], None] = time.sleep
+    just_written: str = ""  # attempt of the decision whose files this process has written just now
 
     def publish(self) -> int:
         """Publish every pending decision, ascending; returns how many are known to be published by this call.
@@ -292,6 +296,8 @@ class SinkPublisher:
 
     def _has_files(self, header: Header, entry: SinkFiles, sink: Sink) -> bool:
         """Before files are added: are they there? False where another publisher was quicker, and removed them."""
+        if header.attempt == self.just_written and by_objects(sink.uri, self.options):
+            return True  # the storage has just said so
         if not self.missing(entry, sink.uri):
             return True
         self.state.sinks.forget(sink.uri)

@@ -9,9 +9,10 @@ Source of the settings: docs.rs/object_store (AmazonS3ConfigKey, AzureConfigKey,
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +34,13 @@ _CLIENT = frozenset(
     }
 )
 """Settings of the connection, with or without the prefix of a cloud."""
+
+_PAUSES = {"retry_timeout": "retry_timeout", "backoff_config.init_backoff": "init_backoff", "backoff_config.max_backoff": "max_backoff"}
+_RETRY = frozenset({"max_retries", "backoff_config.base", *_PAUSES})
+"""Settings of further tries, as delta-rs names them."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|secs?|seconds?|m|mins?|minutes?)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 _PREFIX = re.compile(r"^(aws|azure|google)_")
 _PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
@@ -145,16 +153,37 @@ def _client(uri: str, options: Mapping[str, str] | None) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _made(uri: str, options: tuple[tuple[str, str], ...], _around: tuple[tuple[str, str], ...]) -> Any:
+def _made(uri: str, options: tuple[tuple[str, str], ...], around: tuple[tuple[str, str], ...]) -> Any:
     """The client of a place: like delta-rs, it passes over settings that it does not know."""
     given = {name.lower(): str(value) for name, value in options}
-    plain = {name: _PREFIX.sub("", name) for name in given}
-    client: Any = {plain[name]: value for name, value in given.items() if plain[name] in _CLIENT}
-    config: Any = {name: value for name, value in given.items() if plain[name] not in _CLIENT}
+    client: Any = _of_connection(around) | _of_connection(options)  # the library takes those of the environment only if none is given
+    config: Any = {name: value for name, value in given.items() if _PREFIX.sub("", name) not in _CLIENT | _RETRY}
     while True:
         try:
-            return from_url(uri, config=config, client_options=client or None)
+            return from_url(uri, config=config, client_options=client or None, retry_config=_retry(given))
         except UnknownConfigurationKeyError as error:
             unknown = _KEY.search(str(error))
             if unknown is None or config.pop(unknown[1], None) is None:
                 raise
+
+
+def _of_connection(settings: Iterable[tuple[str, str]]) -> dict[str, str]:
+    plain = ((_PREFIX.sub("", name.lower()), str(value)) for name, value in settings)
+    return {name: value for name, value in plain if name in _CLIENT}
+
+
+def _retry(given: Mapping[str, str]) -> Any:
+    """How often a request is tried again; None for the library's own way, which delta-rs has, too."""
+    pauses = {to: _duration(given[name]) for name, to in _PAUSES.items() if name in given}
+    backoff: dict[str, Any] = {name: pauses.pop(name) for name in ("init_backoff", "max_backoff") if name in pauses}
+    if "backoff_config.base" in given:
+        backoff["base"] = float(given["backoff_config.base"])
+    tries = {"max_retries": int(given["max_retries"])} if "max_retries" in given else {}
+    return {**tries, **pauses, **({"backoff": backoff} if backoff else {})} or None
+
+
+def _duration(text: str) -> dt.timedelta:
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None:
+        raise OSError(f"{text!r} is no duration. Write a number and its unit: 500ms, 30s or 5m.")
+    return dt.timedelta(seconds=float(found[1]) * _UNITS["ms" if found[2] == "ms" else found[2][0]])

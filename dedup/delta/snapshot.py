@@ -23,6 +23,9 @@ from dedup.delta.storage import StorageOptions, absolute, by_objects, read
 FOLLOWED = 20
 """Commits up to which they are read one by one; behind more, delta-rs is asked anew."""
 
+MOST_AHEAD = 100
+"""Commits that delta-rs has not read."""
+
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/=-]+")
 """A path that the log holds as it is: all others are encoded there."""
 
@@ -102,7 +105,7 @@ class Snapshot:
     def can_put(self, adds: Iterable[Add]) -> bool:
         """Whether such a commit is all there is to do. delta-rs makes those after which a checkpoint is due: it writes that, too."""
         interval = int(self.metadata().configuration.get(_INTERVAL) or 100)
-        due = 0 in ((self.version() + 1) % interval, (self.version() + 2) % interval)
+        due = len(self.ahead) >= MOST_AHEAD or 0 in ((self.version() + 1) % interval, (self.version() + 2) % interval)
         plain = all(_PLAIN_PATH.fullmatch(add.path) for add in adds)
         return not due and plain and by_objects(absolute(self.table_uri), self._options)
 
@@ -128,13 +131,16 @@ class Snapshot:
         self._ids_at = last
 
     def _entry(self, adds: Sequence[Add], transactions: Mapping[str, int], now: int) -> bytes:
-        """Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#actions, read 2026-11; and what delta-rs 1.6.6 writes."""
+        """The text of a log entry. Characters are not escaped: arrow, which reads logs for delta-rs, reads some escaped pairs wrongly.
+
+        Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#actions, read 2026-11; and what delta-rs 1.6.6 writes and reads.
+        """
         by = json.dumps(list(self.metadata().partition_columns))
         info = {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append", "partitionBy": by}, "engineInfo": "dedup"}
         actions: list[dict[str, Any]] = [{"commitInfo": info}]
         actions += [{"add": _add(add)} for add in adds]
         actions += [{"txn": {"appId": app, "version": version, "lastUpdated": now}} for app, version in transactions.items()]
-        return "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()
+        return "\n".join(json.dumps(action, separators=(",", ":"), ensure_ascii=False) for action in actions).encode()
 
 
 def transactions_in(entry: bytes) -> list[tuple[str, int]]:

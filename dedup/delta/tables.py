@@ -204,9 +204,9 @@ def commit(
 
     Crash: the log entry is there or not; there is nothing between.
     """
-    adds, snapshot, version = list(adds), cast(Snapshot, table), table.version() + 1
-    if not removes and snapshot.can_put(adds):
-        if snapshot.put(adds, transactions, int(time.time() * 1000)):
+    adds, version = list(adds), table.version() + 1
+    if isinstance(table, Snapshot) and not removes and table.can_put(adds):
+        if table.put(adds, transactions, int(time.time() * 1000)):
             return version
         if exact:
             raise COMMIT_REFUSED(f"Failed to commit transaction: {version}")

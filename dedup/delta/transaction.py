@@ -197,7 +197,7 @@ class DeltaTransaction:
         if self._collected.tried and self._kind == "batch":
             self._context.committed()
         self._context.on_step("publish")
-        self._publisher.publish()
+        replace(self._publisher, just_written=self._attempt).publish()
         self._context.on_step("published")
         upkeep.after_decision(header.seq, (self._state.ledger.uri, self._context.letters), self._state.sinks.engine)
 

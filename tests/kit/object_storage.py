@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from urllib.parse import urlsplit
 
 from kit import s3_server
 
@@ -42,3 +43,19 @@ def s3(address: str) -> dict[str, str]:
 def prefix(scheme: str) -> str:
     """A place of the bucket that nobody has used."""
     return f"{scheme}://{BUCKET}/{uuid.uuid4().hex[:12]}"
+
+
+def endpoint_name(settings: dict[str, str]) -> str:
+    """The variable that leads to the server."""
+    return next(name for name in settings if "ENDPOINT" in name)
+
+
+def endpoint(settings: dict[str, str]) -> str:
+    """The address of the server."""
+    return settings[endpoint_name(settings)]
+
+
+def through(settings: dict[str, str], proxy: str) -> dict[str, str]:
+    """The same settings, by way of the proxy at this address."""
+    name = endpoint_name(settings)
+    return {**settings, name: urlsplit(settings[name])._replace(netloc=urlsplit(proxy).netloc).geturl()}

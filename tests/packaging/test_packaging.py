@@ -176,7 +176,7 @@ def test_it_works_from_another_folder_without_any_driver(kind: str, built: Path,
     environment = new_environment(tmp_path / "env", next(built.glob(kind)))
     where = environment.run(environment.python, "-c", CHECK, cwd=tmp_path).stdout
     assert str(environment.folder) in where
-    for driver in ("pyspark", "psycopg", "pgpq", "deltalake", "azure", "confluent_kafka", "fastavro", "datafusion"):
+    for driver in ("pyspark", "psycopg", "pgpq", "deltalake", "obstore", "azure", "confluent_kafka", "fastavro", "datafusion"):
         assert environment.run(environment.python, "-c", f"import {driver}", cwd=tmp_path, check=False).returncode == 1
     command = str(environment.folder / "bin/dedup")
     assert environment.run(command, "--version", cwd=tmp_path).stdout == f"dedup {where.split()[0]}\n"

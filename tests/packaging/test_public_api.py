@@ -38,7 +38,7 @@ NAMES = {
     "reprocess",
 }
 
-DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "azure", "delta", "confluent_kafka", "prometheus_client"}
+DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "obstore", "azure", "delta", "confluent_kafka", "prometheus_client"}
 
 
 def test_all_is_exactly_the_public_names() -> None:

@@ -33,13 +33,13 @@ def failing(error: Exception, *, landed: bool, app_suffix: str, real: Commit_ = 
     """A commit function whose first call for that app id raises, after or instead of committing."""
     left = [1]
 
-    def commit(table: DeltaTable, adds: Any, transactions: dict[str, int], **options: Any) -> None:
+    def commit(table: DeltaTable, adds: Any, transactions: dict[str, int], **options: Any) -> int:
         if any(app.endswith(app_suffix) for app in transactions) and left:
             left.pop()
             if landed:
                 real(table, adds, transactions, **options)
             raise error
-        real(table, adds, transactions, **options)
+        return real(table, adds, transactions, **options)
 
     return commit
 
