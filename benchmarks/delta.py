@@ -105,13 +105,13 @@ def made_facts(count: int) -> Facts:
     return Facts(count, count, whole * 499_999_500_000 + rest * (rest - 1) // 2)
 
 
-def verify(path: Path, expected: Facts, *, once: bool) -> None:
+def verify(path: Path | str, expected: Facts, *, once: bool) -> None:
     """Raise AssertionError unless the table holds exactly the input, each order once or as often as it was delivered."""
     found = DeltaTable(str(path)).to_pyarrow_table(columns=["order_id", "customer"])
     orders = found.group_by("order_id").aggregate([("customer", "max")])
     facts = Facts(found.num_rows, orders.num_rows, pc.sum(orders["customer_max"]).as_py())
     wanted = Facts(expected.orders if once else expected.rows, expected.orders, expected.customers)
-    assert facts == wanted, f"{path.name}: {facts}, expected {wanted}"
+    assert facts == wanted, f"{path}: {facts}, expected {wanted}"
 
 
 def create_tables(folder: Path, *names: str) -> dict[str, Path]:

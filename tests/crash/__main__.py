@@ -12,7 +12,7 @@ from pathlib import Path
 
 from crash import disks, report, run
 
-STORES = ("postgres", "delta", "postgres+spark", "delta+spark", "postgres+kafka", "delta+kafka")
+STORES = ("postgres", "delta", "delta-az", "delta-s3", "postgres+spark", "delta+spark", "postgres+kafka", "delta+kafka")
 
 
 def main() -> None:

@@ -14,18 +14,13 @@ import pyarrow.compute as pc
 
 from crash import log
 from kit.orders import consumer, flatten
-from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.places import Place, place_of
 
 SINKS = ("orders", "audit")
 """Appended to."""
 
 MERGED = ("balances", "latest")
 """Merged: by the greatest value; by the order of the events, and some take their row away."""
-
-
-def place_of(kind: str, where: str) -> Place:
-    """A database by its DSN, or a folder."""
-    return DeltaPlace(Path(where)) if kind == "delta" else PostgresPlace(where)
 
 
 def create(place: Place) -> None:
@@ -69,6 +64,7 @@ def _text(values: Iterable[str]) -> pa.Array:
 
 def main(task: dict[str, Any]) -> None:
     """Run the batches up to `until` that are not finished, or die on the way; progress is a file, as a Spark checkpoint is."""
+    os.environ.update(task.get("environ", {}))
     progress, left = Path(task["progress"]), {"n": task.get("nth", 1)}
 
     def on_step(name: str) -> None:

@@ -31,7 +31,7 @@ def kill_at_step(lane: Lane, dice: random.Random) -> str:
 
 def kill_at_moment(lane: Lane, dice: random.Random) -> str:
     """SIGKILL of the consumer's process at a random moment, wherever it is."""
-    process = _started(lane)
+    process = started(lane)
     seconds = _sleep(lane, dice)
     lane.missed = process.ended
     _signal(process, signal.SIGKILL)
@@ -42,7 +42,7 @@ def kill_at_moment(lane: Lane, dice: random.Random) -> str:
 def stop_and_take_over(lane: Lane, dice: random.Random) -> str:
     """SIGSTOP for longer than every time-out; another instance takes over and finishes; SIGCONT."""
     step, nth = dice.choice([*lane.steps, None]), dice.randrange(1, 4)
-    zombie = _started(lane, after=0.4, **({"die_at": step, "nth": nth, "signal": signal.SIGSTOP} if step else {}))
+    zombie = started(lane, after=0.4, **({"die_at": step, "nth": nth, "signal": signal.SIGSTOP} if step else {}))
     where = f"{step} {nth}" if step else _sleep(lane, dice)
     if step is None:
         _signal(zombie, signal.SIGSTOP)
@@ -109,7 +109,7 @@ class ServerFaults:
 
     def kill_backend(self, lane: Lane, dice: random.Random) -> str:
         """The postmaster ends every other session then, and recovers."""
-        process = _started(lane, patience=_patience(dice))
+        process = started(lane, patience=_patience(dice))
         seconds = _sleep(lane, dice)
         backends = self.server.backends()
         lane.missed = not backends
@@ -128,7 +128,7 @@ class ServerFaults:
         return self._without_server(lane, dice, self.server.crash)
 
     def _without_server(self, lane: Lane, dice: random.Random, end: Callable[[], None]) -> str:
-        process = _started(lane, patience=_patience(dice))
+        process = started(lane, patience=_patience(dice))
         seconds = _sleep(lane, dice)
         lane.missed = process.ended
         end()
@@ -146,7 +146,7 @@ class ServerFaults:
         return self._stopped(lane, dice, lambda: [*self.server.backends(), self.server.postmaster])
 
     def _stopped(self, lane: Lane, dice: random.Random, pids: Callable[[], list[int]]) -> str:
-        process = _started(lane, patience=30.0, after=0.4)
+        process = started(lane, patience=30.0, after=0.4)
         seconds, found = _sleep(lane, dice), pids()
         lane.missed = process.ended
         for pid in found:
@@ -235,7 +235,7 @@ def _patience(dice: random.Random) -> float:
     return dice.choice([0.0, 30.0])
 
 
-def _started(lane: Lane, **task: object) -> Child:
+def started(lane: Lane, **task: object) -> Child:
     """A process that has begun to work."""
     mark = lane.folder / f"started{len(lane.ended)}-{time.monotonic_ns()}"
     process = lane.start(started=str(mark), **task)

@@ -14,7 +14,7 @@ from crash import child, log
 from dedup.verify import verify
 from kit.children import Child
 from kit.orders import letters
-from kit.places import Place
+from kit.places import Place, place_of
 
 
 @dataclass
@@ -32,11 +32,12 @@ class Lane:
     life: float = 0.3  # seconds that a process takes from its start to the end of the log
     ended: list[str] = field(default_factory=list)  # how the processes of this iteration ended
     missed: bool = False  # whether the process was done before the fault came
+    environ: ClassVar[dict[str, str]] = {}  # what its processes have in their environment besides
 
     @classmethod
     def new(cls, kind: str, where: str, nursery: Any, seed: int) -> Lane:
         """An empty place, with its sinks."""
-        place = child.place_of(kind, where)
+        place = place_of(kind, where)
         child.create(place)
         folder = Path(tempfile.mkdtemp(prefix="lane-"))
         return cls(kind, place, folder, nursery, seed, coin=0.1 * (seed % 2))
@@ -48,8 +49,8 @@ class Lane:
 
     def start(self, **task: Any) -> Child:
         """A process that works to the end of the log."""
-        where = str(self.place.folder) if self.kind == "delta" else self.place.url  # type: ignore[attr-defined]
-        named = {"module": "crash.child", "kind": self.kind, "place": where, "progress": str(self.folder / "progress")}
+        named = {"module": "crash.child", "kind": self.kind, "place": self.place.where, "progress": str(self.folder / "progress")}
+        named["environ"] = self.environ
         return self.nursery.start({**named, "seed": self.seed, "until": self.batches, "coin": self.coin, **task})
 
     def wait(self, process: Child) -> None:

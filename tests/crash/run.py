@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crash import copied_back, places, spark_lane
+from crash import copied_back, object_faults, places, spark_lane
 from crash.drivers import Garage
 from crash.faults import FAULTS, Fault, ServerFaults, disk_full
 from crash.lane import Lane
+from crash.object_faults import SCHEMES
 from crash.spark_lane import KafkaLane, SparkLane
-from kit import kafka_server
+from kit import kafka_server, object_storage
 from kit.children import Nursery
 
 DISK_FULL = "disk full"
@@ -66,6 +67,9 @@ def arena(kind: str, nursery: Nursery) -> Iterator[dict[str, tuple[Fault, Lanes]
         if kind.endswith((SPARK, KAFKA)):
             yield _through_spark(kind, stack)
             return
+        if kind in SCHEMES:
+            yield _on_objects(kind, nursery, stack)
+            return
         lanes, more, _ = stack.enter_context(_lanes(kind, nursery, None))
         found: dict[str, tuple[Fault, Lanes] | str] = {name: (fault, lanes) for name, fault in {**FAULTS, **more}.items()}
         try:
@@ -75,6 +79,13 @@ def arena(kind: str, nursery: Nursery) -> Iterator[dict[str, tuple[Fault, Lanes]
         except places.NoDisk as reason:
             found[DISK_FULL] = str(reason)
         yield found
+
+
+def _on_objects(kind: str, nursery: Nursery, stack: ExitStack) -> dict[str, tuple[Fault, Lanes] | str]:
+    faults = stack.enter_context(object_faults.storage(kind))
+    made = type("ObjectLane", (Lane,), {"environ": faults.settings})
+    lanes = Lanes(made, kind, nursery, lambda: object_storage.prefix(SCHEMES[kind]), lambda lane: lane.place.clear())  # type: ignore[attr-defined]
+    return {name: (fault, lanes) for name, fault in {**FAULTS, **faults.all()}.items()}
 
 
 def _through_spark(kind: str, stack: ExitStack) -> dict[str, tuple[Fault, Lanes] | str]:

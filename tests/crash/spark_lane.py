@@ -29,8 +29,7 @@ class SparkLane(Lane):
     def start(self, **task: Any) -> Driver:  # type: ignore[override]
         """A driver that reads to the end of the log."""
         source = self.prepare_log()
-        where = str(self.place.folder) if self.kind == "delta" else self.place.url  # type: ignore[attr-defined]
-        told = {"kind": self.kind, "place": where, "patience": 0.0, "started": str(self.folder / "mark")}
+        told = {"kind": self.kind, "place": self.place.where, "patience": 0.0, "started": str(self.folder / "mark")}
         told |= {"query": str(self.folder / self.query), "takeover": False}
         told["in_tasks"] = log.apart(self.seed)
         driver: Driver = self.nursery.start({**told, **source, **task})  # type: ignore[assignment]

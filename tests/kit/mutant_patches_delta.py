@@ -47,9 +47,23 @@ DELTA = (
     Mutant(
         "a decision without its reservations",
         "dedup/delta/commit.py",
-        "    adds += state.ledger.write(KEYS, day, kept)\n",
+        "        (KEYS, kept),\n",
         "",
         _DELIVERY + "test_a_duplicate_in_the_next_batch_or_another_partition_is_dropped",
+    ),
+    Mutant(
+        "a commit on object storage is a plain put",
+        "dedup/delta/objects.py",
+        'mode="create"',
+        'mode="overwrite"',
+        "tests/stores/delta/test_object_storage.py::test_of_two_commits_of_one_version_one_is_refused",
+    ),
+    Mutant(
+        "a commit that was put is taken for the one that others replaced",
+        "dedup/delta/objects.py",
+        "return self.tag == other.tag if self.tag and other.tag else self.modified == other.modified",
+        "return True",
+        "tests/stores/delta/test_object_storage.py::test_a_table_that_was_created_again_is_not_taken_for_the_old_one",
     ),
     Mutant(
         "what a decision adds goes before what it leaves to the ledger",

@@ -200,14 +200,20 @@ class ObjectPlace(DeltaPlace):
 
     def drop_sink(self, name: str = "orders") -> None:
         """Gone."""
-        from pyarrow.fs import FileSelector, FileType
+        _clear(self.path(name))
 
-        from dedup.delta.storage import filesystem
+    def clear(self) -> None:
+        """All of it is gone."""
+        _clear(self.where)
 
-        system = filesystem(self.path(name), None)
-        for one in system.get_file_info(FileSelector("", recursive=True)):
-            if one.type == FileType.File:
-                system.delete_file(one.path)
+
+def _clear(uri: str) -> None:
+    from pyarrow.fs import FileSelector, FileType
+
+    from dedup.delta.storage import filesystem, remove
+
+    found = filesystem(uri, None).get_file_info(FileSelector("", recursive=True))
+    remove(uri, None, [info.path for info in found if info.type == FileType.File])
 
 
 class AzPlace(ObjectPlace):

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from obstore.store import from_url
+from pyarrow.fs import FileSelector
 
 from checkpoint.errors import ConfigError
+from dedup.delta import objects, tables
+from dedup.delta.files import Add, FileWriter
+from dedup.delta.snapshot import Snapshot
+from dedup.delta.storage import by_objects, filesystem
 from kit import http_proxy, object_storage
 from kit.http_proxy import HttpProxy
-from kit.orders import batch, consumer, flatten, orders
+from kit.object_child import Steered
+from kit.orders import assert_proven, batch, consumer, flatten, orders
 from kit.paths import environment
-from kit.places import S3Place
+from kit.places import SINK, S3Place
 
 pytestmark = pytest.mark.objects
 
@@ -30,18 +41,14 @@ def place(s3_folder: str) -> S3Place:
 
 
 @pytest.fixture
-def proxy(s3: str, s3_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpProxy]:
-    """Before the server; this process's environment leads other processes through it."""
+def proxy(s3: str) -> Iterator[HttpProxy]:
+    """Before the server, for other processes."""
     with http_proxy.proxied(s3) as made:
-        for name, value in object_storage.s3(s3).items():
-            monkeypatch.setenv(name, value.replace(s3, made.address))
         yield made
 
 
 def test_a_sink_on_s3_that_only_spark_may_write_is_refused(place: S3Place) -> None:
     """Before anything is decided, for appends and for merges: Spark's commits there may replace those of others."""
-    from deltalake import DeltaTable
-
     DeltaTable(place.path("orders")).alter.add_constraint({"positive": "amount > 0"})
     for write in (lambda tx, rows: tx.write(rows, "orders"), lambda tx, rows: tx.merge(rows, "orders", keys=["id"])):
         made = consumer(place.store())
@@ -49,6 +56,140 @@ def test_a_sink_on_s3_that_only_spark_may_write_is_refused(place: S3Place) -> No
         with pytest.raises(ConfigError, match="dedup_spark_on_s3"):
             made(batch(*orders(range(3))), 0)
     assert place.read() == [] and place.store().head("shop").checkpoints == {}
+
+
+def adds(place: S3Place, *ids: str) -> list[Add]:
+    """A file of the sink `orders` that no commit names yet."""
+    rows = pa.table({"id": list(ids), "amount": [1] * len(ids)}, schema=SINK)
+    return FileWriter(place.path("orders"), None, SINK, "orders").write(rows)
+
+
+def opened(place: S3Place) -> Snapshot:
+    """The sink `orders` as of now."""
+    found = tables.open_table(place.path("orders"), None)
+    assert isinstance(found, Snapshot)
+    return found
+
+
+def test_of_two_commits_of_one_version_one_is_refused(place: S3Place) -> None:
+    """Two processes saw the same version: the second one is told that it came too late, and its rows are not there."""
+    one, two = opened(place), opened(place)
+    assert one.put(adds(place, "a"), {"app": 1}, 0) and not two.put(adds(place, "b"), {"app": 1}, 0)
+    assert (one.version(), two.version()) == (1, 0)
+    with pytest.raises(CommitFailedError):
+        tables.commit(cast(DeltaTable, two), adds(place, "b"), {"other": 1}, exact=True)
+    assert [row["id"] for row in place.read()] == ["a"]
+
+
+def test_a_commit_behind_those_of_others_is_put_there(place: S3Place) -> None:
+    """Where others were first and nothing forbids it, delta-rs puts it behind them; with the same transaction id it refuses."""
+    late, again = opened(place), opened(place)
+    write_deltalake(place.path("orders"), pa.table({"id": ["x"], "amount": [1]}, schema=SINK), mode="append")
+    tables.commit(cast(DeltaTable, late), adds(place, "a"), {"app": 1}, exact=False)
+    with pytest.raises(CommitFailedError):
+        tables.commit(cast(DeltaTable, again), adds(place, "b"), {"app": 1}, exact=False)
+    assert [row["id"] for row in place.read()] == ["a", "x"]
+
+
+def test_a_put_commit_is_known_without_reading_and_the_same_when_read(place: S3Place) -> None:
+    """Version, transaction ids and files: what the process that put it says, delta-rs says, too."""
+    table = opened(place)
+    assert table.transaction_version("app") is None
+    for number in range(3):
+        assert table.put(adds(place, str(number)), {"app": number, f"app {number}": 1}, 0)
+    known = (table.version(), table.transaction_version("app"), len(table.ahead))
+    assert known == (3, 2, 3)
+    fresh = opened(place)
+    assert (fresh.version(), fresh.transaction_version("app"), fresh.transaction_version("app 1")) == (3, 2, 1)
+    assert set(pa.table(table.get_add_actions())["path"].to_pylist()) == set(pa.table(fresh.get_add_actions())["path"].to_pylist())
+    assert (table.version(), table.ahead, table.transaction_version("app 0")) == (3, [], 1)
+
+
+def test_a_table_that_was_created_again_is_not_taken_for_the_old_one(place: S3Place) -> None:
+    """Dropped, created, and as many commits later: the next look opens it anew, also behind a commit of this process."""
+    handle = tables.Handle(place.path("orders"), None)
+    table = cast(Snapshot, handle.look())
+    assert table.put(adds(place, "a"), {"app": 1}, 0)
+    assert handle.look() is table
+    place.drop_sink()
+    place.create_sink()
+    assert opened(place).put(adds(place, "b"), {"ppa": 1}, 0)
+    now = handle.look()
+    assert now is not None and now is not table and now.metadata().id != table.metadata().id
+
+
+def test_a_checkpoint_is_written_where_one_is_due(place: S3Place) -> None:
+    """One commit in so many is made by delta-rs, which writes it; a process that starts reads the rows before and behind it."""
+    DeltaTable(place.path("orders")).alter.set_table_properties({"delta.checkpointInterval": "5"})
+    run = consumer(place.store())
+    for number in range(12):
+        run(batch(*orders(range(3 * number, 3 * number + 3))), number)
+    system = filesystem(place.path("orders"), None)
+    names = [info.base_name for info in system.get_file_info(FileSelector("_delta_log"))]
+    assert "_last_checkpoint" in names and any(name.endswith(".checkpoint.parquet") for name in names)
+    assert sorted(row["amount"] for row in place.read()) == list(range(36))
+    assert place.store().reserved("shop") == 36
+    assert_proven(place.store())
+
+
+def test_a_small_batch_takes_few_requests_and_an_idle_consumer_none(
+    place: S3Place, proxy: HttpProxy, s3_settings: dict[str, str], tmp_path: Path
+) -> None:
+    """At most 25, also after many batches; a consumer that waits for its next batch asks nothing."""
+    child = Steered(place.kind, place.where, tmp_path / "next", object_storage.through(s3_settings, proxy.address))
+    try:
+        assert [child.do(step) for step in ("start", *["batch"] * 3)] == ["ok"] * 4
+        for _ in range(8):
+            proxy.taken()
+            assert child.do("batch") == "ok"
+            assert 0 < len(proxy.taken()) <= 25
+        assert proxy.taken() == []
+    finally:
+        child.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"AWS_ALLOW_HTTP": "true"}, {"client_options": {"allow_http": "true"}, "retry_config": None}),
+        ({"timeout": "5s", "AWS_S3_LOCKING_PROVIDER": "dynamodb"}, {"client_options": {"allow_http": "true", "timeout": "5s"}}),
+        ({"max_retries": "0", "retry_timeout": "500ms"}, {"retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=0.5)}}),
+        (
+            {"backoff_config.init_backoff": "2 seconds", "backoff_config.base": "3"},
+            {"retry_config": {"backoff": {"init_backoff": timedelta(seconds=2), "base": 3.0}}},
+        ),
+    ],
+)
+def test_settings_mean_what_they_mean_to_delta_rs(
+    settings: dict[str, str], said: dict[str, Any], s3_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the connection, which the environment gives as well, and those of further tries; what nobody knows is passed over."""
+    given: dict[str, Any] = {}
+
+    def noted(uri: str, **options: Any) -> Any:
+        given.update(options)
+        return from_url(uri, **options)
+
+    monkeypatch.setattr(objects, "from_url", noted)
+    objects.put(s3_folder, settings, "x", pa.py_buffer(b"y"))
+    assert {name: given[name] for name in said} == said
+    content = objects.get(s3_folder, settings, "x")
+    assert content is not None and content.to_pybytes() == b"y"
+
+
+def test_a_pause_without_a_unit_is_refused(s3_folder: str) -> None:
+    """It could be seconds or milliseconds."""
+    with pytest.raises(OSError, match="Write a number and its unit"):
+        objects.get(s3_folder, {"retry_timeout": "30"}, "x")
+
+
+def test_profiles_of_the_aws_command_line_are_left_to_delta_rs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only it reads them: where a profile says who asks, files go through its file system."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_PROFILE", "shop")
+    assert not by_objects("s3://lake/x", None) and by_objects("s3://lake/x", {"AWS_ACCESS_KEY_ID": "me"})
+    assert by_objects("az://lake/x", None) and not by_objects("/lake/x", None)
 
 
 RACER = """
@@ -68,13 +209,16 @@ for n in range(20):
 
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["", http_proxy.PLAIN])
-def test_writers_at_once_lose_nothing_and_would_without_the_condition(place: S3Place, proxy: HttpProxy, tmp_path: Path, way: str) -> None:
+def test_writers_at_once_lose_nothing_and_would_without_the_condition(
+    place: S3Place, proxy: HttpProxy, s3_settings: dict[str, str], tmp_path: Path, way: str
+) -> None:
     """Four processes append to one table: each row once. A proxy that makes a plain put of put-if-absent loses rows, and this sees it."""
     proxy.rule = lambda method, path: way
     script = tmp_path / "racer.py"
     script.write_text(RACER)
     line = [sys.executable, str(script), place.path("orders")]
-    racers = [subprocess.Popen([*line, str(n)], env=environment(**os.environ)) for n in range(4)]
+    around = environment(**object_storage.through(s3_settings, proxy.address))
+    racers = [subprocess.Popen([*line, str(n)], env=around) for n in range(4)]
     assert [racer.wait() for racer in racers] == [0] * 4
     rows = Counter(row["id"] for row in place.read())
     whole = rows == Counter(f"{racer}-{n}" for racer in range(4) for n in range(20))
