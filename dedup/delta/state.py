@@ -53,6 +53,9 @@ from dedup.delta.storage import join, safe_name
 SUMMARY_EVERY = 200
 """Decisions between two summaries of seen positions: what a starting process reads of the log at most."""
 
+READ_AT_ONCE = 1_000_000
+"""Rows of reservations; a file is a request on object storage, and the smaller ones are asked for at the same time."""
+
 FREED_ROWS = pa.schema([pa.field("key", pa.binary()), pa.field("seq", pa.int64())])
 """Keys, and the newest decision that freed each."""
 
@@ -375,7 +378,8 @@ class ConsumerState:
 
 def freed(ledger: Ledger, files: Sequence[LedgerFile], after: int) -> pa.Table:
     """FREED_ROWS of the decisions after this one."""
-    found = [ledger.read([f], ["key", "kind"], after) for f in files if f.section == HELD and f.last > after]
+    some = _together([f for f in files if f.section == HELD and f.last > after])
+    found = [ledger.read(group, ["key", "kind"], after) for group in some]
     rows = pa.concat_tables([t.filter(pc.equal(t["kind"], FREED)).select(["key", "seq"]) for t in found]) if found else None
     if rows is None or not rows.num_rows:
         return FREED_ROWS.empty_table()
@@ -384,17 +388,30 @@ def freed(ledger: Ledger, files: Sequence[LedgerFile], after: int) -> pa.Table:
 
 
 def reservations(ledger: Ledger, files: Sequence[LedgerFile], after: int, gone: pa.Table) -> Iterator[tuple[pa.Table, bool]]:
-    """(key, payload_hash, seq) of the decisions after this one, file by file, and whether letters hold them.
+    """(key, payload_hash, seq) of the decisions after this one, some files at a time, and whether letters hold them.
 
     Args:
         gone: FREED_ROWS. A decision may free a key and reserve it again; the other way round it does not list it.
     """
-    for file in files:
-        if file.section in (KEYS, HELD) and file.last > after:
-            rows = ledger.read([file], ["key", "payload_hash", *(["kind"] if file.section == HELD else [])], after)
-            if file.section == HELD:
+    for section in (KEYS, HELD):
+        for some in _together([f for f in files if f.section == section and f.last > after]):
+            rows = ledger.read(some, ["key", "payload_hash", *(["kind"] if section == HELD else [])], after)
+            if section == HELD:
                 rows = rows.filter(pc.invert(pc.equal(rows["kind"], FREED)))
-            yield (_kept(rows, gone) if gone.num_rows else rows), file.section == HELD
+            yield (_kept(rows, gone) if gone.num_rows else rows), section == HELD
+
+
+def _together(files: Sequence[LedgerFile]) -> Iterator[list[LedgerFile]]:
+    """Groups of files that are read at once, of at most READ_AT_ONCE rows unless one file has more."""
+    group, rows = list[LedgerFile](), 0
+    for file in files:
+        if group and rows + file.rows > READ_AT_ONCE:
+            yield group
+            group, rows = [], 0
+        group.append(file)
+        rows += file.rows
+    if group:
+        yield group
 
 
 def _kept(rows: pa.Table, gone: pa.Table) -> pa.Table:
