@@ -24,7 +24,7 @@ from checkpoint.errors import ConfigError
 from checkpoint.processors import After
 from dedup.core.store import Store
 from dedup.delta.epoch import SmallFile
-from dedup.delta.storage import StorageOptions, filesystem, safe_name
+from dedup.delta.storage import StorageOptions, filesystem, safe_name, stats
 from dedup.eventhub.connection import Connection
 
 Named = dict[str, Any]
@@ -155,10 +155,8 @@ class FolderOwnership(CheckpointStore):
         text = self._note(name).read()
         if text is None:
             return None
-        info = filesystem(self.root, self.options).get_file_info(f"{FOLDER}/{name}")
-        if info.type != pafs.FileType.File or info.mtime is None:
-            return None
-        return {**json.loads(text), "last_modified_time": info.mtime.timestamp()}
+        (stat,) = stats(self.root, self.options, [f"{FOLDER}/{name}"])
+        return None if stat is None else {**json.loads(text), "last_modified_time": stat.modified}
 
     def _note(self, name: str) -> SmallFile:
         return SmallFile(self.root, self.options, FOLDER, name)

@@ -64,7 +64,6 @@ def _text(values: Iterable[str]) -> pa.Array:
 
 def main(task: dict[str, Any]) -> None:
     """Run the batches up to `until` that are not finished, or die on the way; progress is a file, as a Spark checkpoint is."""
-    os.environ.update(task.get("environ", {}))
     progress, left = Path(task["progress"]), {"n": task.get("nth", 1)}
 
     def on_step(name: str) -> None:

@@ -24,8 +24,9 @@ from kit.places import Place
 
 pytestmark = pytest.mark.crash
 
-STEPS = {"postgres": list(PostgresStore.steps), "delta": list(DeltaStore.steps), "delta-spark": list(DeltaStore.steps)}
-STOPPED = {"postgres": ["commit"], "delta": ["decide"], "delta-spark": ["decide"]}
+ON_DELTA = ("delta", "delta-spark", "delta-az", "delta-s3")
+STEPS = {"postgres": list(PostgresStore.steps), **{store: list(DeltaStore.steps) for store in ON_DELTA}}
+STOPPED = {"postgres": ["commit"], **{store: ["decide"] for store in ON_DELTA}}
 STOPPED_TOO = {
     store: [s for s in ("handler", "write", "record", "commit", "decide", "publish") if s in steps and s not in STOPPED[store]]
     for store, steps in STEPS.items()

@@ -11,8 +11,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import FileSelector
 
 from deadletter.crashes import MAX_DEATHS
+from dedup.delta.storage import filesystem
 from fixtures.fix_places import of_stores
 from kit.child_letters import SEQUENCES, do, is_flaky, made, orders_of, prepare_place
 from kit.children import Nursery
@@ -54,10 +56,11 @@ def _inserted(place: Any) -> list[str]:
 
 
 def _published(place: DeltaPlace) -> list[str]:
-    table = Path(place.path("orders"))
-    commits = [line for file in sorted(table.glob("_delta_log/*.json")) for line in file.read_text().splitlines()]
+    system = filesystem(place.path("orders"), None)
+    entries = sorted(i.path for i in system.get_file_info(FileSelector("_delta_log")) if i.path.endswith(".json"))
+    commits = [line for entry in entries for line in bytes(system.open_input_stream(entry).read()).splitlines()]
     added = [action["add"]["path"] for action in map(json.loads, commits) if "add" in action]
-    return [i for path in added for i in pq.read_table(table / path, columns=["id"])["id"].to_pylist()]
+    return [i for path in added for i in pq.read_table(path, columns=["id"], filesystem=system)["id"].to_pylist()]
 
 
 def assert_in_order(done: list[int]) -> list[int]:

@@ -49,10 +49,11 @@ class Nursery:
         self._server = _server()
 
     def start(self, task: dict[str, Any]) -> Child:
-        """A new process with this task."""
+        """A new process with this task, and what this one's environment says now of object storage."""
         self._children += 1
         errors = self._folder / f"errors{self._children}"
-        return Child(self._ask(task=task, errors=str(errors)), errors, self._ask)
+        around = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_"))}
+        return Child(self._ask(task={"environ": around, **task}, errors=str(errors)), errors, self._ask)
 
     def close(self) -> None:
         """End the server."""
@@ -128,6 +129,7 @@ def _be_child(task: dict[str, Any], errors: str) -> None:
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     code = 1
+    os.environ.update(task["environ"])
     try:
         importlib.import_module(task["module"]).main(task)
         code = 0
