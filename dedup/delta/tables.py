@@ -1,7 +1,8 @@
 """delta-rs, with its errors translated: opening tables, committing files, and which decision a table shows.
 
-Commits of files and merges by delta-rs are made here; engine.py deletes and compacts. Promises that a commit is tried against exactly the
-snapshot that was read, unless its caller says otherwise. Called by all modules of this package that touch a table.
+Commits of files and merges are made here, those of files on object storage by one put; engine.py deletes and compacts. Promises that a
+commit is tried against exactly the snapshot that was read, unless its caller says otherwise. Called by all modules of this package that
+touch a table.
 
 The one transaction id of a commit holds the decision's number and bits of its identity. A number alone is not enough: a ledger that was
 copied back gives the same numbers to other decisions. Versions grow with the number, as Spark's idempotent writes require; both engines
