@@ -72,6 +72,9 @@ LOG_COLUMNS = ("kind", "source", "topic", "partition", "doc")
 LogRow = tuple[str, str | None, str | None, int | None, str]
 """kind, source, topic, partition, doc"""
 
+WHOLE_BYTES = 16 * 1024 * 1024
+"""Files on object storage up to which they are read by one request; of larger ones, ranges."""
+
 STATE_VERSION = 4
 """Version of everything this package keeps: ledger columns, headers, dead letter events."""
 
@@ -121,6 +124,7 @@ class LedgerFile(NamedTuple):
     first: int  # lowest and highest seq in it
     last: int
     rows: int
+    size: int = 0  # bytes, where files are read one by one
 
 
 class Ledger:
@@ -192,7 +196,7 @@ class Ledger:
         actions = pa.table(table.get_add_actions(flatten=True))
         if not actions.num_rows:
             return []
-        names = ("path", "partition.section", "partition.day", "min.seq", "max.seq", "num_records")
+        names = ("path", "partition.section", "partition.day", "min.seq", "max.seq", "num_records", "size_bytes")
         rows = zip(*(actions[n].to_pylist() for n in names), strict=True)
         return sorted((LedgerFile(*row) for row in rows), key=lambda f: (f.first, f.last))
 
@@ -208,27 +212,26 @@ class Ledger:
         if not files:
             return schema.empty_table()
         try:
-            contents = self._contents([f.path for f in files if f.path not in self._written])
+            contents = self._contents([f for f in files if f.path not in self._written])
             found = [self._rows_of(f.path, contents, names).select(names).cast(schema) for f in files]
         except OSError as error:
             raise StoreUnavailable(f"A file of the ledger {self.uri} cannot be read: {error}") from error
         table = pa.concat_tables(found)
         return table if all(f.first > after for f in files) else table.filter(pc.greater(table["seq"], after))
 
-    def _contents(self, paths: Sequence[str]) -> Iterator[Any]:
-        """Something to read Parquet from, for each of these files: whole and several at once where each read would be a request."""
-        if by_objects(self.uri, self._options):
-            for number in range(0, len(paths), AT_ONCE):
-                some = paths[number : number + AT_ONCE]
-                for path, content in zip(some, objects.gets(self.uri, self._options, some), strict=True):
-                    if content is None:
-                        raise FileNotFoundError(f"{path} is not there")
+    def _contents(self, files: Sequence[LedgerFile]) -> Iterator[Any]:
+        """Something to read Parquet from, for each of these files: small ones whole and several at once where each read is a request."""
+        system, whole = filesystem(self.uri, self._options), by_objects(self.uri, self._options)
+        for number in range(0, len(files), AT_ONCE):
+            some = files[number : number + AT_ONCE]
+            small = [f.path for f in some if whole and f.size <= WHOLE_BYTES]
+            got = dict(zip(small, objects.gets(self.uri, self._options, small), strict=True))
+            for file in some:
+                if (content := got.pop(file.path, None)) is not None:
                     yield pa.BufferReader(content)
-            return
-        system = filesystem(self.uri, self._options)
-        for path in paths:
-            with system.open_input_file(path) as file:
-                yield file
+                    continue
+                with system.open_input_file(file.path) as opened:
+                    yield opened
 
     def _rows_of(self, path: str, contents: Iterator[Any], names: list[str]) -> pa.Table:
         if path in self._written:
@@ -310,7 +313,7 @@ def put_by_us(table: DeltaTable) -> list[LedgerFile]:
 def _file_of(add: Add) -> LedgerFile:
     stats, values = json.loads(add.stats), add.partition_values
     first, last = stats["minValues"]["seq"], stats["maxValues"]["seq"]
-    return LedgerFile(add.path, str(values["section"]), dt.date.fromisoformat(str(values["day"])), first, last, add.rows)
+    return LedgerFile(add.path, str(values["section"]), dt.date.fromisoformat(str(values["day"])), first, last, add.rows, add.size)
 
 
 def reservations(seq: int, keys: pa.Array, payload: pa.Array) -> pa.Table:

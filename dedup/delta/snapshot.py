@@ -104,7 +104,8 @@ class Snapshot:
 
     def can_put(self, adds: Iterable[Add]) -> bool:
         """Whether such a commit is all there is to do. delta-rs makes those after which a checkpoint is due: it writes that, too."""
-        interval = int(self.metadata().configuration.get(_INTERVAL) or 100)
+        said = str(self.metadata().configuration.get(_INTERVAL, ""))
+        interval = int(said) if said.isdecimal() and int(said) else 100
         due = len(self.ahead) >= MOST_AHEAD or 0 in ((self.version() + 1) % interval, (self.version() + 2) % interval)
         plain = all(_PLAIN_PATH.fullmatch(add.path) for add in adds)
         return not due and plain and by_objects(absolute(self.table_uri), self._options)

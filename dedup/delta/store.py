@@ -2,8 +2,8 @@
 
 Promises the Store of dedup/core/store.py on Delta tables, with commits by delta-rs (on object storage by `snapshot.py`), or by Spark
 (`engine="spark"`). With delta-rs no Spark is needed except for sinks that only Spark may write. Each part is a module of this package; this
-one holds them together. Entering, leaving and claiming are decisions of the ledger, so a batch that was planned before one of them is planned again, and
-finds out. `STEPS` says step by step what a dying process leaves behind. Called by the consumer and by the command line.
+one holds them together. Entering, leaving and claiming are decisions of the ledger, so a batch that was planned before one of them is
+planned again, and finds out. `STEPS` says step by step what a dying process leaves behind. Called by the consumer and by the command line.
 """
 
 from __future__ import annotations
