@@ -51,6 +51,8 @@ NAMES = {
     "postgres/growth",
     "delta/growth",
     "delta/markers_year",
+    "objectstore/requests_small_batch",
+    "objectstore/append",
     "postgres/commit_path_vs_copy",
     "postgres/staged_on_conflict",
     *(f"postgres/{way}{size}_duplicates_{share}" for way in BY_HAND for size in ("", "_500k") for share in (0, 50)),
@@ -80,6 +82,17 @@ def test_every_part_on_delta_runs_and_is_verified(spark: SparkSession, tmp_path:
     for m in told:
         assert m.better == ("lower" if m.measure.endswith(("empty_batch", "markers_year")) else "higher")
         assert m.ratio == pytest.approx(m.ours / m.other, rel=0.1, abs=0.02)
+
+
+@pytest.mark.objects
+def test_requests_to_object_storage_are_counted(tmp_path: Path) -> None:
+    """Through the proxy, in processes of their own: a small batch stays within the demanded number, and both ways are verified."""
+    from benchmarks import objectstore
+    from benchmarks.stream import Sizes
+
+    requests, append = objectstore.compare(None, tmp_path, "", Sizes(events=40, batches=2, warm=1))[0]
+    assert (requests.measure, append.measure) == ("objectstore/requests_small_batch", "objectstore/append")
+    assert 5 <= requests.ours <= 12 and requests.better == "lower" and append.better == "higher"
 
 
 def test_postgres_by_hand_and_by_copy_are_verified(
