@@ -46,6 +46,9 @@ _PREFIX = re.compile(r"^(aws|azure|google)_")
 _PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 _KEY = re.compile(r"Configuration key: '([^']+)'")
 
+_PROFILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+"""Variable -> where profiles are without it."""
+
 _IDENTITY = ("aws_access_key_id", "access_key_id", "aws_web_identity_token_file", "aws_container_credentials_relative_uri")
 """What says who asks on AWS, where no profile does."""
 
@@ -69,7 +72,8 @@ def usable(uri: str, options: Mapping[str, str] | None) -> bool:
     if urlparse(uri).scheme not in ("s3", "s3a"):
         return True
     given = {name.lower() for name in (*(options or {}), *os.environ)}
-    profiles = "aws_profile" in given or Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser().exists()
+    files = (os.environ.get(variable, usual) for variable, usual in _PROFILES.items())
+    profiles = "aws_profile" in given or any(Path(file).expanduser().exists() for file in files)
     return not profiles or not given.isdisjoint(_IDENTITY)
 
 

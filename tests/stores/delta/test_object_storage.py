@@ -118,6 +118,33 @@ def test_a_table_that_was_created_again_is_not_taken_for_the_old_one(place: S3Pl
     assert now is not None and now is not table and now.metadata().id != table.metadata().id
 
 
+def test_a_store_works_with_a_profile(s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that only delta-rs reads: each file goes through its file system, and commits are its own."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_FORCE_CREDENTIAL_LOAD", "true")  # the server is not AWS, where delta-rs looks for profiles unasked
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id = me\naws_secret_access_key = secret\n")
+    place = S3Place(s3_folder)
+    place.create_sink()
+    for number in range(2):
+        consumer(place.store())(batch(*orders(range(2 * number, 2 * number + 2))), number)
+    assert [row["amount"] for row in place.read()] == [0, 1, 2, 3]
+    assert_proven(place.store())
+
+
+@pytest.mark.parametrize("name", ["my data", "Größe", "50%", "a+b&c", "x%20y"])
+def test_a_folder_may_have_any_name(s3_folder: str, name: str) -> None:
+    """delta-rs and single requests mean the same object by it: what one writes, the other one reads, also in a new process's store."""
+    place = S3Place(f"{s3_folder}/{name}")
+    place.create_sink()
+    for number in range(2):
+        consumer(place.store())(batch(*orders(range(2 * number, 2 * number + 2))), number)
+    assert [row["amount"] for row in place.read()] == [0, 1, 2, 3] and place.store().reserved("shop") == 4
+    assert_proven(place.store())
+
+
 def test_a_checkpoint_is_written_where_one_is_due(place: S3Place) -> None:
     """One commit in so many is made by delta-rs, which writes it; a process that starts reads the rows before and behind it."""
     DeltaTable(place.path("orders")).alter.set_table_properties({"delta.checkpointInterval": "5"})
@@ -183,10 +210,16 @@ def test_a_pause_without_a_unit_is_refused(s3_folder: str) -> None:
         objects.get(s3_folder, {"retry_timeout": "30"}, "x")
 
 
-def test_profiles_of_the_aws_command_line_are_left_to_delta_rs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only it reads them: where a profile says who asks, files go through its file system."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+def test_profiles_of_the_aws_command_line_are_left_to_delta_rs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only it reads them: where a profile may say who asks, files go through its file system."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_PROFILE", "AWS_CONFIG_FILE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert by_objects("s3://lake/x", None)
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/config").write_text("[default]\nsso_session = shop\n")
+    assert not by_objects("s3://lake/x", None)
+    (tmp_path / ".aws/config").unlink()
     monkeypatch.setenv("AWS_PROFILE", "shop")
     assert not by_objects("s3://lake/x", None) and by_objects("s3://lake/x", {"AWS_ACCESS_KEY_ID": "me"})
     assert by_objects("az://lake/x", None) and not by_objects("/lake/x", None)
