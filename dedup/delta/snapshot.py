@@ -111,9 +111,12 @@ class Snapshot:
         return not due and plain and by_objects(absolute(self.table_uri), self._options)
 
     def _settle(self) -> None:
-        """Have delta-rs read what this process has put."""
+        """Have delta-rs read what this process has put, and no commit of others behind it: nobody has looked at those yet."""
         if self.ahead:
+            known = self.version()
             self.update_incremental()
+            if self._base.version() > known:
+                self._base.load_as_version(known)
 
     def _follow(self) -> None:
         """Take in the transaction ids of the commits since the last question."""

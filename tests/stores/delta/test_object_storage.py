@@ -105,6 +105,17 @@ def test_a_put_commit_is_known_without_reading_and_the_same_when_read(place: S3P
     assert (table.version(), table.ahead, table.transaction_version("app 0")) == (3, [], 1)
 
 
+def test_a_question_does_not_move_a_snapshot_to_what_others_have_committed(place: S3Place) -> None:
+    """What it needs to read is what this process has put: a change of the table behind that is met by the commit, as a conflict."""
+    table = opened(place)
+    assert table.put(adds(place, "a"), {"app": 1}, 0)
+    DeltaTable(place.path("orders")).alter.set_table_properties({"delta.appendOnly": "true"})
+    assert table.transaction_version("other") is None and table.version() == 1 and table.ahead == []
+    with pytest.raises(CommitFailedError):
+        tables.commit(cast(DeltaTable, table), adds(place, "b"), {"app": 2}, exact=False)
+    assert [row["id"] for row in place.read()] == ["a"]
+
+
 def test_a_table_that_was_created_again_is_not_taken_for_the_old_one(place: S3Place) -> None:
     """Dropped, created, and as many commits later: the next look opens it anew, also behind a commit of this process."""
     handle = tables.Handle(place.path("orders"), None)
