@@ -10,6 +10,7 @@ import textwrap
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -478,7 +479,8 @@ def test_what_is_due_is_run_so_often_until_somebody_stops_it(tmp_path: Path, ded
         if len(rounds) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("dedup.cli.options.time.sleep", sleep)
+    # not time.sleep itself: other threads of this process sleep, too, and would stop in its place
+    monkeypatch.setattr("dedup.cli.options.time", SimpleNamespace(sleep=sleep))
     _, out, _ = dedup(f"{line} --every 1s --yes --json")
     assert (rounds, json.loads(out)["reprocessed"]) == ([1.0] * 3, 2), "two rounds said nothing"
     assert [row["id"] for row in place.read()] == ["a", "b"]
