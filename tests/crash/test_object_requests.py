@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ FROM_THERE_ON = (BUSY, SLOW_DOWN, EXPIRED)
 MOST = 40
 """More than an append has requests; a merge has more, the more files the table has."""
 
-TRIES = 10
+TRIES, PAUSE = 20, 0.2
 
 TOLD = {"ok", "StoreUnavailable", "CommitUnknown"}
 """What a batch may say of it."""
@@ -64,6 +65,7 @@ def run_with_failures(child: Steered, proxy: HttpProxy, step: str, way: str) -> 
         ends[ended.partition(":")[0]] += 1
         for _ in range(TRIES):  # a connection that was cut may be tried once more: these settings allow no second try inside
             if ended != "ok":
+                time.sleep(PAUSE)
                 assert child.do("start") == "ok"
                 ended = child.do(step)
         assert ended == "ok"
@@ -90,7 +92,8 @@ def test_whichever_request_fails_nothing_is_lost_or_doubled(
 
 
 def _plays(place: ObjectPlace, proxy: HttpProxy, settings: dict[str, str], progress: Path, step: str, way: str) -> None:
-    child = Steered(place.kind, place.where, progress, settings, **QUICK)  # this process does not go through the proxy
+    timeout = {"timeout": "1s"} if way == HANG else {}
+    child = Steered(place.kind, place.where, progress, settings, **QUICK, **timeout)  # this process does not go through the proxy
     try:
         assert [child.do(one) for one in ("start", "batch", "merge")] == ["ok"] * 3
         ends = run_with_failures(child, proxy, step, way)

@@ -15,7 +15,7 @@ from kit.places import ON_DELTA
 
 EVENTS = 5
 
-QUICK = {"max_retries": "0", "timeout": "1s"}
+QUICK = {"max_retries": "0"}
 """Settings with which a request that fails is not tried again."""
 
 
