@@ -153,7 +153,10 @@ def _told() -> Iterator[None]:
 def _client(uri: str, options: Mapping[str, str] | None) -> Any:
     around = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES)))
     with _told():
-        return _made(uri, tuple(sorted((options or {}).items())), around)
+        try:
+            return _made(uri, tuple(sorted((options or {}).items())), around)
+        except ValueError as error:
+            raise OSError(f"A setting of the storage is wrong: {error}") from error
 
 
 @lru_cache(maxsize=64)

@@ -219,6 +219,8 @@ def test_a_pause_without_a_unit_is_refused(s3_folder: str) -> None:
     """It could be seconds or milliseconds."""
     with pytest.raises(OSError, match="Write a number and its unit"):
         objects.get(s3_folder, {"retry_timeout": "30"}, "x")
+    with pytest.raises(OSError, match=r"A setting of the storage is wrong: .*'many'"):
+        objects.get(s3_folder, {"max_retries": "many"}, "x")
 
 
 def test_profiles_of_the_aws_command_line_are_left_to_delta_rs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
