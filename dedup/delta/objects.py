@@ -83,7 +83,7 @@ def put(uri: str, options: Mapping[str, str] | None, path: str, content: pa.Buff
     Crash: the object is there, whole, or not.
     """
     with _told():
-        obstore.put(_client(uri, options), path, memoryview(content).cast("B"))
+        obstore.put(_client(uri, options), path, memoryview(content).cast("B") if content.size else b"")
 
 
 def create(uri: str, options: Mapping[str, str] | None, path: str, content: bytes) -> str | None:

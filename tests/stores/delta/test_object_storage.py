@@ -211,8 +211,9 @@ def test_settings_mean_what_they_mean_to_delta_rs(
     monkeypatch.setattr(objects, "from_url", noted)
     objects.put(s3_folder, settings, "x", pa.py_buffer(b"y"))
     assert {name: given[name] for name in said} == said
-    content = objects.get(s3_folder, settings, "x")
-    assert content is not None and content.to_pybytes() == b"y"
+    objects.put(s3_folder, settings, "empty", pa.py_buffer(b""))
+    contents = objects.gets(s3_folder, settings, ["x", "empty", "none"])
+    assert [content and content.to_pybytes() for content in contents] == [b"y", b"", None]
 
 
 def test_a_pause_without_a_unit_is_refused(s3_folder: str) -> None:
