@@ -127,7 +127,9 @@ def transactions_in_log(table: DeltaTable, options: StorageOptions) -> tuple[dic
 
 def _transactions(uri: str, options: StorageOptions, path: str) -> list[tuple[str, int]]:
     content = read(uri, options, path)
-    return [] if content is None else transactions_in(content.to_pybytes())
+    if content is None:
+        raise FileNotFoundError(f"{path} was listed and is not there")
+    return transactions_in(content.to_pybytes())
 
 
 def history_of(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
