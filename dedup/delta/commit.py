@@ -165,7 +165,7 @@ def write_files(state: ConsumerState, decision: Decision) -> list[Add]:
         (HELD, pa.concat_tables([held, freed_rows(header.seq, decision.freed["key"])])),
         (ORDER, ledger_rows(decision.lasts, header.seq)),
     ]
-    return state.ledger.write_all(day, [(section, table) for section, table in sections if table.num_rows])
+    return state.ledger.write_all(day, sections)
 
 
 @dataclass(frozen=True)

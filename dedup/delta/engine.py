@@ -187,7 +187,7 @@ class DeltaRs:
 
     def gone(self, table: DeltaTable, paths: Sequence[str]) -> list[str]:
         """One request for each."""
-        return missing(absolute(table.table_uri), self._options, paths) if paths else []
+        return missing(absolute(table.table_uri), self._options, paths)
 
     def took(self, table: DeltaTable, app: str, version: int) -> None:
         """Nothing to keep: the table is asked."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -245,8 +244,8 @@ class Ledger:
         """
         if not by_objects(self.uri, self._options):
             return [add for section, rows in sections for add in self.write(section, day, rows)]
-        with ThreadPoolExecutor(len(sections)) as pool:
-            return [add for adds in pool.map(lambda one: self.write(one[0], day, one[1]), sections) for add in adds]
+        written = objects.at_once(lambda one: self.write(one[0], day, one[1]), sections)
+        return [add for adds in written for add in adds]
 
     def write(self, section: str, day: dt.date, rows: pa.Table) -> list[Add]:
         """Write rows (any subset of the columns) as one file that no commit names yet; none for no rows.

@@ -12,17 +12,20 @@ import contextlib
 import datetime as dt
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlparse
 
 import obstore
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError, UnknownConfigurationKeyError
 from obstore.store import from_url
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 AT_ONCE = 16
 """Requests at the same time."""
@@ -111,12 +114,12 @@ def get(uri: str, options: Mapping[str, str] | None, path: str) -> pa.Buffer | N
 def stats(uri: str, options: Mapping[str, str] | None, paths: Sequence[str]) -> list[Stat | None]:
     """Of each of these objects; None for one that is not there. One request each, all at once. Raises OSError."""
     client = _client(uri, options)
-    return _each(lambda path: _stat(client, path), paths)
+    return at_once(lambda path: _stat(client, path), paths)
 
 
 def gets(uri: str, options: Mapping[str, str] | None, paths: Sequence[str]) -> list[pa.Buffer | None]:
     """`get` of each of these, all at once. Raises OSError."""
-    return _each(lambda path: get(uri, options, path), paths)
+    return at_once(lambda path: get(uri, options, path), paths)
 
 
 def delete(uri: str, options: Mapping[str, str] | None, paths: Sequence[str]) -> None:
@@ -134,11 +137,12 @@ def _stat(client: Any, path: str) -> Stat | None:
     return Stat(int(found["size"]), found["last_modified"].timestamp(), found["e_tag"])
 
 
-def _each(do: Any, paths: Sequence[str]) -> list[Any]:
-    if len(paths) < 2:
-        return [do(path) for path in paths]
-    with ThreadPoolExecutor(min(len(paths), AT_ONCE)) as pool:
-        return list(pool.map(do, paths))
+def at_once(do: Callable[[T], R], each: Sequence[T]) -> list[R]:
+    """What a function gives for each of these, in their order: calls that wait for requests, AT_ONCE of them at the same time."""
+    if len(each) < 2:
+        return [do(one) for one in each]
+    with ThreadPoolExecutor(min(len(each), AT_ONCE)) as pool:
+        return list(pool.map(do, each))
 
 
 @contextlib.contextmanager

@@ -94,7 +94,7 @@ class Snapshot:
         """
         self._follow()
         version, content = self.version() + 1, self._entry(adds, transactions, now)
-        tag = objects.create(absolute(self.table_uri), self._options, _entry_path(version), content)
+        tag = objects.create(absolute(self.table_uri), self._options, entry_path(version), content)
         if tag is None:
             return False
         self.stamp, self._ids_at = Stat(len(content), now / 1000, tag), version
@@ -126,7 +126,7 @@ class Snapshot:
         if not self._ids or last - first >= FOLLOWED:
             self._ids = {}
         for version in range(first, last + 1) if self._ids else ():
-            content = read(absolute(self.table_uri), self._options, _entry_path(version))
+            content = read(absolute(self.table_uri), self._options, entry_path(version))
             if content is None:  # cleaned up, below a checkpoint
                 self._ids = {}
                 break
@@ -164,5 +164,6 @@ def _add(add: Add) -> dict[str, Any]:
     }
 
 
-def _entry_path(version: int) -> str:
+def entry_path(version: int) -> str:
+    """Where the log entry of a version is, below its table."""
     return f"_delta_log/{version:020}.json"

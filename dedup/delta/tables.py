@@ -15,7 +15,6 @@ import hashlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -27,8 +26,8 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta.files import Add
-from dedup.delta.objects import AT_ONCE, Stat
-from dedup.delta.snapshot import Snapshot, transactions_in
+from dedup.delta.objects import Stat, at_once
+from dedup.delta.snapshot import Snapshot, entry_path, transactions_in
 from dedup.delta.storage import StorageOptions, absolute, explained, filesystem, is_away, is_local, read, stats
 
 COMMIT_REFUSED = CommitFailedError
@@ -118,11 +117,10 @@ def transactions_in_log(table: DeltaTable, options: StorageOptions) -> tuple[dic
     with reading(uri):
         system = filesystem(uri, options)
         entries = [i.path for i in system.get_file_info(pafs.FileSelector("_delta_log")) if _ENTRY.search(i.path)]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            for told in pool.map(lambda path: _transactions(uri, options, path), entries):
-                for app, version in told:
-                    found.setdefault(app, set()).add(version)
-    return {app: frozenset(versions) for app, versions in found.items()}, any(path.endswith(f"{0:020}.json") for path in entries)
+        for told in at_once(lambda path: _transactions(uri, options, path), entries):
+            for app, version in told:
+                found.setdefault(app, set()).add(version)
+    return {app: frozenset(versions) for app, versions in found.items()}, any(path.endswith(entry_path(0)) for path in entries)
 
 
 def _transactions(uri: str, options: StorageOptions, path: str) -> list[tuple[str, int]]:
@@ -184,7 +182,7 @@ class Handle:
 
     def _stamps(self, *versions: int) -> list[Stat | None]:
         """Of the log entries of these versions, which are written once and never changed; None for one that is not there."""
-        return stats(self.uri, self._options, [f"_delta_log/{v:020}.json" for v in versions])
+        return stats(self.uri, self._options, [entry_path(version) for version in versions])
 
 
 def commit(
