@@ -7,7 +7,6 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from crash.faults import Fault, started
 from crash.lane import Lane
@@ -88,8 +87,7 @@ def storage(kind: str) -> Iterator[RequestFaults]:
             settings = object_storage.azure(stack.enter_context(azurite_server.running_azurite()))
         else:
             settings = object_storage.s3(stack.enter_context(s3_server.running_s3()))
-        server = urlsplit(object_storage.endpoint(settings))
-        proxy = stack.enter_context(http_proxy.proxied(f"{server.scheme}://{server.netloc}", hang=2.0))
+        proxy = stack.enter_context(http_proxy.proxied(object_storage.server(settings), hang=2.0))
         before = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)
         try:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -50,8 +49,7 @@ def settings(request: pytest.FixtureRequest, place: ObjectPlace) -> dict[str, st
 @pytest.fixture
 def proxy(settings: dict[str, str]) -> Iterator[HttpProxy]:
     """Before the server of the place; a request that hangs is cut after two seconds."""
-    server = urlsplit(object_storage.endpoint(settings))
-    with http_proxy.proxied(f"{server.scheme}://{server.netloc}", hang=2.0) as made:
+    with http_proxy.proxied(object_storage.server(settings), hang=2.0) as made:
         yield made
 
 

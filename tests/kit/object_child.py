@@ -50,10 +50,6 @@ class Worker:
         finally:
             self._consumer._handler = before
 
-    def publish(self) -> None:
-        """What `dedup sink sync` does."""
-        self._consumer.store.publish("shop")
-
 
 class Steered:
     """The process, from outside."""

@@ -50,9 +50,10 @@ def endpoint_name(settings: dict[str, str]) -> str:
     return next(name for name in settings if "ENDPOINT" in name)
 
 
-def endpoint(settings: dict[str, str]) -> str:
-    """The address of the server."""
-    return settings[endpoint_name(settings)]
+def server(settings: dict[str, str]) -> str:
+    """The address of the server, without the account that Azure's has behind it."""
+    parts = urlsplit(settings[endpoint_name(settings)])
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def through(settings: dict[str, str], proxy: str) -> dict[str, str]:
