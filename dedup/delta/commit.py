@@ -43,7 +43,7 @@ from dedup.delta.ledger import (
 )
 from dedup.delta.restores import Publication, require_same, require_unrestored
 from dedup.delta.sequences import LASTS, ledger_rows
-from dedup.delta.sinks import Sink
+from dedup.delta.sinks import NoTable, Sink
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import StorageOptions, by_objects, filesystem, is_away, join, missing, remove
 from dedup.delta.tables import ID_BITS, part_version, seq_of
@@ -282,11 +282,10 @@ class SinkPublisher:
         try:
             sink = self.state.sinks.open(entry.name, uri)
         except SinkMismatch as error:
-            gone = self.state.sinks.table(uri) is None
             advice = (
                 f"What it would take: the table back under that name, or {command('sink', 'accept', consumer, entry.name)} "
                 "once a new one is there."
-                if gone
+                if isinstance(error, NoTable)
                 else f"Look whether its rows are there already; if not, run {command('sink', 'sync', consumer)} after that."
             )
             raise PublicationStuck(f"Decision {header.seq} ({entry.rows} rows) cannot be published: {error} {advice}") from error

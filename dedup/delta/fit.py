@@ -103,7 +103,7 @@ def widening(uri: str, columns: Mapping[str, pa.DataType]) -> str:
     table = sql_name(uri)
     steps = [f"SET TBLPROPERTIES ('{WIDENING}' = 'true')", *(f"ALTER COLUMN {_quoted(n)} TYPE {sql_type(t)}" for n, t in columns.items())]
     statements = "; ".join(f"ALTER TABLE {table} {step}" for step in steps)
-    return f"widen the type in Spark, after which Spark alone can read and write the table, and deltalake cannot: {statements}"
+    return f"widen the type in Spark, after which deltalake can no longer read the table, and Spark and dedup can: {statements}"
 
 
 WIDENING = "delta.enableTypeWidening"
@@ -290,6 +290,32 @@ class UnknownType(Exception):
 def arrow_schema(schema_json: str) -> pa.Schema:
     """The Arrow schema of a Delta schema. Raises UnknownType."""
     return pa.schema([_field(f) for f in json.loads(schema_json)["fields"]])
+
+
+def writable(schema_json: str) -> tuple[pa.Schema, dict[str, str]]:
+    """(the columns that we write, column -> type of those that we cannot, which rows leave out, and Delta then reads as NULL).
+
+    Raises UnknownType for a column that can be neither written nor left out.
+    """
+    known, unknown = [], {}
+    for field in json.loads(schema_json)["fields"]:
+        try:
+            known.append(_field(field))
+        except UnknownType as error:
+            if not field.get("nullable", True):
+                raise
+            unknown[field["name"]] = str(error)
+    return pa.schema(known), unknown
+
+
+def refuse_unwritable(names: Collection[str], unwritable: Mapping[str, str], table: str) -> None:
+    """Raise SinkMismatch for columns of the rows whose type in the sink is one that we do not write."""
+    if brought := {name: kind for name, kind in unwritable.items() if name in names}:
+        told = ", ".join(f"{name} ({kind})" for name, kind in brought.items())
+        raise SinkMismatch(
+            f"The rows for {table!r} have the column {told}, of a type that dedup cannot write. Leave it out of the rows: it is NULL then. "
+            "Or write the value as text into a column of type STRING, and let a job of Spark parse it."
+        )
 
 
 def _field(field: dict[str, Any]) -> pa.Field:

@@ -1,7 +1,8 @@
 """Whole objects of object storage, one request each and several at once: what delta-rs's file system needs two or three for.
 
 Promises that the same settings lead to the same place as delta-rs's: both stand on the crate object_store. A client is kept, with its
-connections, for as long as the settings stay. No call holds the GIL while it waits. Called by `storage`, for URIs that are not local.
+connections, for as long as the settings stay. No call holds the GIL while it waits. Called by `storage`, for URIs that are not local; and
+by `snapshot`, which creates log entries on a local disk, too: there as well one of several writers of one name wins.
 
 Source of the settings: docs.rs/object_store (AmazonS3ConfigKey, AzureConfigKey, GoogleConfigKey, ClientConfigKey), read 2026-11.
 """
@@ -22,7 +23,7 @@ from urllib.parse import urlparse
 import obstore
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError, UnknownConfigurationKeyError
-from obstore.store import from_url
+from obstore.store import LocalStore, from_url
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -166,6 +167,8 @@ def _client(uri: str, options: Mapping[str, str] | None) -> Any:
 @lru_cache(maxsize=64)
 def _made(uri: str, options: tuple[tuple[str, str], ...], around: tuple[tuple[str, str], ...]) -> Any:
     """The client of a place: like delta-rs, it passes over settings that it does not know."""
+    if uri.startswith("/"):
+        return LocalStore(uri)
     given = {name.lower(): str(value) for name, value in options}
     client: Any = _of_connection(around) | _of_connection(options)  # the library takes those of the environment only if none is given
     config: Any = {name: value for name, value in given.items() if _PREFIX.sub("", name) not in _CLIENT | _RETRY}

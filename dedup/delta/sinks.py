@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,38 +31,19 @@ from dedup.core.steps import Merge
 from dedup.core.values import Target
 from dedup.delta import tables
 from dedup.delta.engine import Engine, Handle, spark_side
+from dedup.delta.features import BY_DELTA_RS, BY_PUT, EVERY_COLUMN
 from dedup.delta.files import INDEXED_COLUMNS, Add, FileWriter
-from dedup.delta.fit import UnknownType, arrow_schema, check_schema, required_part, sql_name, sql_type, widening, widens
+from dedup.delta.fit import UnknownType, check_schema, refuse_unwritable, required_part, sql_name, sql_type, widening, widens, writable
 from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent
 
 _APPEND_ONLY = "delta.appendOnly"
-
-SAFE_FEATURES = frozenset(
-    {
-        "appendOnly",
-        "invariants",
-        "checkConstraints",
-        "changeDataFeed",
-        "generatedColumns",
-        "columnMapping",
-        "deletionVectors",
-        "timestampNtz",
-        "v2Checkpoint",
-        "variantType",
-    }
-)
-"""Writer features under which adding a file is all there is to an append - as long as no column or property uses them (checked).
-
-Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#valid-feature-names-in-table-features, read 2025-06; and each one tried.
-"""
 
 _SPECIAL_COLUMN = {
     "delta.generationExpression": "a generated column",
     "delta.identity.start": "an identity column",
     "delta.invariants": "an invariant",
     "CURRENT_DEFAULT": "a default value",
-    "delta.typeChanges": "a widened type",
     "__CHAR_VARCHAR_TYPE_STRING": "a length limit",
 }
 
@@ -93,6 +74,10 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 """By Arrow type of the sink the kind of dedup/core/values.py."""
 
 
+class NoTable(SinkMismatch):
+    """There is no Delta table where the sink should be."""
+
+
 @dataclass(frozen=True)
 class Sink:
     """One snapshot of a sink."""
@@ -109,6 +94,12 @@ class Sink:
     always: frozenset[str] = frozenset()  # identity columns that rows must not bring
     constraints: dict[str, str] = field(default_factory=dict)  # what rows must satisfy besides types and NOT NULL: name -> SQL
     indexed: int = INDEXED_COLUMNS
+    unwritable: dict[str, str] = field(default_factory=dict)  # columns that rows leave out -> their type
+
+    def columns(self, rows: pa.Schema, *, guessed: bool = False) -> list[str]:
+        """Which columns of such rows are taken, in the sink's order. Raises SinkMismatch; see fit.check_schema."""
+        refuse_unwritable(rows.names, self.unwritable, self.name)
+        return check_schema(rows, self.schema, self.name, self.computed, uri=self.uri, guessed=guessed)
 
     def travelling(self) -> Sink:
         """A copy for tasks, which write rows by it: without the handle of the table, which stays here."""
@@ -137,12 +128,13 @@ class Sinks:
         """The sink now.
 
         Raises:
-            SinkMismatch: there is none (with the statement that would create it for these rows), it has a column of an unknown type, or
-                a property under which it forgets what was published.
+            NoTable: there is none (with the statement that would create it for these rows).
+            SinkMismatch: its catalog manages it, it requires a column of an unknown type, or it has a property under which it forgets what
+                was published.
         """
         table = self.table(uri)
         if table is None:
-            raise SinkMismatch(f"The sink {name!r} has no Delta table at {uri}. {_creation(uri, rows)}")
+            raise NoTable(f"The sink {name!r} has no Delta table at {uri}. {_creation(uri, rows)}")
         if FORBIDDEN in table.metadata().configuration:
             raise SinkMismatch(
                 f"{FORBIDDEN} is set on the sink {name!r}: Delta would forget what was published there, and rows would be published twice. "
@@ -173,13 +165,20 @@ def _creation(uri: str, rows: Rows | None) -> str:
 
 def _describe(name: str, uri: str, table: DeltaTable, reasons: tuple[str, ...]) -> Sink:
     schema_json, metadata = table.schema().to_json(), table.metadata()
-    settings, partition_by = dict(metadata.configuration), tuple(metadata.partition_columns)
+    settings, partition_by, features = (
+        dict(metadata.configuration),
+        tuple(metadata.partition_columns),
+        table.protocol().writer_features or (),
+    )
     fields = json.loads(schema_json)["fields"]
-    special = [*reasons, *_protocol_reasons(table), *_setting_reasons(settings), *_column_reasons(fields)]
+    special = [*reasons, *_protocol_reasons(table), *_setting_reasons(settings, features), *_column_reasons(fields)]
     try:
-        schema = arrow_schema(schema_json)
+        schema, unwritable = writable(schema_json)
     except UnknownType as error:
-        raise SinkMismatch(f"The sink {name!r} has a column of type {error}, which dedup cannot write.") from error
+        raise SinkMismatch(
+            f"The sink {name!r} has a column of type {error} that is NOT NULL, and dedup cannot write that type. Drop the NOT NULL "
+            f"(ALTER TABLE {sql_name(uri)} ALTER COLUMN ... DROP NOT NULL), or write into another table."
+        ) from error
     special += [
         f"partition column {c} is {sql_type(schema.field(c).type)}"
         for c in partition_by
@@ -197,7 +196,8 @@ def _describe(name: str, uri: str, table: DeltaTable, reasons: tuple[str, ...]) 
         {f["name"]: f["metadata"]["delta.generationExpression"] for f in fields if "delta.generationExpression" in f["metadata"]},
         frozenset(f["name"] for f in fields if f["metadata"].get("delta.identity.allowExplicitInsert") is False),
         _constraints(settings, fields),
-        int(settings.get("delta.dataSkippingNumIndexedCols", INDEXED_COLUMNS)),
+        EVERY_COLUMN if "clustering" in features else int(settings.get("delta.dataSkippingNumIndexedCols", INDEXED_COLUMNS)),
+        unwritable,
     )
 
 
@@ -205,18 +205,19 @@ def _protocol_reasons(table: DeltaTable) -> list[str]:
     protocol = table.protocol()
     if protocol.min_writer_version < 7:
         return ["writer version 6 (identity columns)"] if protocol.min_writer_version == 6 else []
-    unknown = sorted(set(protocol.writer_features or ()) - SAFE_FEATURES)
+    known = BY_DELTA_RS | (BY_PUT if getattr(table, "puts", False) else frozenset())
+    unknown = sorted(set(protocol.writer_features or ()) - known)
     return [f"table feature {name}" for name in unknown] + (
         [] if protocol.min_writer_version == 7 else [f"writer version {protocol.min_writer_version}"]
     )
 
 
-def _setting_reasons(settings: dict[str, str]) -> list[str]:
+def _setting_reasons(settings: dict[str, str], features: Collection[str]) -> list[str]:
     reasons = [f"CHECK constraint {k.removeprefix('delta.constraints.')}" for k in sorted(settings) if k.startswith("delta.constraints.")]
     if settings.get("delta.columnMapping.mode", "none") != "none":
         reasons.append("column mapping")
-    if settings.get("delta.enableRowTracking") == "true":
-        reasons.append("row tracking")
+    if settings.get("delta.enableRowTracking") == "true" and "rowTracking" not in features:
+        reasons.append("row tracking without its table feature")
     return reasons
 
 
@@ -276,7 +277,7 @@ def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]
     lost = [n for n in rows.column_names if n in POSITION and n not in sink.schema.names]
     flag = [merge.delete_when] if merge.delete_when and merge.delete_when not in sink.schema.names else []
     kept = rows.drop_columns([*lost, *flag])
-    check_schema(kept.schema, sink.schema, sink.name, sink.computed, uri=sink.uri)
+    sink.columns(kept.schema)
     _check_keys(kept, merge, sink)
     if merge.delete_when is None:
         return kept, kept.slice(0, 0)
@@ -405,7 +406,7 @@ class SinkColumns:
         """Raise RowsMisfit for columns that the sink lacks, or requires and the rows lack."""
         known = {field.name: field for field in self.sink.schema}
         fields = [known.get(name) or rows.schema.field(str(name)) for name in names]
-        check_schema(pa.schema(fields), self.sink.schema, self.sink.name, self.sink.computed, uri=self.sink.uri, guessed=True)
+        self.sink.columns(pa.schema(fields), guessed=True)
 
     def alter(self, column: str, wanted: pa.DataType) -> str:
         """What to do so that the column takes this type; empty where Delta cannot widen its own to it."""

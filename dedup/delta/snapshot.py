@@ -8,6 +8,7 @@ log again only when somebody asks for more than version, metadata, schema, proto
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,10 +16,13 @@ from typing import Any, NamedTuple
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from dedup.delta import objects
+from dedup.delta import features, objects
+from dedup.delta.features import Owed, entry_path
 from dedup.delta.files import Add
 from dedup.delta.objects import Stat
-from dedup.delta.storage import StorageOptions, absolute, by_objects, read
+from dedup.delta.storage import StorageOptions, absolute, by_objects, is_local, read, stats
+
+log = logging.getLogger("dedup")
 
 FOLLOWED = 20
 """Commits up to which they are read one by one; behind more, delta-rs is asked anew."""
@@ -49,6 +53,7 @@ class Snapshot:
         self.ahead: list[Own] = []
         self._ids: dict[str, int | None] = {}
         self._ids_at = table.version()
+        self._owed: Owed | None = None  # after the last commit of ours
 
     def __getattr__(self, name: str) -> Any:
         self._settle()
@@ -93,22 +98,63 @@ class Snapshot:
         Crash: the log entry is there or not; there is nothing between. Where the answer is lost it may be there.
         """
         self._follow()
-        version, content = self.version() + 1, self._entry(adds, transactions, now)
-        tag = objects.create(absolute(self.table_uri), self._options, entry_path(version), content)
+        uri, version, owed = absolute(self.table_uri), self.version() + 1, self._stands()
+        after = owed.after(adds, now)
+        content = self._entry(adds, transactions, now, owed, after)
+        tag = objects.create(uri, self._options, entry_path(version), content)
         if tag is None:
             return False
-        self.stamp, self._ids_at = Stat(len(content), now / 1000, tag), version
+        self.stamp = stats(uri, None, [entry_path(version)])[0] if is_local(uri) else Stat(len(content), now / 1000, tag)
+        self._ids_at, self._owed = version, after
         self._ids |= transactions
         self.ahead.append(Own(version, adds))
+        self._write_checkpoint()
         return True
+
+    @property
+    def puts(self) -> bool:
+        """Whether the storage takes a log entry from us."""
+        uri = absolute(self.table_uri)
+        return is_local(uri) or by_objects(uri, self._options)
+
+    @property
+    def must_put(self) -> bool:
+        """Whether delta-rs makes no commit to this table, and we do."""
+        return not features.BY_PUT.isdisjoint(self.protocol().writer_features or ())
 
     def can_put(self, adds: Iterable[Add]) -> bool:
         """Whether such a commit is all there is to do. delta-rs makes those after which a checkpoint is due: it writes that, too."""
-        said = str(self.metadata().configuration.get(_INTERVAL, ""))
-        interval = int(said) if said.isdecimal() and int(said) else 100
-        due = len(self.ahead) >= MOST_AHEAD or 0 in ((self.version() + 1) % interval, (self.version() + 2) % interval)
         plain = all(_PLAIN_PATH.fullmatch(add.path) for add in adds)
-        return not due and plain and by_objects(absolute(self.table_uri), self._options)
+        return plain and not self._due() and by_objects(absolute(self.table_uri), self._options)
+
+    def _due(self) -> bool:
+        return len(self.ahead) >= MOST_AHEAD or 0 in ((self.version() + 1) % self._interval, (self.version() + 2) % self._interval)
+
+    @property
+    def _interval(self) -> int:
+        """Commits from checkpoint to checkpoint."""
+        said = str(self.metadata().configuration.get(_INTERVAL, ""))
+        return int(said) if said.isdecimal() and int(said) else 100
+
+    def _write_checkpoint(self) -> None:
+        """Where one is due and delta-rs commits nothing here. Without it the table is whole, and slower to open: the next one may come.
+
+        Crash: it is there, or only the log.
+        """
+        if not self.must_put or self.version() % self._interval:
+            return
+        try:
+            self._settle()
+            self._base.create_checkpoint()
+        except (DeltaError, OSError) as error:
+            log.warning("%s: no checkpoint of version %s could be written: %s", self.table_uri, self.version(), error)
+
+    def _stands(self) -> Owed:
+        """Where the features of the table stand at this version. Raises OSError."""
+        if self._owed is None or self._owed.version != self.version():
+            rows, time = features.asks(self.protocol().writer_features or (), self.metadata().configuration)
+            self._owed = features.standing(absolute(self.table_uri), self._options, self.version(), rows=rows, time=time)
+        return self._owed
 
     def _settle(self) -> None:
         """Have delta-rs read what this process has put, and no commit of others behind it: nobody has looked at those yet."""
@@ -134,15 +180,17 @@ class Snapshot:
             self._ids.update({app: told[app] for app in self._ids.keys() & told.keys()})
         self._ids_at = last
 
-    def _entry(self, adds: Sequence[Add], transactions: Mapping[str, int], now: int) -> bytes:
+    def _entry(self, adds: Sequence[Add], transactions: Mapping[str, int], now: int, owed: Owed, after: Owed) -> bytes:
         """The text of a log entry. Characters are not escaped: arrow, which reads logs for delta-rs, reads some escaped pairs wrongly.
 
         Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#actions, read 2026-11; and what delta-rs 1.6.6 writes and reads.
         """
         by = json.dumps(list(self.metadata().partition_columns))
         info = {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append", "partitionBy": by}, "engineInfo": "dedup"}
-        actions: list[dict[str, Any]] = [{"commitInfo": info}]
-        actions += [{"add": _add(add)} for add in adds]
+        in_commit = {} if after.time is None else {"inCommitTimestamp": after.time}
+        actions: list[dict[str, Any]] = [{"commitInfo": {**in_commit, **info}}]
+        actions += [{"add": {**_add(add), **ids}} for add, ids in zip(adds, features.first_ids(adds, owed), strict=True)]
+        actions += features.highest_told(after) if adds else []
         actions += [{"txn": {"appId": app, "version": version, "lastUpdated": now}} for app, version in transactions.items()]
         return "\n".join(json.dumps(action, separators=(",", ":"), ensure_ascii=False) for action in actions).encode()
 
@@ -162,8 +210,3 @@ def _add(add: Add) -> dict[str, Any]:
         "dataChange": True,
         "stats": add.stats,
     }
-
-
-def entry_path(version: int) -> str:
-    """Where the log entry of a version is, below its table."""
-    return f"_delta_log/{version:020}.json"

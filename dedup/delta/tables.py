@@ -24,10 +24,11 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from checkpoint.errors import StoreUnavailable
+from checkpoint.errors import SinkMismatch, StoreUnavailable
+from dedup.delta.features import entry_path
 from dedup.delta.files import Add
 from dedup.delta.objects import Stat, at_once
-from dedup.delta.snapshot import Snapshot, entry_path, transactions_in
+from dedup.delta.snapshot import Snapshot, transactions_in
 from dedup.delta.storage import StorageOptions, absolute, explained, filesystem, is_away, is_local, read, stats
 
 COMMIT_REFUSED = CommitFailedError
@@ -35,6 +36,9 @@ COMMIT_REFUSED = CommitFailedError
 
 _RACE = re.compile(r"Failed to commit transaction: \d+$|concurrent transaction")
 """What delta-rs says where other commits came first, each time that it tried (crate deltalake-core, TransactionError, 1.6.6)."""
+
+_MANAGED = re.compile("catalog-managed table")
+"""What delta-rs says of a table whose commits a catalog keeps (crate delta_kernel, as of deltalake 1.6.6)."""
 
 DELTA_ERRORS = (DeltaError, OSError)
 """Everything else that delta-rs raises about a table or its storage."""
@@ -55,12 +59,18 @@ _PART_ID_BITS = 16
 
 
 def open_table(uri: str, options: StorageOptions) -> DeltaTable | None:
-    """The table as of now, or None where there is none. Raises StoreUnavailable where that cannot be told."""
+    """The table as of now, or None where there is none. Raises StoreUnavailable where that cannot be told, SinkMismatch where nobody may."""
     try:
         return _snapshot(DeltaTable(uri, storage_options=dict(options) if options else None), options)
     except TableNotFoundError:
         return None
     except DELTA_ERRORS as error:
+        if _MANAGED.search(str(error)):
+            raise SinkMismatch(
+                f"The Delta table {uri} is managed by its catalog (table feature catalogManaged): only the catalog says which commits "
+                "count, and one that is made by the path may look successful and vanish. Write into an external table instead "
+                "(CREATE TABLE ... USING delta LOCATION '...'), whose own log decides."
+            ) from error
         raise StoreUnavailable(f"The Delta table {uri} cannot be opened: {explained(uri, error)}") from error
 
 
@@ -206,10 +216,10 @@ def commit(
     Crash: the log entry is there or not; there is nothing between.
     """
     adds, version = list(adds), table.version() + 1
-    if isinstance(table, Snapshot) and not removes and table.can_put(adds):
+    if isinstance(table, Snapshot) and not removes and (table.must_put or table.can_put(adds)):
         if table.put(adds, transactions, int(time.time() * 1000)):
             return version
-        if exact:
+        if exact or table.must_put:  # delta-rs would look at the other commit and come behind it, where it commits at all
             raise COMMIT_REFUSED(f"Failed to commit transaction: {version}")
     table.create_write_transaction(
         actions=[*removes, *(_action(add) for add in adds)],

@@ -22,7 +22,7 @@ from dedup.core.rows import ArrowRows, Rows, given_rows
 from dedup.core.steps import Merge
 from dedup.delta import sinks
 from dedup.delta.files import Add, FileWriter
-from dedup.delta.fit import check_schema, sql_name
+from dedup.delta.fit import sql_name
 from dedup.delta.ledger import SinkFiles
 from dedup.delta.restores import require_same
 from dedup.delta.sinks import Sink, SinkColumns
@@ -59,7 +59,7 @@ class RowWriter:
     def columns(self, rows: pa.Schema) -> list[str]:
         """Which columns of such rows are taken, in the sink's order. Raises SinkMismatch."""
         sink = self.sink
-        columns = check_schema(rows, sink.schema, sink.name, sink.computed, uri=sink.uri)
+        columns = sink.columns(rows)
         self.require_not_numbered(columns)
         return columns
 

@@ -48,7 +48,7 @@ def task_at(place: Place, **task: Any) -> dict[str, Any]:
 def effects(place: Place, name: str = "shop") -> list[int]:
     """Numbers of the events of a consumer, in the order of their effects."""
     ids = _published(place) if isinstance(place, DeltaPlace) else _inserted(place)
-    return [int(i.rpartition("-")[2]) for i in ids if i.startswith(f"{name}-")]
+    return [_number(i) for i in ids if i.startswith(f"{name}-")]
 
 
 def _inserted(place: Any) -> list[str]:
@@ -56,11 +56,27 @@ def _inserted(place: Any) -> list[str]:
 
 
 def _published(place: DeltaPlace) -> list[str]:
+    """Spark, which reads large staged files first, gives the rows of one commit no order: what counts there is the order of the commits."""
+    commits = [_ids_of(place, paths) for paths in _commits(place)]
+    return [i for ids in commits for i in (sorted(ids, key=_number) if isinstance(place, SparkPlace) else ids)]
+
+
+def _number(id: str) -> int:
+    return int(id.rpartition("-")[2])
+
+
+def _commits(place: DeltaPlace) -> list[list[str]]:
+    """The files that each commit adds."""
     system = filesystem(place.path("orders"), None)
     entries = sorted(i.path for i in system.get_file_info(FileSelector("_delta_log")) if i.path.endswith(".json"))
-    commits = [line for entry in entries for line in bytes(system.open_input_stream(entry).read()).splitlines()]
-    added = [action["add"]["path"] for action in map(json.loads, commits) if "add" in action]
-    return [i for path in added for i in pq.read_table(path, columns=["id"], filesystem=system)["id"].to_pylist()]
+    texts = [bytes(system.open_input_stream(entry).read()) for entry in entries]
+    return [[action["add"]["path"] for action in map(json.loads, text.splitlines()) if "add" in action] for text in texts]
+
+
+def _ids_of(place: DeltaPlace, paths: list[str]) -> list[str]:
+    """Ids in the order of the files."""
+    system = filesystem(place.path("orders"), None)
+    return [i for path in paths for i in pq.read_table(path, columns=["id"], filesystem=system)["id"].to_pylist()]
 
 
 def assert_in_order(done: list[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,14 +141,19 @@ class DeltaPlace:
         return DeltaStore(f"{self.where}/state", tables={n: self.path(n) for n in names}, **{"engine": self.engine, **options})
 
     def create_sink(self, name: str = "orders") -> None:
-        """A table with the columns of SINK."""
+        """A table with the columns of SINK; with DEDUP_TEST_FEATURES=1 one of the features under which delta-rs makes no commit."""
+        from kit import delta_features
+
+        if os.environ.get("DEDUP_TEST_FEATURES") == "1":
+            delta_features.create(self.path(name), SINK)
+        else:
+            self.create_merge_sink(name)
+
+    def create_merge_sink(self, name: str) -> None:
+        """A plain table with the columns of SINK: without Spark nobody merges into another one."""
         from deltalake import DeltaTable
 
         DeltaTable.create(self.path(name), schema=SINK)
-
-    def create_merge_sink(self, name: str) -> None:
-        """A table with the columns of SINK."""
-        self.create_sink(name)
 
     def create_text_sink(self, name: str, columns: Sequence[str]) -> None:
         """A table of text columns."""

@@ -119,7 +119,7 @@ def test_advice_names_the_table_as_spark_knows_it(folder: Path) -> None:
     number, table = kit.epoch(store), f"ALTER TABLE delta.`{folder / 'late'}`"
     day = pa.array(["x"])
     for rows, says in (
-        ({"id": pa.array([1], pa.int64()), "day": day}, f"cannot: {table} SET TBLPROPERTIES .*; {table} ALTER COLUMN `id` TYPE BIGINT\\."),
+        ({"id": pa.array([1], pa.int64()), "day": day}, f"can: {table} SET TBLPROPERTIES .*; {table} ALTER COLUMN `id` TYPE BIGINT\\."),
         ({"id": pa.array(["1"]), "day": day}, r"Cast them in the handler, or write into a new table\.$"),
         ({"id": pa.array([1], pa.int32()), "x": day}, f"{table} ADD COLUMNS"),
         ({"id": pa.array([1], pa.int32())}, f"{table} ALTER COLUMN `day` DROP NOT NULL"),
@@ -196,13 +196,13 @@ def test_a_check_constraint_or_an_unknown_feature_sends_rows_through_spark(folde
     from deltalake import TableFeatures
 
     DeltaTable(str(folder / "orders")).alter.add_constraint({"positive": "id > 0"})
-    DeltaTable(str(folder / "audit")).alter.add_feature(TableFeatures.DomainMetadata, allow_protocol_versions_increase=True)
+    DeltaTable(str(folder / "audit")).alter.add_feature(TableFeatures.IcebergCompatV1, allow_protocol_versions_increase=True)
     store = open_store(folder)
     number = kit.epoch(store)
     for name in ("orders", "audit"):
         with store.begin(kit.NAME, number) as tx, pytest.raises(ConfigError, match="only be written by Spark"):
             tx.write(name, ArrowRows(pa.table({"id": [-1], "text": ["x"]})))
-    assert sinks.Sinks(DeltaRs(None)).open("audit", str(folder / "audit")).special == ("table feature domainMetadata",)
+    assert sinks.Sinks(DeltaRs(None)).open("audit", str(folder / "audit")).special == ("table feature icebergCompatV1",)
 
 
 @pytest.mark.parametrize(
