@@ -59,7 +59,12 @@ _PART_ID_BITS = 16
 
 
 def open_table(uri: str, options: StorageOptions) -> DeltaTable | None:
-    """The table as of now, or None where there is none. Raises StoreUnavailable where that cannot be told, SinkMismatch where nobody may."""
+    """The table as of now, or None where there is none.
+
+    Raises:
+        StoreUnavailable: that cannot be told.
+        SinkMismatch: a catalog manages it.
+    """
     try:
         return _snapshot(DeltaTable(uri, storage_options=dict(options) if options else None), options)
     except TableNotFoundError:

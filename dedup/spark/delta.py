@@ -29,7 +29,7 @@ from dedup.spark.session import ERRORS, EVERY_FILE, OUR_FILES
 NOTE = "userMetadata"
 _TXN_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _TXN_APP, _TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
-_MERGING = threading.Lock()  # a MERGE takes its id from the session's settings, which consumers in other threads may share
+_MERGING = threading.Lock()  # a MERGE takes its id from the settings of a session, and there is one session for merges
 _PART = re.compile(r"(?:^|(?<!^)\.)(?:`((?:[^`]|``)+)`|([^.`]+))")
 _DELETE = "_dedup_delete"  # of staged rows: true deletes the sink's row
 
@@ -104,35 +104,26 @@ class SparkSide:
     def merge(self, uri: str, files: Sequence[str], how: Merge, app: str, version: int) -> None:
         """Merge staged rows into a sink with a transaction id.
 
+        The id is a setting of a session, and each write of that session would carry it: so the session is one that nobody else writes with
+        (on Spark Connect it is the caller's).
+
         Raises:
             StoreUnavailable: as for `append`.
 
         Crash: the sink shows all of it, with the transaction id, or nothing of it.
         """
-        try:
-            rows = self._read(files, mergeSchema=True)
-        except ERRORS as error:
-            raise StoreUnavailable(f"Spark cannot read the rows for the merge into {uri}: {first_line(error)}") from error
-        names = [n for n in rows.columns if n != _DELETE]
-        match = " AND ".join(f"t.{tick(k)} = s.{tick(k)}" for k in how.keys)
-        t, s = (f"{side}.{tick(how.newer_by or '')}" for side in "ts")
-        newer = f"({t} < {s} OR ({t} IS NULL AND {s} IS NOT NULL))" if how.newer_by else "true"
-        values = ", ".join(f"t.{tick(n)} = s.{tick(n)}" for n in names)
-        statement = (
-            f"MERGE INTO {sql_name(uri)} t USING {{rows}} s ON {match} "
-            f"WHEN MATCHED AND s.{_DELETE} AND {newer} THEN DELETE "
-            f"WHEN MATCHED AND NOT s.{_DELETE} AND {newer} THEN UPDATE SET {values} "
-            f"WHEN NOT MATCHED AND NOT s.{_DELETE} THEN INSERT ({', '.join(map(tick, names))}) "
-            f"VALUES ({', '.join(f's.{tick(n)}' for n in names)})"
-        )
-        session = rows.sparkSession
-        settings = {_TXN_APP: app, _TXN_VERSION: str(version), **self._noted(app, version)}
         with _MERGING:
+            session = features.apart(self.session)
+            try:
+                rows = session.read.options(**OUR_FILES, mergeSchema=True).parquet(*(spark_uri(f) for f in files))
+            except ERRORS as error:
+                raise StoreUnavailable(f"Spark cannot read the rows for the merge into {uri}: {first_line(error)}") from error
+            settings = {_TXN_APP: app, _TXN_VERSION: str(version), **self._noted(app, version)}
             before = {name: session.conf.get(name, None) for name in settings}
             try:
                 for name, value in settings.items():
                     session.conf.set(name, value)
-                session.sql(statement, rows=rows).collect()
+                session.sql(_merge_sql(uri, rows.columns, how), rows=rows).collect()
             except ERRORS as error:
                 raise StoreUnavailable(f"Spark cannot merge into {uri}: {first_line(error)}") from error
             finally:
@@ -176,9 +167,25 @@ class SparkSide:
         """What a commit with this transaction id says about itself: nothing, where the table can be asked for its ids."""
         return {}
 
-    def _read(self, files: Sequence[str], **options: bool) -> DataFrame:
+    def _read(self, files: Sequence[str]) -> DataFrame:
         """Rows that we have staged."""
-        return self.session.read.options(**OUR_FILES, **options).parquet(*(spark_uri(f) for f in files))
+        return self.session.read.options(**OUR_FILES).parquet(*(spark_uri(f) for f in files))
+
+
+def _merge_sql(uri: str, columns: Sequence[str], how: Merge) -> str:
+    """The statement that merges a frame `rows` with these columns."""
+    names = [n for n in columns if n != _DELETE]
+    match = " AND ".join(f"t.{tick(k)} = s.{tick(k)}" for k in how.keys)
+    t, s = (f"{side}.{tick(how.newer_by or '')}" for side in "ts")
+    newer = f"({t} < {s} OR ({t} IS NULL AND {s} IS NOT NULL))" if how.newer_by else "true"
+    values = ", ".join(f"t.{tick(n)} = s.{tick(n)}" for n in names)
+    return (
+        f"MERGE INTO {sql_name(uri)} t USING {{rows}} s ON {match} "
+        f"WHEN MATCHED AND s.{_DELETE} AND {newer} THEN DELETE "
+        f"WHEN MATCHED AND NOT s.{_DELETE} AND {newer} THEN UPDATE SET {values} "
+        f"WHEN NOT MATCHED AND NOT s.{_DELETE} THEN INSERT ({', '.join(map(tick, names))}) "
+        f"VALUES ({', '.join(f's.{tick(n)}' for n in names)})"
+    )
 
 
 def save(writer: Any, uri: str) -> None:

@@ -25,6 +25,8 @@ from dedup.core.rows import for_spark
 PIECE = 10_000
 """Rows of an Arrow table that travel to a task as one value, where Spark takes no table."""
 
+_APART: dict[str, SparkSession] = {}
+
 LOOKED_AT = 64
 """Numbers a task of which the hashes are looked at, to find one for each task."""
 
@@ -38,6 +40,36 @@ def to_arrow(frame: DataFrame) -> pa.Table:
     blobs = numbered.mapInArrow(_packed, "rows binary").collect()
     tables = [pa.ipc.open_stream(blob[0]).read_all() for blob in blobs]
     return pa.concat_tables([schema.empty_table(), *(table.rename_columns(schema.names).cast(schema) for table in tables)])
+
+
+def apart(session: SparkSession) -> SparkSession:
+    """A session with the settings of this one, from which no other write of the application inherits anything. For one caller at a time.
+
+    There is one for each application: sessions leave traces in the JVM. Spark Connect has no `newSession`: there it is this one.
+    """
+    if not hasattr(session, "newSession"):
+        return session
+    key = session.sparkContext.applicationId
+    if key not in _APART:
+        _APART.clear()
+        _APART[key] = session.newSession()
+    other = _APART[key]
+    wanted, known = _settings(session), _settings(other)
+    for name in known.keys() - wanted.keys():
+        other.conf.unset(name)
+    for name, value in wanted.items():
+        if known.get(name) != value and other.conf.isModifiable(name):
+            other.conf.set(name, value)
+    other.catalog.setCurrentCatalog(session.catalog.currentCatalog())
+    other.catalog.setCurrentDatabase(session.catalog.currentDatabase())
+    return other
+
+
+def _settings(session: SparkSession) -> dict[str, str]:
+    """Those of the session, secrets as well. `conf.getAll` where Spark has it: from 4.0 on; SQL shows no secrets."""
+    if hasattr(session.conf, "getAll"):
+        return dict(session.conf.getAll)
+    return {row[0]: session.conf.get(row[0]) or "" for row in session.sql("SET").collect()}
 
 
 def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -75,3 +76,12 @@ def row_ids(uri: str, options: StorageOptions = None) -> list[tuple[int, int]]:
 def version_of(uri: str) -> int:
     """The newest version of the table."""
     return int(DeltaTable(uri).version())
+
+
+def require_ids_once(uri: str) -> None:
+    """No row id is given twice in a table that `create` made; a plain one passes. Raises AssertionError."""
+    protocol = DeltaTable(uri).protocol()
+    if "rowTracking" not in (protocol.writer_features or ()):
+        return
+    spans = sorted(row_ids(uri))
+    assert all(last < first for (_, last), (first, _) in pairwise(spans)), f"row ids of {uri} overlap: {spans}"

@@ -7,6 +7,7 @@ from kit.mutant import Mutant
 _LEDGER, _DELIVERY = "tests/stores/delta/test_delta_ledger.py::", "tests/contract/test_delivery.py::"
 _COMMITS, _PUBLICATION = "tests/stores/delta/test_delta_commits.py::", "tests/stores/delta/test_delta_publication.py::"
 _BACK = "tests/stores/delta/test_delta_copied_back.py::"
+_FEATURES = "tests/stores/delta/test_delta_features.py::"
 
 DELTA = (
     Mutant(
@@ -176,5 +177,34 @@ DELTA = (
         "if nearest[at] >= starts[-1]:",
         "if nearest[at] >= len(keys):",
         "tests/stores/delta/test_delta_merge.py::test_merges_of_a_decision_that_share_no_key_are_one_commit_of_the_sink",
+    ),
+    # features of tables
+    Mutant(
+        "row ids begin with the last one that was given",
+        "dedup/delta/features.py",
+        "initial=owed.highest + 1)",
+        "initial=owed.highest)",
+        _FEATURES + "test_each_batch_is_put_with_ids_and_a_time_of_its_own",
+    ),
+    Mutant(
+        "a commit's time may be that of the commit before",
+        "dedup/delta/features.py",
+        "max(now, self.time + 1)",
+        "max(now, self.time)",
+        _FEATURES + "test_whoever_commits_between_is_gone_on_from",
+    ),
+    Mutant(
+        "a table goes on from what this process knew, whoever committed since",
+        "dedup/delta/snapshot.py",
+        "if self._owed is None or self._owed.version != self.version():",
+        "if self._owed is None:",
+        _FEATURES + "test_whoever_commits_between_is_gone_on_from",
+    ),
+    Mutant(
+        "row ids that only a checkpoint tells are given again",
+        "dedup/delta/features.py",
+        "(is_checkpoint and at == version)",
+        "False",
+        _FEATURES + "test_the_highest_row_id_is_found_wherever_the_log_tells_it",
     ),
 )

@@ -187,6 +187,10 @@ class DeltaPlace:
         """All rows, sorted."""
         from deltalake import DeltaTable
 
+        from kit import delta_features
+
+        if os.environ.get("DEDUP_TEST_FEATURES") == "1":
+            delta_features.require_ids_once(self.path(name))
         rows = DeltaTable(self.path(name)).to_pyarrow_table().select(SINK.names).to_pylist()
         return sorted(rows, key=lambda r: (r["id"], r["amount"] if r["amount"] is not None else -1))
 

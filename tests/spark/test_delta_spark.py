@@ -22,6 +22,7 @@ from dedup.core.steps import Merge
 from dedup.delta import DeltaStore
 from dedup.delta.engine import DeltaRs
 from dedup.delta.sinks import Sinks
+from dedup.spark import features
 from dedup.spark.delta import quoted, tick
 from kit import delta_kit as kit
 from kit.sparks import require
@@ -385,6 +386,42 @@ def test_settings_of_the_session_survive_a_merge(spark: SparkSession, tmp_path: 
         assert spark.conf.get(name) == "mine"
     finally:
         spark.conf.unset(name)
+
+
+def test_no_other_write_inherits_the_id_of_a_merge(
+    spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a merge runs, the job's other threads write with the same session: their commits carry no id of ours, and none is skipped."""
+    from dedup.spark import delta
+
+    other, real = str(tmp_path / "other"), delta._merge_sql
+    kit.create(other, pa.schema([("id", pa.int64())]))
+
+    def meanwhile(uri: str, *args: Any) -> str:
+        for _ in range(2):  # the second one would be skipped, as one with the same id
+            spark.range(1).write.format("delta").mode("append").save(other)
+        return real(uri, *args)
+
+    monkeypatch.setattr(delta, "_merge_sql", meanwhile)
+    store = DeltaStore(str(tmp_path / "state"))
+    for n in (1, 2):
+        with store.begin(kit.NAME, kit.epoch(store)) as tx:
+            tx.merge(strict, ArrowRows(pa.table({"id": [1], "name": [str(n)]})), Merge(("id",)))
+            tx.execute(Commit())
+    assert [tuple(r) for r in spark.read.format("delta").load(strict).collect()] == [(1, "2", 2)]
+    assert spark.read.format("delta").load(other).count() == 4
+    assert DeltaTable(other).version() == 4 and '{"txn"' not in "".join(f.read_text() for f in Path(other).glob("_delta_log/*.json"))
+    assert DeltaStore(store.path).problems(kit.NAME) == []
+
+
+def test_the_session_of_merges_has_the_settings_of_the_job(spark: SparkSession) -> None:
+    """As they are now: what the job sets is there, secrets as well, and what it takes back is gone."""
+    spark.conf.set("spark.dedup.test.token", "secret")
+    assert features.apart(spark).conf.get("spark.dedup.test.token") == "secret"
+    spark.conf.unset("spark.dedup.test.token")
+    other = features.apart(spark)
+    assert other.conf.get("spark.dedup.test.token", "gone") == "gone"
+    assert other is features.apart(spark) and other is not spark
 
 
 def test_a_table_of_the_catalog_is_found_by_its_name(spark: SparkSession, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_each_batch_is_put_with_ids_and_a_time_of_its_own(tmp_path: Path, sink: 
 
 
 def test_whoever_commits_between_is_gone_on_from(tmp_path: Path, sink: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A foreign commit takes the version that we have prepared: the next try has the ids and the time after it."""
+    """A foreign commit takes the version that we have prepared, or comes before the next batch: ids and times go on after it."""
     from dedup.delta.snapshot import Snapshot
 
     real, later = Snapshot._entry, made.LONG_AGO * 2
@@ -61,10 +61,15 @@ def test_whoever_commits_between_is_gone_on_from(tmp_path: Path, sink: str, monk
 
     monkeypatch.setattr(Snapshot, "_entry", overtaken)
     store = open_store(tmp_path)
-    kit.process(store, kit.epoch(store), kit.events([1, 2]))
+    number = kit.epoch(store)
+    kit.process(store, number, kit.events([1, 2]))
     assert show(tmp_path) == [1, 2] and made.row_ids(sink) == [(100, 101)]
     (info, *_) = Path(sink, made.entry_of(2)).read_text().splitlines()
     assert json.loads(info)["commitInfo"]["inCommitTimestamp"] == later + 1
+    told = {"domain": "delta.rowTracking", "configuration": TOLD % 199, "removed": False}
+    made.write_entry(sink, 3, [{"commitInfo": {"inCommitTimestamp": later + 2, "timestamp": 1}}, {"domainMetadata": told}])
+    kit.process(store, number, kit.events([3], 2), 1)
+    assert made.row_ids(sink) == [(100, 101), (200, 200)]
 
 
 def test_a_decision_whose_process_died_is_published_with_ids_after_the_others(tmp_path: Path, sink: str) -> None:

@@ -22,7 +22,7 @@ from dedup.delta import objects, tables
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.snapshot import Snapshot
 from dedup.delta.storage import by_objects, filesystem
-from kit import http_proxy, object_storage
+from kit import delta_features, http_proxy, object_storage
 from kit.http_proxy import HttpProxy
 from kit.object_child import Steered
 from kit.orders import assert_proven, batch, consumer, flatten, orders
@@ -69,6 +69,23 @@ def opened(place: S3Place) -> Snapshot:
     found = tables.open_table(place.path("orders"), None)
     assert isinstance(found, Snapshot)
     return found
+
+
+def test_tables_with_features_that_delta_rs_does_not_commit_to(place: S3Place) -> None:
+    """Row ids, times and checkpoints there as on a disk: two processes in turns, and the second goes on from the first."""
+    uri = place.path("late")
+    delta_features.create(uri, SINK)
+    for number in range(3):
+        for table in (tables.open_table(uri, None) for _ in range(2)):
+            assert table is not None
+            rows = pa.table({"id": ["a", "b"], "amount": [1, number]}, schema=SINK)
+            files = FileWriter(uri, None, SINK, "late").write(rows)
+            tables.commit(table, files, {"app": table.version()}, exact=True)
+    assert delta_features.row_ids(uri) == [(2 * n, 2 * n + 1) for n in range(6)]
+    with pytest.raises(CommitFailedError):
+        tables.commit(cast(DeltaTable, tables.open_version(uri, 4, None)), [], {"app": 9}, exact=False)
+    assert DeltaTable(uri).to_pyarrow_table().num_rows == 12
+    assert any("checkpoint" in i.path for i in filesystem(uri, None).get_file_info(FileSelector("_delta_log")))
 
 
 def test_of_two_commits_of_one_version_one_is_refused(place: S3Place) -> None:
