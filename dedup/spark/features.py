@@ -7,6 +7,7 @@ leads around is a ConfigError that names the alternative.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -58,8 +59,9 @@ def apart(session: SparkSession) -> SparkSession:
     for name in known.keys() - wanted.keys():
         other.conf.unset(name)
     for name, value in wanted.items():
-        if known.get(name) != value and other.conf.isModifiable(name):
-            other.conf.set(name, value)
+        if known.get(name) != value:
+            with contextlib.suppress(PySparkException):  # a static one, which is the same for all sessions
+                other.conf.set(name, value)
     other.catalog.setCurrentCatalog(session.catalog.currentCatalog())
     other.catalog.setCurrentDatabase(session.catalog.currentDatabase())
     return other
