@@ -287,11 +287,6 @@ class UnknownType(Exception):
     """A column type that this library does not write itself."""
 
 
-def arrow_schema(schema_json: str) -> pa.Schema:
-    """The Arrow schema of a Delta schema. Raises UnknownType."""
-    return pa.schema([_field(f) for f in json.loads(schema_json)["fields"]])
-
-
 def writable(schema_json: str) -> tuple[pa.Schema, dict[str, str]]:
     """(the columns that we write, column -> type of those that we cannot, which rows leave out, and Delta then reads as NULL).
 

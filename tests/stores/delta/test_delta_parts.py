@@ -28,7 +28,7 @@ from checkpoint.holders import is_alive, this_process
 from checkpoint.position import GrowingRanges, Ranges
 from dedup.core.keys import key_words
 from dedup.delta.files import FileWriter, partition_text, statistics
-from dedup.delta.fit import arrow_schema, check_schema, conform, fits
+from dedup.delta.fit import check_schema, conform, fits, writable
 from dedup.delta.keys import KeyIndex
 from dedup.delta.storage import consumer_name, safe_name
 from dedup.delta.tables import commit, dataset, part_reached, part_version, reached, seq_of, seq_of_part, version_of
@@ -290,7 +290,7 @@ def test_what_is_called_a_fit_keeps_every_number(source: pa.DataType, target: pa
 
 
 def test_delta_types_are_read_and_unknown_ones_are_told() -> None:
-    """Nested types, decimals, both timestamps; a variant is refused."""
+    """Nested types, decimals, both timestamps; a variant is told apart, and refused where it is NOT NULL."""
     from dedup.delta.fit import UnknownType
 
     text = json.dumps(
@@ -302,12 +302,14 @@ def test_delta_types_are_read_and_unknown_ones_are_told() -> None:
             ]
         }
     )
-    schema = arrow_schema(text)
+    schema, unknown = writable(text)
+    assert unknown == {}
     assert schema.field("m") == pa.field("m", pa.decimal128(5, 2), nullable=False)
     assert schema.field("l").type.value_type == pa.timestamp("us") and not schema.field("l").type.value_field.nullable
     assert schema.field("k").type.item_type == pa.timestamp("us", "UTC")
     with pytest.raises(UnknownType, match="variant"):
-        arrow_schema('{"fields": [{"name": "v", "type": "variant"}]}')
+        writable('{"fields": [{"name": "v", "type": "variant", "nullable": false}]}')
+    assert writable('{"fields": [{"name": "v", "type": "variant"}]}') == (pa.schema([]), {"v": "variant"})
 
 
 def test_partition_values_are_spelled_as_the_protocol_says() -> None:
