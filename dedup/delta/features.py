@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -117,20 +117,18 @@ def _time(uri: str, options: StorageOptions, version: int) -> int:
 
 def _highest(uri: str, options: StorageOptions, version: int) -> int:
     """The newest one that is told: each commit that gives ids tells it, and a checkpoint repeats it."""
-    found = _highest_of(_actions(uri, options, entry_path(version), "domainMetadata"))
-    if found is not None:
-        return found
     for path in _backwards(uri, options, version):
         if (found := _highest_of(_actions(uri, options, path, "domainMetadata"))) is not None:
             return found
     return -1
 
 
-def _backwards(uri: str, options: StorageOptions, version: int) -> list[str]:
-    """Checkpoints and entries up to this version, the newest first. A checkpoint stands before its entry, which may be gone."""
+def _backwards(uri: str, options: StorageOptions, version: int) -> Iterator[str]:
+    """The entry of this version, as a rule all that it takes; then checkpoints and entries, the newest first. Entries may be gone."""
+    yield entry_path(version)
     paths = [i.path for i in filesystem(uri, options).get_file_info(pafs.FileSelector(_LOG))]
     found = [(int(m[1]), m[2] is not None, path) for path in paths if (m := _OF_LOG.search(path))]
-    return [path for at, is_checkpoint, path in sorted(found, reverse=True) if at < version or (is_checkpoint and at == version)]
+    yield from (path for at, is_checkpoint, path in sorted(found, reverse=True) if at < version or (is_checkpoint and at == version))
 
 
 def _highest_of(domains: Iterable[Mapping[str, Any]]) -> int | None:
@@ -147,10 +145,11 @@ def _actions(uri: str, options: StorageOptions, path: str, kind: str) -> list[di
             columns = parts.read(columns=[kind]) if kind in parts.schema_arrow.names else None
         return columns.column(0).combine_chunks().drop_null().to_pylist() if columns else []
     content = read(uri, options, path)
-    return [] if content is None else _in_lines(content.to_pybytes(), kind)
+    return [] if content is None else actions_in(content.to_pybytes(), kind)
 
 
-def _in_lines(entry: bytes, kind: str) -> list[dict[str, Any]]:
+def actions_in(entry: bytes, kind: str) -> list[dict[str, Any]]:
+    """Those of one kind in the text of a log entry."""
     start = b'{"' + kind.encode() + b'"'
     return [json.loads(line)[kind] for line in entry.splitlines() if line.startswith(start)]
 

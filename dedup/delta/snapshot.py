@@ -197,8 +197,7 @@ class Snapshot:
 
 def transactions_in(entry: bytes) -> list[tuple[str, int]]:
     """(app id, version) of a log entry."""
-    told = [json.loads(line)["txn"] for line in entry.splitlines() if line.startswith(b'{"txn"')]
-    return [(one["appId"], one["version"]) for one in told]
+    return [(one["appId"], one["version"]) for one in features.actions_in(entry, "txn")]
 
 
 def _add(add: Add) -> dict[str, Any]:
