@@ -95,7 +95,7 @@ class SparkSide:
         Crash: the sink shows all rows, with the transaction id, or none.
         """
         try:
-            rows = self._read(files)
+            rows = _staged(self.session, files)
             writer = rows.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
             save(writer.options(**self.note(app, version)), uri)
         except ERRORS as error:
@@ -115,7 +115,7 @@ class SparkSide:
         with _MERGING:
             session = features.apart(self.session)
             try:
-                rows = session.read.options(**OUR_FILES, mergeSchema=True).parquet(*(spark_uri(f) for f in files))
+                rows = _staged(session, files, mergeSchema=True)
             except ERRORS as error:
                 raise StoreUnavailable(f"Spark cannot read the rows for the merge into {uri}: {first_line(error)}") from error
             settings = {_TXN_APP: app, _TXN_VERSION: str(version), **self._noted(app, version)}
@@ -145,7 +145,7 @@ class SparkSide:
             for i, sql in enumerate(constraints.values())
         ]
         try:
-            rows = self._read(files)
+            rows = _staged(self.session, files)
             for column, expression in generated.items():
                 if column not in rows.columns:
                     rows = rows.withColumn(column, F.expr(expression))
@@ -167,9 +167,10 @@ class SparkSide:
         """What a commit with this transaction id says about itself: nothing, where the table can be asked for its ids."""
         return {}
 
-    def _read(self, files: Sequence[str]) -> DataFrame:
-        """Rows that we have staged."""
-        return self.session.read.options(**OUR_FILES).parquet(*(spark_uri(f) for f in files))
+
+def _staged(session: SparkSession, files: Sequence[str], **options: bool) -> DataFrame:
+    """Rows that we have staged."""
+    return session.read.options(**OUR_FILES, **options).parquet(*(spark_uri(f) for f in files))
 
 
 def _merge_sql(uri: str, columns: Sequence[str], how: Merge) -> str:
