@@ -59,12 +59,15 @@ bench-growth: java $(VENV)/.jars ## Measure batches beside 1 M to 100 M reservat
 	@$(BIN)/python -m benchmarks.growth --keep $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.plot
 
-release: java $(VENV)/.ready ## Build sdist and wheel into dist/, check them, and run the demo from the wheel in an empty environment (EVENTS=20000)
+release: java $(VENV)/.ready ## Build sdist and wheel into dist/, check them, and run README's program and the demo from the wheel in empty environments (EVENTS=20000)
 	@rm -rf build dist *.egg-info
 	@$(BIN)/python -m build --quiet --no-isolation
 	@$(BIN)/python -m twine check --strict dist/*
 	@empty=$$(mktemp -d) && trap 'rm -rf "$$empty"' EXIT && wheel=$$(ls "$(CURDIR)"/dist/*.whl) && \
+	sed -n '/^```python$$/,/^```$$/{/^```/d;p}' README.md | sed "s,/tmp/shop,$$empty/shop,g" > "$$empty/job.py" && \
 	$(BIN)/python -m venv "$$empty/venv" && cd "$$empty" && unset PYTHONPATH && \
+	venv/bin/python -m pip install --quiet --disable-pip-version-check "$$wheel[spark,delta]" && \
+	PATH="$$empty/venv/bin:$$PATH" python job.py && venv/bin/dedup verify --store "$$empty/shop/dedup" && \
 	venv/bin/python -m pip install --quiet --disable-pip-version-check "$$wheel[demo]" && \
 	venv/bin/dedup --version && venv/bin/dedup demo --events $(EVENTS)
 

@@ -26,7 +26,7 @@ NOT_THERE = "there is no such letter"
 
 REASONS = {
     Kind.UNDECODABLE: "the body does not decode",
-    Kind.NO_KEY: "every part of the idempotence key is null",
+    Kind.NO_KEY: "every part of the idempotence key is null: the event lacks it, or idempotence_key= names the wrong column",
     Kind.KEY_CONFLICT: "the idempotence key was decided before with another payload",
 }
 

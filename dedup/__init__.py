@@ -71,6 +71,9 @@ from checkpoint.errors import (  # noqa: E402  a namesake has to be refused befo
 )
 from checkpoint.install import Extra, needs  # noqa: E402
 
+for _error in [found for found in globals().values() if isinstance(found, type) and issubclass(found, DedupError)]:
+    _error.__module__ = __name__  # letters, logs and tracebacks name an error as users import it
+
 if TYPE_CHECKING:
     from deadletter.known import ErrorClass
     from deadletter.policy import Budget, FailurePolicy, Retry

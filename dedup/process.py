@@ -21,6 +21,6 @@ def leave(ended: SystemExit) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError, AttributeError):  # nobody reads it any more; None where it was closed from the start
             stream.flush()
     os._exit(ended.code if isinstance(ended.code, int) else int(ended.code is not None))

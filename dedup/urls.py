@@ -68,6 +68,8 @@ def open_store(url: str, *, new: bool = False) -> Store:
             raise dedup.ConfigError(
                 "--storage-option is for Delta stores. PostgreSQL takes its settings from the URL or from PG* variables."
             )
+        if url.partition("://")[2].partition("/")[0].count("@") > 1:
+            raise dedup.ConfigError("The URL of the store has more than one @ before the database. Write %40 for an @ of the password.")
         # who only looks creates no tables in a database that was mistyped
         return dedup.PostgresStore(url, schema=postgres_schema(), auto_migrate=False)
     path = url.removeprefix(SPARK)

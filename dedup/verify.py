@@ -363,7 +363,10 @@ def digest(store: Store, consumer: str, seq: int) -> str:
 
 
 def load(path: Path) -> dict[str, Proof]:
-    """The proofs of a file, by consumer; none where there is no file. Raises ConfigError where it is no such file."""
+    """The proofs of a file, by consumer; none where there is no file. Raises ConfigError where it is no such file, or can be none."""
+    if path.is_dir() or not path.parent.is_dir():
+        why = "is a folder" if path.is_dir() else f"cannot be written: there is no folder {path.parent}"
+        raise ConfigError(f"{path} {why}. Name a file for the proofs.")
     if not path.exists():
         return {}
     try:
@@ -383,14 +386,17 @@ def _proof(told: dict[str, Any]) -> Proof:
 
 
 def save(path: Path, proofs: dict[str, Proof]) -> None:
-    """Write them. Crash: the old file is there, or the new one."""
+    """Write them. Raises ConfigError where that is not possible. Crash: the old file is there, or the new one."""
     told = [
         {**vars(proof), "seen": [[*p, life, s.firsts.tolist(), s.lasts.tolist()] for (p, life), s in sorted(proof.seen.items())]}
         for proof in proofs.values()
     ]
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"version": VERSION, "proofs": told}), encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps({"version": VERSION, "proofs": told}), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"The proofs cannot be written to {path}: {error.strerror}. Name another file.") from error
 
 
 def _where(partition: Partition, ranges: Ranges) -> list[object]:

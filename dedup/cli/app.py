@@ -35,6 +35,9 @@ from dedup.process import leave
 YOUNG = 50_000
 """Objects made and not freed, after which Python searches the youngest for cycles: its own 700 are those of some fifty messages."""
 
+UNREAD = "PacifyFlushWrapper"
+"""What typer puts in place of standard output where its reader has gone. It ends with 1 then, which here means that something is wrong."""
+
 app = Commands(
     name="dedup",
     help="Inspect and repair what dedup has stored: consumers, checkpoints, dead letters, outgoing messages. "
@@ -90,4 +93,4 @@ def program() -> NoReturn:
         main()
         sys.exit()
     except SystemExit as ended:
-        leave(ended)
+        leave(SystemExit(exits.ExitCode.UNREAD) if type(sys.stdout).__name__ == UNREAD else ended)

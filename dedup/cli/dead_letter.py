@@ -244,6 +244,8 @@ def edit(
 
     The letter can then be reprocessed. Its history keeps the original. If the consumer decodes JSON, the new body must be JSON.
     """
+    if key and not any(key):
+        raise dedup.ConfigError("--key is empty. Give the new key, or leave the option out.")
     letters = DeadLetters(open_store(store))
     whole, new = letters.find(id), _body(body)
     before = letters.show(whole).row
@@ -255,6 +257,8 @@ def edit(
     then = {"body": None if new is None else f"{len(new)} bytes", "key": "|".join(key) if key else None}
     now = {"body": f"{before['body_size']} bytes", "key": before["idempotence_key"]}
     print_table(["what", "now", "then"], [(n, now[n], value) for n, value in then.items() if value is not None], title=whole[:12])
+    if new is not None:
+        typer.echo("The reprocess computes the key from the new body: check that the body has the id of this message, not of another one.")
     typer.echo("edited; `dedup dead-letter reprocess` runs it as it is" if yes else NOTHING_DONE)
 
 
@@ -269,7 +273,8 @@ def _body(given: str | None) -> bytes | None:
 
 def _which(letters: DeadLetters, ids: Sequence[str] | None, selection: Selection) -> Which:
     if bool(ids) == says_which(selection):
-        raise dedup.ConfigError("Say which letters you mean: either ids, or filters such as --consumer and --fingerprint.")
+        both = "You gave ids and filters. " if ids else ""
+        raise dedup.ConfigError(f"{both}Say which letters you mean: either ids, or filters such as --consumer and --fingerprint.")
     return [letters.find(i) for i in ids] if ids else selection
 
 

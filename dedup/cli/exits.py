@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from enum import IntEnum
@@ -19,6 +20,7 @@ from checkpoint.errors import (
     SourceUnavailable,
     StoreUnavailable,
 )
+from checkpoint.install import Extra, needs
 from deadletter.redact import redact
 from dedup.urls import mask_secrets
 
@@ -38,6 +40,10 @@ class ExitCode(IntEnum):
     """The store or the broker cannot be reached. Try again later."""
     UNEXPECTED = 5
     """An error that this program does not expect. DEDUP_DEBUG=1 shows where it comes from."""
+    INTERRUPTED = 130
+    """Ctrl-C ended the command."""
+    UNREAD = 141
+    """Whoever read the output has closed it, as `head` does. 128 + SIGPIPE, as shells say."""
 
 
 HELP = "Exit codes: " + "; ".join(
@@ -50,9 +56,15 @@ HELP = "Exit codes: " + "; ".join(
         ExitCode.REFUSED: "the state does not allow it",
         ExitCode.UNREACHABLE: "the store or the broker cannot be reached",
         ExitCode.UNEXPECTED: "unexpected error",
+        ExitCode.INTERRUPTED: "ended by Ctrl-C",
+        ExitCode.UNREAD: "the reader of the output has gone",
     }.items()
 )
 """The table for the help."""
+
+
+EXTRAS: dict[str, Extra] = {"psycopg": "postgres", "deltalake": "delta", "obstore": "delta", "pyspark": "spark"}
+"""Module that may be missing -> what installs it."""
 
 
 def exit_code(error: Exception) -> ExitCode:
@@ -68,6 +80,8 @@ def exit_code(error: Exception) -> ExitCode:
             return ExitCode.USAGE
         case dedup.DedupError():
             return ExitCode.REFUSED
+        case OSError(errno=errno.ENOSPC):
+            return ExitCode.USAGE
         case _:
             return ExitCode.UNEXPECTED
 
@@ -89,6 +103,10 @@ def found(wrong: bool) -> None:
 def _sentence(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):
         return f"{error.object!r} is not valid UTF-8. Pass a body with arbitrary bytes as @FILE."
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"There is no space left for the output{f' in {error.filename}' if error.filename else ''}. Free some, or write elsewhere."
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
+        return needs("This command", error.name, extra)
     known = isinstance(error, (dedup.DedupError, ImportError))
     text = str(error) if known else f"{type(error).__name__}: {error} (DEDUP_DEBUG=1 shows the stack trace)"
     return redact(mask_secrets(" ".join(text.split())))

@@ -73,6 +73,8 @@ def ends_of(kafka: str, settings: str, eventhubs: str) -> Ends | None:
     kafka = kafka or ("" if eventhubs else os.environ.get("DEDUP_KAFKA", ""))
     if kafka and eventhubs:
         raise dedup.ConfigError("Name one broker: --kafka host:9092, or --eventhubs VARIABLE.")
+    if settings and not kafka:
+        raise dedup.ConfigError("--kafka-settings needs --kafka host:9092, or the variable DEDUP_KAFKA.")
     if kafka:
         from dedup.kafka import Broker
 

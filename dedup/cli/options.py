@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import dedup
 from deadletter import Kind, Status
 from deadletter.selection import Selection
+from dedup.cli.show import is_terminal
 from dedup.core.near import near
 from dedup.core.store import Store
 from dedup.reprocessing.dead_letters import DeadLetters
@@ -250,6 +251,8 @@ def _selection(given: dict[str, Any]) -> Selection:
     limit = given.pop("limit") or None
     if None not in (given.get("first"), given.get("last")) and given["first"] > given["last"]:
         raise typer.BadParameter(f"--from {given['first']} is above --to {given['last']}: no position is between them.")
+    if None not in (given.get("since"), given.get("until")) and given["since"] >= given["until"]:
+        raise typer.BadParameter(f"--since {given['since']} is not before --until {given['until']}: no time is between them.")
     plain: dict[str, Any] = {name: value.value if isinstance(value, Kind | Status) else value for name, value in given.items()}
     return Selection(**plain, limit=limit)
 
@@ -323,6 +326,6 @@ def again_and_again(every: dt.timedelta, turn: Callable[[], None], passing: tupl
 def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
     """Gives what takes (done, all)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as shown:
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_terminal(sys.stderr)) as shown:
         task = shown.add_task(doing, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)

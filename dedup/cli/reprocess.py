@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Annotated, Any
@@ -25,12 +26,14 @@ from dedup.cli.options import (
     find,
     one_of,
     progress,
+    says_which,
     selecting,
     who,
 )
 from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.consumer import Consumer
 from dedup.core.log import AnyLogReader
+from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import Reprocessed, ReprocessOptions
 from dedup.reprocessing.replay import Replayed, replay
@@ -91,6 +94,9 @@ def register(consumers: typer.Typer, letters: typer.Typer) -> None:
 def reprocess_(
     target: Target,
     selection: Selection,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids of dead letters, or their first digits. Without ids: the filters.", show_default=False)
+    ] = None,
     from_log: Annotated[
         bool, typer.Option("--from-log", help="Run positions of the range that were never delivered, in place of letters.")
     ] = False,
@@ -119,6 +125,8 @@ def reprocess_(
         raise typer.BadParameter("--every needs --due and --yes.")
     consumer, look = _consumer(target), not yes
     check_names(consumer.store, replace(selection, consumer=consumer.name))
+    if ids:
+        selection = _these(consumer, ids, selection, from_log=from_log)
     spark = None if look else _session(consumer, frames)
 
     def once() -> Reprocessed:
@@ -184,6 +192,18 @@ def replay_(
         print_json(_plain(done))
         return
     _print_replayed(done, takes_back=consumer.take_back is not None)
+
+
+def _these(consumer: Consumer, ids: Sequence[str], selection: Selection, *, from_log: bool) -> Selection:
+    """The letters of these ids. Raises ConfigError for filters beside them, and for a letter of another consumer."""
+    if from_log or says_which(selection):
+        raise dedup.ConfigError("Say which letters you mean: either ids, or filters such as --topic and --fingerprint.")
+    letters = DeadLetters(consumer.store)
+    whole = tuple(letters.find(one) for one in ids)
+    for one in letters.select(Selection(ids=whole, limit=None), ["id", "consumer"]).to_pylist():
+        if one["consumer"] != consumer.name:
+            raise dedup.ConfigError(f"Letter {one['id'][:12]} is of consumer {one['consumer']!r}, not of {consumer.name!r}.")
+    return Selection(ids=whole, limit=selection.limit)
 
 
 def _consumer(target: str) -> Consumer:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +14,7 @@ from checkpoint.errors import SchemaOutdated
 from dedup.cli.exits import found
 from dedup.cli.show import AsJson, print_json
 from dedup.core.store import Store
-from dedup.urls import StoreUrl, is_postgres, open_store, postgres_schema
+from dedup.urls import SPARK, StoreUrl, is_postgres, open_store, postgres_schema
 
 UP_TO_DATE = "The state is up to date."
 NOT_BEGUN = "There is no state yet, and nothing to migrate: a store on Delta begins with the first batch of a consumer."
@@ -66,6 +68,7 @@ def migrate(
         print_json({"sql": text}) if as_json else typer.echo(text)
         return
     opened = open_store(store, new=True)
+    _refuse_foreign(store)
     if check:
         _check(opened, store, as_json)
         return
@@ -86,7 +89,7 @@ def _check(opened: Store, store: str, as_json: bool) -> None:
     except SchemaOutdated as outdated:
         why = str(outdated)
     if as_json:
-        print_json({"up_to_date": why is None, "why": why})
+        print_json({"up_to_date": why is None, "why": why, "begun": is_postgres(store) or bool(opened.consumers())})
     else:
         typer.echo(f"needs a migration: {why}" if why else _nothing_to_apply(store, opened.consumers()))
     found(wrong=why is not None)
@@ -97,8 +100,16 @@ def _nothing_to_apply(store: str, consumers: Collection[str]) -> str:
     return UP_TO_DATE if consumers or is_postgres(store) else NOT_BEGUN
 
 
+def _refuse_foreign(store: str) -> None:
+    """Raise ConfigError for a local path that can never become a store: a mistyped one is not up to date."""
+    path = Path(store.removeprefix(SPARK))
+    if not is_postgres(store) and (path.is_file() or (path / "_delta_log").is_dir()):
+        what = "a file" if path.is_file() else "a Delta table"
+        raise dedup.ConfigError(f"{path} is {what}, not the folder of a store. Check --store.")
+
+
 def _migration_sql(store: str, *, roles: bool) -> str:
-    if store and not is_postgres(store):
+    if store and not is_postgres(store) and store != os.environ.get("DEDUP_STORE"):
         raise dedup.ConfigError("A Delta store has no SQL: the first batch of each consumer creates its tables.")
     _ = dedup.PostgresStore  # says which extra to install where its driver is missing
     from checkpoint.postgres.sql import migration_sql, roles_sql

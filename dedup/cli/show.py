@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TextIO
 
 import typer
 from rich.cells import cell_len
@@ -37,9 +37,14 @@ RULE = 40
 Pairs = Iterable[tuple[str, Any]]
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person looks at it; None is a stream that was closed before the command began, as daemons do."""
+    return stream is not None and stream.isatty()
+
+
 def width() -> int | None:
     """Columns of the terminal; None in a pipe or a file, where a line may be as long as it is."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
 def print_json(value: Any) -> None:

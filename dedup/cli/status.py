@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import typer
 from rich.console import Console
 
+import dedup
 from checkpoint.errors import PublicationStuck, SourceUnavailable, StoreRestored, StoreUnavailable, command
 from checkpoint.head import Head, Present
 from checkpoint.records import RecordFilter
@@ -142,7 +143,9 @@ def status(
     fail_above: FailAbove = None,
     silent: Silent = None,
     letters_older: Letters = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until stopped.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again, until stopped. With --json: one document after another.")
+    ] = False,
     every: Every = "5s",
     store: StoreUrl = "",
     as_json: AsJson = False,
@@ -157,6 +160,8 @@ def status(
     if name:
         check_consumer(opened, name)
     broker = ends_of(kafka, kafka_settings, eventhubs)
+    if fail_above is not None and broker is None:
+        raise dedup.ConfigError("--fail-above limits the lag. Name the broker: --kafka host:9092, or --eventhubs VARIABLE.")
 
     def once(*, clear: bool = False) -> bool:
         looked = [look(opened, each, broker, source) for each in ([name] if name else opened.consumers())]

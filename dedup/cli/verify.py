@@ -85,6 +85,8 @@ def verify_consumers(
     The command reads our own records, up to the checkpoints. The exit code is 1 if records contradict each other; the output names the
     positions and what to do. The command cannot see that a handler forgot to write a row.
     """
+    if full and not kept:
+        raise typer.BadParameter("--full needs --proof: without it everything is checked.")
     opened = open_store(store)
     known = load(Path(kept)) if kept else {}
     reports = [verify(opened, name, None if full else known.get(name)) for name in _names(opened, names or [])]

@@ -16,9 +16,16 @@ GUESSED = " (the type is guessed from the values of these rows: check it)"
 """Behind a statement with the type of a column that only Python objects have."""
 
 
+OTHERS = {"value": "body", "offset": "sequence_number", "timestamp": "enqueued_time", "headers": "properties"}
+"""What Kafka calls it -> what dedup does."""
+
+
 def near(name: str, known: Iterable[str], alike: float = _ALIKE) -> str | None:
     """The name that is nearest to this one, of those that are alike enough; None where none is near."""
-    by_lower = {one.lower(): one for one in reversed(list(known))}
+    known = list(known)
+    if (ours := OTHERS.get(name.lower())) in known:
+        return ours
+    by_lower = {one.lower(): one for one in reversed(known)}
     found = difflib.get_close_matches(name.lower(), by_lower, 1, alike)
     return by_lower[found[0]] if found else None
 

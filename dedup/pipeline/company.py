@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import logging
 import os
+import queue
 import signal
 import threading
 import time
@@ -114,12 +115,39 @@ def _disturb(seat: _Seat, others: list[_Seat]) -> None:
     _note([other.marker.disturbed for other in others if other.marker is not None])
 
 
+class _Noter:
+    """A thread that notes what the end of the process says of the chunks in hand. It is there before that end: Python 3.12 starts no
+    thread after it (https://docs.python.org/3/library/threading.html#threading.Thread.start).
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[list[Callable[[], None]], threading.Event]] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="dedup notes", daemon=True).start()
+
+    def note(self, calls: list[Callable[[], None]]) -> None:
+        """Call these, and wait for them."""
+        done = threading.Event()
+        self._calls.put((calls, done))
+        done.wait(STOPPING_SECONDS)
+
+    def _serve(self) -> None:
+        while True:
+            calls, done = self._calls.get()
+            _call_all(calls)
+            done.set()
+
+
 def _note(calls: list[Callable[[], None]]) -> None:
     """Call these in another thread, which is waited for at most STOPPING_SECONDS; their errors are left out."""
-    noting = threading.Thread(target=_call_all, args=(calls,), daemon=True)
-    with contextlib.suppress(RuntimeError):  # the interpreter starts no thread any more
-        noting.start()
-        noting.join(STOPPING_SECONDS)
+    if _noter is not None:
+        _noter.note(calls)
+
+
+def _be_ready() -> None:
+    """Start the thread that notes, once a process. Two threads that come at once may start two, which harms nothing."""
+    global _noter
+    if _noter is None:
+        _noter = _Noter()
 
 
 def _call_all(calls: list[Callable[[], None]]) -> None:
@@ -129,6 +157,7 @@ def _call_all(calls: list[Callable[[], None]]) -> None:
 
 
 _room = _Room()
+_noter: _Noter | None = None
 _inside: ContextVar[bool] = ContextVar("dedup_inside", default=False)
 _own: ContextVar[_Room | None] = ContextVar("dedup_room", default=None)
 
@@ -140,8 +169,8 @@ def be_a_process() -> None:
 
 def _begin_anew() -> None:
     """A process that was forked tries nothing of its parent's."""
-    global _room
-    _room = _Room()
+    global _room, _noter
+    _room, _noter = _Room(), None
 
 
 if hasattr(os, "register_at_fork"):
@@ -185,6 +214,8 @@ def taken(
             marker.seated(alone=False)
         yield False
         return
+    if marker is not None:
+        _be_ready()
     mine, room, token = _Seat(marker, alone, what, limit, sends), _own.get() or _room, None
     try:
         room.enter(mine)

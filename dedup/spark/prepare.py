@@ -166,8 +166,13 @@ def _asked(df: DataFrame, columns: Callable[[], list[Column]], what: str) -> lis
         made = columns()
         _ = df.select(*made).schema if made else None
     except AnalysisException as error:
-        raise ConfigError(f"{what} does not resolve; there are the columns {_shown(df.columns)}. Spark says: {error}") from error
+        raise ConfigError(f"{what} does not resolve; there are the columns {_shown(df.columns)}. Spark says: {_first(error)}") from error
     return made
+
+
+def _first(error: AnalysisException) -> str:
+    """What Spark says, without the names of columns that are dedup's own, and without its plan."""
+    return str(error).partition(";\n")[0].partition(" Did you mean")[0].partition(" SQLSTATE")[0]
 
 
 def _shown(columns: Sequence[str]) -> str:

@@ -209,6 +209,43 @@ def test_verify_fails_on_a_contradiction_and_names_it(place: Place, dedup: Run, 
     assert (code, report["ok"], report["contradictions"]) == (1, False, ["positions 7-9 of shop are torn"])
 
 
+def test_a_path_that_is_no_store_is_not_up_to_date(tmp_path: Path, dedup: Run) -> None:
+    """A deploy that checks a mistyped path is told so: a file and a Delta table are refused. JSON tells a new state."""
+    (tmp_path / "file").touch()
+    (tmp_path / "table/_delta_log").mkdir(parents=True)
+    for wrong in ("file", "table"):
+        code, _, err = dedup(f"migrate --check --store {tmp_path / wrong}")
+        assert (code, "not the folder of a store" in err) == (2, True)
+    code, out, _ = dedup(f"migrate --check --json --store {tmp_path / 'new'}")
+    assert (code, json.loads(out)) == (0, {"up_to_date": True, "why": None, "begun": False})
+
+
+def test_sql_is_printed_though_the_variable_names_a_delta_store(tmp_path: Path, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`migrate --sql` needs no store, so that of DEDUP_STORE does not matter."""
+    monkeypatch.setenv("DEDUP_STORE", str(tmp_path))
+    code, out, _ = dedup("migrate --sql")
+    assert (code, "create table" in out) == (0, True)
+
+
+def test_no_part_of_a_password_with_an_at_sign_is_shown(dedup: Run) -> None:
+    """libpq takes what follows the first @ for the host, and would tell it: such a URL is refused with what to write."""
+    code, _, err = dedup("status --store postgresql://bob:TOP@SECRET@127.0.0.1:1/shop")
+    assert (code, "%40" in err, "SECRET" in err) == (2, True, False)
+
+
+@pytest.mark.parametrize("line", ["status --fail-above 10", "status --kafka-settings /nowhere", "verify --full"])
+def test_an_option_that_would_do_nothing_is_refused(line: str, place: Place, dedup: Run) -> None:
+    """A limit of the lag without a broker would never alarm."""
+    assert dedup(line, place)[0] == 2
+
+
+@pytest.mark.parametrize("proofs", ["absent/proofs.json", "."])
+def test_proofs_that_cannot_be_kept_are_told_at_once(proofs: str, place: Place, tmp_path: Path, dedup: Run) -> None:
+    """One sentence that names the path, and not a stack trace after an hour of reading."""
+    code, _, err = dedup(f"verify --proof {tmp_path / proofs}", place)
+    assert (code, str(tmp_path) in err, "for the proofs" in err) == (2, True, True)
+
+
 def test_publish_and_migrate_can_be_repeated(place: Place, dedup: Run) -> None:
     """Both say that there is nothing left to do, and change nothing."""
     before = document(dedup, "consumer show shop", place)

@@ -214,6 +214,8 @@ def test_a_json_body_is_not_edited_into_one_that_is_cut_off(place: Place, dedup:
         ("dead-letter discard '' --reason x --yes", "no dead letter begins"),
         ("dead-letter discard --from 99999999999999999999 --reason x --yes", "64 bits"),
         ("dead-letter list --limit 99999999999999999999", "64 bits"),
+        ("dead-letter discard {id} --kind REJECTED --reason x --yes", "You gave ids and filters"),
+        ("dead-letter edit {id} --key '' --yes", "--key is empty"),
         ("dead-letter list --text '\udcff'", "is not valid UTF-8"),
         ("budget lift shop --kind NO_KEY --events 99999999999999999999 --yes", "no flood that anybody knows"),
     ],
@@ -237,6 +239,12 @@ def test_a_wrong_time_is_told_with_the_form_it_has(place: Place, dedup: Run) -> 
     """Before anything is asked of the store."""
     code, _, err = dedup("dead-letter list --since yesterday", place)
     assert (code, "2026-01-31T14:00" in err) == (2, True)
+
+
+def test_times_the_wrong_way_round_are_told(place: Place, dedup: Run) -> None:
+    """They would match nothing, and look as if nothing were there."""
+    code, _, err = dedup("dead-letter list --since 2027-01-01 --until 2026-01-01", place)
+    assert (code, "is not before --until" in err) == (2, True)
 
 
 @pytest.mark.fast_on("postgres")
@@ -311,6 +319,17 @@ def test_reprocess_runs_the_handler_that_is_named(program: str, place: Place, de
     assert (code, again["selected"], len(place.read())) == (0, 0, 3)
     history = document(dedup, f"dead-letter show {listed(dedup, place)[0]['id']}", place)["history"]
     assert [(h["action"], h["by"], h["reason"]) for h in history][1:] == [("REPROCESSED", "ann", "fixed")]
+
+
+def test_reprocess_runs_the_letters_that_are_named(program: str, place: Place, dedup: Run) -> None:
+    """One letter can be run by the first digits of its id, as every other command takes them; filters beside it are refused."""
+    second = listed(dedup, place)[1]["id"]
+    line = f"dead-letter reprocess {program} {second[:10]} --frames arrow"
+    code, out, _ = dedup(f"{line} --yes --json")
+    assert (code, json.loads(out)["reprocessed"]) == (0, 1)
+    assert [row["status"] for row in listed(dedup, place)] == ["OPEN", "REPROCESSED", "OPEN"]
+    code, _, err = dedup(f"{line} --kind rejected")
+    assert (code, "either ids, or filters" in err) == (2, True)
 
 
 LARGE_BODIES = """

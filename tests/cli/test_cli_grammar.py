@@ -259,7 +259,7 @@ def test_the_help_and_the_docs_have_all_exit_codes(dedup: Run) -> None:
     assert HELP in " ".join(out.split())
     tables = [text for file in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")) if "| exit code |" in (text := file.read_text())]
     assert len(tables) == 1
-    rows = [int(n) for n in re.findall(r"^\| (\d) \|", tables[0].partition("| exit code |")[2].partition("\n\n")[0], re.MULTILINE)]
+    rows = [int(n) for n in re.findall(r"^\| (\d+) \|", tables[0].partition("| exit code |")[2].partition("\n\n")[0], re.MULTILINE)]
     assert rows == [code.value for code in ExitCode]
 
 

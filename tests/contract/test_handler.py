@@ -150,7 +150,7 @@ def test_several_sinks_and_several_writes_commit_together(place: Place) -> None:
     run._handler = handle
     run(batch(*orders([0, 1])), 0)
     run(batch(*orders([2])), 1)
-    assert [(x["kind"], x["error_type"]) for x in letters(place.store())] == [("HANDLER_ERROR", "checkpoint.errors.ValuesRefused")]
+    assert [(x["kind"], x["error_type"]) for x in letters(place.store())] == [("HANDLER_ERROR", "dedup.ValuesRefused")]
     assert ids(place.read()) == ["p0-0", "p0-1"] and ids(place.read("audit")) == ["one", "two"]
     assert_proven(place.store())
 

@@ -86,11 +86,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def core_closure() -> set[str]:
-    """The names of what `pip install dedup-spark` brings: install_requires of setup.cfg and what these require in turn."""
+def closure(*extras: str) -> set[str]:
+    """The names of what `pip install dedup-spark[...]` brings: what setup.cfg says, and what that requires in turn."""
     config = ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
-    todo, found = [Requirement(line) for line in config["options"]["install_requires"].split("\n") if line], set[str]()
+    asked = [config["options"]["install_requires"], *(config["options.extras_require"][extra] for extra in extras)]
+    todo, found = [Requirement(line) for line in "\n".join(asked).split("\n") if line], set[str]()
     while todo:
         requirement = todo.pop()
         if requirement.name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
@@ -110,13 +111,13 @@ def link_distribution(name: str, target: Path) -> None:
             link.symlink_to(Path(str(installed.locate_file(top))))
 
 
-def new_environment(folder: Path, archive: Path) -> Environment:
-    """An environment with the core requirements, and the archive installed by pip as a user would."""
+def new_environment(folder: Path, archive: Path, *extras: str) -> Environment:
+    """An environment with the core requirements and those of the extras, and the archive installed by pip as a user would."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
     environment = Environment(folder)
     site = environment.run(environment.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).stdout.strip()
     building = ("setuptools",) if archive.suffix == ".gz" else ()
-    for name in sorted({*core_closure(), *building}):
+    for name in sorted({*closure(*extras), *building}):
         link_distribution(name, Path(site))
     pip = [sys.executable, "-m", "pip", "--python", environment.python]
     environment.run(*pip, "install", "--quiet", "--no-index", "--no-build-isolation", str(archive), cwd=folder)
@@ -168,6 +169,20 @@ def test_the_metadata_is_what_a_package_index_shows(built: Path) -> None:
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     assert set(found.get_all("Provides-Extra", [])) == set(config["options.extras_require"])
     assert not [name for name in found.get_all("Classifier", []) if name.startswith("License")]
+
+
+@pytest.mark.spark
+def test_the_program_of_the_readme_runs_with_what_the_readme_installs(built: Path, tmp_path: Path) -> None:
+    """`pip install 'dedup-spark[spark,delta]'` brings all that the first program needs: nothing is missing, pandas included."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (extras,) = set(re.findall(r"pip install 'dedup-spark\[([\w,]+)\]'", readme))
+    environment = new_environment(tmp_path / "env", next(built.glob("*.whl")), *extras.split(","))
+    (tmp_path / "job.py").write_text(program.replace("/tmp/shop", str(tmp_path / "shop")), encoding="utf-8")
+    done = environment.run(environment.python, "job.py", cwd=tmp_path, PYSPARK_PYTHON=environment.python)
+    assert re.findall(r"m-\d", done.stdout) == ["m-1"]
+    command = str(environment.folder / "bin/dedup")
+    assert "everything is accounted for" in environment.run(command, "verify", "--store", str(tmp_path / "shop/dedup"), cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize("kind", ["*.whl", pytest.param("*.tar.gz", marks=pytest.mark.full)])

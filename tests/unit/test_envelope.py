@@ -356,6 +356,15 @@ def test_spark_refuses_before_any_job(spark: SparkSession, table: pa.Table, spec
         prepare_columns(frame_of(spark, table), Prepare("c", **spec))
 
 
+def test_what_spark_says_is_one_sentence(spark: SparkSession) -> None:
+    """The message for a wrong key neither shows Spark's plan nor proposes a column that only dedup knows."""
+    from dedup.spark.prepare import prepare_columns
+
+    with pytest.raises(ConfigError, match="nope") as refused:
+        prepare_columns(frame_of(spark, OWN), Prepare("c", KeySettings(("nope",))))
+    assert [word for word in ("Project", "_log_time", "\n") if word in str(refused.value)] == []
+
+
 def test_preparing_runs_no_spark_job(spark: SparkSession) -> None:
     """Preparing only describes: reading the batch is left to the one materialisation of the pipeline."""
     from pyspark.sql import functions as F

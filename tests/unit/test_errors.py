@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+import dedup
 from checkpoint import errors
 from checkpoint.errors import DedupError
 
@@ -59,3 +60,11 @@ def test_commands_that_errors_name_exist() -> None:
         command = get_command(app)
         for word in words.split():
             command = command.commands[word]
+
+
+def test_errors_are_named_as_users_import_them() -> None:
+    """A traceback and a letter say `dedup.SinkMismatch`, which can be imported by that name; no reader looks for a package `checkpoint`."""
+    public = [name for name in dedup.__all__ if isinstance(found := getattr(errors, name, None), type) and issubclass(found, DedupError)]
+    assert len(public) > 30
+    assert {getattr(errors, name).__module__ for name in public} == {"dedup"}
+    assert all(getattr(dedup, name) is getattr(errors, name) for name in public)
