@@ -53,7 +53,11 @@ Blob = Annotated[
 Container = Annotated[str, typer.Option("--container", help="The blob container. Leave it out if --blob is a URL.", show_default=False)]
 
 
-commands = Commands(help="Checkpoints: the last positions that were handled.", no_args_is_help=True)
+commands = Commands(
+    help="Checkpoints: the last positions that were handled.",
+    epilog="Example: dedup checkpoint list orders --store /lake/dedup",
+    no_args_is_help=True,
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -21,7 +21,11 @@ from dedup.cli.show import NOTHING_DONE, AsJson, print_fields, print_json, print
 from dedup.core.store import Store
 from dedup.urls import StoreUrl, check_consumer, open_store
 
-commands = Commands(help="Consumers: their state, and decisions about it.", no_args_is_help=True)
+commands = Commands(
+    help="Consumers: their state, and decisions about it.",
+    epilog="Example: dedup consumer show orders --store /lake/dedup",
+    no_args_is_help=True,
+)
 
 CHECKPOINTS = ["source", "topic", "partition", "sequence_number", "offset", "enqueued_time", "query_id"]
 """Columns of a checkpoint."""
@@ -32,7 +36,9 @@ LISTED = ["consumer", "epoch", "generation", "decisions", "partitions", "query_i
 WINDOWS = (100, 1_000)
 """Events over which failures are shown; the limits themselves are the consumer's own (`budget=`)."""
 
-budget_commands = Commands(help="Budgets: how many events may fail.", no_args_is_help=True)
+budget_commands = Commands(
+    help="Budgets: how many events may fail.", epilog="Example: dedup budget show orders --store /lake/dedup", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -40,7 +40,11 @@ HASHES = {"idempotence_key": "key", "sequence_key": "sequence"}
 
 PRINTED_BELOW = ("body", "extras", "properties", "stack")
 
-commands = Commands(help="Dead letters: events that could not be processed.", no_args_is_help=True)
+commands = Commands(
+    help="Dead letters: events that could not be processed.",
+    epilog="Example: dedup dead-letter group --status OPEN --store /lake/dedup",
+    no_args_is_help=True,
+)
 
 Ids = Annotated[
     list[str] | None, typer.Argument(help="Ids of dead letters, or their first digits. Without ids: give filters.", show_default=False)

@@ -23,7 +23,9 @@ from dedup.outbox import Call as Calling
 from dedup.outbox import Destination, Dispatched, Dispatcher, ExactlyOnce, Patience, State
 from dedup.urls import StoreUrl, check_consumer, open_store
 
-commands = Commands(help="Outgoing messages, published with tx.publish.", no_args_is_help=True)
+commands = Commands(
+    help="Outgoing messages, published with tx.publish.", epilog="Example: dedup outbox lag orders --fail-above 15m", no_args_is_help=True
+)
 
 COLUMNS = ["number", "topic", "key", "id", "state", "attempts", "size", "created_at", "error"]
 

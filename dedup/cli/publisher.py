@@ -25,7 +25,11 @@ Source = Annotated[str, typer.Option("--source", help="The broker, if two broker
 
 COLUMNS = ["source", "topic", "group", "owner_level", "partitions", "host", "pid", "waiting", "waiting_since"]
 
-commands = Commands(help="Publishers: their state, kept in PostgreSQL.", no_args_is_help=True)
+commands = Commands(
+    help="Publishers: their state, kept in PostgreSQL.",
+    epilog="Example: dedup publisher list --store postgresql://localhost/shop",
+    no_args_is_help=True,
+)
 
 
 def register(app: typer.Typer) -> None:

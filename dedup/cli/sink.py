@@ -11,7 +11,9 @@ from dedup.cli.options import AnyName, By, Commands, Name, Reason, Yes, who
 from dedup.cli.show import NOTHING_DONE, AsJson, print_json
 from dedup.urls import StoreUrl, check_consumer, open_store
 
-commands = Commands(help="Sinks: tables that consumers write to.", no_args_is_help=True)
+commands = Commands(
+    help="Sinks: tables that consumers write to.", epilog="Example: dedup sink sync orders --store /lake/dedup", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
 
 def register_batch(app: typer.Typer) -> None:
     """Add `dedup batch ...`."""
-    commands = Commands(help="Batches that consumers have committed.", no_args_is_help=True)
+    commands = Commands(
+        help="Batches that consumers have committed.", epilog="Example: dedup batch list orders --store /lake/dedup", no_args_is_help=True
+    )
     commands.command("list", epilog="Example: dedup batch list orders --limit 10 --store /lake/dedup")(batches)
     app.add_typer(commands, name="batch")
 
@@ -44,7 +46,7 @@ def register_batch(app: typer.Typer) -> None:
 def batches(
     name: Name,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Show only this many of the newest.  [default: 50 in a table, all with --json]")
+        int | None, typer.Option(min=0, help="Show only this many of the newest; 0: all.  [default: 50 in a table, all with --json]")
     ] = None,
     store: StoreUrl = "",
     as_json: AsJson = False,
@@ -58,7 +60,7 @@ def batches(
     opened = open_store(store)
     check_consumer(opened, name)
     table: pa.Table = opened.batches(name)
-    wanted = limit or (table.num_rows if as_json else TABLE_LIMIT)
+    wanted = (table.num_rows if as_json else TABLE_LIMIT) if limit is None else limit or table.num_rows
     newest = table.slice(max(0, table.num_rows - wanted))
     if as_json:
         print_json(json_rows(newest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import shlex
 import subprocess
 import sys
@@ -44,6 +45,16 @@ def test_each_command_has_help_with_an_example(name: str, command: Any, dedup: R
     words = shlex.split(command.epilog.removeprefix("Example: ").partition(">")[0])[1 + len(name.split()) :]
     with command.make_context(name, words, resilient_parsing=False) as context:
         assert not context.args
+
+
+@pytest.mark.parametrize("noun", sorted({name.split()[0] for name, _ in commands() if " " in name}))
+def test_each_noun_has_help_with_an_example(noun: str, dedup: Run) -> None:
+    """`dedup NOUN --help` ends with a call of one of its commands, which that command understands."""
+    code, out, _ = dedup(f"{noun} --help")
+    (example,) = re.findall(rf"Example: dedup ({noun} .*)", " ".join(out.split()))
+    (name, command), *_ = [(name, command) for name, command in commands() if example.startswith(f"{name} ")]
+    with command.make_context(name, shlex.split(example)[len(name.split()) :], resilient_parsing=False) as context:
+        assert (code, context.args) == (0, [])
 
 
 @pytest.mark.postgres
