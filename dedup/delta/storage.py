@@ -254,7 +254,8 @@ def _require_conditional_put(uri: str, options: StorageOptions) -> None:
     raise ConfigError(
         f"{uri}: two instances could both commit, because nothing says that this S3 storage creates a file only if it is absent. "
         "Where it honours the header If-None-Match (AWS does), add storage_options={'aws_conditional_put': 'etag'}, on the command line "
-        "--storage-option aws_conditional_put=etag; and do not allow unsafe renames. AWS_S3_LOCKING_PROVIDER does not help: delta-rs no longer locks through DynamoDB."
+        "--storage-option aws_conditional_put=etag; and do not allow unsafe renames. "
+        "AWS_S3_LOCKING_PROVIDER does not help: delta-rs no longer locks through DynamoDB."
     )
 
 
