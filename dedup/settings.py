@@ -177,7 +177,7 @@ _NO_KEY = (
 _NO_SOURCE = (
     "the input has the columns of Spark's Kafka source and there is no source=: its positions and keys are stored under the source "
     "'kafka', and this cannot be changed later. Topics of one name on two clusters would be taken for one. Give source=, such as "
-    "kafka.Broker(servers).cluster_id()."
+    "kafka.Broker(servers).cluster_id(), or a name of your own for files."
 )
 
 _NO_INCARNATION = (

@@ -103,7 +103,7 @@ def widening(uri: str, columns: Mapping[str, pa.DataType]) -> str:
     table = sql_name(uri)
     steps = [f"SET TBLPROPERTIES ('{WIDENING}' = 'true')", *(f"ALTER COLUMN {_quoted(n)} TYPE {sql_type(t)}" for n, t in columns.items())]
     statements = "; ".join(f"ALTER TABLE {table} {step}" for step in steps)
-    return f"widen the type in Spark, after which deltalake can no longer read the table, and Spark and dedup can: {statements}"
+    return f"widen the type in Spark (deltalake cannot read the table after that; Spark and dedup can): {statements}"
 
 
 WIDENING = "delta.enableTypeWidening"

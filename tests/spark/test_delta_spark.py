@@ -147,7 +147,7 @@ def test_the_advice_to_widen_a_column_works_and_says_who_can_read_the_table_then
     write(store, "orders", [pa.table({"id": pa.array([1], pa.int32())})])
     with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(RowsMisfit) as refused:
         tx.write("orders", ArrowRows(wide))
-    told, statements = str(refused.value).rstrip(".").split("Spark and dedup can: ")
+    told, statements = str(refused.value).rstrip(".").split("Spark and dedup can): ")
     for statement in statements.split("; "):
         spark.sql(statement)
     write(store, "orders", [wide])

@@ -233,7 +233,7 @@ def test_rows_are_brought_into_the_sinks_columns_by_name() -> None:
         ({"id": pa.array([1]), "m": pa.array([1], pa.decimal128(12, 3))}, "m is DECIMAL"),
         (
             {"id": pa.array([1]), "m": pa.array([1], pa.decimal128(12, 3))},
-            "Spark and dedup can: ALTER TABLE delta.`/lake/t` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true'); "
+            "Spark and dedup can): ALTER TABLE delta.`/lake/t` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true'); "
             "ALTER TABLE delta.`/lake/t` ALTER COLUMN `m` TYPE DECIMAL(12,3).",
         ),
         ({"id": pa.array([1]), "at": pa.array([1], pa.timestamp("us"))}, "at is TIMESTAMP_NTZ"),
