@@ -262,7 +262,7 @@ def edit(
     now = {"body": f"{before['body_size']} bytes", "key": before["idempotence_key"]}
     print_table(["what", "now", "then"], [(n, now[n], value) for n, value in then.items() if value is not None], title=whole[:12])
     if new is not None:
-        typer.echo("The reprocess computes the key from the new body: check that the body has the id of this message, not of another one.")
+        typer.echo("The key comes from the new body. Check that it is the id of this message.")
     typer.echo("edited; `dedup dead-letter reprocess` runs it as it is" if yes else NOTHING_DONE)
 
 
