@@ -43,7 +43,7 @@ app = Commands(
     help="Inspect and repair what dedup has stored: consumers, checkpoints, dead letters, outgoing messages. "
     "Name the store with --store URL or the variable DEDUP_STORE. "
     "DEDUP_SCHEMA names its schema in PostgreSQL, if that is not `dedup`. "
-    "A command that makes a decision shows what it would change; repeat it with --yes to make the change.",
+    "A command that has the option --yes shows what it would change; repeat it with --yes to make the change.",
     epilog=f"Example: dedup verify --store postgresql://localhost/shop\n\n{exits.HELP}",
     no_args_is_help=True,
     add_completion=True,

@@ -54,7 +54,7 @@ Container = Annotated[str, typer.Option("--container", help="The blob container.
 
 
 commands = Commands(
-    help="Checkpoints: the last positions that were handled.",
+    help="Checkpoints: the positions up to which everything is decided.",
     epilog="Example: dedup checkpoint list orders --store /lake/dedup",
     no_args_is_help=True,
 )
@@ -69,7 +69,7 @@ def register(app: typer.Typer) -> None:
 def list_(name: AnyName = "", store: StoreUrl = "", as_json: AsJson = False) -> None:
     """List the checkpoints of one consumer or of all.
 
-    A checkpoint is the last position of a partition that was handled.
+    A checkpoint is the position of a partition up to which everything is decided.
     """
     opened = open_store(store)
     if name:

@@ -241,7 +241,7 @@ def lift(
     kind: Annotated[  # as Kind, typer would offer those without a budget where the option is missing
         Any, typer.Option("--kind", **one_of(WATCHED), help="The kind of dead letters; only these have a budget.", show_default=False)
     ],
-    events: Annotated[int, typer.Option("--events", min=1, help="How many of the next events may fail.", show_default=False)],
+    events: Annotated[int, typer.Option("--events", min=1, help="Failures among this many next events do not count.", show_default=False)],
     store: StoreUrl = "",
     as_json: AsJson = False,
     yes: Yes = False,

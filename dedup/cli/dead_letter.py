@@ -353,7 +353,10 @@ def import_(
     file: Annotated[Path, typer.Argument(help="A file that `dedup dead-letter export` wrote.", show_default=False)],
     store: StoreUrl = "",
     accept_keys: Annotated[
-        bool, typer.Option("--accept-keys", help="Reserve the keys in the file, also those that cannot be checked.")
+        bool,
+        typer.Option(
+            "--accept-keys", help="Reserve the keys of the file without checking them. Else a key that cannot be checked is refused."
+        ),
     ] = False,
     as_json: AsJson = False,
     yes: Yes = False,

@@ -88,7 +88,11 @@ def dispatch(
     ] = False,
     attempts: Annotated[int, typer.Option(min=1, help="Give up a message after this many failed attempts.")] = 5,
     exactly_once: Annotated[
-        bool, typer.Option("--exactly-once", help="Use Kafka transactions: readers of committed messages see each message once.")
+        bool,
+        typer.Option(
+            "--exactly-once",
+            help="Use Kafka transactions: readers of committed messages see each message once. Needs --kafka and a store in PostgreSQL.",
+        ),
     ] = False,
     every: Annotated[
         Any, typer.Option(parser=duration, metavar="DURATION", help="How often to look for new messages while none waits: 1s, 5m.")
@@ -98,9 +102,9 @@ def dispatch(
 ) -> None:
     """Send the messages that wait, until stopped.
 
-    Each message is sent at least once, always with the id that it was stored with, and in order per key. On PostgreSQL several
-    dispatchers may run at once. On Delta the dispatcher that started last continues and the others end. If no stored message is for a topic
-    of --topic, the command says so on standard error, and goes on.
+    Without --exactly-once each message is sent at least once, always with the id that it was stored with, and in order per key.
+    On PostgreSQL several dispatchers may run at once. On Delta the dispatcher that started last continues and the others end. If no stored
+    message is for a topic of --topic, the command says so on standard error, and goes on.
 
     Crash: a message that was sent and not marked as sent is sent again, with the same id.
     """

@@ -98,7 +98,7 @@ def reprocess_(
         list[str] | None, typer.Argument(help="Ids of dead letters, or their first digits. Without ids: the filters.", show_default=False)
     ] = None,
     from_log: Annotated[
-        bool, typer.Option("--from-log", help="Run positions of the range that were never delivered, in place of letters.")
+        bool, typer.Option("--from-log", help="Instead of letters run positions of the range that were never delivered.")
     ] = False,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Record as LOST what the log no longer has, and run the others.")
@@ -106,7 +106,13 @@ def reprocess_(
     due: Annotated[bool, typer.Option("--due", help="Run only letters that `Retry(later=...)` of the consumer says are due now.")] = False,
     every: Annotated[
         Any | None,
-        typer.Option("--every", parser=duration, metavar="DURATION", help="With --due --yes: so often, until stopped.", show_default=False),
+        typer.Option(
+            "--every",
+            parser=duration,
+            metavar="DURATION",
+            help="With --due --yes: repeat at this interval until stopped.",
+            show_default=False,
+        ),
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Run at most this many letters per second.", show_default=False)] = None,
     stop_after: Annotated[int, typer.Option(min=1, help="Stop after this many letters in a row have failed again.")] = 20,
@@ -163,7 +169,7 @@ def replay_(
     ] = False,
     accept_other_keys: Annotated[
         bool,
-        typer.Option("--accept-other-keys", help="Do not compare keys with the log, because `decode` reads other keys on purpose."),
+        typer.Option("--accept-other-keys", help="Accept that `decode` now gives other keys than when the events were processed."),
     ] = False,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out positions that the log no longer has, and replay the others.")

@@ -36,7 +36,7 @@ def demo(
     kills: Annotated[int, typer.Option(help="Kill the process so many times.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Kill a stream of flights on the way, and count.
+    """Run a stream of flights, kill it several times, and count its rows.
 
     The demo streams 336,776 flights, kills the process on the way, and compares what arrived with what was sent. The exit
     code is 1 if a row is lost, doubled or changed. The demo starts Spark: it needs Java and `pip install 'dedup-spark[demo]'`.

@@ -29,8 +29,8 @@ def sync(
 ) -> None:
     """Make committed batches visible in Delta sinks.
 
-    A consumer does this after each batch. Run the command if the consumer has stopped between the two. In PostgreSQL a committed batch is
-    always visible. The command is safe to repeat.
+    A consumer does this after each batch. Run the command if the consumer stopped after a commit and before its rows became visible. In
+    PostgreSQL a committed batch is always visible. The command is safe to repeat.
 
     Crash: each batch becomes visible by one commit with a transaction id; repeat the command, and it continues where it stopped.
     """

@@ -27,17 +27,19 @@ def upkeep(
     retention: Annotated[
         Any,
         typer.Option(
-            parser=duration, metavar="DURATION", help="Keep this much: longer than anybody sends a message again.", show_default=False
+            parser=duration,
+            metavar="DURATION",
+            help="Keep reservations and sent messages for this time. Nobody may send a message again later than that.",
+            show_default=False,
         ),
     ],
     although_behind: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="CONSUMER", help="Do not wait until this consumer has read more of its log. May be repeated.", show_default=False
-        ),
+        typer.Option(metavar="CONSUMER", help="Purge although this consumer is behind in its log. May be repeated.", show_default=False),
     ] = None,
     every: Annotated[
-        Any | None, typer.Option(parser=duration, metavar="DURATION", help="With --yes: so often, until stopped.", show_default=False)
+        Any | None,
+        typer.Option(parser=duration, metavar="DURATION", help="With --yes: repeat at this interval until stopped.", show_default=False),
     ] = None,
     store: StoreUrl = "",
     as_json: AsJson = False,

@@ -246,6 +246,13 @@ class HistoryEntry(NamedTuple):
     note: str | None
 
 
+_NO_DELTA = (
+    "This Spark session does not know Delta's SQL. Add the package io.delta:delta-spark, and set "
+    "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+    "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog before it starts (spark-defaults.conf for commands)."
+)
+
+
 def session_tables() -> SparkTables:
     """Those of this process's session. It is started where there is none, with whatever Spark finds as its settings.
 
@@ -269,13 +276,15 @@ class SparkTables(SparkSide):
         return {NOTE: json.dumps({"dedup": {app: version}})}
 
     def history(self, uri: str, limit: int | None = None) -> list[HistoryEntry] | None:
-        """The newest commits first; None where there is no table. Raises StoreUnavailable."""
+        """The newest commits first; None where there is no table. Raises StoreUnavailable; ConfigError for a session without Delta."""
         statement = f"DESCRIBE HISTORY {sql_name(uri)}" + ("" if limit is None else f" LIMIT {limit}")
         try:
             rows = features.to_arrow(self.session.sql(statement).select("version", "timestamp", "operation", "userMetadata"))
         except ERRORS as error:
             if _is_missing(error):
                 return None
+            if "PARSE_SYNTAX_ERROR" in str(error):
+                raise ConfigError(_NO_DELTA) from error
             raise StoreUnavailable(f"The Delta table {uri} cannot be read: {first_line(error)}") from error
         return [HistoryEntry(*row.values()) for row in rows.to_pylist()]
 

@@ -54,7 +54,7 @@ Effect = dict[str, Counter[Row]]
 
 CLOCK = "the result depends on the clock"
 CHANCE = "the result depends on chance, or on something else than the events"
-PART = "it does not mean the same on a part of a batch"
+PART = "the result changes where a batch is split"
 ORDER = "the result depends on the order between partitions"
 INPUT = "it changes its input"
 TWICE = "it fails when it sees a key twice"
@@ -62,10 +62,10 @@ DOUBLED = "it writes again what is delivered again"
 LOST = "it loses what is delivered again"
 OUTSIDE = "it writes outside tx: the effect of a failed attempt stays"
 STAYS = "the effect of a failed attempt stays"
-DEATH = "it does not get over a death"
+DEATH = "it cannot go on after a crash"
 POISON = "a bad event stops the others"
 CLEAN_INPUT = "it fails on the clean rows"
-BOOKS = "the tables do not prove themselves"
+BOOKS = "`dedup verify` finds a contradiction"
 
 ADVICE = {
     CLOCK: "Take times from the event (enqueued_time), or let the sink fill them in.",

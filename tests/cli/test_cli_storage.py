@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from checkpoint.errors import StoreUnavailable
 from dedup import ConfigError, DeltaStore
 from dedup.delta.storage import explained
 from dedup.urls import StoreAddress, open_store
+from kit.orders import batch, consumer, orders
+from kit.places import DeltaPlace
 
 pytestmark = pytest.mark.delta
 
@@ -67,3 +71,16 @@ def test_storage_options_reach_the_store(tmp_path: Path, postgres: str) -> None:
     assert isinstance(store, DeltaStore) and store.storage_options == {"timeout": "5s"}
     with pytest.raises(ConfigError, match="--storage-option is for Delta stores"):
         open_store(StoreAddress(postgres, {"timeout": "5s"}))
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_a_session_without_delta_is_told_what_to_set(tmp_path: Path) -> None:
+    """`spark:FOLDER` in a Spark without Delta's extension: a wrong setting (2), and not a server that is away (4)."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    consumer(place.store())(batch(*orders(range(3))), 0)
+    done = subprocess.run(
+        [sys.executable, "-m", "dedup", "status", "--store", f"spark:{place.url}"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, "spark.sql.extensions" in done.stderr) == (2, True), done.stderr
