@@ -87,9 +87,9 @@ def guard(head: Head, run: Run, settings: Mapping[str, str], firsts: Mapping[Par
     if _is_stranger(head, run) and not head.gap_accepted:
         raise StoreRestored(
             f"Consumer {head.consumer!r}: Spark query {run.query_id} goes on at batch {run.batch_id}, and the state has no record of this "
-            "query. Either other queries of this consumer took over all of its partitions (another deployment, a new Spark checkpoint), or the "
-            "state was restored to a time before the query began, or a restore was accepted since. Then earlier decisions of the query may "
-            "be missing. Start a new query at the checkpoint; or, where you know that nothing is "
+            "query. Either other queries of this consumer took over all of its partitions (another deployment, a new Spark checkpoint), "
+            "or the state was restored to a time before the query began, or a restore was accepted since. Then earlier decisions of the "
+            "query may be missing. Start a new query at the checkpoint; or, where you know that nothing is "
             f"missing, run {command('consumer', 'accept-gap', head.consumer)} to let it go on."
         )
     found = gaps(head, run, firsts)
