@@ -124,7 +124,19 @@ def layout(names: Sequence[str], spec: Prepare) -> Layout:
     envelope = {name: found.get(name, defaults.get(name, Constant(None))) for name in ENVELOPE.names}
     extras = tuple(name for name in names if name not in used)
     _refuse_clashes(extras, spec)
+    _refuse_no_message_id(envelope, extras, spec.keys)
     return Layout(envelope, extras, _whose_clock(names, envelope["enqueued_time"]))
+
+
+def _refuse_no_message_id(envelope: Mapping[str, Origin], extras: Sequence[str], keys: KeySettings) -> None:
+    """Raise ConfigError where the key is the producer's message id and no event can have one: each would be a letter of the kind NO_KEY."""
+    no_headers = envelope["properties"] == Constant(None)
+    if keys.columns == (MESSAGE_ID,) and keys.null_key == "dead_letter" and no_headers and MESSAGE_ID not in extras:
+        raise ConfigError(
+            "idempotence_key='message_id' is the header of that name, and the input has no headers: no event would have a key. If the id "
+            "is in the body, write idempotence_key='data.message_id'. Else read the headers: option('includeHeaders', 'true') of Spark's "
+            "Kafka source, properties= of Columns."
+        )
 
 
 def _whose_clock(names: Sequence[str], origin: Origin) -> str | bool:

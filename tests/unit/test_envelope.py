@@ -14,7 +14,7 @@ from dedup import decode
 from dedup.core.envelope import ENVELOPE, POSITION, Columns, check_positions
 from dedup.core.keys import INTERNAL, LOG_TIME, KeySettings
 from dedup.core.rows import arrow_of, frame_of
-from dedup.decode.prepare import Prepare, prepare_events
+from dedup.decode.prepare import Prepare, layout, prepare_events
 from kit.sparks import require
 
 if TYPE_CHECKING:
@@ -363,6 +363,17 @@ def test_what_spark_says_is_one_sentence(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="nope") as refused:
         prepare_columns(frame_of(spark, OWN), Prepare("c", KeySettings(("nope",))))
     assert [word for word in ("Project", "_log_time", "\n") if word in str(refused.value)] == []
+
+
+def test_a_key_that_no_event_can_have_is_refused() -> None:
+    """`message_id` for `data.message_id` would park every event: where nothing can have this id, it is refused at the start."""
+    names = ["topic", "partition", "offset", "timestamp", "key", "value"]
+    spec = Prepare("c", KeySettings(("message_id",)))
+    with pytest.raises(ConfigError, match=r"data\.message_id"):
+        layout(names, spec)
+    for fits in ([*names, "headers"], [*names, "message_id"]):
+        layout(fits, spec)
+    layout(names, Prepare("c", KeySettings(("message_id",), null_key="position")))
 
 
 def test_preparing_runs_no_spark_job(spark: SparkSession) -> None:
