@@ -15,7 +15,7 @@ from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.core.retention import Upkept
 from dedup.urls import StoreUrl, check_consumer, open_store
 
-COLUMNS = ("what", "consumer", "count", "why no more")
+COLUMNS = ("what", "consumer", "count", "why not more")
 
 
 def register(app: typer.Typer) -> None:
