@@ -108,7 +108,7 @@ def test_a_stopped_process_is_taken_over_after_the_time_out_and_can_never_commit
     assert chunk(store, number, 0, 4) == 0
     instance.resume.touch()
     instance.process.send_signal(signal.SIGCONT)
-    assert instance.process.wait(60) != 0 and "errors.Fenced" in instance.errors()
+    assert instance.process.wait(60) != 0 and "dedup.Fenced" in instance.errors()
     assert store.head("shop").seq == 1
 
 
