@@ -20,7 +20,7 @@ def leave(ended: SystemExit) -> NoReturn:
         print(ended.code, file=sys.stderr)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # nobody reads it any more; None where it was closed from the start
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed from the start
+        with suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()
     os._exit(ended.code if isinstance(ended.code, int) else int(ended.code is not None))

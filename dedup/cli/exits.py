@@ -20,7 +20,6 @@ from checkpoint.errors import (
     SourceUnavailable,
     StoreUnavailable,
 )
-from checkpoint.install import Extra, needs
 from deadletter.redact import redact
 from dedup.urls import mask_secrets
 
@@ -63,10 +62,6 @@ HELP = "Exit codes: " + "; ".join(
 """The table for the help."""
 
 
-EXTRAS: dict[str, Extra] = {"psycopg": "postgres", "deltalake": "delta", "obstore": "delta", "pyspark": "spark"}
-"""Module that may be missing -> what installs it."""
-
-
 def exit_code(error: Exception) -> ExitCode:
     """The exit code for an error that ends a command."""
     match error:
@@ -105,8 +100,6 @@ def _sentence(error: Exception) -> str:
         return f"{error.object!r} is not valid UTF-8. Pass a body with arbitrary bytes as @FILE."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"There is no space left for the output{f' in {error.filename}' if error.filename else ''}. Free some, or write elsewhere."
-    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
-        return needs("This command", error.name, extra)
     known = isinstance(error, (dedup.DedupError, ImportError))
     text = str(error) if known else f"{type(error).__name__}: {error} (DEDUP_DEBUG=1 shows the stack trace)"
     return redact(mask_secrets(" ".join(text.split())))

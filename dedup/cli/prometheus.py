@@ -198,9 +198,10 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...], Read]] = {
 
 
 def _text(collector: Collector) -> str:
+    registry = _registry(collector)
     from prometheus_client import generate_latest
 
-    return generate_latest(_registry(collector)).decode()
+    return generate_latest(registry).decode()
 
 
 def _registry(collector: Collector) -> CollectorRegistry:

@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
 def _opened(store: str) -> Iterator[Publishers]:
     if not store or not is_postgres(store):
         raise dedup.ConfigError("Publishers keep their state in PostgreSQL. Use --store postgresql://..., or set DEDUP_STORE.")
+    _ = dedup.PostgresStore  # says which extra to install where its driver is missing
     from dedup.publishing.postgres import Publishers
 
     publishers = Publishers(store, postgres_schema())

@@ -116,8 +116,9 @@ def _disturb(seat: _Seat, others: list[_Seat]) -> None:
 
 
 class _Noter:
-    """A thread that notes what the end of the process says of the chunks in hand. It is there before that end: Python 3.12 starts no
-    thread after it (https://docs.python.org/3/library/threading.html#threading.Thread.start).
+    """A thread for the end of the process, where Python 3.12 starts none any more. Nothing else uses it, so it is never busy then.
+
+    https://docs.python.org/3/library/threading.html#threading.Thread.start
     """
 
     def __init__(self) -> None:
@@ -139,8 +140,14 @@ class _Noter:
 
 def _note(calls: list[Callable[[], None]]) -> None:
     """Call these in another thread, which is waited for at most STOPPING_SECONDS; their errors are left out."""
-    if _noter is not None:
-        _noter.note(calls)
+    noting = threading.Thread(target=_call_all, args=(calls,), daemon=True)
+    try:
+        noting.start()
+    except RuntimeError:  # the interpreter starts no thread any more
+        if _noter is not None:
+            _noter.note(calls)
+    else:
+        noting.join(STOPPING_SECONDS)
 
 
 def _be_ready() -> None:

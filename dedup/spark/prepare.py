@@ -24,6 +24,7 @@ from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.decode import prepare
 from dedup.decode.prepare import Expression, Layout, Named, Prepare, layout
 from dedup.spark import features
+from dedup.spark.delta import first_line
 
 KEPT = 16
 """Schemas of which what was worked out is kept."""
@@ -172,7 +173,7 @@ def _asked(df: DataFrame, columns: Callable[[], list[Column]], what: str) -> lis
 
 def _first(error: AnalysisException) -> str:
     """What Spark says, without the names of columns that are dedup's own, and without its plan."""
-    return str(error).partition(";\n")[0].partition(" Did you mean")[0].partition(" SQLSTATE")[0]
+    return first_line(error).partition(" Did you mean")[0].partition(" SQLSTATE")[0]
 
 
 def _shown(columns: Sequence[str]) -> str:

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError
-from dedup import decode
+from dedup import Event, decode
 from dedup.core.envelope import ENVELOPE, POSITION, Columns, check_positions
 from dedup.core.keys import INTERNAL, LOG_TIME, KeySettings
+from dedup.core.near import like
 from dedup.core.rows import arrow_of, frame_of
 from dedup.decode.prepare import Prepare, layout, prepare_events
 from kit.sparks import require
@@ -374,6 +375,16 @@ def test_a_key_that_no_event_can_have_is_refused() -> None:
     for fits in ([*names, "headers"], [*names, "message_id"]):
         layout(fits, spec)
     layout(names, Prepare("c", KeySettings(("message_id",), null_key="position")))
+
+
+def test_names_of_kafka_lead_to_those_of_dedup() -> None:
+    """Whoever writes `event.value` or `event.offset`, as Kafka's columns are called, is told what it is called here."""
+    assert [like(name, Event._fields) for name in ("value", "offset", "headers", "nothing")] == [
+        " (did you mean body?)",
+        " (did you mean sequence_number?)",
+        " (did you mean properties?)",
+        "",
+    ]
 
 
 def test_preparing_runs_no_spark_job(spark: SparkSession) -> None:
