@@ -203,6 +203,10 @@ class HandlerError(DedupError):
     """The handler broke a rule of its transaction. Nothing of the batch was committed."""
 
 
+class SparkGone(DedupError):
+    """Spark has ended while the handler ran, so its error says nothing about an event. Nothing was committed; start the query again."""
+
+
 class KeyConflict(DedupError):
     """An event has the idempotence key of another one and a different payload. Choose what to do with on_key_conflict=."""
 

@@ -169,7 +169,7 @@ def _of_spark(error: BaseException) -> ErrorClass | None:
         return TRANSIENT
     if known.DATA.search(text):
         return PERMANENT
-    return SYSTEMIC if known.GONE.search(text) else None
+    return SYSTEMIC if any(words.search(text) for words in (known.GONE, known.UNANSWERED, known.UNANSWERED_CONNECT)) else None
 
 
 def _words_of_spark(error: BaseException) -> str:

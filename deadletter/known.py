@@ -191,6 +191,13 @@ GONE = re.compile(
     rf"{STOPPED.pattern}|Answer from Java side is empty|No space left on device|java\.lang\.OutOfMemoryError"
     r"|Java heap space|spark\.driver\.maxResultSize|TaskResultLost"
 )
+UNANSWERED = re.compile(r"^(?:Py4JError: )?An error occurred while calling \S+$")
+"""All that py4j says of a call that was under way when the JVM ended. Source: send_command and get_return_value of py4j 0.10.9."""
+UNANSWERED_CONNECT = re.compile(r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_")
+"""What Spark Connect says once its retries are over, or to a session that its server does not know, as after a restart.
+
+Source: pyspark.sql.connect.client of 4.2; INVALID_HANDLE in Spark's error-conditions.json.
+"""
 DATA = re.compile(
     r"\[(?:CAST_|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW|NUMERIC_|INVALID_ARRAY_INDEX|CANNOT_PARSE_|MALFORMED_|FAILED_EXECUTE_UDF)"
 )

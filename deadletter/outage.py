@@ -39,6 +39,7 @@ CONFLICTS, PAUSE_SECONDS = 50, 0.05
 
 Done = TypeVar("Done")
 
+
 MOST = "spark.driver.maxResultSize"
 """Word in an error of Spark: what a job returns is more than this setting allows."""
 
@@ -50,6 +51,9 @@ HEAP = ("java.lang.OutOfMemoryError", "Java heap space", "GC overhead limit exce
 
 GONE = "Py4JNetworkError"
 """Spark's JVM does not answer: where its tasks run inside it, running out of memory ends it."""
+
+NO_ANSWER, STOPPED = "Spark's JVM does not answer any more", "Spark was stopped: SparkContext was shut down"
+"""What SparkGone says."""
 
 ENDING_SECONDS = 10.0
 """A JVM that ends stops Spark first, and stops answering within so many seconds of that."""
@@ -166,7 +170,12 @@ def may_pass_in_parts(error: BaseException, rows: int) -> bool:
 
 def is_final(error: BaseException) -> bool:
     """Whether no waiting helps in this process: a result stays as large as it is, and a JVM that has ended does not come back."""
-    return _says(error, MOST, GONE)
+    return _says(error, MOST) or is_gone(error)
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether Spark's JVM gave no answer: py4j names what it called and has nothing to add, where an error of Java's has a trace."""
+    return _says(error, GONE, NO_ANSWER) or any(known.UNANSWERED.search(words(link)) for link in chain(error))
 
 
 def advice(error: BaseException) -> str | None:
@@ -176,8 +185,8 @@ def advice(error: BaseException) -> str | None:
             f"a job of Spark returned more than Spark keeps of results; {_NOTHING}. Raise spark.driver.maxResultSize (and "
             f"spark.driver.memory, which has to hold that twice), {_SMALLER}, or let the handler write less"
         )
-    if _says(error, *HEAP, GONE) or _ends_jvm(error):
-        ended = "has ended or does not answer; its log says whether it " if _says(error, GONE) else ""
+    if _says(error, *HEAP) or is_gone(error) or _ends_jvm(error):
+        ended = "has ended or does not answer; its log says whether it " if is_gone(error) else ""
         return (
             f"Spark's JVM {ended}ran out of memory ({HEAP[0]}); {_NOTHING}. Raise spark.driver.memory (on a cluster also "
             f"spark.executor.memory), {_SMALLER}, or cut what the source reads into more tasks (minPartitions of Kafka)"
@@ -190,7 +199,7 @@ def _ends_jvm(error: BaseException) -> bool:
     if not any(known.STOPPED.search(words(link)) for link in chain(error)):
         return False
     deadline = time.monotonic() + ENDING_SECONDS
-    while not (gone := _says(error, GONE)) and time.monotonic() < deadline:
+    while not (gone := is_gone(error)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return gone
 

@@ -185,6 +185,9 @@ class Frames(Protocol):
     def rows(self, rows: Any) -> Rows:
         """The rows as a store takes them. Accepts the frame's own kind, an Arrow table, a dict, or a list of dicts."""
 
+    def answering(self) -> AbstractContextManager[None]:
+        """For the time that a handler works with such frames. Raises SparkGone in place of its errors where who has the rows has ended."""
+
 
 class TaskFiles(Protocol):
     """Writes rows of one sink, anywhere. Travels to tasks."""

@@ -217,7 +217,7 @@ class Attempts:
             self.marker.mark(rows)
         self.on_step("handler")
         limit = limited(self.on_failure.seconds_of_handler, f"{self._head.consumer}: a run of the handler", self._blame)
-        with limit, self.transaction.attempt(), reentry.handling(self.on_failure.owner):
+        with limit, self.transaction.attempt(), reentry.handling(self.on_failure.owner), self.batch.frames.answering():
             try:
                 refuse_answer(self.handler(self.batch.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
             except BaseException as left:

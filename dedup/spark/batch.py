@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -33,6 +33,7 @@ from dedup.core.store import Frames
 from dedup.decode.prepare import Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
 from dedup.spark import features
+from dedup.spark.answering import answering
 from dedup.spark.prepare import answers, plan, prepare_columns, reads_files, stateful_operators, streaming_plan
 from dedup.spark.session import OUR_FILES, JavaError
 from dedup.spark.tasks import SparkTasks
@@ -308,6 +309,10 @@ class SparkFrames:
         parked = features.create(self._session, positions.rename_columns(list(names.values())))
         same = reduce(lambda a, b: a & b, [rows[c] == parked[p] for c, p in names.items()])
         return rows.join(F.broadcast(parked), on=same, how="left_anti")
+
+    def answering(self) -> AbstractContextManager[None]:
+        """Spark has to be there after an error, or it says nothing."""
+        return answering(self._session)
 
     def rows(self, rows: Any) -> Rows:
         """A DataFrame, an Arrow table, a dict or a list of dicts as rows for the store."""

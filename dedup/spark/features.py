@@ -22,6 +22,7 @@ from pyspark.sql.pandas import types
 from pyspark.sql.types import DataType, StructType
 
 from dedup.core.rows import for_spark
+from dedup.spark.answering import answering
 
 PIECE = 10_000
 """Rows of an Arrow table that travel to a task as one value, where Spark takes no table."""
@@ -33,7 +34,16 @@ LOOKED_AT = 64
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
-    """All rows on the driver, in one job; timestamps in UTC. `toArrow` where Spark has it: from 4.0 on, on Databricks from 15.3."""
+    """All rows on the driver, in one job; timestamps in UTC. `toArrow` where Spark has it: from 4.0 on, on Databricks from 15.3.
+
+    Raises:
+        SparkGone: Spark has ended; rows that break off are an error, too.
+    """
+    with answering(frame.sparkSession):
+        return _to_arrow(frame)
+
+
+def _to_arrow(frame: DataFrame) -> pa.Table:
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
     schema = arrow_schema(frame.schema)

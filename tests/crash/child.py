@@ -25,7 +25,13 @@ MERGED = ("balances", "latest")
 
 def create(place: Place) -> None:
     """The sinks."""
-    for name in SINKS:
+    place.create_sink(SINKS[0])
+    create_others(place)
+
+
+def create_others(place: Place) -> None:
+    """All but the first one."""
+    for name in SINKS[1:]:
         place.create_sink(name)
     for name in MERGED:
         place.create_merge_sink(name)

@@ -105,10 +105,15 @@ class Driver:
 
     def below(self, word: str) -> list[int]:
         """Processes below it with this word in their command line."""
-        every, family = list(_processes()), {self.pid}
-        while more := {pid for pid, parent, _ in every if parent in family} - family:
-            family |= more
-        return sorted(pid for pid, _, line in every if pid in family and word in line)
+        return below(self.pid, word)
+
+
+def below(pid: int, word: str) -> list[int]:
+    """Processes below this one with this word in their command line."""
+    every, family = list(_processes()), {pid}
+    while more := {pid for pid, parent, _ in every if parent in family} - family:
+        family |= more
+    return sorted(pid for pid, _, line in every if pid in family and word in line)
 
 
 def _processes() -> Iterable[tuple[int, int, str]]:

@@ -5,6 +5,7 @@ Each line on stdin is a task: a query that reads its log to the end. Answers how
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from crash import log
+from crash import jvm_calls, log
 from crash.child import SINKS, handle_one, place_of
 from crash.drivers import ANSWER, DONE
 from dedup.demo.input import ENVELOPE_DDL
@@ -48,6 +49,13 @@ def handle(rows: Any, tx: Any, started: Path) -> None:
     tx.merge(flat.select(seat, mark, (mark % 4 == 0).alias("leaves"), *names), "latest", ["id"], delete_when="leaves")
 
 
+def silently(rows: Any, tx: Any, started: Path) -> None:
+    """The same, by somebody who keeps to himself what went wrong."""
+    with contextlib.suppress(Exception):
+        return handle(rows, tx, started)
+    raise ValueError("this event cannot be handled")
+
+
 def handle_slowly(event: Any, tx: Any, started: Path) -> None:
     """One event, in a task of Spark."""
     started.touch()
@@ -71,11 +79,15 @@ def query(spark: Any, task: dict[str, Any]) -> None:
     settings = {"max_events_per_transaction": 8, "takeover_after": 1.0, "budget": None, "query": None, "source": source}
     run = consumer(store, max_outage=task["patience"], takeover=task["takeover"], **settings)
     started = Path(task["started"])
+    if at := task.get("jvm_dies_at"):
+        jvm_calls.kill_at(at, started)
+    elif at == 0:
+        jvm_calls.kill_soon(started)
     if task["in_tasks"]:
         run._handler = None
         run.foreach()(partial(handle_slowly, started=started))
     else:
-        run._handler = lambda rows, tx: handle(rows, tx, started)
+        run._handler = partial(silently if task.get("tells_nothing") else handle, started=started)
     try:
         writer = stream(spark, task).writeStream.foreachBatch(run).option("checkpointLocation", task["query"])
         writer.trigger(availableNow=True).start().awaitTermination()
@@ -103,11 +115,13 @@ def main() -> None:
     """One task after the other, until nobody gives one or the JVM is gone."""
     spark = session()
     for line in sys.stdin:
+        task = json.loads(line)
         try:
-            query(spark, json.loads(line))
+            query(spark, task)
             print(ANSWER + DONE, flush=True)
         except Exception as error:  # noqa: BLE001 - whatever it is: it is told by its name
             print(f"--- {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            time.sleep(task.get("lingers", 0.0))
             spark.range(1).collect()  # whoever lost its JVM ends here, as whoever is killed: without an answer
             print(ANSWER + type(error).__name__, flush=True)
 

@@ -530,6 +530,13 @@ MUTANTS = (
         _KEPT + "test_a_file_that_is_gone_decides_nothing_and_the_next_try_is_shuffled",
     ),
     Mutant(
+        "an error of the handler counts although Spark's JVM has ended",
+        "dedup/spark/answering.py",
+        "if (why := _ended(session)) is not None:",
+        "if (why := _ended(session)) is not None and False:",
+        "tests/crash/test_jvm_gone.py::test_a_jvm_that_dies_parks_no_event_of_a_handler_of_frames",
+    ),
+    Mutant(
         "the checkpoints are read after the topics",
         "dedup/postgres/state.py",
         """    points, floors, passed = _checkpoints(connection, sql, consumer)

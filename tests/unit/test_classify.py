@@ -15,7 +15,8 @@ import pyspark.errors as spark
 import pytest
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from psycopg import errors as pg
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from checkpoint import errors as ours
 from deadletter import ErrorClass
@@ -142,6 +143,11 @@ STAGE = (
         (spark.UnknownException(NO_SCHEDULER), SYSTEMIC),
         (spark.UnknownException("Task 2 rejected from java.util.concurrent.ThreadPoolExecutor@12a[Shutting down, "), SYSTEMIC),
         (Py4JNetworkError("Answer from Java side is empty"), SYSTEMIC),
+        (Py4JError("An error occurred while calling o140.select"), SYSTEMIC),  # it was under way when the JVM ended
+        (Py4JError("An error occurred while calling o1.nope. Trace:\npy4j.Py4JException: Method nope([]) does not exist"), PERMANENT),
+        (SparkConnectGrpcException("<_MultiThreadedRendezvous of RPC ...\n\tstatus = StatusCode.UNAVAILABLE"), SYSTEMIC),
+        (SparkConnectGrpcException("[INVALID_HANDLE.SESSION_NOT_FOUND] The handle 1 is invalid. Session not found."), SYSTEMIC),
+        (ours.SparkGone("Spark was stopped"), SYSTEMIC),
         (
             java(CALL + "io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict"),
             TRANSIENT,

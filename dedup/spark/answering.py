@@ -1,0 +1,42 @@
+"""Whether Spark is still there: what a handler meets while its JVM ends says nothing about an event.
+
+A call that was under way fails in a way of its own: as an error of py4j without words, as the end of a file, as rows that break off. So the
+JVM itself is asked after an error, whatever it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from pyspark.sql import SparkSession
+
+from checkpoint.errors import SparkGone
+from deadletter.outage import NO_ANSWER, STOPPED, is_gone
+from dedup.spark.session import JavaError
+
+
+@contextlib.contextmanager
+def answering(session: SparkSession) -> Iterator[None]:
+    """Raise SparkGone in place of any error of the block where Spark has ended."""
+    try:
+        yield
+    except SparkGone:
+        raise
+    except Exception as error:
+        if (why := _ended(session)) is not None:
+            raise SparkGone(why) from error
+        raise
+
+
+def _ended(session: SparkSession) -> str | None:
+    """How Spark has ended; None where it answers. Errors of Spark Connect say by themselves that nobody answers."""
+    if not hasattr(session, "_jsparkSession"):
+        return None
+    try:
+        session.conf.get("spark.app.name", "")
+    except (OSError, JavaError) as error:
+        return NO_ANSWER if isinstance(error, OSError) or is_gone(error) else None
+    with contextlib.suppress(Exception):  # a managed platform may hide the context, and one that was stopped here is None
+        return STOPPED if session.sparkContext._jsc.sc().isStopped() else None
+    return None
