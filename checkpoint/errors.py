@@ -35,6 +35,7 @@
     ├── ReprocessStopped         too many letters failed again, or a replayed position did
     ├── LettersUnread            bodies that only the log has could not be read; the other letters were run
     ├── HandlerError             the handler broke a rule of the transaction
+    ├── SparkGone                Spark has ended while the handler ran    -> look into its log, start again
     └── KeyConflict              same idempotence key, another payload (only with on_key_conflict="error")
 
 Each docstring is the class's default message. All are picklable: Spark moves them between processes.
