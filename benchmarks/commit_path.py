@@ -68,8 +68,7 @@ def _ours(made: Consumer, store: PostgresStore) -> Callable[[Rows], None]:
         head, (batch, _) = heads[-1], rows
         run = Run("commit path", len(heads), durable=True)
         chunk = Chunk(batch, index_of(batch), run, head)
-        state = commit_chunk(chunk, made.job())
-        heads.append(reached(chunk, state))
+        heads.append(reached(chunk, commit_chunk(chunk, made.job())))
 
     return commit
 

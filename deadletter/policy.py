@@ -23,6 +23,7 @@ from checkpoint.head import Head, Spent
 from deadletter.classify import Rule
 from deadletter.known import ErrorClass
 from deadletter.letter import Kind
+from deadletter.parked import OnParked
 
 RETRY: given.Settings = {
     "attempts": given.whole("runs", "5", least=1),
@@ -228,6 +229,13 @@ class FailurePolicy:
     max_outage: given.Duration = 300.0
     """How long dedup tries a batch again, with backoff, while all events fail or the store is away. Then the query stops. `math.inf`: it
     never stops."""
+    on_parked: OnParked | None = None
+    """A function that dedup calls with each `ParkedGroup`, the new dead letters of one cause, after the commit that parked them, in the
+    process of the driver or runner. An error in it is logged and fails nothing. If the process dies between the commit and the call, nobody
+    is told: where each letter must be told of, use `letters_to`."""
+    letters_to: str | None = None
+    """A topic. Each new dead letter also becomes a message of the outbox to it, in the transaction that parks the letter. It is sent as
+    the messages of `tx.publish` are. Its id is that of the letter."""
 
     def __post_init__(self) -> None:
         given.check_fields(FAILURE_POLICY, self, "FailurePolicy")
@@ -250,6 +258,8 @@ FAILURE_POLICY: given.Settings = {
     ),
     "handler_timeout": given.duration("60.0", above=0).or_none,
     "max_outage": given.duration("300.0", endless=True),
+    "on_parked": given.function("of a ParkedGroup", "print", 1).or_none,
+    "letters_to": given.text("a topic", '"orders-dead"').or_none,
 }
 """What `FailurePolicy` takes."""
 

@@ -77,6 +77,7 @@ for _error in [found for found in globals().values() if isinstance(found, type) 
 
 if TYPE_CHECKING:
     from deadletter.known import ErrorClass
+    from deadletter.parked import ParkedGroup
     from deadletter.policy import Budget, FailurePolicy, Retry
     from deadletter.selection import Selection
     from dedup import decode
@@ -118,6 +119,7 @@ __all__ = [
     "LettersUnread",
     "Limits",
     "NotConfirmed",
+    "ParkedGroup",
     "PartitionLost",
     "PositionGap",
     "PositionsMissing",
@@ -163,6 +165,7 @@ _HOMES = {
     "Event": "dedup.pipeline.handlers",
     "FailurePolicy": "deadletter.policy",
     "Limits": "dedup.settings",
+    "ParkedGroup": "deadletter.parked",
     "PostgresStore": "dedup.postgres",
     "Report": "dedup.pipeline.report",
     "ReprocessOptions": "dedup.reprocessing.options",

@@ -132,6 +132,8 @@ class Consumer(Registered):
         names = {"columns": idempotence_key, "payload": payload, "sequence": sequence_key}
         self.keys = KeySettings(scope=key_scope, null_key=null_key, **{name: names_of(value) for name, value in names.items()})
         self.failure, self.takeover, self.limits = failure or FailurePolicy(), takeover or Takeover(), limits or Limits()
+        if self.failure.on_parked is not None:
+            refuse_coroutine(self.failure.on_parked, "on_parked")
         self.on_failure = OwnPolicy.of(self.failure, self.identity)
         self.reprocess_within = horizon(self.limits.retention, self.limits.reprocess_within)
         self.on_key_conflict: OnKeyConflict = on_key_conflict

@@ -27,6 +27,7 @@ from checkpoint.position import KEY_ONLY, Ints, Partition
 from deadletter.crashes import CrashMarker, untried
 from deadletter.failure import clean
 from deadletter.letter import Kind, Status
+from deadletter.parked import ParkedGroup, groups_of, tell_parked
 from deadletter.policy import OwnPolicy, Used
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Park
@@ -34,6 +35,7 @@ from dedup.core import decision, planning
 from dedup.core.envelope import check_positions
 from dedup.core.index import Index, check_repeats
 from dedup.core.keys import LOG_TIME, SEQUENCE
+from dedup.core.letter_messages import messages_of
 from dedup.core.letters import Undecodable, Why, letter_rows, make_history, make_letters
 from dedup.core.planning import OnKeyConflict, Order, Settled, Sifted
 from dedup.core.rows import picked
@@ -131,6 +133,13 @@ RowStates = npt.NDArray[np.int8]
 """What became of each row: planning's states."""
 
 
+class Decided(NamedTuple):
+    """What a transaction has decided."""
+
+    state: RowStates
+    parked: tuple[ParkedGroup, ...] = ()  # new letters
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Rows that commit together."""
@@ -168,6 +177,7 @@ class Committed(NamedTuple):
 
     head: Head  # what the state cannot be behind
     state: RowStates
+    parked: tuple[ParkedGroup, ...]
 
 
 def commit_batch(job: Job, batch: Evaluating, head: Head, run: Run, culprits: Culprits) -> tuple[Report, Head]:
@@ -183,6 +193,7 @@ def commit_batch(job: Job, batch: Evaluating, head: Head, run: Run, culprits: Cu
         for done in committed(parts_of(job, rows, index, topic_ids), run, head, partial(commit_chunk, job=job), culprits):
             head = done.head
             report += Report.of(done.state)
+            tell_parked(job.policy.on_failure.on_parked, done.parked)
     return report, head
 
 
@@ -219,7 +230,7 @@ def refuse_parts(consumer: str, events: int, most: int, what: str = "batch") -> 
 
 
 def committed(
-    parts: Iterable[Part], run: Run, head: Head, commit: Callable[[Chunk], RowStates], culprits: Culprits | None = None
+    parts: Iterable[Part], run: Run, head: Head, commit: Callable[[Chunk], Decided], culprits: Culprits | None = None
 ) -> Iterator[Committed]:
     """The one loop: commit the chunks of a batch one after the other, each on the head of the one before; yields each.
 
@@ -236,9 +247,9 @@ def committed(
         ends = run.ends and (part.last or run.joined)  # who shares the epoch speaks of no batch but its own
         mine = known.setdefault(number, set())
         chunk = Chunk(part.batch, part.index, replace(run, chunk=number, ends=ends), head, mine, topic_ids=part.topic_ids)
-        state = commit(chunk)
-        head = reached(chunk, state)
-        yield Committed(head, state)
+        decided = commit(chunk)
+        head = reached(chunk, decided)
+        yield Committed(head, *decided)
 
 
 def index_of(batch: EvaluatedBatch) -> Index:
@@ -247,8 +258,8 @@ def index_of(batch: EvaluatedBatch) -> Index:
     return Index.of(batch.index, batch.payload_hashes)
 
 
-def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> RowStates:
-    """Make the effect of one chunk true, once; returns what became of each of its rows.
+def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> Decided:
+    """Make the effect of one chunk true, once; returns what became of each of its rows, and which letters are new.
 
     Args:
         claim: of its partition, where the epoch is shared.
@@ -266,13 +277,13 @@ def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> RowState
         return decide_chunk(chunk, job.store, transaction, policy)
 
 
-def reached(chunk: Chunk, state: RowStates) -> Head:
-    """The least head that the state has after this chunk; `state` is what `commit_chunk` returned."""
-    return planning.reached(chunk.assumed, chunk.index, chunk.run, decided=bool((state != planning.REDELIVERED).any()))
+def reached(chunk: Chunk, decided: Decided) -> Head:
+    """The least head that the state has after this chunk; `decided` is what `commit_chunk` returned."""
+    return planning.reached(chunk.assumed, chunk.index, chunk.run, decided=bool((decided.state != planning.REDELIVERED).any()))
 
 
-def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> RowStates:
-    """Do what `commit_chunk` does, inside a transaction that is open; returns what became of each row.
+def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> Decided:
+    """Do what `commit_chunk` does, inside a transaction that is open; returns what that returns.
 
     Crash: until the commit step has acted nothing of the chunk is true; from then on all of it is.
     """
@@ -284,7 +295,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     if _nothing_to_record(chunk, sifted, head):
         if len(chunk.index):
             policy.marker.forget(chunk.ident)
-        return sifted.state
+        return Decided(sifted.state)
     store.on_step("reserve")
     transaction.ask(sifted.wanted)
     known = transaction.reserve(sifted.reserve, lambda known: _expect(chunk, sifted, known))
@@ -292,10 +303,13 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     used = decision.before_handler(settled)
     _require_budget(chunk, settled, used, head, policy)
     settled, why, handled = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
-    for step in _steps(chunk, settled, why, {**handled, **used}, head, policy):
+    parked, used = _parked(chunk, settled, why, {**handled, **used}, head, policy)
+    if parked is not None and policy.on_failure.letters_to is not None:
+        transaction.enqueue(messages_of(parked.letters, policy.on_failure.letters_to))
+    for step in _steps(chunk, settled, parked, used, head, policy):
         store.on_step(step.name)
         transaction.execute(step)
-    return settled.state
+    return Decided(settled.state, () if parked is None else groups_of(parked.letters))
 
 
 def _require_budget(chunk: Chunk, settled: Settled, used: Mapping[Kind, Used], head: Head, policy: Policy) -> None:
@@ -455,15 +469,21 @@ def sequences(chunk: Chunk, settled: Settled) -> Order:
     return Order(picked(index.select(SEQUENCE[:1]), settled.index.order)[SEQUENCE[0]], len(settled.index))
 
 
-def _steps(chunk: Chunk, settled: Settled, why: Why, used: Mapping[Kind, Used], head: Head, policy: Policy) -> tuple[Step, ...]:
-    """The letters, the record and the checkpoints of the chunk, as the steps that `decision.decide` makes of them."""
+def _parked(
+    chunk: Chunk, settled: Settled, why: Why, used: Mapping[Kind, Used], head: Head, policy: Policy
+) -> tuple[Park | None, Mapping[Kind, Used]]:
+    """The letters of the chunk, None where it has none; and what is used of the budget, with their reasons."""
     rows = letter_rows(settled)
-    content = chunk.batch.content(settled.index.order[rows]) if len(rows) else None
-    parked = None
-    if content is not None:
-        why, used = _with_reasons(settled, content, why, used, policy)
-        letters = make_letters(settled, content, why, head, chunk.run, dt.datetime.now(dt.UTC), policy.max_body)
-        parked = Park(letters, make_history(settled, letters, why))
+    if not len(rows):
+        return None, used
+    content = chunk.batch.content(settled.index.order[rows])
+    why, used = _with_reasons(settled, content, why, used, policy)
+    letters = make_letters(settled, content, why, head, chunk.run, dt.datetime.now(dt.UTC), policy.max_body)
+    return Park(letters, make_history(settled, letters, why)), used
+
+
+def _steps(chunk: Chunk, settled: Settled, parked: Park | None, used: Mapping[Kind, Used], head: Head, policy: Policy) -> tuple[Step, ...]:
+    """The letters, the record and the checkpoints of the chunk, as the steps that `decision.decide` makes of them."""
     batches = decision.batch_record(settled, head, chunk.run)
     tried = len(chunk.index) > 0 and policy.marker.tries(chunk.ident)  # an empty one needs no look at the marker
     record = Record(batches, chunk.run, policy.settings, used, chunk.stream, policy.on_failure.budget, tried)

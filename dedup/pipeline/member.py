@@ -26,10 +26,11 @@ from checkpoint.holders import this_process
 from checkpoint.position import Partition
 from deadletter import outage
 from deadletter.crashes import CrashMarker
+from deadletter.parked import tell_parked
 from dedup.core.envelope import ENVELOPE
 from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import ArrowBatch
-from dedup.pipeline.commit import Chunk, Culprits, Job, RowStates
+from dedup.pipeline.commit import Chunk, Culprits, Decided, Job
 from dedup.pipeline.report import Report, tell
 
 log = logging.getLogger("dedup")
@@ -196,9 +197,10 @@ class Member:
             for done in commit.committed(parts, run, head, partial(self._commit, job, assignment), culprits):
                 assignment.reached = _point(done.head, assignment.partition)
                 report += Report.of(done.state)
+                tell_parked(job.policy.on_failure.on_parked, done.parked)
         return report
 
-    def _commit(self, job: Job, assignment: Assignment, chunk: Chunk) -> RowStates:
+    def _commit(self, job: Job, assignment: Assignment, chunk: Chunk) -> Decided:
         assignment.span = chunk.index.spans.get(assignment.partition, (0, 0))
         self._marker = assignment.marker
         try:

@@ -24,6 +24,7 @@ from checkpoint.head import Head, Run
 from checkpoint.position import LAST, Partition, Range, Ranges
 from checkpoint.records import RecordFilter
 from deadletter.outage import with_replanning
+from deadletter.parked import ParkedGroup, tell_parked
 from deadletter.selection import Selection
 from dedup.consumer import Consumer, open_batch
 from dedup.core.envelope import check_positions
@@ -95,6 +96,7 @@ def _fill_window(job: Job, partition: Partition, span: Range, run: Run, options:
 
     The positions right beside them are read with them where they were decided: they tell a topic that was created again.
     """
+    parked: tuple[ParkedGroup, ...] = ()
     with (
         company.taken(job.name),
         job.store.begin_letters(job.name, positions=True) as transaction,
@@ -107,8 +109,9 @@ def _fill_window(job: Job, partition: Partition, span: Range, run: Run, options:
             )
         if len(index):
             chunk = commit.Chunk(rows, index, run, transaction.head, stream=False)
-            state = commit.decide_chunk(chunk, job.store, transaction, job.policy.unwatched())
+            state, parked = commit.decide_chunk(chunk, job.store, transaction, job.policy.unwatched())
             filled.ran += Report.of(state[(index.numbers >= span.first) & (index.numbers <= span.last)])
+    tell_parked(job.policy.on_failure.on_parked, parked)
     return missing
 
 

@@ -28,12 +28,13 @@ from deadletter.crashes import CrashMarker
 from deadletter.failure import Elsewhere, describe
 from deadletter.known import PERMANENT
 from deadletter.outage import with_replanning
+from deadletter.parked import ParkedGroup, together
 from dedup.core import planning
 from dedup.core.index import Index
 from dedup.core.store import Store
 from dedup.decode.prepare import Prepare
 from dedup.pipeline.batch import process_run
-from dedup.pipeline.commit import Chunk, Part, Policy, RowStates, committed, decide_chunk, index_of, refuse_parts
+from dedup.pipeline.commit import Chunk, Decided, Part, Policy, committed, decide_chunk, index_of, refuse_parts
 from dedup.spark.keeping import EvaluatedKept, Share
 
 OUTCOMES = pa.schema(
@@ -45,6 +46,7 @@ OUTCOMES = pa.schema(
         pa.field("decisions", pa.int64()),  # transactions that decided something
         pa.field("reached", pa.int64()),  # the highest position that is decided, null where none is
         pa.field("error", pa.binary()),  # pickled; the rows behind it are not decided
+        pa.field("parked", pa.binary()),  # pickled: ParkedGroup of new letters, committed ones alone
         pa.field("lost", pa.string()),  # a file of kept rows that the task does not find; then it has begun no slice
     ]
 )
@@ -169,6 +171,7 @@ class _Slice:
     partition: Partition
     states: np.ndarray = field(default_factory=lambda: np.zeros(planning.STATES, dtype=np.int64))
     error: BaseException | None = None
+    parked: list[ParkedGroup] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.head, name = self.job.head, self.job.head.consumer
@@ -188,6 +191,7 @@ class _Slice:
             for done in committed(self._parts(_reading(tables)), run, self.head, self._commit):
                 self.head = done.head
                 self.states += np.bincount(done.state, minlength=planning.STATES)
+                self.parked.extend(done.parked)
         except _UnreadError as unread:
             raise unread.error from unread.error.__cause__  # the task fails, and Spark runs it again
         except Exception as error:  # noqa: BLE001 - the driver raises it
@@ -208,11 +212,11 @@ class _Slice:
                 self._refuse_gap(index)
             yield Part(rows, index, topic_ids)
 
-    def _commit(self, chunk: Chunk) -> RowStates:
+    def _commit(self, chunk: Chunk) -> Decided:
         """One chunk, again where another decision comes first."""
         return with_replanning(lambda: self._transact(chunk))
 
-    def _transact(self, chunk: Chunk) -> RowStates:
+    def _transact(self, chunk: Chunk) -> Decided:
         with self.store.begin(self.head.consumer, self.head.epoch, self._claim(chunk.run)) as transaction:
             return decide_chunk(chunk, self.store, transaction, self._policy)
 
@@ -250,6 +254,7 @@ class _Slice:
             "decisions": self.head.seq - self.job.head.seq,
             "reached": None if point is None else point.sequence_number,
             "error": None if self.error is None else pickle.dumps(self.error),
+            "parked": pickle.dumps(together(self.parked)) if self.parked else None,
         }
         return pa.RecordBatch.from_pylist([row], schema=OUTCOMES)
 

@@ -30,6 +30,7 @@ from checkpoint.head import Checkpoint, Head, Run
 from checkpoint.position import Partition
 from deadletter.crashes import Marker, untried
 from deadletter.failure import Elsewhere
+from deadletter.parked import tell_parked, together
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.index import Index
 from dedup.core.store import Slicing
@@ -196,6 +197,8 @@ def _commit_in_tasks(job: Job, tasks: Tasks, head: Head, run: Run, *, first: boo
         outcomes = _commit_shuffled(job, tasks, head, run, first=first)
     for row in outcomes:
         report += Report.of_counts(np.asarray(row["states"]))
+    parked = [group for row in outcomes if row["parked"] for group in pickle.loads(row["parked"])]
+    tell_parked(job.policy.on_failure.on_parked, together(parked))
     _raise_worst(_errors(outcomes))
     return report, close(job, _reached(head, run, outcomes), run)
 
@@ -300,7 +303,7 @@ def _at_once(job: Job, tasks: Tasks) -> int:
 
 def slice_job(job: Job, head: Head, run: Run, gap_checked: frozenset[Partition]) -> SliceJob:
     """What the tasks of one batch need."""
-    policy = replace(job.policy, marker=untried())
+    policy = replace(job.policy, marker=untried(), on_failure=replace(job.policy.on_failure, on_parked=None))  # which the driver calls
     return SliceJob(policy, head, run, uuid.uuid4().hex, job.max_events, job.identify, gap_checked)
 
 

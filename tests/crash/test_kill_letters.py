@@ -14,6 +14,7 @@ import pytest
 from pyarrow.fs import FileSelector
 
 from deadletter.crashes import MAX_DEATHS
+from dedup.core.messages import Chosen
 from dedup.delta.storage import filesystem
 from fixtures.fix_places import of_stores
 from kit.child_letters import SEQUENCES, do, is_flaky, made, orders_of, prepare_place
@@ -138,14 +139,17 @@ BROKEN = {"do": "stream", "batches": [[*range(9)]], "bad": [0, 4]}
 
 @pytest.mark.full
 def test_killed_anywhere_while_parking(place: Place, nursery: Nursery) -> None:
-    """During retries, bisect and parking, in two batches: the same letters, each other event once."""
+    """During retries, bisect and parking, in two batches: the same letters, each with its message, each other event once."""
     prepare_place(place)
 
     def check(name: str) -> None:
         assert sorted(assert_in_order(effects(place, name))) == [1, 2]
         assert standing(place, name) == {0: "OPEN", 3: "BLOCKED", 6: "BLOCKED"}
+        told = [entry.id for entry in place.store().outbox(name).entries(Chosen(limit=None))]
+        assert sorted(told) == sorted(x["id"] for x in letters(place.store(), consumer=name))
 
-    steps = die_everywhere(place, nursery, [], {"do": "stream", "batches": [[0, 1, 2, 3], [6]], "bad": [0]}, check)
+    victim = {"do": "stream", "batches": [[0, 1, 2, 3], [6]], "bad": [0], "settings": {"letters_to": "dead"}}
+    steps = die_everywhere(place, nursery, [], victim, check)
     assert {"handler", "park", "commit"} <= set(steps) and steps.count("handler") == 5
 
 

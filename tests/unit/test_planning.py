@@ -215,7 +215,7 @@ def test_below_a_purge_time_tells_a_recreated_topic(younger: bool, point_by_brok
         with pytest.raises(IncarnationChanged):
             commit.commit_chunk(chunk, job(store, lambda rows, tx: None))
     else:
-        assert (commit.commit_chunk(chunk, job(store, lambda rows, tx: None)) == planning.REDELIVERED).all()  # type: ignore[arg-type]
+        assert (commit.commit_chunk(chunk, job(store, lambda rows, tx: None)).state == planning.REDELIVERED).all()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -226,9 +226,9 @@ def test_each_chunk_stands_on_those_before_it(joined: bool) -> None:
     index = commit.index_of(evaluated)
     whole = replace(job(None, lambda rows, tx: None), max_events=2)  # type: ignore[arg-type]
 
-    def decide(chunk: commit.Chunk) -> commit.RowStates:
+    def decide(chunk: commit.Chunk) -> commit.Decided:
         seen.append(chunk)
-        return np.full(len(chunk.index), planning.NEW, dtype=np.int8)
+        return commit.Decided(np.full(len(chunk.index), planning.NEW, dtype=np.int8))
 
     parts = commit.parts_of(whole, evaluated, index, {TOPIC: "life"})
     for number, done in enumerate(commit.committed(parts, Run("q", 0, joined=joined), Head(NAME), decide, culprits)):

@@ -128,6 +128,8 @@ SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
             "bisect": FLAG,
             "errors": [KeyError, [KeyError], [(KeyError, "PERMANENT")], {KeyError: ErrorClass.PERMANENT}, None],
             "max_outage": [*TIME, None],
+            "on_parked": CALLED,
+            "letters_to": TEXT,
             "handler_timeout": [INF, *LIMIT],
         },
         set(),
@@ -316,7 +318,7 @@ def test_a_bad_value_of_a_setting_is_refused_where_it_is_given(made: Callable[..
         {"idempotence_key": ["data.id", "data.line"], "payload": ("data.amount",), "sequence_key": "data.id"},
         {
             "decode": lambda column: column,
-            "failure": FailurePolicy(errors=[(lambda error: True, ErrorClass.SYSTEMIC)], budget=None),
+            "failure": FailurePolicy(errors=[(lambda error: True, ErrorClass.SYSTEMIC)], budget=None, on_parked=print, letters_to="dead"),
             "on_batch": print,
         },
         {

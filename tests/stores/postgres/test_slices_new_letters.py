@@ -1,0 +1,42 @@
+"""New letters of slices that tasks commit: the driver tells of them, the task's transaction has their messages. Tasks: local_tasks.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.errors import StoreUnavailable
+from dedup import ParkedGroup
+from kit.foreach_kit import bare
+from kit.local_tasks import Tasks, run_in
+from kit.orders import batch, event, letters, orders
+from kit.outgoing import states
+from kit.places import PostgresPlace
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "shuffled"])
+def test_letters_of_all_slices_are_told_together(postgres: str, keeps: bool) -> None:
+    """Two partitions with one cause are one group; each letter is a message; a batch of which a slice fails has told of the others."""
+    place, told = PostgresPlace(postgres), list[ParkedGroup]()
+    place.create_sink()
+    made = bare(place.store(), on_parked=told.append, letters_to="dead", max_outage=0.0)
+
+    @made.foreach_arrow(into="orders")
+    def load(events: pa.Table, tx: Any) -> pa.Table:
+        if "broken" in str(events["data"].to_pylist()):
+            raise StoreUnavailable("of everybody")
+        tx.reject(events, pa.array([True] * len(events)), "closed")
+        return events.slice(0, 0)["data"].combine_chunks().flatten() and pa.table({"id": pa.array([], pa.string())})
+
+    rows = batch(*orders(range(3)), *orders(range(2), partition=1))
+    run_in(Tasks(rows, keeps=keeps), made, rows, 0)
+    assert [(group.kind, group.letters, group.reason) for group in told] == [("REJECTED", 5, "closed")]
+    assert states(place) == {"WAITING": 5} and len(letters(place.store())) == 5
+    more = batch(*orders([5]), event(2, "broken", partition=1))
+    with pytest.raises(StoreUnavailable):
+        run_in(Tasks(more, keeps=keeps), made, more, 1)
+    assert [group.letters for group in told] == [5, 1] and states(place) == {"WAITING": 6}
