@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +19,7 @@ from checkpoint.errors import Refused
 from deadletter.json_rows import json_rows
 from deadletter.selection import Selection
 from deadletter.work import Changed, Which
-from dedup.cli.options import By, Commands, Reason, Yes, check_names, one_of, progress, says_which, selecting, who
+from dedup.cli.options import By, Commands, Ids, Reason, Yes, check_names, one_of, progress, selecting, who, whole_ids
 from dedup.cli.show import NOTHING_DONE, AsJson, cell, print_fields, print_json, print_table
 from dedup.reprocessing.dead_letters import DeadLetters, Letter
 from dedup.reprocessing.files import Imported
@@ -46,9 +45,6 @@ commands = Commands(
     no_args_is_help=True,
 )
 
-Ids = Annotated[
-    list[str] | None, typer.Argument(help="Ids of dead letters, or their first digits. Without ids: give filters.", show_default=False)
-]
 RequiredReason = Annotated[str, typer.Option("--reason", help="Why the change is made; kept with it.", show_default=False)]
 
 
@@ -199,7 +195,7 @@ def discard(
     The letters keep their keys, and letters that wait behind them can be reprocessed.
     """
     letters = _letters(store, selection)
-    which = _which(letters, ids, selection)
+    which = whole_ids(letters, ids, selection) or selection
     with progress("discarding") as told:
         done = letters.discard(which, reason=reason, by=who(by), release_key=release_key, dry_run=not yes, on_progress=told)
     _print_changed(done, "discarded", as_json, which)
@@ -220,7 +216,7 @@ def reopen(
     A letter stays discarded if its key was released and another event has taken it.
     """
     letters = _letters(store, selection)
-    which = _which(letters, ids, selection)
+    which = whole_ids(letters, ids, selection) or selection
     with progress("reopening") as told:
         done = letters.reopen(which, reason=reason, by=who(by), dry_run=not yes, on_progress=told)
     _print_changed(done, "reopened", as_json, which)
@@ -273,13 +269,6 @@ def _body(given: str | None) -> bytes | None:
         return Path(given[1:]).read_bytes()
     except OSError as error:
         raise dedup.ConfigError(f"The body cannot be read from {given[1:]}: {error.strerror}.") from error
-
-
-def _which(letters: DeadLetters, ids: Sequence[str] | None, selection: Selection) -> Which:
-    if bool(ids) == says_which(selection):
-        both = "You gave ids and filters. " if ids else ""
-        raise dedup.ConfigError(f"{both}Say which letters you mean: either ids, or filters such as --consumer and --fingerprint.")
-    return [letters.find(i) for i in ids] if ids else selection
 
 
 def _print_changed(done: Changed, word: str, as_json: bool, which: Which) -> None:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any, NoReturn
@@ -38,6 +38,10 @@ Yes = Annotated[bool, typer.Option("--yes", help="Make the change. Without it th
 By = Annotated[str, typer.Option("--by", help="Who makes the change; kept with it.  [default: the login name]", show_default=False)]
 Reason = Annotated[str, typer.Option("--reason", help="Why the change is made; kept with it.", show_default=False)]
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="Only this topic. May be repeated.", show_default=False)]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(help="Ids of dead letters, or their first digits. Without ids: the filters.", show_default=False),
+]
 
 
 StorageOption = Annotated[
@@ -260,6 +264,18 @@ def _selection(given: dict[str, Any]) -> Selection:
 def says_which(selection: Selection) -> bool:
     """Whether any option was given."""
     return any(getattr(selection, name) is not None for name in OPTIONS)
+
+
+def whole_ids(letters: DeadLetters, ids: Sequence[str] | None, selection: Selection, example: str = "--consumer") -> list[str]:
+    """The ids in full; empty where filters say which letters are meant. Raises ConfigError for both, and for neither.
+
+    Args:
+        example: a filter that the command has.
+    """
+    if bool(ids) == says_which(selection):
+        both = "You gave ids and filters. " if ids else ""
+        raise dedup.ConfigError(f"{both}Say which letters you mean: either ids, or filters such as {example} and --fingerprint.")
+    return [letters.find(one) for one in ids or ()]
 
 
 def check_names(store: Store, selection: Selection) -> None:

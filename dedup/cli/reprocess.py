@@ -18,6 +18,7 @@ from dedup.cli.options import (
     OPTIONS,
     POSITIONS,
     By,
+    Ids,
     Reason,
     Yes,
     again_and_again,
@@ -26,9 +27,9 @@ from dedup.cli.options import (
     find,
     one_of,
     progress,
-    says_which,
     selecting,
     who,
+    whole_ids,
 )
 from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.consumer import Consumer
@@ -94,9 +95,7 @@ def register(consumers: typer.Typer, letters: typer.Typer) -> None:
 def reprocess_(
     target: Target,
     selection: Selection,
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="Ids of dead letters, or their first digits. Without ids: the filters.", show_default=False)
-    ] = None,
+    ids: Ids = None,
     from_log: Annotated[
         bool, typer.Option("--from-log", help="Instead of letters run positions of the range that were never delivered.")
     ] = False,
@@ -201,11 +200,11 @@ def replay_(
 
 
 def _these(consumer: Consumer, ids: Sequence[str], selection: Selection, *, from_log: bool) -> Selection:
-    """The letters of these ids. Raises ConfigError for filters beside them, and for a letter of another consumer."""
-    if from_log or says_which(selection):
-        raise dedup.ConfigError("Say which letters you mean: either ids, or filters such as --topic and --fingerprint.")
+    """The letters of these ids. Raises ConfigError for filters or --from-log beside them, and for a letter of another consumer."""
+    if from_log:
+        raise dedup.ConfigError("You gave ids and --from-log. --from-log runs positions that have no letter: leave out one of the two.")
     letters = DeadLetters(consumer.store)
-    whole = tuple(letters.find(one) for one in ids)
+    whole = tuple(whole_ids(letters, ids, selection, "--topic"))
     for one in letters.select(Selection(ids=whole, limit=None), ["id", "consumer"]).to_pylist():
         if one["consumer"] != consumer.name:
             raise dedup.ConfigError(f"Letter {one['id'][:12]} is of consumer {one['consumer']!r}, not of {consumer.name!r}.")

@@ -329,7 +329,9 @@ def test_reprocess_runs_the_letters_that_are_named(program: str, place: Place, d
     assert (code, json.loads(out)["reprocessed"]) == (0, 1)
     assert [row["status"] for row in listed(dedup, place)] == ["OPEN", "REPROCESSED", "OPEN"]
     code, _, err = dedup(f"{line} --kind rejected")
-    assert (code, "either ids, or filters" in err) == (2, True)
+    assert (code, "You gave ids and filters" in err, "either ids, or filters" in err) == (2, True, True)
+    code, _, err = dedup(f"{line} --from-log")
+    assert (code, "You gave ids and --from-log" in err, "filters" in err) == (2, True, False)
 
 
 LARGE_BODIES = """
