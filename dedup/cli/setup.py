@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +78,7 @@ def migrate(
     for step in steps:
         typer.echo(f"applied {step}")
     if not steps:
-        typer.echo(_nothing_to_apply(store, opened.consumers()))
+        typer.echo(_nothing_to_apply(opened, store))
 
 
 def _check(opened: Store, store: str, as_json: bool) -> None:
@@ -89,15 +88,20 @@ def _check(opened: Store, store: str, as_json: bool) -> None:
     except SchemaOutdated as outdated:
         why = str(outdated)
     if as_json:
-        print_json({"up_to_date": why is None, "why": why, "begun": is_postgres(store) or bool(opened.consumers())})
+        print_json({"up_to_date": why is None, "why": why, "begun": _begun(opened, store)})
     else:
-        typer.echo(f"needs a migration: {why}" if why else _nothing_to_apply(store, opened.consumers()))
+        typer.echo(f"needs a migration: {why}" if why else _nothing_to_apply(opened, store))
     found(wrong=why is not None)
 
 
-def _nothing_to_apply(store: str, consumers: Collection[str]) -> str:
+def _nothing_to_apply(opened: Store, store: str) -> str:
     """The sentence for a state that needs nothing. A folder that was mistyped does not look like a state that is up to date."""
-    return UP_TO_DATE if consumers or is_postgres(store) else NOT_BEGUN
+    return UP_TO_DATE if _begun(opened, store) else NOT_BEGUN
+
+
+def _begun(opened: Store, store: str) -> bool:
+    """Whether there is a state that can be migrated: PostgreSQL has one before the first consumer, Delta has none."""
+    return is_postgres(store) or bool(opened.consumers())
 
 
 def _refuse_foreign(store: str) -> None:
