@@ -57,7 +57,7 @@ def open_store(url: str, *, new: bool = False) -> Store:
         url: a StoreAddress brings the settings of its storage with it.
 
     Raises:
-        ConfigError: no URL was given, a folder has no store, or settings were given that PostgreSQL has no use for.
+        ConfigError: no URL was given, a folder has no store, PostgreSQL cannot read the URL, or settings were given that it has no use for.
         ImportError: the driver is missing; the message names the extra to install.
     """
     if not url:
@@ -68,8 +68,6 @@ def open_store(url: str, *, new: bool = False) -> Store:
             raise dedup.ConfigError(
                 "--storage-option is for Delta stores. PostgreSQL takes its settings from the URL or from PG* variables."
             )
-        if url.partition("://")[2].partition("/")[0].count("@") > 1:
-            raise dedup.ConfigError("The URL of the store has more than one @ before the database. Write %40 for an @ of the password.")
         # who only looks creates no tables in a database that was mistyped
         return dedup.PostgresStore(url, schema=postgres_schema(), auto_migrate=False)
     path = url.removeprefix(SPARK)

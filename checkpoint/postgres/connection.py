@@ -33,6 +33,9 @@ _DEFAULTS = {
 }
 SECRETS = ("password", "sslpassword")
 
+_URL = re.compile(r"\Apostgres(ql)?://")
+"""What a URL begins with."""
+
 _LOST = ("08", "57P", "25P03", "53")
 """Class 08 connection, 57P shutdown, 25P03 idle session ended, 53 out of memory, disk or connections."""
 
@@ -56,6 +59,8 @@ def redacted(dsn: str) -> str:
 
 def checked(dsn: str) -> str:
     """The DSN, if it is one. Raises ConfigError, without showing it: it may hold a password."""
+    if _URL.match(dsn) and dsn.split("/")[2].count("@") > 1:
+        raise ConfigError("The PostgreSQL URL has more than one @ before the database. Write %40 for an @ of the password.")
     try:
         conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:

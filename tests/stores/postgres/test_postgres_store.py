@@ -230,7 +230,7 @@ def test_a_store_travels_without_its_connections_and_never_shows_a_password(post
     copy = pickle.loads(pickle.dumps(store))
     assert copy.consumers() == [] and copy.schema == "other"
     assert "hush" not in repr(store) and "***" in repr(store)
-    for wrong in ("postgresql://u:hush@[", "host=x password='hush"):
+    for wrong in ("postgresql://u:hush@[", "host=x password='hush", "postgresql://u:TOP@hush@host:1/shop"):
         with pytest.raises(ConfigError) as raised:
             PostgresStore(wrong)
         assert "hush" not in str(raised.value)
