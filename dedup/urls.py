@@ -41,8 +41,8 @@ class StoreAddress(str):
 
 
 def is_postgres(url: str) -> bool:
-    """Whether the URL names a PostgreSQL database: a URL of its own scheme or a libpq string such as `host=db dbname=shop`."""
-    return url.startswith(("postgresql://", "postgres://")) or bool(re.match(r"\w+\s*=", url))
+    """Whether the URL names a PostgreSQL database: a URL of its own scheme, in any case, or a libpq string: `host=db dbname=shop`."""
+    return bool(re.match(r"postgres(ql)?://", url, re.IGNORECASE) or re.match(r"\w+\s*=", url))
 
 
 def postgres_schema() -> str:

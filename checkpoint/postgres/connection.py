@@ -33,8 +33,8 @@ _DEFAULTS = {
 }
 SECRETS = ("password", "sslpassword")
 
-_URL = re.compile(r"\Apostgres(ql)?://")
-"""What a URL begins with."""
+_URL = re.compile(r"\Apostgres(ql)?://", re.IGNORECASE)
+"""What a URL begins with. The case of a scheme has no meaning (RFC 3986, 3.1), but libpq takes only lower case."""
 
 _LOST = ("08", "57P", "25P03", "53")
 """Class 08 connection, 57P shutdown, 25P03 idle session ended, 53 out of memory, disk or connections."""
@@ -58,7 +58,8 @@ def redacted(dsn: str) -> str:
 
 
 def checked(dsn: str) -> str:
-    """The DSN, if it is one. Raises ConfigError, without showing it: it may hold a password."""
+    """The DSN as libpq takes it: the scheme of a URL in lower case. Raises ConfigError, without showing it: it may hold a password."""
+    dsn = _URL.sub(lambda scheme: scheme[0].lower(), dsn)
     if _URL.match(dsn) and dsn.split("/")[2].count("@") > 1:
         raise ConfigError("The PostgreSQL URL has more than one @ before the database. Write %40 for an @ of the password.")
     try:

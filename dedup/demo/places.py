@@ -74,7 +74,9 @@ class PostgresTarget:
     sink = f"{SCHEMA}.{CONSUMER}"
 
     def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
+        from checkpoint.postgres.connection import checked  # here: the extra `demo` does not bring its driver
+
+        self._dsn = checked(dsn)
 
     def prepare(self) -> None:
         """Replace the schema, create the sink.

@@ -244,8 +244,9 @@ class Publishers:
 
     def __init__(self, dsn: str, schema: str = "dedup") -> None:
         self._sql = Statements(checked_schema(schema))
+        dsn = checked(dsn)
         with connecting(dsn):
-            self._connection: Connection = connect(checked(dsn))
+            self._connection: Connection = connect(dsn)
         sql.ensure(self._connection, schema, auto=False)
 
     def close(self) -> None:

@@ -12,11 +12,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from deadletter.selection import Selection
+from dedup import PostgresStore
 from dedup.reprocessing.dead_letters import DeadLetters
+from dedup.urls import open_store
 from fixtures.fix_places import BOTH
 from kit.orders import batch, consumer, event, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
@@ -231,6 +235,17 @@ def test_no_part_of_a_password_with_an_at_sign_is_shown(dedup: Run) -> None:
     """libpq takes what follows the first @ for the host, and would tell it: such a URL is refused with what to write."""
     code, _, err = dedup("status --store postgresql://bob:TOP@SECRET@127.0.0.1:1/shop")
     assert (code, "%40" in err, "SECRET" in err) == (2, True, False)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("scheme", ["Postgresql", "POSTGRES"])
+def test_the_case_of_a_scheme_has_no_meaning(scheme: str, empty_postgres: str, dedup: Run) -> None:
+    """RFC 3986: a URL of PostgreSQL in capitals is one, and no folder of Delta; commands, publishers' too, and Python callers reach it."""
+    url = f"{scheme}://?{urlencode(conninfo_to_dict(empty_postgres))}"
+    assert dedup(f"migrate --store '{url}'")[0] == 0
+    assert dedup(f"publisher list --store '{url}'")[0] == 0
+    opened = open_store(url)
+    assert isinstance(opened, PostgresStore) and opened.consumers() == []
 
 
 @pytest.mark.parametrize("line", ["status --fail-above 10", "status --kafka-settings /nowhere", "verify --full"])
