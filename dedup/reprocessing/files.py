@@ -88,18 +88,19 @@ def _target(to: str | Path | BinaryIO) -> Iterator[BinaryIO]:
     if path.exists():
         raise ConfigError(f"{path} is there already. Name another file.")
     part = path.with_name(path.name + ".part")
-    with _opened(part, "wb", "written") as file:
+    with _opened(part, "wb", "written", named=path) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
     part.rename(path)
 
 
-def _opened(path: Path, mode: str, what: str) -> BinaryIO:
+def _opened(path: Path, mode: str, what: str, named: Path | None = None) -> BinaryIO:
+    """The open file. Raises ConfigError, which names it, or the file that was `named` and that it stands in for."""
     try:
         return cast(BinaryIO, path.open(mode))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be {what}: {error.strerror}. Name another file.") from error
+        raise ConfigError(f"{named or path} cannot be {what}: {error.strerror}. Name another file.") from error
 
 
 @contextmanager

@@ -208,7 +208,7 @@ def test_a_json_body_is_not_edited_into_one_that_is_cut_off(place: Place, dedup:
         ("dead-letter edit {id} --key a --yes", "decided already"),
         ("dead-letter import /nowhere --yes", "There is no file"),
         ("dead-letter import /tmp --yes", "/tmp cannot be read: Is a directory"),
-        ("dead-letter export /nowhere/letters.jsonl", "cannot be written: No such file or directory"),
+        ("dead-letter export /nowhere/letters.jsonl", "/nowhere/letters.jsonl cannot be written: No such file or directory"),
         ("dead-letter discard --text '' --reason x --yes", "The text to search for is empty"),
         ("dead-letter discard --consumer shop --reason ' ' --yes", "Give a reason"),
         ("dead-letter discard '' --reason x --yes", "no dead letter begins"),
