@@ -17,7 +17,7 @@ from checkpoint.head import Head, Spent
 from deadletter import policy
 from deadletter.policy import WATCHED
 from dedup.cli.options import By, Commands, Name, Reason, Yes, one_of, who
-from dedup.cli.show import NOTHING_DONE, AsJson, print_fields, print_json, print_table
+from dedup.cli.show import CHANGES, NOTHING_DONE, AsJson, print_fields, print_json, print_table
 from dedup.core.store import Store
 from dedup.urls import StoreUrl, check_consumer, open_store
 
@@ -63,7 +63,7 @@ def show(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Show one consumer: progress, settings, checkpoints."""
     opened = open_store(store)
     check_consumer(opened, name)
-    document = {**head_json(opened.head(name)), "reserved": opened.reserved(name)}
+    document = state_json(opened.head(name), opened.reserved(name))
     if as_json:
         print_json(document)
         return
@@ -150,7 +150,7 @@ def amend(store: Store, name: str, change: Amendment, as_json: bool, yes: bool, 
     done = yes and bool(planned)
     decision = store.amend(name, change, by=who(by), reason=reason).seq if done else None
     if as_json:
-        changed = [{"what": what, "now": now, "then": then} for what, now, then in planned]
+        changed = [dict(zip(CHANGES, row, strict=True)) for row in planned]
         print_json({"consumer": name, "changes": changed, "decision": decision, "done": done})
     else:
         _print_amendment(name, planned, decision)
@@ -160,7 +160,7 @@ def _print_amendment(name: str, planned: list[tuple[str, Any, Any]], decision: i
     if not planned:
         typer.echo(f"{name}: nothing to change.")
         return
-    print_table(["what", "now", "then"], planned)
+    print_table(CHANGES, planned)
     typer.echo(NOTHING_DONE if decision is None else f"{name}: done, as decision {decision}.")
 
 
@@ -210,6 +210,11 @@ def head_json(head: Head) -> dict[str, Any]:
         "incarnations": [{"source": s, "topic": t, "incarnation": life} for (s, t), life in sorted(head.incarnations.items())],
         "incarnation_ids": [{"source": s, "topic": t, "incarnation_id": told} for (s, t), told in sorted(head.incarnation_ids.items())],
     }
+
+
+def state_json(head: Head, reserved: int | None) -> dict[str, Any]:
+    """What `show` prints as one JSON object: the head, and how many keys are reserved."""
+    return {**head_json(head), "reserved": reserved}
 
 
 def register_budget(app: typer.Typer) -> None:

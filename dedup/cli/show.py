@@ -25,6 +25,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 NOTHING_DONE = "Nothing was changed. Repeat the command with --yes to do it."
 
+CHANGES = ["what", "now", "then"]
+"""Columns of what a person's decision changes: each row is a part of the state, or of a letter."""
+
 GAP = "  "
 """Between two columns."""
 

@@ -91,12 +91,14 @@ def test_a_long_call_in_a_table_can_be_broken() -> None:
 
 def test_every_column_of_a_table_is_explained() -> None:
     """The page of columns has a section for each command that lists something, with exactly the columns of its tables."""
-    from checkpoint.head import Spent
+    from checkpoint.head import Head, Spent
     from deadletter.letter import GROUPS
-    from dedup.cli import checkpoint, consumer, dead_letter, lag, outbox, publisher, reprocess, status, verify
+    from dedup.cli import checkpoint, consumer, dead_letter, lag, outbox, publisher, reprocess, show, status, upkeep, verify
 
     tables = {
         "consumer list": consumer.LISTED,
+        "consumer show": consumer.state_json(Head("shop"), 0),
+        "consumer accept-gap": show.CHANGES,
         "consumer lag": lag.COLUMNS,
         "status": status.COLUMNS,
         "checkpoint list": ["consumer", *checkpoint.CHECKPOINTS],
@@ -109,6 +111,7 @@ def test_every_column_of_a_table_is_explained() -> None:
         "dead-letter show": dead_letter.HISTORY_COLUMNS,
         "dead-letter reprocess": reprocess.RESULTS,
         "consumer replay": reprocess.REPLAYED,
+        "upkeep": upkeep.COLUMNS,
         "outbox list": outbox.COLUMNS,
         "outbox lag": outbox.LAG,
         "publisher list": publisher.COLUMNS,
