@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -20,8 +21,8 @@ from deadletter.json_rows import json_rows
 from deadletter.selection import Selection
 from deadletter.work import Changed, Which
 from dedup.cli.options import By, Commands, Ids, Reason, Yes, check_names, one_of, progress, selecting, who, whole_ids
-from dedup.cli.show import NOTHING_DONE, AsJson, cell, print_fields, print_json, print_table
-from dedup.reprocessing.dead_letters import DeadLetters, Letter
+from dedup.cli.show import CHANGES, NOTHING_DONE, AsJson, cell, print_fields, print_json, print_table
+from dedup.reprocessing.dead_letters import DeadLetters, Letter, shown
 from dedup.reprocessing.files import Imported
 from dedup.urls import StoreUrl, open_store
 
@@ -251,15 +252,20 @@ def edit(
     before = letters.show(whole).row
     accepted = {"accept_any_body": accept_any_body, "dry_run": not yes}
     done = letters.edit(whole, body=new, key=key or None, reason=reason, by=who(by), **accepted)
+    changes = _edited(before, new, key)
     if as_json:
-        print_json(_changed_json(done))
+        print_json({**_changed_json(done), "changes": [dict(zip(CHANGES, row, strict=True)) for row in changes]})
         return
-    then = {"body": None if new is None else f"{len(new)} bytes", "key": "|".join(key) if key else None}
-    now = {"body": f"{before['body_size']} bytes", "key": before["idempotence_key"]}
-    print_table(["what", "now", "then"], [(n, now[n], value) for n, value in then.items() if value is not None], title=whole[:12])
+    print_table(CHANGES, [(what.replace("_", " "), now, then) for what, now, then in changes], title=whole[:12])
     if new is not None:
         typer.echo("The key comes from the new body. Check that it is the id of this message.")
     typer.echo("edited; `dedup dead-letter reprocess` runs it as it is" if yes else NOTHING_DONE)
+
+
+def _edited(before: Mapping[str, Any], body: bytes | None, key: Sequence[str] | None) -> list[tuple[str, Any, Any]]:
+    """(column of the letter, its value now, its value then) for each thing that an edit changes; of a body its bytes are counted."""
+    sizes = [] if body is None else [("body_size", before["body_size"], len(body))]
+    return [*sizes, *([("idempotence_key", before["idempotence_key"], shown(key))] if key else [])]
 
 
 def _body(given: str | None) -> bytes | None:

@@ -165,6 +165,22 @@ def test_a_body_is_edited_from_a_file_exactly(place: Place, dedup: Run, tmp_path
 
 
 @pytest.mark.fast_on("postgres")
+def test_an_edit_says_what_it_changes(place: Place, dedup: Run) -> None:
+    """With --json too, before and after --yes: the sizes of a body, and both keys."""
+    letter = listed(dedup, place)[0]
+    line = f"dead-letter edit {letter['id']} --body '{{}}' --key y"
+    size = {"what": "body_size", "now": letter["body_size"], "then": 2}
+    for edit in (line, f"{line} --yes"):
+        told = document(dedup, edit, place)
+        assert told["changes"] == [size, {"what": "idempotence_key", "now": "b", "then": "y"}]
+        assert told["done"] is edit.endswith("--yes")
+    assert document(dedup, f"dead-letter edit {letter['id']} --key z", place)["changes"] == [
+        {"what": "idempotence_key", "now": "y", "then": "z"}
+    ]
+    assert "body size    2     2" in dedup(f"dead-letter edit {letter['id']} --body '{{}}'", place)[1]
+
+
+@pytest.mark.fast_on("postgres")
 def test_keys_are_shown_as_text_with_hex_beside_it(place: Place, dedup: Run) -> None:
     """The idempotence key stands before its hash; the broker's key is text with its hex, or hex alone where it is no text."""
     store = place.store()

@@ -109,6 +109,7 @@ def test_every_column_of_a_table_is_explained() -> None:
         "dead-letter list": dead_letter.COLUMNS,
         "dead-letter group": GROUPS.names,
         "dead-letter show": dead_letter.HISTORY_COLUMNS,
+        "dead-letter edit": show.CHANGES,
         "dead-letter reprocess": reprocess.RESULTS,
         "consumer replay": reprocess.REPLAYED,
         "upkeep": upkeep.COLUMNS,
