@@ -303,10 +303,10 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     used = decision.before_handler(settled)
     _require_budget(chunk, settled, used, head, policy)
     settled, why, handled = handle(chunk, settled, order_of(chunk, settled, transaction), transaction, policy, store.on_step)
-    parked, used = _parked(chunk, settled, why, {**handled, **used}, head, policy)
+    parked, spent = _parked(chunk, settled, why, {**handled, **used}, head, policy)
     if parked is not None and policy.on_failure.letters_to is not None:
         transaction.enqueue(messages_of(parked.letters, policy.on_failure.letters_to))
-    for step in _steps(chunk, settled, parked, used, head, policy):
+    for step in _steps(chunk, settled, parked, spent, head, policy):
         store.on_step(step.name)
         transaction.execute(step)
     return Decided(settled.state, () if parked is None else groups_of(parked.letters))
