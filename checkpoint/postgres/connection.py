@@ -63,9 +63,11 @@ def checked(dsn: str) -> str:
     if _URL.match(dsn) and dsn.split("/")[2].count("@") > 1:
         raise ConfigError("The PostgreSQL URL has more than one @ before the database. Write %40 for an @ of the password.")
     try:
-        conninfo_to_dict(dsn)
+        ports = str(conninfo_to_dict(dsn).get("port") or "").split(",")
     except psycopg.ProgrammingError:
         raise ConfigError("The PostgreSQL DSN cannot be read. Write postgresql://user@host:port/database or host=... dbname=...") from None
+    if not all(port.isdecimal() for port in ports if port):
+        raise ConfigError("The port of the PostgreSQL DSN is no number. If the password has a / in a URL, write %2F for it.")
     return dsn
 
 

@@ -231,10 +231,11 @@ def test_sql_is_printed_though_the_variable_names_a_delta_store(tmp_path: Path, 
     assert (code, "create table" in out) == (0, True)
 
 
-def test_no_part_of_a_password_with_an_at_sign_is_shown(dedup: Run) -> None:
-    """libpq takes what follows the first @ for the host, and would tell it: such a URL is refused with what to write."""
-    code, _, err = dedup("status --store postgresql://bob:TOP@SECRET@127.0.0.1:1/shop")
-    assert (code, "%40" in err, "SECRET" in err) == (2, True, False)
+@pytest.mark.parametrize(("password", "write"), [("TOP@SECRET", "%40"), ("TOP/SECRET", "%2F"), ("TOP/P@SECRET", "%2F")])
+def test_no_part_of_a_password_that_ends_early_is_shown(password: str, write: str, dedup: Run) -> None:
+    """libpq would take it for a host or a port, and tell it: such a URL is refused with what to write."""
+    code, _, err = dedup(f"status --store postgresql://bob:{password}@127.0.0.1:1/shop")
+    assert (code, write in err, "SECRET" in err, "TOP" in err) == (2, True, False, False)
 
 
 @pytest.mark.postgres
