@@ -93,7 +93,7 @@ def _fits(error: BaseException, test: type[BaseException] | Callable[[BaseExcept
 
 
 def _known(error: BaseException) -> ErrorClass | None:
-    tests = (_ours, _by_state, _lacks_a_module, _by_name, _by_status, _by_errno, _of_spark)
+    tests = (_ours, _by_state, _lacks_a_module, _of_an_ending_process, _by_name, _by_status, _by_errno, _of_spark)
     try:
         return next((found for test in tests if (found := test(error))), None)
     except Exception:
@@ -124,6 +124,10 @@ def _lacks_a_module(error: BaseException) -> ErrorClass | None:
     text = _words_of_spark(error)
     first = known.MISSING.match(text, max(text.find("Traceback (most"), 0))
     return SYSTEMIC if first and known.CAUGHT not in text[first.end() :] else None
+
+
+def _of_an_ending_process(error: BaseException) -> ErrorClass | None:
+    return SYSTEMIC if isinstance(error, RuntimeError) and known.ENDING.search(_text(error)) else None
 
 
 def _by_name(error: BaseException) -> ErrorClass | None:
@@ -165,11 +169,14 @@ def _by_errno(error: BaseException) -> ErrorClass | None:
 def _of_spark(error: BaseException) -> ErrorClass | None:
     """What Spark and Delta say in words only: an error of the JVM that has no class in Python."""
     text = _words_of_spark(error)
-    if known.DELTA.search(text) or known.TASK.search(text) or known.WORKER.search(text):
+    if known.CANCELLED.search(text):
+        return SYSTEMIC
+    if any(words.search(text) for words in (known.DELTA, known.TASK, known.WORKER, known.AWAY)):
         return TRANSIENT
     if known.DATA.search(text):
         return PERMANENT
-    return SYSTEMIC if any(words.search(text) for words in (known.GONE, known.UNANSWERED, known.UNANSWERED_CONNECT)) else None
+    everybodys = (known.GONE, known.UNANSWERED, known.UNANSWERED_CONNECT, known.LACKING)
+    return SYSTEMIC if any(words.search(text) for words in everybodys) else None
 
 
 def _words_of_spark(error: BaseException) -> str:

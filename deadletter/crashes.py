@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -45,6 +45,10 @@ class Marker:
         running = known["running"]
         dead = tuple((a, b) for a, b in known["dead"])
         return cls(known["chunk"], known["deaths"], dead, tuple(running) if running else None, known.get("sure", True))
+
+    def kept(self) -> str:
+        """As it is kept."""
+        return json.dumps(asdict(self))
 
     def resumed(self, chunk: str) -> Marker:
         """The marker of this chunk in a new process."""
@@ -176,7 +180,17 @@ class CrashMarker:
 
     def _keep(self) -> None:
         assert self._marker is not None
-        self._save(json.dumps(asdict(self._marker)))
+        self._save(self._marker.kept())
+
+
+def cancelled(left: Mapping[str, str]) -> dict[str, str]:
+    """Markers of tasks that were ended because somebody cancelled their job: no death of theirs says anything of what they tried.
+
+    Args:
+        left: scope -> marker. Returns those that change.
+    """
+    markers = {scope: Marker.read(text) for scope, text in left.items()}
+    return {scope: replace(marker, running=None).kept() for scope, marker in markers.items() if marker.running is not None}
 
 
 def untried() -> CrashMarker:

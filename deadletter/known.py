@@ -191,6 +191,24 @@ GONE = re.compile(
     rf"{STOPPED.pattern}|Answer from Java side is empty|No space left on device|java\.lang\.OutOfMemoryError"
     r"|Java heap space|spark\.driver\.maxResultSize|TaskResultLost"
 )
+ENDING = re.compile(r"cannot schedule new futures after|can't (?:start|create) new thread at interpreter shutdown")
+"""What RuntimeError says while Python ends: a thread that goes on for a moment cannot use any pool. Source: concurrent.futures.thread."""
+CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\]|\bJob \d+ cancelled\b|\[OPERATION_CANCELED\]|java\.lang\.InterruptedException")
+"""Somebody cancelled the job, or stops the query that it is of. Source: DAGScheduler.handleJobCancellation of Spark 3.5 to 4.2, and the
+condition of Spark Connect's interrupts."""
+AWAY = re.compile(
+    r"java\.net\.(?:ConnectException|UnknownHostException|NoRouteToHostException)|java\.nio\.channels\.UnresolvedAddressException"
+    r"|java\.sql\.SQL(?:NonT|T)ransientConnectionException|org\.apache\.hadoop\.net\.ConnectTimeoutException"
+    r"|PSQLException: (?:Connection to \S+ refused|The connection attempt failed)|CommunicationsException: Communications link failure"
+    r"|SQLServerException: The TCP/IP connection to the host"
+    r"|org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect|Network|BrokerNotAvailable|CoordinatorNotAvailable)Exception"
+)
+"""A job of Spark could not connect to what it reads or writes, as a table by JDBC: that is no row's fault."""
+LACKING = re.compile(
+    r"java\.lang\.(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|UnsatisfiedLinkError)"
+    r"|org\.apache\.hadoop\.security\.AccessControlException|java\.nio\.file\.AccessDeniedException"
+)
+"""A jar is missing on the cluster, or of another version, or Spark may not read or write there."""
 UNANSWERED = re.compile(r"^(?:Py4JError: )?An error occurred while calling \S+$")
 """All that py4j says of a call that was under way when the JVM ended. Source: send_command and get_return_value of py4j 0.10.9."""
 UNANSWERED_CONNECT = re.compile(r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_")

@@ -169,8 +169,15 @@ def may_pass_in_parts(error: BaseException, rows: int) -> bool:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether no waiting helps in this process: a result stays as large as it is, and a JVM that has ended does not come back."""
-    return _says(error, MOST) or is_gone(error)
+    """Whether no waiting helps in this process: a result stays as large as it is, a JVM that has ended does not come back, and who has
+    cancelled a job, as by stopping its query, does not want it run again.
+    """
+    return _says(error, MOST) or is_gone(error) or is_cancelled(error)
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether somebody has cancelled the job, as by stopping the query, or Spark itself has, because it is being stopped."""
+    return any(known.CANCELLED.search(words(link)) for link in chain(error))
 
 
 def is_gone(error: BaseException) -> bool:

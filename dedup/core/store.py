@@ -163,8 +163,8 @@ class Slicing(Protocol):
     def in_tasks(self) -> Any:
         """The same store for a process of tasks."""
 
-    def crash_markers(self, consumer: str) -> list[str]:
-        """What slices have kept by `set_crash_marker` and not recorded a batch since."""
+    def crash_markers(self, consumer: str) -> dict[str, str]:
+        """Scope -> what a slice has kept by `set_crash_marker`; it has not recorded a batch since."""
 
     def room(self, consumer: str) -> int:
         """How many connections this role could have for tasks, those of this consumer's tasks included."""

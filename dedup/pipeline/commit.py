@@ -133,7 +133,7 @@ RowStates = npt.NDArray[np.int8]
 """What became of each row: planning's states."""
 
 
-class Decided(NamedTuple):
+class DecidedChunk(NamedTuple):
     """What a transaction has decided."""
 
     state: RowStates
@@ -230,7 +230,7 @@ def refuse_parts(consumer: str, events: int, most: int, what: str = "batch") -> 
 
 
 def committed(
-    parts: Iterable[Part], run: Run, head: Head, commit: Callable[[Chunk], Decided], culprits: Culprits | None = None
+    parts: Iterable[Part], run: Run, head: Head, commit: Callable[[Chunk], DecidedChunk], culprits: Culprits | None = None
 ) -> Iterator[Committed]:
     """The one loop: commit the chunks of a batch one after the other, each on the head of the one before; yields each.
 
@@ -258,7 +258,7 @@ def index_of(batch: EvaluatedBatch) -> Index:
     return Index.of(batch.index, batch.payload_hashes)
 
 
-def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> Decided:
+def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> DecidedChunk:
     """Make the effect of one chunk true, once; returns what became of each of its rows, and which letters are new.
 
     Args:
@@ -277,12 +277,12 @@ def commit_chunk(chunk: Chunk, job: Job, claim: Claim | None = None) -> Decided:
         return decide_chunk(chunk, job.store, transaction, policy)
 
 
-def reached(chunk: Chunk, decided: Decided) -> Head:
+def reached(chunk: Chunk, decided: DecidedChunk) -> Head:
     """The least head that the state has after this chunk; `decided` is what `commit_chunk` returned."""
     return planning.reached(chunk.assumed, chunk.index, chunk.run, decided=bool((decided.state != planning.REDELIVERED).any()))
 
 
-def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> Decided:
+def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: Policy) -> DecidedChunk:
     """Do what `commit_chunk` does, inside a transaction that is open; returns what that returns.
 
     Crash: until the commit step has acted nothing of the chunk is true; from then on all of it is.
@@ -295,7 +295,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     if _nothing_to_record(chunk, sifted, head):
         if len(chunk.index):
             policy.marker.forget(chunk.ident)
-        return Decided(sifted.state)
+        return DecidedChunk(sifted.state)
     store.on_step("reserve")
     transaction.ask(sifted.wanted)
     known = transaction.reserve(sifted.reserve, lambda known: _expect(chunk, sifted, known))
@@ -309,7 +309,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     for step in _steps(chunk, settled, parked, spent, head, policy):
         store.on_step(step.name)
         transaction.execute(step)
-    return Decided(settled.state, () if parked is None else groups_of(parked.letters))
+    return DecidedChunk(settled.state, () if parked is None else groups_of(parked.letters))
 
 
 def _require_budget(chunk: Chunk, settled: Settled, used: Mapping[Kind, Used], head: Head, policy: Policy) -> None:

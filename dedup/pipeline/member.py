@@ -30,7 +30,7 @@ from deadletter.parked import tell_parked
 from dedup.core.envelope import ENVELOPE
 from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import ArrowBatch
-from dedup.pipeline.commit import Chunk, Culprits, Decided, Job
+from dedup.pipeline.commit import Chunk, Culprits, DecidedChunk, Job
 from dedup.pipeline.report import Report, tell
 
 log = logging.getLogger("dedup")
@@ -200,7 +200,7 @@ class Member:
                 tell_parked(job.policy.on_failure.on_parked, done.parked)
         return report
 
-    def _commit(self, job: Job, assignment: Assignment, chunk: Chunk) -> Decided:
+    def _commit(self, job: Job, assignment: Assignment, chunk: Chunk) -> DecidedChunk:
         assignment.span = chunk.index.spans.get(assignment.partition, (0, 0))
         self._marker = assignment.marker
         try:

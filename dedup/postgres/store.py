@@ -238,10 +238,10 @@ class Joins:
             row = connection.execute(self._sql["crash_marker"], {"consumer": consumer, "scope": scope}).fetchone()
         return row[0] if row else None
 
-    def crash_markers(self, consumer: str) -> list[str]:
-        """What slices have kept by `set_crash_marker` and not recorded a batch since."""
+    def crash_markers(self, consumer: str) -> dict[str, str]:
+        """Scope -> what a slice has kept by `set_crash_marker`; it has not recorded a batch since."""
         with self._connection(f"Reading what {consumer!r} was trying") as connection:
-            return [row[0] for row in connection.execute(self._sql["crash_markers"], {"consumer": consumer, "note": OVER_BUDGET})]
+            return dict(connection.execute(self._sql["crash_markers"], {"consumer": consumer, "note": OVER_BUDGET}).fetchall())
 
     def set_crash_marker(self, consumer: str, marker: str | None, scope: str = "") -> None:
         """Note what is about to be tried, outside any transaction.

@@ -34,7 +34,7 @@ from dedup.core.index import Index
 from dedup.core.store import Store
 from dedup.decode.prepare import Prepare
 from dedup.pipeline.batch import process_run
-from dedup.pipeline.commit import Chunk, Decided, Part, Policy, committed, decide_chunk, index_of, refuse_parts
+from dedup.pipeline.commit import Chunk, DecidedChunk, Part, Policy, committed, decide_chunk, index_of, refuse_parts
 from dedup.spark.keeping import EvaluatedKept, Share
 
 OUTCOMES = pa.schema(
@@ -212,11 +212,11 @@ class _Slice:
                 self._refuse_gap(index)
             yield Part(rows, index, topic_ids)
 
-    def _commit(self, chunk: Chunk) -> Decided:
+    def _commit(self, chunk: Chunk) -> DecidedChunk:
         """One chunk, again where another decision comes first."""
         return with_replanning(lambda: self._transact(chunk))
 
-    def _transact(self, chunk: Chunk) -> Decided:
+    def _transact(self, chunk: Chunk) -> DecidedChunk:
         with self.store.begin(self.head.consumer, self.head.epoch, self._claim(chunk.run)) as transaction:
             return decide_chunk(chunk, self.store, transaction, self._policy)
 

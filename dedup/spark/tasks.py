@@ -11,7 +11,7 @@ import logging
 import pickle
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -28,7 +28,8 @@ from checkpoint import guards
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, PositionGap
 from checkpoint.head import Checkpoint, Head, Run
 from checkpoint.position import Partition
-from deadletter.crashes import Marker, untried
+from deadletter import outage
+from deadletter.crashes import Marker, cancelled, untried
 from deadletter.failure import Elsewhere
 from deadletter.parked import tell_parked, together
 from dedup.core.envelope import ENVELOPE, POSITION
@@ -267,7 +268,8 @@ def _have_died(job: Job, tasks: Tasks) -> bool:
     """
     assert isinstance(job.store, Slicing)
     one = _at_once(job, tasks) == 1
-    found = any(marker.running is not None and (marker.deaths or one) for marker in map(Marker.read, job.store.crash_markers(job.name)))
+    left = job.store.crash_markers(job.name)
+    found = any(marker.running is not None and (marker.deaths or one) for marker in map(Marker.read, left.values()))
     if found:
         log.warning("%s: processes of tasks have died; slices run one at a time until the batch is through", job.name)
     return found
@@ -278,7 +280,7 @@ def _run_tasks(
 ) -> list[dict[str, Any]]:
     """The slices of a batch. After deaths one at a time, and with no other query's chunk in hand in the driver, which may end them all."""
     count = 1 if alone else _at_once(job, tasks)
-    with company.taken(job.name, alone=alone) as by_itself:
+    with company.taken(job.name, alone=alone) as by_itself, _acquitting(job):
         late = None if kept is None else kept.rows.late
         packed = _pack(job, tasks, replace(slice_job(job, head, run, gap_checked), alone=by_itself, late=late))
         keep = tasks.cores <= count  # each core may have its connections, so processes keep theirs: there are never more than the cap
@@ -289,6 +291,22 @@ def _run_tasks(
             found = tasks.run(tasks.prepared(job.prepare(head)), task, OUTCOMES, count)
     outcomes: list[dict[str, Any]] = found.to_pylist()
     return outcomes
+
+
+@contextmanager
+def _acquitting(job: Job) -> Iterator[None]:
+    """Where the job of the block is cancelled, as by stopping the query, the end of its tasks counts as nobody's doing.
+
+    Crash: before it is noted, the end of a task counts as a death, of which it takes several to park an event.
+    """
+    assert isinstance(job.store, Slicing)
+    try:
+        yield
+    except Exception as error:
+        if outage.is_cancelled(error):
+            for scope, marker in cancelled(job.store.crash_markers(job.name)).items():
+                job.store.set_crash_marker(job.name, marker, scope)
+        raise
 
 
 def _pack(job: Job, tasks: Tasks, work: SliceJob) -> bytes:

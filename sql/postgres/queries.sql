@@ -704,7 +704,7 @@ select t.marker from {schema}.crash_marker t join {schema}.consumer c on c.id = 
 -- name: crash_markers
 -- What slices of a consumer were about to try, and no batch of theirs was recorded since.
 -- One snapshot, while none of them runs.
-select t.marker from {schema}.crash_marker t join {schema}.consumer c on c.id = t.consumer_id
+select t.scope, t.marker from {schema}.crash_marker t join {schema}.consumer c on c.id = t.consumer_id
 where c.name = %(consumer)s and t.marker is not null and t.scope not in ('', %(note)s);
 
 -- name: set_crash_marker

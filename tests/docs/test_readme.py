@@ -68,7 +68,7 @@ def test_the_code_and_the_commands_run(spark: SparkSession, tmp_path: Path, monk
     operation and about dead letters, answers on its store, in their order; what was rejected is there once the repaired handler has run.
     """
     here = str(tmp_path / "shop")
-    (program,), (repaired, later) = (blocks("python", page.replace("/tmp/shop", here)) for page in (README, LETTERS))
+    (program,), (telling, repaired, later) = (blocks("python", page.replace("/tmp/shop", here)) for page in (README, LETTERS))
     paid, refund = {"message_id": "m-1", "customer": "ann", "amount": 5}, {"message_id": "m-2", "customer": None, "amount": -3}
     for _ in range(2):
         exec(program, {})
@@ -77,6 +77,7 @@ def test_the_code_and_the_commands_run(spark: SparkSession, tmp_path: Path, monk
     store = DeltaStore(f"{here}/dedup")
     assert verify(store, "shop").ok
     (tmp_path / "shop.py").write_text(repaired)
+    exec(telling, {})
     exec(later.replace("/lake", str(tmp_path / "lake")), {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -530,6 +530,20 @@ MUTANTS = (
         _KEPT + "test_a_file_that_is_gone_decides_nothing_and_the_next_try_is_shuffled",
     ),
     Mutant(
+        "the event in hand is at fault when its query is stopped",
+        "deadletter/classify.py",
+        "    if known.CANCELLED.search(text):",
+        "    if False:",
+        "tests/spark/test_stopped_query.py::test_who_stops_a_query_parks_nothing",
+    ),
+    Mutant(
+        "who stops a query kills the tasks of its handler",
+        "dedup/spark/tasks.py",
+        "        if outage.is_cancelled(error):",
+        "        if False:",
+        "tests/spark/test_stopped_query.py::test_who_stops_a_query_parks_nothing",
+    ),
+    Mutant(
         "an error of the handler counts although Spark's JVM has ended",
         "dedup/spark/answering.py",
         "if (why := _ended(session)) is not None:",

@@ -25,6 +25,7 @@ NAMES = {
     "Event",
     "FailurePolicy",
     "Limits",
+    "ParkedGroup",
     "PostgresStore",
     "Report",
     "ReprocessOptions",

@@ -147,6 +147,18 @@ STAGE = (
         (Py4JError("An error occurred while calling o1.nope. Trace:\npy4j.Py4JException: Method nope([]) does not exist"), PERMANENT),
         (SparkConnectGrpcException("<_MultiThreadedRendezvous of RPC ...\n\tstatus = StatusCode.UNAVAILABLE"), SYSTEMIC),
         (SparkConnectGrpcException("[INVALID_HANDLE.SESSION_NOT_FOUND] The handle 1 is invalid. Session not found."), SYSTEMIC),
+        (spark.SparkRuntimeException("[SPARK_JOB_CANCELLED] Job 1 cancelled Query [id = 1] was stopped SQLSTATE: XXKDA"), SYSTEMIC),
+        (java(CALL + "org.apache.spark.SparkException: Job 3 cancelled because Stage 5 was cancelled"), SYSTEMIC),  # Spark 3.5
+        (spark.SparkRuntimeException("[OPERATION_CANCELED] Operation has been canceled."), SYSTEMIC),
+        (spark.IllegalArgumentException("java.net.UnknownHostException: prices.example"), TRANSIENT),
+        (java(CALL + "org.postgresql.util.PSQLException: Connection to prices:5432 refused. Check that the hostname"), TRANSIENT),
+        (java(STAGE + "Lost task 0.3: org.apache.kafka.common.errors.TimeoutException: Topic t not present in metadata"), TRANSIENT),
+        (java(STAGE + "Lost task 0.3: org.apache.kafka.common.errors.RecordTooLargeException: The message is"), PERMANENT),
+        (java(CALL + "java.lang.ClassNotFoundException: org.postgresql.Driver"), SYSTEMIC),
+        (java(STAGE + "Lost task 0.3: java.nio.file.AccessDeniedException: s3a://bucket/prices"), SYSTEMIC),
+        (RuntimeError("cannot schedule new futures after interpreter shutdown"), SYSTEMIC),
+        (RuntimeError("can't start new thread at interpreter shutdown"), SYSTEMIC),
+        (RuntimeError("no such order"), PERMANENT),
         (ours.SparkGone("Spark was stopped"), SYSTEMIC),
         (
             java(CALL + "io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict"),

@@ -226,9 +226,9 @@ def test_each_chunk_stands_on_those_before_it(joined: bool) -> None:
     index = commit.index_of(evaluated)
     whole = replace(job(None, lambda rows, tx: None), max_events=2)  # type: ignore[arg-type]
 
-    def decide(chunk: commit.Chunk) -> commit.Decided:
+    def decide(chunk: commit.Chunk) -> commit.DecidedChunk:
         seen.append(chunk)
-        return commit.Decided(np.full(len(chunk.index), planning.NEW, dtype=np.int8))
+        return commit.DecidedChunk(np.full(len(chunk.index), planning.NEW, dtype=np.int8))
 
     parts = commit.parts_of(whole, evaluated, index, {TOPIC: "life"})
     for number, done in enumerate(commit.committed(parts, Run("q", 0, joined=joined), Head(NAME), decide, culprits)):

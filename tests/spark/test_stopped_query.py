@@ -1,0 +1,97 @@
+"""A query that is stopped, or whose job is cancelled, while its handler runs: no event is at fault."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dedup import Consumer
+from dedup.demo.input import ENVELOPE_DDL
+from fixtures.fix_places import BOTH, Place
+from kit.orders import assert_proven, batch, consumer, letters, orders
+from kit.places import PostgresPlace
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SLOW, PATIENCE = 30.0, 60.0
+"""Seconds: of a handler that is stopped; for something to happen."""
+
+
+def by_frames(made: Consumer, mark: Path, seconds: float) -> None:
+    """A job in whose Python worker the time passes."""
+
+    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        mark.touch()
+        time.sleep(seconds)
+        yield from batches
+
+    @made.foreach_batch
+    def load(rows: Any, tx: Any) -> None:
+        tx.write(rows.select("data.id", "data.amount").mapInArrow(slowly, "id string, amount bigint"), "orders")
+
+
+def by_events(made: Consumer, mark: Path, seconds: float) -> None:
+    """In the tasks."""
+
+    @made.foreach(into="orders")
+    def book(event: Any, tx: Any) -> Any:
+        mark.touch()
+        time.sleep(seconds)
+        return event.data
+
+
+def started(spark: SparkSession, place: Place, folder: Path, handler: Any, seconds: float) -> Any:
+    """A query in the middle of its first batch."""
+    mark, made = folder / "mark", consumer(place.store(), query=None, max_outage=300.0)
+    mark.unlink(missing_ok=True)
+    made._handler = None
+    handler(made, mark, seconds)
+    stream = spark.readStream.schema(ENVELOPE_DDL).parquet(str(folder / "landing")).writeStream.foreachBatch(made)
+    query = stream.option("checkpointLocation", str(folder / "query")).start()
+    until = time.monotonic() + PATIENCE
+    while not mark.exists():
+        assert query.isActive and time.monotonic() < until, query.exception()
+        time.sleep(0.02)
+    return query
+
+
+def stop(spark: SparkSession, query: Any) -> None:
+    """As every deployment does."""
+    query.stop()
+
+
+def cancel(spark: SparkSession, query: Any) -> None:
+    """As somebody does who looks at Spark's own pages."""
+    spark.sparkContext.cancelAllJobs()
+    with pytest.raises(Exception, match=r"cancell?ed"):
+        query.awaitTermination(int(PATIENCE))
+
+
+@pytest.mark.parametrize("place", BOTH, indirect=True)
+@pytest.mark.parametrize("handler", [by_frames, by_events])
+@pytest.mark.parametrize("ends", [stop, pytest.param(cancel, marks=pytest.mark.full)])
+def test_who_stops_a_query_parks_nothing(spark: SparkSession, place: Place, tmp_path: Path, handler: Any, ends: Any) -> None:
+    """However often the handler of the only events is stopped in the middle: it is not run again by then, and none of them is a letter."""
+    (tmp_path / "landing").mkdir()
+    pq.write_table(batch(*orders([0, 1])), tmp_path / "landing/0.parquet")
+    for _ in range(2):
+        query = started(spark, place, tmp_path, handler, SLOW)
+        ends(spark, query)
+        assert not query.isActive and letters(place.store()) == [] and place.read() == []
+    if isinstance(place, PostgresPlace) and handler is by_events:
+        kept = place.execute("select marker from dedup.crash_marker where marker is not null and scope <> ''")
+        assert kept and all('"running": null' in marker and '"deaths": 0' in marker for (marker,) in kept)
+    query = started(spark, place, tmp_path, handler, 0.0)
+    query.processAllAvailable()
+    query.stop()
+    assert sorted(row["id"] for row in place.read()) == ["p0-0", "p0-1"]
+    assert_proven(place.store())
