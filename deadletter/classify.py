@@ -7,6 +7,7 @@ error of a handler.
 
 from __future__ import annotations
 
+import builtins
 import errno
 import logging
 import socket
@@ -68,16 +69,17 @@ def killed_a_worker(error: BaseException) -> bool:
 
 def _never_connected(error: BaseException) -> bool:
     timed_out = isinstance(error, OSError) and _ask_number(error, "errno") == errno.ETIMEDOUT
-    return timed_out or any(name in known.NEVER_CONNECTED for name in _names(error))
+    return timed_out or any(name in known.NEVER_CONNECTED for name in (*_names(error), *_names_in_worker(error)))
 
 
 def _may_be_its_own(error: BaseException) -> bool:
     response = _raw(error, "response")
     statuses = (_ask_number(error, "status_code"), _ask_number(error, "status"), _ask_number(response, "status_code"))
     state = _ask(error, "sqlstate") or _ask(error, "pgcode")
-    timed_out = any("timeout" in name.rpartition(".")[2].lower() for name in _names(error))
-    killed = known.WORKER.search(_words_of_spark(error)) is not None
-    return killed or timed_out or state in known.OWN_STATES or any(status in known.OWN_STATUS for status in statuses)
+    timed_out = any("timeout" in name.rpartition(".")[2].lower() for name in (*_names(error), *_names_in_worker(error)))
+    text = _words_of_spark(error)
+    killed, vanished = known.WORKER.search(text) is not None, known.VANISHED.search(text) is not None
+    return killed or vanished or timed_out or state in known.OWN_STATES or any(status in known.OWN_STATUS for status in statuses)
 
 
 def _by_rules(error: BaseException, rules: Sequence[Rule]) -> ErrorClass | None:
@@ -93,7 +95,7 @@ def _fits(error: BaseException, test: type[BaseException] | Callable[[BaseExcept
 
 
 def _known(error: BaseException) -> ErrorClass | None:
-    tests = (_ours, _by_state, _lacks_a_module, _of_an_ending_process, _by_name, _by_status, _by_errno, _of_spark)
+    tests = (_ours, _by_state, _lacks_a_module, _raised_in_worker, _of_an_ending_process, _by_name, _by_status, _by_errno, _of_spark)
     try:
         return next((found for test in tests if (found := test(error))), None)
     except Exception:
@@ -124,6 +126,24 @@ def _lacks_a_module(error: BaseException) -> ErrorClass | None:
     text = _words_of_spark(error)
     first = known.MISSING.match(text, max(text.find("Traceback (most"), 0))
     return SYSTEMIC if first and known.CAUGHT not in text[first.end() :] else None
+
+
+def _raised_in_worker(error: BaseException) -> ErrorClass | None:
+    """TRANSIENT for what is so in a handler, too, where a UDF has raised it: as its network is away."""
+    return TRANSIENT if any(known.NAMES.get(name) == TRANSIENT for name in _names_in_worker(error)) else None
+
+
+def _names_in_worker(error: BaseException) -> Iterator[str]:
+    """The class of what a Python worker of Spark's has raised, as `_names`; nothing where the UDF caught it before something else failed."""
+    text = _words_of_spark(error)
+    first = known.RAISED.match(text, max(text.find("Traceback (most"), 0))
+    if first is None or known.CAUGHT in text[first.end() :]:
+        return
+    kind = getattr(builtins, first[1], None)
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        yield from (cls.__name__ for cls in kind.__mro__)
+    else:
+        yield first[1]
 
 
 def _of_an_ending_process(error: BaseException) -> ErrorClass | None:
@@ -171,7 +191,7 @@ def _of_spark(error: BaseException) -> ErrorClass | None:
     text = _words_of_spark(error)
     if known.CANCELLED.search(text):
         return SYSTEMIC
-    if any(words.search(text) for words in (known.DELTA, known.TASK, known.WORKER, known.AWAY)):
+    if any(words.search(text) for words in (known.DELTA, known.TASK, known.WORKER, known.AWAY, known.VANISHED)):
         return TRANSIENT
     if known.DATA.search(text):
         return PERMANENT

@@ -178,6 +178,8 @@ WORKER = re.compile(
 Source: BasePythonRunner of Spark 4, whose writer passes on what the socket says.
 """
 MISSING = re.compile(r"Traceback \(most recent call last\):\n(?:[ ].*\n)+(?:ModuleNotFoundError|ImportError)(?::|$)", re.MULTILINE)
+RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ ].*\n)+([\w.]+)(?::|$)", re.MULTILINE)
+"""How it begins where anything was raised there: the name of its class."""
 CAUGHT = "\nDuring handling of the above exception, another exception occurred:\n"
 """How the text of an error of a Python worker begins where a module is missing there, and what stands in it where that was caught."""
 DELTA = re.compile(r"io\.delta\.exceptions\.(?:Concurrent|MetadataChanged|ProtocolChanged)\w*Exception|\[DELTA_CONCURRENT_")
@@ -204,6 +206,8 @@ AWAY = re.compile(
     r"|org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect|Network|BrokerNotAvailable|CoordinatorNotAvailable)Exception"
 )
 """A job of Spark could not connect to what it reads or writes, as a table by JDBC: that is no row's fault."""
+VANISHED = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\]|\[DELTA_FILE_NOT_FOUND|java\.io\.FileNotFoundException")
+"""A file that a plan reads is gone: as of a table that was written anew meanwhile. Another try plans anew."""
 LACKING = re.compile(
     r"java\.lang\.(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|UnsatisfiedLinkError)"
     r"|org\.apache\.hadoop\.security\.AccessControlException|java\.nio\.file\.AccessDeniedException"

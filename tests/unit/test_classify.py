@@ -465,6 +465,33 @@ def test_a_module_that_is_missing_is_a_defect_of_the_deployment() -> None:
     assert classify(failed("import no_such_module"), [(ImportError, PERMANENT)]) is PERMANENT
 
 
+_LOST = '  File "/jobs/shop.py", line 7, in price\n    raise x\n'
+
+
+@pytest.mark.parametrize(
+    ("raised", "found", "then"),
+    [
+        ("ConnectionResetError: peer", TRANSIENT, SYSTEMIC),
+        ("requests.exceptions.ConnectionError: prices:443", TRANSIENT, SYSTEMIC),
+        ("TimeoutError", TRANSIENT, PERMANENT),
+        ("ValueError: ConnectionResetError: peer", PERMANENT, SYSTEMIC),
+        ("KeyError: 'x'\n\nDuring handling of the above exception, another exception occurred:\n\nConnectionError: x", PERMANENT, SYSTEMIC),
+        ("ConnectionError: x\n\nDuring handling of the above exception, another exception occurred:\n\nValueError: x", PERMANENT, SYSTEMIC),
+    ],
+)
+def test_what_a_udf_raises_is_judged_as_what_a_handler_raises(raised: str, found: ErrorClass, then: ErrorClass) -> None:
+    """By the class in the worker's traceback, which Spark passes on as text."""
+    error = spark.PythonException(_WORKER + _LOST + raised + "\n")
+    assert classify(error) is found and outlasted(error) is then
+
+
+@pytest.mark.parametrize("text", ["[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error", "java.io.FileNotFoundException: No such file"])
+def test_a_file_that_is_gone_is_read_anew_before_an_event_is_blamed(text: str) -> None:
+    """A table that was written anew while the handler read it; or a file that the event itself names."""
+    error = java(STAGE + "Lost task 0.3: " + text)
+    assert (classify(error), outlasted(error)) == (TRANSIENT, PERMANENT)
+
+
 _WORKER = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
 _LINE = '  File "/jobs/shop.py", line 7, in price\n    import no_such_module\n'
 _LACKS = "ModuleNotFoundError: No module named 'no_such_module'\n"
