@@ -67,6 +67,11 @@ def killed_a_worker(error: BaseException) -> bool:
     return any(known.WORKER.search(_words_of_spark(link)) is not None for link in chain(error))
 
 
+def is_cancelled(error: BaseException) -> bool:
+    """Whether somebody has cancelled the job, as by stopping the query, or Spark itself has, because it is being stopped."""
+    return any(known.CANCELLED.search(_words_of_spark(link)) is not None for link in chain(error))
+
+
 def _never_connected(error: BaseException) -> bool:
     timed_out = isinstance(error, OSError) and _ask_number(error, "errno") == errno.ETIMEDOUT
     return timed_out or any(name in known.NEVER_CONNECTED for name in (*_names(error), *_names_in_worker(error)))
@@ -134,7 +139,7 @@ def _raised_in_worker(error: BaseException) -> ErrorClass | None:
 
 
 def _names_in_worker(error: BaseException) -> Iterator[str]:
-    """The class of what a Python worker of Spark's has raised, as `_names`; nothing where the UDF caught it before something else failed."""
+    """The class of what a Python worker of Spark's has raised, as `_names`; none where the UDF caught it and something else failed."""
     text = _words_of_spark(error)
     first = known.RAISED.match(text, max(text.find("Traceback (most"), 0))
     if first is None or known.CAUGHT in text[first.end() :]:

@@ -19,7 +19,7 @@ import tenacity
 
 from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict, CommitUnknown, DedupError, SourceUnavailable, StoreUnavailable
 from deadletter import known
-from deadletter.classify import classify
+from deadletter.classify import classify, is_cancelled
 from deadletter.failure import chain, describe
 from deadletter.known import ErrorClass
 from deadletter.policy import OwnPolicy
@@ -173,11 +173,6 @@ def is_final(error: BaseException) -> bool:
     cancelled a job, as by stopping its query, does not want it run again.
     """
     return _says(error, MOST) or is_gone(error) or is_cancelled(error)
-
-
-def is_cancelled(error: BaseException) -> bool:
-    """Whether somebody has cancelled the job, as by stopping the query, or Spark itself has, because it is being stopped."""
-    return any(known.CANCELLED.search(words(link)) for link in chain(error))
 
 
 def is_gone(error: BaseException) -> bool:

@@ -28,7 +28,7 @@ from checkpoint import guards
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, PositionGap
 from checkpoint.head import Checkpoint, Head, Run
 from checkpoint.position import Partition
-from deadletter import outage
+from deadletter.classify import is_cancelled
 from deadletter.crashes import Marker, cancelled, untried
 from deadletter.failure import Elsewhere
 from deadletter.parked import tell_parked, together
@@ -303,7 +303,7 @@ def _acquitting(job: Job) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if outage.is_cancelled(error):
+        if is_cancelled(error):
             for scope, marker in cancelled(job.store.crash_markers(job.name)).items():
                 job.store.set_crash_marker(job.name, marker, scope)
         raise

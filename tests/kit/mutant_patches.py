@@ -539,7 +539,7 @@ MUTANTS = (
     Mutant(
         "who stops a query kills the tasks of its handler",
         "dedup/spark/tasks.py",
-        "        if outage.is_cancelled(error):",
+        "        if is_cancelled(error):",
         "        if False:",
         "tests/spark/test_stopped_query.py::test_who_stops_a_query_parks_nothing",
     ),
