@@ -68,8 +68,9 @@ def killed_a_worker(error: BaseException) -> bool:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether somebody has cancelled the job, as by stopping the query, or Spark itself has, because it is being stopped."""
-    return any(known.CANCELLED.search(_words_of_spark(link)) is not None for link in chain(error))
+    """Whether somebody has cancelled the job, as by stopping the query. Not Spark itself, because it ends: of memory, it may be."""
+    texts = [_words_of_spark(link) for link in chain(error)]
+    return any(known.CANCELLED.search(text) and not known.STOPPED.search(text) for text in texts)
 
 
 def _never_connected(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from checkpoint import errors as ours
 from deadletter import ErrorClass
-from deadletter.classify import classify, outlasted
+from deadletter.classify import classify, is_cancelled, outlasted
 
 TRANSIENT, PERMANENT, SYSTEMIC = ErrorClass.TRANSIENT, ErrorClass.PERMANENT, ErrorClass.SYSTEMIC
 
@@ -483,6 +483,21 @@ def test_what_a_udf_raises_is_judged_as_what_a_handler_raises(raised: str, found
     """By the class in the worker's traceback, which Spark passes on as text."""
     error = spark.PythonException(_WORKER + _LOST + raised + "\n")
     assert classify(error) is found and outlasted(error) is then
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[SPARK_JOB_CANCELLED] Job 1 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA", True),
+        ("Job 1 cancelled part of cancelled job group 8a", True),
+        ("Job 1 cancelled because SparkContext was shut down", False),
+        ("Job aborted due to stage failure", False),
+    ],
+)
+def test_spark_that_ends_is_not_somebody_who_cancels(text: str, found: bool) -> None:
+    """A JVM that runs out of memory cancels its jobs, too: what its tasks were trying stays suspect. What others say cancels nothing."""
+    assert is_cancelled(java(CALL + text)) is found
+    assert not is_cancelled(ValueError(text))
 
 
 @pytest.mark.parametrize("text", ["[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error", "java.io.FileNotFoundException: No such file"])
