@@ -203,14 +203,20 @@ AWAY = re.compile(
     r"|java\.sql\.SQL(?:NonT|T)ransientConnectionException|org\.apache\.hadoop\.net\.ConnectTimeoutException"
     r"|PSQLException: (?:Connection to \S+ refused|The connection attempt failed)|CommunicationsException: Communications link failure"
     r"|SQLServerException: The TCP/IP connection to the host"
+    r"|\bs3a\.AWS(?:ServiceThrottled|ClientIO|Status500)Exception|Could not execute broadcast in \d+ secs"
+    r"|AbfsRestOperationException: Operation failed: \"[^\"]{0,500}\", (?:429|5\d\d),"
     r"|org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect|Network|BrokerNotAvailable|CoordinatorNotAvailable)Exception"
 )
-"""A job of Spark could not connect to what it reads or writes, as a table by JDBC: that is no row's fault."""
+"""A job of Spark could not connect to what it reads or writes, as a table by JDBC, or the storage was too busy: that is no row's fault.
+
+Source: the drivers; hadoop-aws and hadoop-azure 3.4; BroadcastExchangeExec of Spark.
+"""
 VANISHED = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\]|\[DELTA_FILE_NOT_FOUND|java\.io\.FileNotFoundException")
 """A file that a plan reads is gone: as of a table that was written anew meanwhile. Another try plans anew."""
 LACKING = re.compile(
     r"java\.lang\.(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|UnsatisfiedLinkError)"
     r"|org\.apache\.hadoop\.security\.AccessControlException|java\.nio\.file\.AccessDeniedException"
+    r"|AbfsRestOperationException: Operation failed: \"[^\"]{0,500}\", (?:401|403),"
 )
 """A jar is missing on the cluster, or of another version, or Spark may not read or write there."""
 UNANSWERED = re.compile(r"^(?:Py4JError: )?An error occurred while calling \S+$")
