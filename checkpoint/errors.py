@@ -35,7 +35,7 @@
     ├── ReprocessStopped         too many letters failed again, or a replayed position did
     ├── LettersUnread            bodies that only the log has could not be read; the other letters were run
     ├── HandlerError             the handler broke a rule of the transaction
-    ├── SparkGone                Spark was stopped while the handler ran  -> start the query again
+    ├── SparkGone                Spark, or the query, was stopped         -> start the query again
     └── KeyConflict              same idempotence key, another payload (only with on_key_conflict="error")
 
 Each docstring is the class's default message. All are picklable: Spark moves them between processes.
@@ -205,7 +205,7 @@ class HandlerError(DedupError):
 
 
 class SparkGone(DedupError):
-    """Spark was stopped while the handler ran, so its error says nothing about an event. Nothing was committed; start the query again."""
+    """Spark, or the query, was stopped: an error of the handler says nothing about an event then. Nothing was committed; start it again."""
 
 
 class KeyConflict(DedupError):

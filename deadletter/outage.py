@@ -17,7 +17,16 @@ from typing import TypeVar
 
 import tenacity
 
-from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict, CommitUnknown, DedupError, SourceUnavailable, StoreUnavailable
+from checkpoint.errors import (
+    BatchTooLarge,
+    BudgetExceeded,
+    CommitConflict,
+    CommitUnknown,
+    DedupError,
+    SourceUnavailable,
+    SparkGone,
+    StoreUnavailable,
+)
 from deadletter import known
 from deadletter.classify import classify, is_cancelled
 from deadletter.failure import chain, describe
@@ -133,6 +142,25 @@ class _Telling:
         else:
             log.warning("%s: still %s at try %d; giving up in %.0f s", self.what, found.error_type, state.attempt_number, left)
         self.kind, self.told = found.error_type, since
+
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether anybody still waits."""
+
+
+def while_wanted(sleep: Callable[[float], None], is_over: Callable[[], bool]) -> Callable[[float], None]:
+    """A `sleep` that raises SparkGone once nobody waits for what is to be tried again: its query was stopped."""
+
+    def waiting(seconds: float) -> None:
+        left = seconds
+        while not is_over():
+            if left <= 0:
+                return
+            sleep(min(left, LOOK_SECONDS))
+            left -= LOOK_SECONDS
+        raise SparkGone("The query was stopped while its batch waited for another try. Nothing of the running transaction is committed.")
+
+    return waiting
 
 
 def with_replanning(transact: Callable[[], Done], attempts: int = CONFLICTS, what: str | None = None) -> Done:

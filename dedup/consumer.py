@@ -274,7 +274,8 @@ class Consumer(Registered):
         """Try the batch again, with backoff, while what is wrong is everybody's fault."""
         what, culprits = f"{self.name} batch {run.batch_id}", Culprits()
         with outage.naming_limits(what):
-            retrying = outage.retrying(what, given.to_seconds(self.failure.max_outage), self.on_failure)
+            waiting = replace(self.on_failure, sleep=outage.while_wanted(self.on_failure.sleep, lambda: batch.is_over))
+            retrying = outage.retrying(what, given.to_seconds(self.failure.max_outage), waiting)
             trying = partial(self._process, job, batch, run, culprits)
             report: Report = retrying(outage.with_replanning, trying, CONFLICT_ATTEMPTS, what)
         return report

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -123,6 +123,10 @@ class Batch(Evaluating, Protocol):
     def reads_files(self) -> bool:
         """Whether it is known to come from files, so that there is no broker behind it."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the query that it belongs to was stopped: nobody waits for the batch any more."""
+
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what can be seen without evaluating anything."""
 
@@ -140,6 +144,8 @@ def process_run() -> str:
 
 class ArrowBatch:
     """A pyarrow Table as a batch."""
+
+    is_over: ClassVar[bool] = False
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table

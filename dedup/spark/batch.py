@@ -81,6 +81,22 @@ class SparkBatch:
         """Whether the stream is one of files; False where Spark does not tell."""
         return reads_files(streaming_plan(self._batch, self.query_id))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether this run of the query was stopped, where Spark tells; another run may have the same id.
+
+        Asked of what all sessions share: that of the batch is a copy, which knows no query.
+        """
+        if not self.query_id:
+            return False
+        try:
+            shared: Any = self._batch.sparkSession._jsparkSession.sharedState()
+            jvm: Any = self._batch.sparkSession._jvm
+            query = shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(self.query_id))
+            return query is None or not query.isActive() or str(query.runId().toString()) != self.run_key
+        except Exception:  # noqa: BLE001 - internals of Spark that another version, or a platform, may hide: then it goes on
+            return False
+
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what needs no job to be seen: missing columns, stateful operators upstream, no folder to share."""
         plan(self._batch, prepare)

@@ -537,6 +537,13 @@ MUTANTS = (
         "tests/spark/test_stopped_query.py::test_who_stops_a_query_parks_nothing",
     ),
     Mutant(
+        "the batch of a stopped query is tried for as long as an outage lasts",
+        "deadletter/outage.py",
+        "        while not is_over():\n",
+        "        while True:\n",
+        "tests/spark/test_stopped_query.py::test_a_stopped_query_tries_its_batch_no_longer",
+    ),
+    Mutant(
         "who stops a query kills the tasks of its handler",
         "dedup/spark/tasks.py",
         "        if is_cancelled(error):",

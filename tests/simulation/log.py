@@ -127,6 +127,7 @@ class SimBatch:
     run_key: str
     query_id: str | None
     reads_files: ClassVar[bool] = False
+    is_over: ClassVar[bool] = False
 
     @property
     def names(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dedup import Consumer
+from dedup import Consumer, SparkGone
 from dedup.demo.input import ENVELOPE_DDL
 from fixtures.fix_places import BOTH, Place
 from kit.orders import assert_proven, batch, consumer, letters, orders
@@ -49,13 +50,21 @@ def by_events(made: Consumer, mark: Path, seconds: float) -> None:
         return event.data
 
 
-def started(spark: SparkSession, place: Place, folder: Path, handler: Any, seconds: float) -> Any:
-    """A query in the middle of its first batch."""
-    mark, made = folder / "mark", consumer(place.store(), query=None, max_outage=300.0)
+def started(spark: SparkSession, place: Place, folder: Path, handler: Any, seconds: float, ended: list[Exception] | None = None) -> Any:
+    """A query in the middle of its first batch; `ended` gets what the consumer raises."""
+    mark, made = folder / "mark", consumer(place.store(), query=None, max_outage=3600.0)
     mark.unlink(missing_ok=True)
     made._handler = None
     handler(made, mark, seconds)
-    stream = spark.readStream.schema(ENVELOPE_DDL).parquet(str(folder / "landing")).writeStream.foreachBatch(made)
+
+    def callback(rows: Any, number: int) -> None:
+        try:
+            made(rows, number)
+        except Exception as error:
+            (ended if ended is not None else []).append(error)
+            raise
+
+    stream = spark.readStream.schema(ENVELOPE_DDL).parquet(str(folder / "landing")).writeStream.foreachBatch(callback)
     query = stream.option("checkpointLocation", str(folder / "query")).start()
     until = time.monotonic() + PATIENCE
     while not mark.exists():
@@ -95,3 +104,30 @@ def test_who_stops_a_query_parks_nothing(spark: SparkSession, place: Place, tmp_
     query.stop()
     assert sorted(row["id"] for row in place.read()) == ["p0-0", "p0-1"]
     assert_proven(place.store())
+
+
+def in_an_outage(made: Consumer, mark: Path, seconds: float) -> None:
+    """Nobody can handle anything."""
+
+    @made.foreach_batch
+    def load(rows: Any, tx: Any) -> None:
+        mark.touch()
+        raise OSError(errno.ENOSPC, "made up")
+
+
+@pytest.mark.parametrize("place", BOTH, indirect=True)
+def test_a_stopped_query_tries_its_batch_no_longer(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """In an outage the callback goes on in a thread of Python's, of which Spark knows nothing once the query is stopped: it ends soon."""
+    (tmp_path / "landing").mkdir()
+    pq.write_table(batch(*orders([0])), tmp_path / "landing/0.parquet")
+    ended: list[Exception] = []
+    query, mark, until = started(spark, place, tmp_path, in_an_outage, 0.0, ended), tmp_path / "mark", time.monotonic() + PATIENCE
+    for _ in range(3):  # while it runs, it goes on trying
+        mark.unlink()
+        while not mark.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+    assert mark.exists() and ended == [] and query.isActive
+    query.stop()
+    while not ended and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [type(error) for error in ended] == [SparkGone] and letters(place.store()) == []
