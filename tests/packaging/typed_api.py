@@ -95,6 +95,8 @@ def with_all_settings(broker: kafka.Broker) -> Consumer:
             errors=[(ShopClosed, ErrorClass.SYSTEMIC), (lambda error: "quota" in str(error), ErrorClass.TRANSIENT)],
             handler_timeout=dt.timedelta(minutes=5),
             max_outage=math.inf,
+            on_parked=lambda group: log.warning("%s: %d %s", group.consumer, group.letters, group.kind),
+            letters_to="orders-dead",
         ),
         takeover=Takeover(after=dt.timedelta(minutes=1), now=True),
         limits=Limits(
