@@ -128,10 +128,8 @@ def _by_state(error: BaseException) -> ErrorClass | None:
 
 
 def _lacks_a_module(error: BaseException) -> ErrorClass | None:
-    """Whether a Python worker of Spark's has raised ImportError, as in a UDF: the text begins with its traceback."""
-    text = _words_of_spark(error)
-    first = known.MISSING.match(text, max(text.find("Traceback (most"), 0))
-    return SYSTEMIC if first and known.CAUGHT not in text[first.end() :] else None
+    """Whether a Python worker of Spark's has raised ImportError, as in a UDF."""
+    return SYSTEMIC if "ImportError" in _names_in_worker(error) else None
 
 
 def _raised_in_worker(error: BaseException) -> ErrorClass | None:

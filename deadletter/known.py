@@ -177,11 +177,9 @@ WORKER = re.compile(
 
 Source: BasePythonRunner of Spark 4, whose writer passes on what the socket says.
 """
-MISSING = re.compile(r"Traceback \(most recent call last\):\n(?:[ ].*\n)+(?:ModuleNotFoundError|ImportError)(?::|$)", re.MULTILINE)
 RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ ].*\n)+([\w.]+)(?::|$)", re.MULTILINE)
-"""How it begins where anything was raised there: the name of its class."""
 CAUGHT = "\nDuring handling of the above exception, another exception occurred:\n"
-"""How the text of an error of a Python worker begins where a module is missing there, and what stands in it where that was caught."""
+"""How the text of an error of a Python worker begins, with the name of the class; and what stands in it where that was caught."""
 DELTA = re.compile(r"io\.delta\.exceptions\.(?:Concurrent|MetadataChanged|ProtocolChanged)\w*Exception|\[DELTA_CONCURRENT_")
 STOPPED = re.compile(
     r"SparkContext was shut down|stopped SparkContext"

@@ -36,27 +36,17 @@ class ParkedGroup:
 
 def groups_of(letters: pa.Table) -> tuple[ParkedGroup, ...]:
     """The groups of these letters (LETTERS), the largest first."""
-    named = letters.select(["consumer", "kind", "fingerprint", "reason", "id"]).to_pylist()
-    found: dict[tuple[str, str], ParkedGroup] = {}
-    for one in named:
-        key = (one["kind"], one["fingerprint"])
-        first = ParkedGroup(one["consumer"], Kind(one["kind"]), one["fingerprint"], 0, one["reason"], one["id"])
-        before = found.get(key, first)
-        found[key] = replace(before, letters=before.letters + 1)
-    return _largest_first(found.values())
+    rows = letters.select(["consumer", "kind", "fingerprint", "reason", "id"]).to_pylist()
+    return together(ParkedGroup(row["consumer"], Kind(row["kind"]), row["fingerprint"], 1, row["reason"], row["id"]) for row in rows)
 
 
 def together(groups: Iterable[ParkedGroup]) -> tuple[ParkedGroup, ...]:
-    """Groups of several transactions, each cause once, the largest first."""
+    """Each cause once, with the reason and the example that came first; the largest first."""
     found: dict[tuple[str, str], ParkedGroup] = {}
     for group in groups:
         key = (group.kind, group.fingerprint)
         found[key] = replace(found[key], letters=found[key].letters + group.letters) if key in found else group
-    return _largest_first(found.values())
-
-
-def _largest_first(groups: Iterable[ParkedGroup]) -> tuple[ParkedGroup, ...]:
-    return tuple(sorted(groups, key=lambda group: -group.letters))
+    return tuple(sorted(found.values(), key=lambda group: -group.letters))
 
 
 OnParked = Callable[[ParkedGroup], object]
