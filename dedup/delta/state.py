@@ -73,6 +73,7 @@ class ConsumerState:
         self._table_id: str | None = None
         self.agreement = Agreement(self)
         self._forget()
+        self._whole = self.header  # the last one of which everything was taken in
 
     def _forget(self) -> None:
         self.header = first_header(self.ledger.consumer)
@@ -101,7 +102,7 @@ class ConsumerState:
         except Exception:
             self.ledger.forget()
             raise
-        self.table, self._version = table, None if table is None else table.version()
+        self.table, self._version, self._whole = table, None if table is None else table.version(), self.header
 
     def _require_same_table(self, table: DeltaTable | None) -> None:
         found = None if table is None else str(table.metadata().id)
@@ -110,7 +111,10 @@ class ConsumerState:
         self._table_id = found
 
     def _take_in(self, table: DeltaTable) -> None:
-        known, follows = self.header, self._went_on(table)
+        known, torn = self._whole, self.header is not self._whole
+        if torn:
+            self._forget()  # an error ended the last look: keys or positions of what it read may be missing
+        follows = self._went_on(table) and not (torn and known.seq and not self._has(known, table))
         shown = self._shown(table)
         if not follows or (known is self.header and known.seq and shown != known.version):
             self._forget()  # taken back while this process ran: what is known is not so any more
@@ -128,6 +132,11 @@ class ConsumerState:
         files = self.ledger.files(table, self.header.seq)
         last = max((f.last for f in files if f.section == LOG), default=0)
         return self._read(files, last) if last > self.header.seq else last == self.header.seq
+
+    def _has(self, known: Header, table: DeltaTable) -> bool:
+        """Whether a decision that this process has seen is one of the ledger's."""
+        found = self.decided.get(known.seq) or self._headers(self.ledger.files(table), {known.seq}).get(known.seq)
+        return found is not None and found.attempt == known.attempt
 
     def require_sound(self) -> None:
         """Raise StoreRestored where the ledger contradicts itself or a table that it publishes to.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -17,6 +18,7 @@ from checkpoint.errors import (
     SchemaOutdated,
     StateTooNew,
     StoreRestored,
+    StoreUnavailable,
 )
 from deadletter.selection import Selection
 from dedup.delta import DeltaStore
@@ -49,6 +51,28 @@ def test_a_restored_ledger_is_refused_until_a_person_accepts(folder: Path) -> No
         2
     ]  # its reservation was lost with the restore, and its row doubles: a person said so
     assert open_store(folder).problems(kit.NAME) == []
+
+
+def test_an_older_ledger_after_a_look_that_failed_is_noticed(folder: Path) -> None:
+    """A process whose look ended in the middle still knows which decision it has seen, and does not go on from an older one."""
+    running = open_store(folder)
+    number = kit.epoch(running)
+    for i in range(3):
+        kit.process(running, number, kit.events([i], i), i)
+        if not i:
+            shutil.copytree(folder / "state" / "ledger", folder / "copied")
+    watching = open_store(folder)
+    assert watching.head(kit.NAME).seq == 4
+    kit.process(running, number, kit.events([3], 3), 3)
+    files = [p for p in (folder / "state" / "ledger").rglob("*.parquet") if pq.read_table(p)["kind"].to_pylist() == ["reservation"]]
+    newest = max(files, key=lambda p: p.stat().st_mtime_ns)
+    newest.rename(newest.with_suffix(".away"))
+    with pytest.raises(StoreUnavailable):
+        watching.head(kit.NAME)
+    shutil.rmtree(folder / "state" / "ledger")
+    (folder / "copied").rename(folder / "state" / "ledger")
+    with pytest.raises(StoreRestored, match="this process has seen another one, 4"), watching.begin(kit.NAME, number):
+        pass
 
 
 def test_a_restore_to_an_older_generation_is_noticed(folder: Path) -> None:

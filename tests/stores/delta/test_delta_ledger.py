@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from checkpoint.errors import (
     ConfigError,
     StillHeld,
+    StoreUnavailable,
 )
 from checkpoint.head import Holder
+from checkpoint.position import Ranges
 from deadletter.selection import Selection
-from deadletter.store import Commit
+from deadletter.store import KEYS, Commit
 from dedup.delta import state
 from dedup.delta.engine import DeltaRs
 from dedup.delta.ledger import SCHEMA
@@ -59,6 +63,29 @@ def test_a_store_travels_and_knows_the_same(folder: Path) -> None:
     copy = pickle.loads(pickle.dumps(store))
     assert copy.head(kit.NAME) == store.head(kit.NAME)
     assert kit.process(copy, number, kit.events([1, 2], 1), 1).written == [2]
+
+
+def test_a_look_that_fails_in_the_middle_forgets_nothing(folder: Path) -> None:
+    """Whichever file of the ledger cannot be read once: the next look of the same process knows every key and position, also held keys."""
+    writer, watchers = open_store(folder), [open_store(folder) for _ in range(40)]
+    number = kit.epoch(writer)
+    kit.process(writer, number, kit.events([1, 2]), 0)
+    assert {watcher.reserved(kit.NAME) for watcher in watchers} == {2}
+    kit.process(writer, number, kit.events([3, 4], 2), 1, reject=lambda key: key == 4)
+    told = 0
+    for path in (folder / "state" / "ledger").rglob("*.parquet"):
+        for store in (watchers.pop(), open_store(folder)):
+            away = path.rename(path.with_suffix(".away"))
+            with contextlib.suppress(StoreUnavailable):
+                told -= 1
+                store.reserved(kit.NAME)
+                told += 1
+            away.rename(path)
+            assert store.reserved(kit.NAME) == 4
+            with store.begin(kit.NAME, number) as transaction:
+                known = transaction.reserve(pa.table([[kit.key_bytes(n) for n in (1, 2, 3, 4)], [0] * 4], schema=KEYS))
+                assert known.num_rows == 4 and transaction.seen({kit.partition(0): (0, 3)}) == {kit.partition(0): Ranges.of([(0, 3)])}
+    assert told < -5, "most files are read by one look or the other"
 
 
 def test_an_empty_batch_is_decided_without_touching_a_sink(folder: Path) -> None:
