@@ -9,9 +9,6 @@ A key that the filter does not know need not be looked up, because the filter ho
 
 A filter that holds too many keys only asks too often. It is never stored. A thread of its own reads it, once the keys that were looked up
 without it have cost about as much as reading it will. Called by keys.py.
-
-Source: Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007): bits of a key together in a word. Here they
-are in two words, and the second word is read only if the bits of the first are set: where there is room, that rules out nearly all keys.
 """
 
 from __future__ import annotations
@@ -30,6 +27,8 @@ import psycopg
 from checkpoint.errors import StoreError
 from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements, quoted
+from dedup.core.bloom import Bloom, memory
+from dedup.core.keys import Words
 from dedup.postgres.wire import HALVES, Keys
 
 log = logging.getLogger("dedup")
@@ -45,18 +44,6 @@ _ROOM = 1 << 20
 
 _CHEAPER = 4
 """So much less a key costs to read than to look up, or more."""
-
-BITS = 16
-"""Of memory for each key: with so many about one key in seven hundred that is not in seems to be, with half as many one in 16,000."""
-
-_SET = 3
-"""Bits that a key sets in each of its two words."""
-
-_MIXED = np.uint64(0x9E3779B97F4A7C15)
-"""Odd, from the golden ratio (Knuth): spreads keys over the words that have bits in common, as random UUIDs have."""
-
-Places = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
-"""Of each key the word, and its bits there."""
 
 
 class Current(NamedTuple):
@@ -102,7 +89,7 @@ class KnownFilter:
             return None
         with self._mine():
             if self._whole is not None and self._whole[0] == current and not self._whole[1].crowded:
-                return self._whole[1].may_have(keys)
+                return self._whole[1].may_have(*words_of(keys))
             self._asked += len(keys)
             if self._asked >= self._due:
                 self._read_beside()
@@ -113,7 +100,7 @@ class KnownFilter:
         with self._mine():
             for found in (self._whole, self._growing):
                 if found is not None and found[0] == current:
-                    found[1].add(keys)
+                    found[1].add(*words_of(keys))
 
     def surprised(self) -> None:
         """A key was reserved that the filter did not know: others write, too. Look keys up again for a while, each time longer."""
@@ -160,7 +147,7 @@ class KnownFilter:
             self._growing = (current, bloom)
         for some in self._keys(connection):
             with self._lock:
-                bloom.add(some)
+                bloom.add(*words_of(some))
         # Asked without the lock: a statement may have to wait for a batch, and the batch would wait for the lock.
         if not self._closed.is_set() and tables_now(connection, self._sql).current == current:
             with self._lock:
@@ -216,54 +203,7 @@ def _binary(connection: Connection, statement: bytes, values: dict[str, str]) ->
     return np.frombuffer(bytes(row[0]), dtype="V16")
 
 
-def memory(capacity: int) -> int:
-    """Bytes of a filter for so many keys: a power of two, from two to four for each key."""
-    return 16 << _width(capacity)
-
-
-def _width(capacity: int) -> int:
-    return max((capacity * BITS // 128 - 1).bit_length(), 1)
-
-
-class Bloom:
-    """Room for `capacity` keys; with more in it, more keys seem to be in that are not.
-
-    Args:
-        capacity: keys.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._shift = np.uint64(64 - _width(capacity))
-        self._words = tuple(np.zeros(1 << _width(capacity), dtype=np.uint64) for _ in range(2))
-        self.capacity, self.size = capacity, 0
-
-    @property
-    def crowded(self) -> bool:
-        """Whether a larger one is due."""
-        return self.size > 2 * self.capacity
-
-    def add(self, keys: Keys) -> None:
-        """Put these in."""
-        for which, words in enumerate(self._words):
-            np.bitwise_or.at(words, *self._places(keys, which))
-        self.size += len(keys)
-
-    def may_have(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """For each key whether it may be in."""
-        found = self._has(keys, 0)
-        found[found] = self._has(keys[found], 1)
-        return found
-
-    def _has(self, keys: Keys, which: int) -> npt.NDArray[np.bool_]:
-        word, bits = self._places(keys, which)
-        found: npt.NDArray[np.bool_] = (self._words[which][word] & bits) == bits
-        return found
-
-    def _places(self, keys: Keys, which: int) -> Places:
-        """Of one half of each key: its high bits, once mixed, say the word, and the bits below them which bits there."""
-        mixed = keys.view(HALVES)["low" if which else "high"].astype(np.uint64) * _MIXED
-        bits, rest = np.zeros(len(keys), dtype=np.uint64), mixed >> np.uint64(10)
-        for _ in range(_SET):
-            bits |= np.uint64(1) << (rest & np.uint64(63))
-            rest >>= np.uint64(6)
-        return mixed >> self._shift, bits
+def words_of(keys: Keys) -> tuple[Words, Words]:
+    """The halves of keys, as numbers."""
+    halves = keys.view(HALVES)
+    return halves["high"].astype(np.uint64), halves["low"].astype(np.uint64)

@@ -19,8 +19,9 @@ from psycopg.conninfo import make_conninfo
 
 from checkpoint.postgres.sql import quoted
 from deadletter.store import Commit
+from dedup.core.bloom import Bloom
 from dedup.postgres import PostgresStore, key_filter, wire
-from dedup.postgres.key_filter import Bloom, KnownFilter
+from dedup.postgres.key_filter import KnownFilter, words_of
 from fixtures.fix_postgres import run
 from kit.known_filter_kit import chunk, filtering, has_read, read
 from kit.pg_help import WAITING, epoch, keys
@@ -191,7 +192,7 @@ def test_a_table_of_many_pages_is_read_to_its_end(store: PostgresStore, monkeypa
     chunk(store, 4000, 4000)  # reads: what is committed by now, for certain
     assert has_read(store)
     _, bloom = store.known_filter._whole or (None, Bloom(1))
-    assert bloom.may_have(wire.keys_of(keys(range(3010))["key"])).all()
+    assert bloom.may_have(*words_of(wire.keys_of(keys(range(3010))["key"]))).all()
 
 
 def test_a_filter_that_would_be_too_large_is_not_made(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:

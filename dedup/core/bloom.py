@@ -1,0 +1,78 @@
+"""A Bloom filter of keys: what it does not know is certainly not among them. Pure. Called by both stores.
+
+Source: Putze, Sanders, Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007): bits of a key together in a word. Here they
+are in two words, and the second word is read only if the bits of the first are set: where there is room, that rules out nearly all keys.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dedup.core.keys import Bools, Words
+
+BITS = 16
+"""Of memory for each key: with so many about one key in seven hundred that is not in seems to be, with half as many one in 16,000."""
+
+_SET = 3
+"""Bits that a key sets in each of its two words."""
+
+_MIXED = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, from the golden ratio (Knuth): spreads keys over the words that have bits in common, as random UUIDs have."""
+
+
+def memory(capacity: int) -> int:
+    """Bytes of a filter for so many keys: a power of two, from two to four for each key."""
+    return 16 << _width(capacity)
+
+
+def _width(capacity: int) -> int:
+    return max((capacity * BITS // 128 - 1).bit_length(), 1)
+
+
+class Bloom:
+    """Room for `capacity` keys; with more in it, more keys seem to be in that are not.
+
+    Args:
+        capacity: keys.
+        words: what `words` of a filter of this capacity was; None: the filter begins empty.
+    """
+
+    def __init__(self, capacity: int, words: tuple[Words, Words] | None = None) -> None:
+        self._shift = np.uint64(64 - _width(capacity))
+        self.words = words or (_empty(capacity), _empty(capacity))
+        self.capacity, self.size = capacity, 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a larger one is due."""
+        return self.size > 2 * self.capacity
+
+    def add(self, high: Words, low: Words) -> None:
+        """Put in keys, given by their halves."""
+        for words, half in zip(self.words, (high, low), strict=True):
+            np.bitwise_or.at(words, *self._places(half))
+        self.size += len(high)
+
+    def may_have(self, high: Words, low: Words) -> Bools:
+        """For each key whether it may be in."""
+        found = self._has(0, high)
+        found[found] = self._has(1, low[found])
+        return found
+
+    def _has(self, which: int, half: Words) -> Bools:
+        word, bits = self._places(half)
+        found: Bools = (self.words[which][word] & bits) == bits
+        return found
+
+    def _places(self, half: Words) -> tuple[Words, Words]:
+        """Of one half of each key: its high bits, once mixed, say the word, and the bits below them which bits there."""
+        mixed = half * _MIXED
+        bits, rest = np.zeros(len(half), dtype=np.uint64), mixed >> np.uint64(10)
+        for _ in range(_SET):
+            bits |= np.uint64(1) << (rest & np.uint64(63))
+            rest >>= np.uint64(6)
+        return mixed >> self._shift, bits
+
+
+def _empty(capacity: int) -> Words:
+    return np.zeros(1 << _width(capacity), dtype=np.uint64)
