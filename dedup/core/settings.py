@@ -44,6 +44,7 @@ DELTA_STORE: given.Settings = {
     ).or_none.hidden,
     "on_step": _ON_STEP,
     "engine": given.word("delta-rs", "spark"),
+    "keys_folder": given.path("a folder of this machine", '"/var/lib/dedup"').or_none,
 }
 """What `DeltaStore` takes."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,10 +16,11 @@ from deadletter.letter import SEQUENCES
 from dedup.delta.commit import Decision, commit_decision
 from dedup.delta.engine import Engine
 from dedup.delta.epoch import Turns, exists
+from dedup.delta.key_files import KeyFolder
 from dedup.delta.ledger import Header, Ledger
 from dedup.delta.spark_ledger import SparkLedger
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import SPARK, StorageOptions, answering, consumer_name, filesystem, join, safe_name
+from dedup.delta.storage import SPARK, StorageOptions, answering, consumer_name, filesystem, is_local, join, safe_name
 
 AMEND_ATTEMPTS = 20
 
@@ -25,8 +28,10 @@ AMEND_ATTEMPTS = 20
 class States:
     """States by consumer. What was read is left behind when it is pickled."""
 
-    def __init__(self, root: str, options: StorageOptions, engine: Engine) -> None:
+    def __init__(self, root: str, options: StorageOptions, engine: Engine, keys_folder: str | os.PathLike[str] | None = None) -> None:
         self.root, self.options, self.engine = root, options, engine
+        default = Path(root, "keys") if is_local(root) else None
+        self._keys_folder = default if keys_folder is None else Path(keys_folder).expanduser().absolute()
         self._states: dict[str, ConsumerState] = {}
         self._turns: dict[str, Turns] = {}
 
@@ -39,7 +44,8 @@ class States:
             name = safe_name(consumer)
             made = SparkLedger if self.engine.name == SPARK else Ledger
             ledger = made(join(self.root, "ledger", name), self.options, consumer, self.engine)
-            return self._states.setdefault(consumer, ConsumerState(ledger, self.root, self.engine))
+            folder = KeyFolder(None if self._keys_folder is None else self._keys_folder / name)
+            return self._states.setdefault(consumer, ConsumerState(ledger, self.root, self.engine, folder))
         return self._states[consumer]
 
     def turns(self, consumer: str) -> Turns:

@@ -1,143 +1,334 @@
-"""The reserved keys of one consumer in memory: what a probe asks instead of the ledger table.
+"""The reserved keys of one consumer: what a probe asks instead of the ledger table.
 
-Sorted runs of (128-bit key, payload hash, held), merged so that there are few of them; a probe is one binary search per run.
-25 bytes a key. Runs above `spill_rows` live in memory-mapped temporary files, so that the system can page them out.
+Sorted runs of (128-bit key, payload hash, day). New keys are in memory, 26 bytes each, in runs that are merged so that there are few. Once
+there are FLUSH_ROWS of them they go to a file, and such files are joined into one of RUN_ROWS; these stay as they are until a purge has
+dropped all of their days. Of a file two bytes a key are in memory, in front of pages that the system can take back (key_files.py).
+
 Called by the consumer state, which fills it from the ledger and from nothing else.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from dataclasses import dataclass, replace
-from typing import Any
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dedup.core.keys import by_key, find_keys, key_words
+from dedup.core.keys import Bools, Places, Words, by_key, find_keys, key_words
+from dedup.delta.key_files import HELD, I64, DamagedKeys, Days, KeyFolder, KeyList, KeyRows, ReplacedKeys, StoredRun
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+log = logging.getLogger("dedup")
 
-SPILL_ROWS = 8_000_000
-"""Rows of a run (200 MB) above which it is kept in a file."""
+FLUSH_ROWS = 1_000_000
+"""Keys in memory, 26 MB, from which on they go to a file: what a start reads of the ledger at most."""
+
+RUN_ROWS = 1 << 24
+"""Keys of a large file, 436 MB: a probe asks one filter for each."""
+
+MOST_SMALL = 16
+"""Small files; more are merged."""
+
+SLICE_ROWS = 1_000_000
+"""Keys that are in memory while runs are merged into a file."""
 
 
-def _words(keys: pa.Array | pa.ChunkedArray) -> tuple[U64, U64]:
+@dataclass(eq=False)
+class SortedRun:
+    """Keys in memory."""
+
+    rows: KeyRows
+    dead: Bools | None = None  # which were freed; None: none
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def find(self, high: Words, low: Words) -> tuple[Bools, Places]:
+        """Which keys are here and not freed, and in which rows."""
+        at, found = find_keys(self.rows.high, self.rows.low, high, low)
+        if self.dead is not None:
+            found[found] = ~self.dead[at[found]]
+        return found, at
+
+    def values(self, rows: Places) -> tuple[I64, Days]:
+        """Payload hashes and days of rows that `find` has found."""
+        return self.rows.payload[rows], self.rows.day[rows]
+
+    def free(self, rows: Places) -> None:
+        """Count these rows no more."""
+        self.dead = np.zeros(len(self), dtype=bool) if self.dead is None else self.dead
+        self.dead[rows] = True
+
+    def count(self, since: int) -> int:
+        """Keys of this day and later ones, and those that letters hold."""
+        late = self.rows.day >= since
+        return int(np.count_nonzero(late if self.dead is None else late & ~self.dead))
+
+    def cuts(self, bounds: Words) -> Places:
+        """The row of the first key whose first half is not below each bound."""
+        return np.searchsorted(self.rows.high, bounds)
+
+    def part(self, first: int, end: int) -> KeyRows:
+        """These rows, without those that were freed."""
+        rows = self.rows[first:end]
+        return rows if self.dead is None else rows[~self.dead[first:end]]
+
+
+Run = SortedRun | StoredRun
+
+
+class KeyIndex:
+    """Set of keys with payload hash, day, and whether a letter holds them. Not picklable: it is made from the ledger.
+
+    Args:
+        folder: of files; None: files end with this process.
+        stored: files that were opened there.
+        flush_rows, run_rows: FLUSH_ROWS and RUN_ROWS if None.
+    """
+
+    def __init__(
+        self,
+        folder: KeyFolder | None = None,
+        stored: Sequence[StoredRun] = (),
+        *,
+        flush_rows: int | None = None,
+        run_rows: int | None = None,
+    ) -> None:
+        self._folder, self._stored = folder or KeyFolder(), list(stored)
+        self._tail: list[SortedRun] = []
+        self._flush_rows, self._run_rows = flush_rows or FLUSH_ROWS, run_rows or RUN_ROWS
+        self._patience = 0  # keys in memory after which writing is tried again
+        self._since = 0  # the first day that was not purged
+        self._gone: list[Path] = []  # files that the next list does not name
+        self._listed = {run.path for run in stored}
+        self._joining: Joining | None = None
+
+    def __len__(self) -> int:
+        return sum(run.count(self._since) for run in self._runs)
+
+    @property
+    def _runs(self) -> list[Run]:
+        return [*self._stored, *self._tail]
+
+    def add(self, keys: pa.Array | pa.ChunkedArray, payload: npt.ArrayLike, day: npt.ArrayLike) -> int:
+        """Take in keys; those already known keep what they have, of repeats the first counts. Returns how many were new.
+
+        Args:
+            day: when each was reserved, or one for all; HELD for those that letters hold.
+
+        Raises:
+            DamagedKeys: a file has to be made again.
+        """
+        # A purge is of what was reserved before it: what comes later counts, whatever a clock or the purge's day says.
+        rows = _rows(keys, payload, np.maximum(np.asarray(day, dtype=np.uint16), np.uint16(self._since)))
+        new = rows[~self._known(rows.high, rows.low)]
+        if len(new):
+            self._push(SortedRun(new))
+        return len(new)
+
+    def discard(self, keys: pa.Array | pa.ChunkedArray) -> int:
+        """Forget keys; returns how many were known. Raises DamagedKeys."""
+        high, low = _words(keys)
+        before = len(self)
+        for run in self._runs:
+            found, at = run.find(high, low)
+            if found.any():
+                run.free(at[found])
+        return before - len(self)
+
+    def forget_before(self, day: int) -> None:
+        """Keys of earlier days than this one are not known any more, but for those that letters hold. Raises DamagedKeys."""
+        if day <= self._since:
+            return
+        self._since = day
+        over = [run for run in self._stored if min(run.days) < day and max(run.days.keys() - {HELD}) < day]
+        if over and self._joining is not None:
+            self._joining.abandon()
+            self._joining = None
+        held = [SortedRun(rows) for run in over for rows in self._merged([run], len(run) // SLICE_ROWS + 1)]
+        self._gone += [run.path for run in over if run.path is not None]
+        self._stored = [run for run in self._stored if run not in over]
+        for run in held:
+            self._push(run)
+
+    def probe(self, keys: pa.Array | pa.ChunkedArray) -> tuple[Bools, I64, Bools]:
+        """For each key: whether it is known, the payload hash it was reserved with (0 if unknown), and whether a letter holds it.
+
+        Raises:
+            DamagedKeys: a file has to be made again.
+        """
+        high, low = _words(keys)
+        # Sorted questions walk the run once; random ones miss the cache at every step.
+        order = by_key(high, low)
+        known, payload, held = np.zeros(len(high), bool), np.zeros(len(high), np.int64), np.zeros(len(high), bool)
+        for run, found, at in self._found(high[order], low[order]):
+            hits = order[found]
+            values, day = run.values(at[found])
+            known[hits], payload[hits], held[hits] = True, values, day == HELD
+        return known, payload, held
+
+    def keep(self, ledger: str, keyspace_since: int, seq: int, attempt: str) -> None:
+        """Write down that this is everything up to a decision, where enough is new.
+
+        Raises:
+            DamagedKeys: another process has replaced files, or a file is not as it was written.
+
+        Crash: the old list counts, or the new one.
+        """
+        if self._folder.path is None or (self._listed == {run.path for run in self._stored} and self._few):
+            return
+        self._flush()
+        files = {run.path: run.dead.tolist() for run in self._stored if run.path is not None}
+        if self._tail or len(files) < len(self._stored):
+            return  # some are nowhere but in this process
+        if lost := [path.name for path in files if not path.exists()]:
+            raise ReplacedKeys(f"{self._folder.path}: another process has replaced {', '.join(lost[:3])}")
+        named = {path.name: dead for path, dead in files.items()}
+        self._folder.save(KeyList(ledger, keyspace_since, seq, attempt, named), self._gone)
+        self._gone, self._listed = [], set(files)
+
+    @property
+    def _few(self) -> bool:
+        return sum(map(len, self._tail)) < max(self._flush_rows, self._patience)
+
+    def _known(self, high: Words, low: Words) -> Bools:
+        known = np.zeros(len(high), dtype=bool)
+        for _, found, _ in self._found(high, low):
+            known |= found
+        return known
+
+    def _found(self, high: Words, low: Words) -> Iterator[tuple[Run, Bools, Places]]:
+        """Of each run that has some of these keys: which ones, and in which rows."""
+        for run in self._runs:
+            found, at = run.find(high, low)
+            if found.any() and self._since:
+                found[found] = run.values(at[found])[1] >= self._since
+            if found.any():
+                yield run, found, at
+
+    def _push(self, run: SortedRun) -> None:
+        self._tail.append(run)
+        while len(self._tail) > 1 and len(self._tail[-2]) <= 2 * len(self._tail[-1]):
+            last = [self._tail.pop(), self._tail.pop()]
+            self._tail += [SortedRun(rows) for rows in self._merged(last, 1)]
+        if not self._few:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Put the keys in memory into a file, and go on joining small ones; where there is no room, keys stay where they are."""
+        try:
+            try:
+                self._store()
+            except OSError as error:
+                self._folder.failed(error)
+                self._store()
+            self._join_some()
+            self._patience = 0
+        except OSError as error:
+            count = sum(map(len, self._tail))
+            self._patience = 2 * count
+            log.error(
+                "%s known keys stay in memory, because no file can be written: %s. Make room, or choose another folder: "
+                "DeltaStore(..., keys_folder=...).",
+                f"{count:,}",
+                error,
+            )
+
+    def _store(self) -> None:
+        """One file in place of the keys in memory. Raises OSError; then they are still there."""
+        if self._tail:
+            joining = Joining(self._folder, self._tail, self._merged(self._tail, 1))
+            made = joining.go_on(2)
+            self._stored, self._tail = [*self._stored, *([made] if made else [])], []
+
+    def _join_some(self) -> None:
+        """One large file in place of small ones, some slices with each flush: no batch waits for all of it. Raises DamagedKeys."""
+        small = [run for run in self._stored if len(run) < self._run_rows // 2]
+        if self._joining is None and len(small) >= MOST_SMALL:
+            rows = np.cumsum([len(run) for run in small])
+            some = small[: max(2, int(np.searchsorted(rows, self._run_rows, "right")))]
+            self._joining = Joining(self._folder, some, self._merged(some, sum(map(len, some)) // SLICE_ROWS + 1))
+        joining = self._joining
+        if joining is None:
+            return
+        try:
+            made = joining.go_on(2 if len(small) < 2 * MOST_SMALL else len(small) * SLICE_ROWS)
+        except OSError as error:
+            self._joining = None
+            self._folder.failed(error)
+            return
+        except DamagedKeys:
+            self._joining = None
+            raise
+        if joining.over:
+            self._joining = None
+            self._gone += [run.path for run in joining.stored if run.path is not None]
+            self._stored = [*(run for run in self._stored if run not in joining.stored), *([made] if made else [])]
+
+    def _merged(self, runs: Sequence[Run], pieces: int) -> Iterator[KeyRows]:
+        """All keys of these runs that are still known, in ascending order, in so many pieces."""
+        bounds = np.array([(i << 64) // pieces for i in range(1, pieces)], dtype=np.uint64)
+        cuts = [[0, *run.cuts(bounds).tolist(), len(run)] for run in runs]
+        for i in range(pieces):
+            rows = KeyRows.concat([run.part(cut[i], cut[i + 1]) for run, cut in zip(runs, cuts, strict=True)])
+            rows = rows[rows.day >= self._since] if self._since else rows
+            if len(rows):
+                yield rows[by_key(rows.high, rows.low)]
+
+
+class Joining:
+    """A file in place of runs, as far as it is written. While that lasts, the runs count."""
+
+    def __init__(self, folder: KeyFolder, runs: Sequence[Run], slices: Iterator[KeyRows]) -> None:
+        self.stored = [run for run in runs if isinstance(run, StoredRun)]
+        self._slices, self.over = slices, False
+        self._dead = [run.dead for run in self.stored]
+        self._file = folder.new(sum(map(len, runs)))
+
+    def go_on(self, slices: int) -> StoredRun | None:
+        """Write so many slices more; the file once all are written, without keys that were freed meanwhile.
+
+        Raises:
+            OSError, DamagedKeys: the file is gone; the runs are there.
+        """
+        try:
+            for rows in itertools.islice(self._slices, slices):
+                self._file.add(rows)
+                slices -= 1
+            self.over = slices > 0
+            made = self._file.finish() if self.over else None
+        except BaseException:
+            self.abandon()
+            raise
+        if made is not None:
+            self._free_again(made)
+        return made
+
+    def _free_again(self, made: StoredRun) -> None:
+        """What was freed while the file was written."""
+        for run, dead in zip(self.stored, self._dead, strict=True):
+            found, at = made.find(*run.keys(np.setdiff1d(run.dead, dead)))
+            made.free(at[found])
+
+    def abandon(self) -> None:
+        """Delete the file."""
+        self._file.abandon()
+
+
+def _words(keys: pa.Array | pa.ChunkedArray) -> tuple[Words, Words]:
     if keys.null_count:
         raise ValueError(f"{keys.null_count} keys are null")
     return key_words(keys)
 
 
-@dataclass(frozen=True)
-class SortedRun:
-    """Keys in ascending order without repeats, and what belongs to each."""
-
-    high: U64
-    low: U64
-    payload: I64
-    held: Bool
-    dead: Bool | None = None  # which were freed; None: none
-
-    def __len__(self) -> int:
-        return len(self.high)
-
-    def find(self, high: U64, low: U64) -> tuple[Bool, npt.NDArray[np.intp]]:
-        """Which keys are here, and where."""
-        at, found = find_keys(self.high, self.low, high, low)
-        if self.dead is not None:
-            found[found] = ~self.dead[at[found]]
-        return found, at
-
-    def living(self) -> SortedRun:
-        """Without those that were freed."""
-        kept = None if self.dead is None else ~self.dead
-        return self if kept is None else SortedRun(self.high[kept], self.low[kept], self.payload[kept], self.held[kept])
-
-
-class KeyIndex:
-    """Set of keys with payload hash and held flag. Not picklable: it is rebuilt from the ledger."""
-
-    def __init__(self, spill_rows: int = SPILL_ROWS) -> None:
-        self._runs: list[SortedRun] = []
-        self._spill_rows = spill_rows
-
-    def __len__(self) -> int:
-        return sum(len(run) - (0 if run.dead is None else int(run.dead.sum())) for run in self._runs)
-
-    def add(self, keys: pa.Array | pa.ChunkedArray, payload: npt.ArrayLike, held: bool | npt.ArrayLike = False) -> int:
-        """Take in keys; those already known keep what they have, of repeats the first counts. Returns how many were new."""
-        high, low = _words(keys)
-        order = by_key(high, low)
-        high, low = high[order], low[order]
-        first = np.r_[True, (high[1:] != high[:-1]) | (low[1:] != low[:-1])][: len(high)]
-        values = np.asarray(payload, dtype=np.int64)[order][first]
-        flags = np.broadcast_to(np.asarray(held, dtype=bool), len(order))[order][first]
-        high, low = high[first], low[first]
-        new = ~self._known(high, low)
-        run = SortedRun(high[new], low[new], values[new], flags[new])
-        if len(run):
-            self._push(run)
-        return len(run)
-
-    def discard(self, keys: pa.Array | pa.ChunkedArray) -> int:
-        """Forget keys; returns how many were known."""
-        high, low = _words(keys)
-        before = len(self)
-        for i, run in enumerate(self._runs):
-            found, at = run.find(high, low)
-            if found.any():
-                dead = np.zeros(len(run), dtype=bool) if run.dead is None else run.dead
-                dead[at[found]] = True
-                self._runs[i] = replace(run, dead=dead)
-        return before - len(self)
-
-    def probe(self, keys: pa.Array | pa.ChunkedArray) -> tuple[Bool, I64, Bool]:
-        """For each key: whether it is known, the payload hash it was reserved with (0 if unknown), and whether a letter holds it."""
-        high, low = _words(keys)
-        # Sorted questions walk the run once; random ones miss the cache at every step.
-        order = by_key(high, low)
-        known, payload, held = np.zeros(len(high), bool), np.zeros(len(high), np.int64), np.zeros(len(high), bool)
-        for run in self._runs:
-            found, at = run.find(high[order], low[order])
-            hits = order[found]
-            known[hits], payload[hits], held[hits] = True, run.payload[at[found]], run.held[at[found]]
-        return known, payload, held
-
-    def _known(self, high: U64, low: U64) -> Bool:
-        known = np.zeros(len(high), dtype=bool)
-        for run in self._runs:
-            known |= run.find(high, low)[0]
-        return known
-
-    def _push(self, run: SortedRun) -> None:
-        self._runs.append(run)
-        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
-            small, big = sorted((self._runs.pop().living(), self._runs.pop().living()), key=len)
-            self._runs.append(self._merge(big, small))
-
-    def _merge(self, big: SortedRun, small: SortedRun) -> SortedRun:
-        at = find_keys(big.high, big.low, small.high, small.low)[0] + np.arange(len(small))
-        from_big = np.ones(len(big) + len(small), dtype=bool)
-        from_big[at] = False
-        folder = tempfile.TemporaryDirectory(prefix="dedup-keys-") if len(from_big) > self._spill_rows else None
-
-        def merged(name: str) -> Any:
-            left, right = getattr(big, name), getattr(small, name)
-            out = _array(folder.name if folder else None, name, left.dtype, len(from_big))
-            out[from_big], out[at] = left, right
-            return out
-
-        run = SortedRun(merged("high"), merged("low"), merged("payload"), merged("held"))
-        if folder:
-            folder.cleanup()  # The mappings keep the files alive; a killed process leaves nothing behind.
-        return run
-
-
-def _array(folder: str | None, name: str, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
-    if folder is None:
-        return np.empty(length, dtype=dtype)
-    return np.memmap(os.path.join(folder, name), dtype=dtype, mode="w+", shape=(length,))
+def _rows(keys: pa.Array | pa.ChunkedArray, payload: npt.ArrayLike, day: npt.ArrayLike) -> KeyRows:
+    """The first of each key, in ascending order."""
+    high, low = _words(keys)
+    days = np.broadcast_to(np.asarray(day, dtype=np.uint16), len(high))
+    order = by_key(high, low)
+    rows = KeyRows(high, low, np.asarray(payload, dtype=np.int64), days)[order]
+    return rows[np.r_[True, (rows.high[1:] != rows.high[:-1]) | (rows.low[1:] != rows.low[:-1])][: len(rows)]]

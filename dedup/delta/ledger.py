@@ -205,14 +205,18 @@ class Ledger:
         return [] if table is None else self.files(table)
 
     def read(self, files: Sequence[LedgerFile], columns: Sequence[str], after: int) -> pa.Table:
-        """Rows with seq > `after` of these files. `seq` is always among the columns. Raises StoreUnavailable."""
-        names = ["seq", *(c for c in columns if c != "seq")]
-        schema = pa.schema([SCHEMA.field(n) for n in names])
+        """Rows with seq > `after` of these files. `seq` is always among the columns. Raises StoreUnavailable.
+
+        Args:
+            columns: of FILE_SCHEMA, and `day`.
+        """
+        names = ["seq", *(c for c in columns if c not in ("seq", "day"))]
+        schema = pa.schema([SCHEMA.field(n) for n in [*names, *(["day"] if "day" in columns else [])]])
         if not files:
             return schema.empty_table()
         try:
             contents = self._contents([f for f in files if f.path not in self._written])
-            found = [self._rows_of(f.path, contents, names).select(names).cast(schema) for f in files]
+            found = [_shaped(self._rows_of(f.path, contents, names).select(names), schema, f.day) for f in files]
         except OSError as error:
             raise StoreUnavailable(f"A file of the ledger {self.uri} cannot be read: {error}") from error
         table = pa.concat_tables(found)
@@ -301,6 +305,11 @@ class Ledger:
     def app(self, table: DeltaTable, generation: int) -> str:
         """The application id whose transaction version is the last seq of a generation."""
         return f"{self.consumer}/{table.metadata().id}/{generation}"
+
+
+def _shaped(rows: pa.Table, schema: pa.Schema, day: dt.date) -> pa.Table:
+    dated = rows.append_column("day", pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows)) if "day" in schema.names else rows
+    return dated.cast(schema)
 
 
 def put_by_us(table: DeltaTable) -> list[LedgerFile]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,14 +26,12 @@ from checkpoint.errors import Fenced, PartitionLost, PublicationStuck, StoreRest
 from checkpoint.head import Claim, Head
 from checkpoint.position import Partition, Ranges
 from deadletter.store import KEYS as KEYS_SCHEMA
+from dedup.core.keys import Bools
 from dedup.delta import tables
 from dedup.delta.engine import Engine
-from dedup.delta.keys import Bool, KeyIndex
+from dedup.delta.key_files import I64, KeyFolder
 from dedup.delta.ledger import (
-    FREED,
     HEADER,
-    HELD,
-    KEYS,
     LETTERS_SINK,
     LOG,
     LOG_COLUMNS,
@@ -45,26 +44,24 @@ from dedup.delta.ledger import (
     Mark,
     first_header,
 )
+from dedup.delta.reservations import Look, ReservedKeys
 from dedup.delta.seen import PartitionLife, SeenPositions, Stretch, positions_of
 from dedup.delta.sequences import Sequences, from_ledger
 from dedup.delta.sinks import Sinks
 from dedup.delta.storage import join, safe_name
 
+log = logging.getLogger("dedup")
+
 SUMMARY_EVERY = 200
 """Decisions between two summaries of seen positions: what a starting process reads of the log at most."""
-
-READ_AT_ONCE = 1_000_000
-"""Rows of reservations; a file is a request on object storage, and the smaller ones are asked for at the same time."""
-
-FREED_ROWS = pa.schema([pa.field("key", pa.binary()), pa.field("seq", pa.int64())])
-"""Keys, and the newest decision that freed each."""
 
 
 class ConsumerState:
     """One consumer as of the last look at its ledger. Not picklable; for one thread at a time, which holds `lock`."""
 
-    def __init__(self, ledger: Ledger, root: str, engine: Engine) -> None:
+    def __init__(self, ledger: Ledger, root: str, engine: Engine, key_folder: KeyFolder) -> None:
         self.ledger, self.root = ledger, root
+        self.keys = ReservedKeys(ledger, key_folder)
         self.letters_uri = join(root, "dead_letters", safe_name(ledger.consumer))
         self.sinks = Sinks(engine)
         self.lock = threading.RLock()  # held by whoever looks or decides: people ask while a stream runs in another thread
@@ -80,7 +77,7 @@ class ConsumerState:
         self.decided: dict[int, Header] = {}  # headers read lately, and all pending ones
         self.pending: set[int] = set()
         self.marks: dict[str, Mark] = {}
-        self.index = KeyIndex()
+        self.keys.forget()
         self.sequences = Sequences()
         self._seen = SeenPositions(self._stretch)
         self._damage: str | None = None
@@ -126,6 +123,8 @@ class ConsumerState:
                 )
             shown = self._shown(table)
         self._compare(shown)
+        if self.keys.damaged:
+            self.keys.mend(self._look(self.ledger.files(table)))
 
     def _went_on(self, table: DeltaTable) -> bool:
         """Take in what is new; False, and nothing is taken in, where it does not follow what is known."""
@@ -304,14 +303,10 @@ class ConsumerState:
         self._seen.take_in(log.filter(counts), self.header.summary)
 
     def _take_keys(self, files: Sequence[LedgerFile], known: int) -> None:
-        after = max(known, self.header.keyspace_since)
-        if after > known:
-            self.index = KeyIndex()
-        gone = freed(self.ledger, files, after)
-        if gone.num_rows:
-            self.index.discard(gone["key"])
-        for rows, held in reservations(self.ledger, files, after, gone):
-            self.index.add(rows["key"], rows["payload_hash"].to_numpy(), held=held)
+        self.keys.take(self._look(files), known)
+
+    def _look(self, files: Sequence[LedgerFile]) -> Look:
+        return Look(self.header, str(self._table_id), files, lambda seq: self._headers(files, {seq}).get(seq))
 
     def _take_sequences(self, files: Sequence[LedgerFile], known: int) -> None:
         rows = self.ledger.read([f for f in files if f.section == ORDER and f.last > known], ["key", "doc"], known)
@@ -376,56 +371,25 @@ class ConsumerState:
 
     def split(self, keys: pa.Table) -> tuple[pa.Table, pa.Table]:
         """(known, new) of these KEYS; the known ones with the payload hash they were reserved with."""
-        known, payload, _ = self.index.probe(keys["key"])
+        known, payload, _ = self.probe(keys["key"])
         found = keys.filter(pa.array(known))
         return pa.table([found["key"], pa.array(payload[known], pa.int64())], schema=KEYS_SCHEMA), keys.filter(pa.array(~known))
 
-    def held(self, keys: pa.Array | pa.ChunkedArray) -> Bool:
+    def held(self, keys: pa.Array | pa.ChunkedArray) -> Bools:
         """Which of these keys a letter holds."""
-        return self.index.probe(keys)[2]
+        return self.probe(keys)[2]
 
+    def probe(self, keys: pa.Array | pa.ChunkedArray) -> tuple[Bools, I64, Bools]:
+        """For each key: whether it is reserved, the payload hash it was reserved with (0 if it is not), and whether a letter holds it.
 
-def freed(ledger: Ledger, files: Sequence[LedgerFile], after: int) -> pa.Table:
-    """FREED_ROWS of the decisions after this one."""
-    some = _together([f for f in files if f.section == HELD and f.last > after])
-    found = [ledger.read(group, ["key", "kind"], after) for group in some]
-    rows = pa.concat_tables([t.filter(pc.equal(t["kind"], FREED)).select(["key", "seq"]) for t in found]) if found else None
-    if rows is None or not rows.num_rows:
-        return FREED_ROWS.empty_table()
-    newest = rows.group_by("key").aggregate([("seq", "max")])
-    return pa.table([newest["key"], newest["seq_max"]], schema=FREED_ROWS)
+        Raises:
+            StoreUnavailable: files of keys are damaged, and the ledger cannot be read.
+        """
+        return self.keys.probe(keys, self._look_again)
 
-
-def reservations(ledger: Ledger, files: Sequence[LedgerFile], after: int, gone: pa.Table) -> Iterator[tuple[pa.Table, bool]]:
-    """(key, payload_hash, seq) of the decisions after this one, some files at a time, and whether letters hold them.
-
-    Args:
-        gone: FREED_ROWS. A decision may free a key and reserve it again; the other way round it does not list it.
-    """
-    for section in (KEYS, HELD):
-        for some in _together([f for f in files if f.section == section and f.last > after]):
-            rows = ledger.read(some, ["key", "payload_hash", *(["kind"] if section == HELD else [])], after)
-            if section == HELD:
-                rows = rows.filter(pc.invert(pc.equal(rows["kind"], FREED)))
-            yield (_kept(rows, gone) if gone.num_rows else rows), section == HELD
-
-
-def _together(files: Sequence[LedgerFile]) -> Iterator[list[LedgerFile]]:
-    """Groups of files that are read at once, of at most READ_AT_ONCE rows unless one file has more."""
-    group, rows = list[LedgerFile](), 0
-    for file in files:
-        if group and rows + file.rows > READ_AT_ONCE:
-            yield group
-            group, rows = [], 0
-        group.append(file)
-        rows += file.rows
-    if group:
-        yield group
-
-
-def _kept(rows: pa.Table, gone: pa.Table) -> pa.Table:
-    at = pc.index_in(rows["key"], value_set=gone["key"].combine_chunks())
-    return rows.filter(pc.fill_null(pc.greater_equal(rows["seq"], gone["seq"].take(at)), True))
+    def _look_again(self) -> Look:
+        assert self.table is not None
+        return self._look(self.ledger.files(self.table))
 
 
 class Agreement:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib
 import logging
+import os
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -167,6 +168,8 @@ class DeltaStore(Joins):
         tables: sink name -> path or URI, for names that are neither a path nor a table of Spark's catalog.
         storage_options: credentials and settings for delta-rs, for the store and all sinks.
         engine: "spark" where delta-rs gets no credentials: then Spark makes all commits.
+        keys_folder: folder of this machine for files of reserved keys, which a start opens in place of reading the ledger. By default
+            they are below `path` where that is a folder, and otherwise in the system's temporary folder, until the process ends.
         on_step: called with each step's name right before it acts.
 
     Raises:
@@ -183,6 +186,7 @@ class DeltaStore(Joins):
         storage_options: Mapping[str, str] | None = None,
         on_step: Callable[[str], None] = _noop,
         engine: Literal["delta-rs", "spark"] = "delta-rs",
+        keys_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         given.check(DELTA_STORE, locals())
         self.path = absolute(str(path))
@@ -194,7 +198,7 @@ class DeltaStore(Joins):
         commits = SparkEngine.at(self.path) if engine == SPARK else DeltaRs(self.storage_options)
         self._names = SinkNames.of(tables or {}, self.storage_options, commits)
         self.tables = self._names.tables
-        self._states = States(self.path, self.storage_options, commits)
+        self._states = States(self.path, self.storage_options, commits, keys_folder)
 
     def __repr__(self) -> str:
         return f"DeltaStore({self.path!r}{', engine=spark' * (self._states.engine.name == SPARK)})"
@@ -337,8 +341,8 @@ class DeltaStore(Joins):
     def purge(self, consumer: str, before: dt.date, *, by: str, reason: str, although_behind: bool = False) -> None:
         """Drop reservations that were decided before that UTC day, or before `purge_bound` if that is earlier; the log says so then.
 
-        Keys that a letter holds stay. A message whose reservation was dropped counts as new when it comes again. Running processes keep the
-        keys that they know until they restart.
+        Keys that a letter holds stay. A message whose reservation was dropped counts as new when it comes again. Running processes forget
+        those keys at their next look.
 
         Args:
             although_behind: purge up to that day, however far the consumer is.
@@ -457,7 +461,7 @@ class DeltaStore(Joins):
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept."""
         with self._states.caught_up(consumer) as state:
-            return len(state.index)
+            return len(state.keys)
 
     def reserved_since(self, consumer: str) -> dt.datetime | None:
         """The first UTC day of which reservations are kept."""

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -27,6 +28,7 @@ from deadletter.selection import Selection
 from dedup.core.retention import ACTIVE, read_to
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.files import Add
+from dedup.delta.key_files import HELD as HELD_DAY
 from dedup.delta.keys import KeyIndex
 from dedup.delta.ledger import (
     BATCH,
@@ -44,9 +46,10 @@ from dedup.delta.ledger import (
     batch_table,
 )
 from dedup.delta.letters import EVENTS, EventRows, Letters, Several
+from dedup.delta.reservations import days_of, freed, kept_since, reservations
 from dedup.delta.restores import require_same, require_unrestored
 from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
-from dedup.delta.state import ConsumerState, freed, reservations
+from dedup.delta.state import ConsumerState
 from dedup.delta.storage import absolute, filesystem, missing
 from dedup.delta.tables import seq_of, seq_of_part
 
@@ -96,11 +99,19 @@ def _reservations(state: ConsumerState, log: LedgerLog, headers: list[Header]) -
             did = f"reserved {header.reserved} keys" + (f" and freed {header.freed}" if header.freed else "")
             yield f"decision {header.seq} {did} and the ledger has {rows[header.seq]} rows of it"
     index, kept, since = KeyIndex(), 0, state.header.keyspace_since
+    unknown = 0
     for table, held in reservations(state.ledger, log.files, since, freed(state.ledger, log.files, since)):
         kept += table.num_rows
-        index.add(table["key"], table["payload_hash"].to_numpy(), held=held)
+        days = np.full(table.num_rows, HELD_DAY, dtype=np.uint16) if held else days_of(table)
+        index.add(table["key"], table["payload_hash"].to_numpy(), days)
+        unknown += int(np.count_nonzero(~state.probe(table["key"])[0] & (days >= kept_since(state.header))))
     if kept != len(index):
         yield f"{kept - len(index)} keys are reserved more than once"
+    if unknown or (not kept_since(state.header) and len(index) != len(state.keys)):
+        yield (
+            f"the ledger has {len(index)} reserved keys; this process knows {len(state.keys)}, and {unknown} of the ledger's are unknown. "
+            f"Stop the consumer, delete the folder {state.keys.folder.path}, and start it again"
+        )
 
 
 def _counted(state: ConsumerState, header: Header) -> bool:
@@ -146,7 +157,7 @@ def _holders(state: ConsumerState, kept: Letters) -> Iterator[str]:
     rows = kept.select(Selection(limit=None), ["id", "generation", "key", "holds_key"])
     holds = pc.and_(rows["holds_key"], pc.and_(rows["key"].is_valid(), pc.greater_equal(rows["generation"], state.header.head.keyspace)))
     held = rows.filter(holds)
-    known = pa.array(state.index.probe(held["key"])[0])
+    known = pa.array(state.probe(held["key"])[0])
     if free := held.filter(pc.invert(known))["id"].to_pylist():
         yield f"{len(free)} letters hold a key that is not reserved: {', '.join(free[:3])}"
 

@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kit.paths import ROOT
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -80,3 +82,15 @@ def test_the_plot_shows_every_way_that_was_measured(tmp_path: Path) -> None:
     drawn = (tmp_path / "one.svg").read_text(encoding="utf-8")
     ElementTree.fromstring(drawn)
     assert all(label in drawn for label in ("PostgreSQL", "by hand", "toArrow alone", "dedup, Delta"))
+
+
+def test_a_measured_start_knows_all_keys(benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`benchmarks.restart` at a tiny size: the starts answer right with files and without, and the value stands in `ratio`."""
+    from benchmarks import restart
+
+    monkeypatch.setattr("dedup.delta.keys.FLUSH_ROWS", 60_000)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (seconds, megabytes), _ = restart.measured(tmp_path, 200_000, step=50_000, starts=1)
+    assert (seconds.measure, seconds.unit, seconds.ratio) == ("delta/restart_0m_s", "s", seconds.ours)
+    assert (megabytes.measure, megabytes.unit) == ("delta/restart_0m_mb", "MB")
+    assert not (tmp_path / "keys").exists()

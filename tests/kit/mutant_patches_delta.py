@@ -8,8 +8,76 @@ _LEDGER, _DELIVERY = "tests/stores/delta/test_delta_ledger.py::", "tests/contrac
 _COMMITS, _PUBLICATION = "tests/stores/delta/test_delta_commits.py::", "tests/stores/delta/test_delta_publication.py::"
 _BACK = "tests/stores/delta/test_delta_copied_back.py::"
 _FEATURES = "tests/stores/delta/test_delta_features.py::"
+_KEYS = "tests/stores/delta/test_key_files.py::"
 
 DELTA = (
+    Mutant(
+        "a look goes on from one that ended in the middle",
+        "dedup/delta/state.py",
+        "known, torn = self._whole, self.header is not self._whole",
+        "known, torn = self._whole, False",
+        _LEDGER + "test_a_look_that_fails_in_the_middle_forgets_nothing",
+    ),
+    Mutant(
+        "after a look that failed, an older ledger is taken for the same",
+        "dedup/delta/state.py",
+        " and not (torn and known.seq and not self._has(known, table))",
+        "",
+        "tests/stores/delta/test_delta_damage.py::test_an_older_ledger_after_a_look_that_failed_is_noticed",
+    ),
+    Mutant(
+        "a page of keys is not compared with its checksum",
+        "dedup/delta/key_files.py",
+        "if zlib.crc32(self.pages[page].tobytes()) != self.sums[page]:",
+        "if False:",
+        _KEYS + "test_no_changed_byte_changes_an_answer",
+    ),
+    Mutant(
+        "the filter of a file of keys is not compared with its checksum",
+        "dedup/delta/key_files.py",
+        'if [zlib.crc32(block) for block in blocks] != told["sums"]:',
+        "if False:",
+        _KEYS + "test_no_changed_byte_changes_an_answer",
+    ),
+    Mutant(
+        "files of keys of another history are opened",
+        "dedup/delta/reservations.py",
+        "if decided is None or decided.attempt != listed.attempt:",
+        "if decided is None:",
+        _KEYS + "test_files_of_a_history_that_was_taken_back_are_not_opened",
+    ),
+    Mutant(
+        "the list says that keys in memory are in files",
+        "dedup/delta/keys.py",
+        "if self._tail or len(files) < len(self._stored):",
+        "if len(files) < len(self._stored):",
+        _KEYS + "test_a_list_never_leaves_out_keys_that_no_file_has",
+    ),
+    Mutant(
+        "a key that is freed while files are joined comes back",
+        "dedup/delta/keys.py",
+        "            self._free_again(made)",
+        "            pass",
+        _KEYS + "test_a_key_that_is_freed_while_files_are_joined_stays_free",
+    ),
+    Mutant(
+        "a key that is reserved after a purge counts as purged",
+        "dedup/delta/keys.py",
+        "np.maximum(np.asarray(day, dtype=np.uint16), np.uint16(self._since))",
+        "day",
+        _KEYS + "test_an_index_that_is_opened_again_answers_like_a_dictionary",
+    ),
+    Mutant(
+        "a damaged file of keys ends the process that met it",
+        "dedup/delta/reservations.py",
+        """        except DamagedKeys as error:
+            self._lose(error)
+        self.mend(look())""",
+        """        except DamagedKeys:
+            raise
+        self.mend(look())""",
+        _KEYS + "test_a_file_that_is_damaged_while_it_is_open_is_made_again",
+    ),
     Mutant(
         "a decision is tried against a snapshot that nobody read",
         "dedup/delta/ledger.py",

@@ -113,6 +113,10 @@ class PostgresPlace:
         return [{"id": i, "amount": a} for i, a in self.execute(f'SELECT id, amount FROM "{name}" ORDER BY id, amount')]
 
 
+FEW_KEYS = (4, 24, 5)
+"""Keys in memory, in a file and in a slice of one: a few batches write files of keys, and join them, as many millions of events do."""
+
+
 class DeltaPlace:
     """A folder, of this machine or of object storage."""
 
@@ -135,8 +139,9 @@ class DeltaPlace:
 
     def store(self, **options: Any) -> Store:
         """A new store object that knows sinks by their plain names."""
-        from dedup.delta import DeltaStore
+        from dedup.delta import DeltaStore, keys
 
+        keys.FLUSH_ROWS, keys.RUN_ROWS, keys.SLICE_ROWS = FEW_KEYS
         names = ("orders", "audit", "late", "missing", "positions", "balances", "latest", "order_lines")
         return DeltaStore(f"{self.where}/state", tables={n: self.path(n) for n in names}, **{"engine": self.engine, **options})
 

@@ -167,6 +167,7 @@ SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
             "storage_options": [*MAPS, {"a": 5}, {"a": None}],
             "on_step": CALLED,
             "engine": ["deltalake", None],
+            "keys_folder": TEXT,
         },
         set(),
     ),

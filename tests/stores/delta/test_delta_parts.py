@@ -29,6 +29,7 @@ from checkpoint.position import GrowingRanges, Ranges
 from dedup.core.keys import key_words
 from dedup.delta.files import FileWriter, partition_text, statistics
 from dedup.delta.fit import check_schema, conform, fits, writable
+from dedup.delta.key_files import HELD
 from dedup.delta.keys import KeyIndex
 from dedup.delta.storage import consumer_name, safe_name
 from dedup.delta.tables import commit, dataset, part_reached, part_version, reached, seq_of, seq_of_part, version_of
@@ -51,13 +52,13 @@ def keys_of(values: list[bytes]) -> pa.Array:
 @given(st.lists(st.tuples(st.lists(KEY, max_size=30), st.booleans()), max_size=12), st.lists(KEY, max_size=20), st.sampled_from([4, 10**9]))
 def test_the_key_index_answers_like_a_dictionary(batches: list[tuple[list[bytes], bool]], asked: list[bytes], spill: int) -> None:
     """Any keys, in any batches, repeats included, in memory and spilled: known, payload and held are those of the first one."""
-    index, truth = KeyIndex(spill_rows=spill), dict[bytes, tuple[int, bool]]()
+    index, truth = KeyIndex(flush_rows=spill, run_rows=2 * spill), dict[bytes, tuple[int, bool]]()
     for number, (keys, held) in enumerate(batches):
         payload = [number * 1000 + i for i in range(len(keys))]
         before = len(truth)
         for key, value in zip(keys, payload, strict=True):
             truth.setdefault(key, (value, held))
-        assert index.add(keys_of(keys), np.array(payload, dtype=np.int64), held=held) == len(truth) - before
+        assert index.add(keys_of(keys), np.array(payload, dtype=np.int64), HELD if held else number) == len(truth) - before
     every = [*asked, *truth]
     known, payload_found, held_found = index.probe(keys_of(every))
     assert known.tolist() == [k in truth for k in every]
@@ -66,23 +67,23 @@ def test_the_key_index_answers_like_a_dictionary(batches: list[tuple[list[bytes]
     assert len(index) == len(truth)
 
 
-def test_the_key_index_stays_few_runs_and_25_bytes_a_key() -> None:
+def test_the_key_index_stays_few_runs_and_26_bytes_a_key() -> None:
     """Many small batches merge into logarithmically many runs."""
-    index, dice = KeyIndex(), np.random.default_rng(1)
+    index, dice = KeyIndex(flush_rows=10**6), np.random.default_rng(1)
     for _ in range(300):
-        index.add(keys_of([dice.bytes(16) for _ in range(100)]), np.zeros(100, np.int64))
-    assert len(index) == 30_000 and len(index._runs) <= 12
-    assert sum(a.nbytes for r in index._runs for a in (r.high, r.low, r.payload, r.held)) == 25 * 30_000
+        index.add(keys_of([dice.bytes(16) for _ in range(100)]), np.zeros(100, np.int64), 1)
+    assert len(index) == 30_000 and len(index._tail) <= 12
+    assert sum(a.nbytes for r in index._tail for a in (r.rows.high, r.rows.low, r.rows.payload, r.rows.day)) == 26 * 30_000
 
 
 def test_a_spilled_run_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file has no name any more while it is mapped: a killed process cannot leave it."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    index = KeyIndex(spill_rows=10)
+    index = KeyIndex(flush_rows=10)
     for n in range(4):
-        index.add(keys_of([bytes([n, i]) * 8 for i in range(20)]), np.arange(20))
-    assert isinstance(index._runs[0].high, np.memmap) and os.listdir(tmp_path) == []
+        index.add(keys_of([bytes([n, i]) * 8 for i in range(20)]), np.arange(20), 1)
+    assert isinstance(index._stored[0].pages, np.memmap) and os.listdir(tmp_path) == []
     assert index.probe(keys_of([bytes([2, 7]) * 8]))[1].tolist() == [7]
 
 

@@ -1,0 +1,426 @@
+"""Files of reserved keys, which are opened and not read: sorted pages, a filter in front of them, and the list of the files that count.
+
+A file holds keys in ascending order, without repeats, and is never changed. Its pages are mapped into memory, and the system reads a
+page when a probe asks for it. The filter, and the first key and the checksum of each page, are read at once. A page is compared with its
+checksum before its first use, so no answer rests on damaged bytes.
+
+The list says which files are the reservations up to which decision, and is replaced as a whole. Whoever opens it compares that decision
+with the ledger, which alone counts: files that are lost, damaged or foreign are made again from it.
+
+Called by the key index and by the consumer state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import struct
+import tempfile
+import time
+import uuid
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from checkpoint.errors import StoreUnavailable
+from dedup.core.bloom import Bloom
+from dedup.core.keys import Bools, Places, Words, find_keys
+
+log = logging.getLogger("dedup")
+
+I64 = npt.NDArray[np.int64]
+Days = npt.NDArray[np.uint16]
+"""UTC days since 1970 on which keys were reserved; HELD for those that a letter holds."""
+
+HELD = 0xFFFF
+"""In place of the day: no purge drops what a letter holds."""
+
+PAGE_KEYS = 512
+
+PAGE = np.dtype([("high", "<u8", PAGE_KEYS), ("low", "<u8", PAGE_KEYS), ("payload", "<i8", PAGE_KEYS), ("day", "<u2", PAGE_KEYS)])
+"""13 kB: what one look-up reads."""
+
+FORMAT = 1
+"""Of files and list. Those of another format are made again."""
+
+LIST = "list"
+"""Name of the list in the folder."""
+
+AVOIDED = 600
+"""Seconds after a failure in which the folder is not used."""
+
+ABANDONED = 24 * 3600
+"""Seconds after which a file that the list does not name was left by a process that died."""
+
+_TRAILER = struct.Struct("<QI8s")
+"""Behind the description of a file: its length, its checksum, and these letters."""
+
+_LETTERS = b"dedupkey"
+
+
+class DamagedKeys(StoreUnavailable):
+    """A file is not as it was written. The keys have to be read from the ledger."""
+
+
+class ReplacedKeys(DamagedKeys):
+    """A file is gone: perhaps because another process has joined files, and the list names newer ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeyRows:
+    """Columns of keys in ascending order."""
+
+    _FIELDS: ClassVar = ("high", "low", "payload", "day")
+
+    high: Words
+    low: Words
+    payload: I64
+    day: Days
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+    def __getitem__(self, rows: slice | Places | Bools) -> KeyRows:
+        return KeyRows(*(getattr(self, name)[rows] for name in self._FIELDS))
+
+    @classmethod
+    def concat(cls, parts: Sequence[KeyRows]) -> KeyRows:
+        """One behind the other; of at least one part."""
+        return parts[0] if len(parts) == 1 else cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in cls._FIELDS))
+
+
+@dataclass(eq=False)
+class StoredRun:
+    """One open file."""
+
+    path: Path | None  # None: the file has no name any more, and ends with this process
+    rows: int
+    days: dict[int, int]  # day -> keys
+    pages: npt.NDArray[Any]
+    first: tuple[Words, Words]  # key of each page
+    sums: npt.NDArray[np.uint32]
+    filter: Bloom
+    checked: Bools  # pages
+    dead: I64  # rows whose keys were freed, ascending
+
+    @classmethod
+    def open(cls, path: Path, dead: Sequence[int] = ()) -> StoredRun:
+        """Map a file. Raises DamagedKeys."""
+        try:
+            with path.open("rb") as file:
+                return cls.of(file, path, dead)
+        except FileNotFoundError as error:
+            raise ReplacedKeys(f"{path}: {error}") from error
+        except OSError as error:
+            raise DamagedKeys(f"{path}: {error}") from error
+
+    @classmethod
+    def of(cls, file: BinaryIO, path: Path | None, dead: Sequence[int] = ()) -> StoredRun:
+        """Map an open file, which may be closed then. Raises DamagedKeys, OSError."""
+        try:
+            told, blocks = _described(file)
+            pages = np.memmap(file, PAGE, mode="r", shape=(told["pages"],))
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            raise DamagedKeys(f"{path}: {error}") from error
+        bloom = Bloom(told["capacity"], (np.frombuffer(blocks[0], "<u8"), np.frombuffer(blocks[1], "<u8")))
+        first = np.frombuffer(blocks[2], "<u8"), np.frombuffer(blocks[3], "<u8")
+        unchecked = np.zeros(told["pages"], dtype=bool)
+        days = dict(told["days"])
+        sums = np.frombuffer(blocks[4], "<u4")
+        return cls(path, told["rows"], days, pages, first, sums, bloom, unchecked, np.array(dead, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def find(self, high: Words, low: Words) -> tuple[Bools, Places]:
+        """Which keys are here and not freed, and in which rows. Raises DamagedKeys."""
+        found = self.filter.may_have(high, low)
+        at = np.zeros(len(high), dtype=np.intp)
+        if len(asked := np.flatnonzero(found)):
+            at[asked], found[asked] = self._located(high[asked], low[asked])
+            if len(self.dead):
+                found[found] = ~np.isin(at[found], self.dead)
+        return found, at
+
+    def values(self, rows: Places) -> tuple[I64, Days]:
+        """Payload hashes and days of rows that `find` has found."""
+        place = np.divmod(rows, PAGE_KEYS)
+        return np.asarray(self.pages["payload"][place]), np.asarray(self.pages["day"][place])
+
+    def keys(self, rows: Places) -> tuple[Words, Words]:
+        """The halves of their keys."""
+        place = np.divmod(rows, PAGE_KEYS)
+        return np.asarray(self.pages["high"][place]), np.asarray(self.pages["low"][place])
+
+    def free(self, rows: Places) -> None:
+        """Count these rows no more."""
+        self.dead = np.union1d(self.dead, rows)
+
+    def count(self, since: int) -> int:
+        """Keys of this day and later ones, and those that letters hold."""
+        dead = np.count_nonzero(self.values(self.dead)[1] >= since) if len(self.dead) else 0
+        return sum(count for day, count in self.days.items() if day >= since) - int(dead)
+
+    def cuts(self, bounds: Words) -> Places:
+        """The row of the first key whose first half is not below each bound."""
+        return np.minimum(self._located(bounds, np.zeros(len(bounds), dtype=np.uint64))[0], self.rows)
+
+    def part(self, first: int, end: int) -> KeyRows:
+        """These rows, without those that were freed. Raises DamagedKeys."""
+        begin, behind = first // PAGE_KEYS, -(-end // PAGE_KEYS)
+        self._check(np.arange(begin, behind))
+        pages, cut = self.pages[begin:behind], slice(first - begin * PAGE_KEYS, end - begin * PAGE_KEYS)
+        rows = KeyRows(*(np.ascontiguousarray(pages[name]).reshape(-1)[cut] for name in PAGE.names or ()))
+        dead = self.dead[(self.dead >= first) & (self.dead < end)] - first
+        return rows[np.delete(np.arange(len(rows)), dead)] if len(dead) else rows
+
+    def _located(self, high: Words, low: Words) -> tuple[Places, Bools]:
+        """Where each key is or would be, and whether it is there."""
+        at, exact = find_keys(*self.first, high, low)
+        page = np.maximum(np.where(exact, at, at - 1), 0)
+        self._check(np.unique(page))
+        rows = self._searched(page * PAGE_KEYS, high, low)
+        place = np.divmod(np.minimum(rows, self.rows - 1), PAGE_KEYS)
+        there = (rows < self.rows) & (self.pages["high"][place] == high) & (self.pages["low"][place] == low)
+        return rows, np.asarray(there)
+
+    def _searched(self, left: Places, high: Words, low: Words) -> Places:
+        """A binary search in one page for each key, all at once."""
+        left, right = left.copy(), left + PAGE_KEYS
+        while (open_ := np.flatnonzero(left < right)).size:
+            middle = (left[open_] + right[open_]) >> 1
+            place = np.divmod(middle, PAGE_KEYS)
+            theirs, lows = self.pages["high"][place], self.pages["low"][place]
+            below = (theirs < high[open_]) | ((theirs == high[open_]) & (lows < low[open_]))
+            left[open_] = np.where(below, middle + 1, left[open_])
+            right[open_] = np.where(below, right[open_], middle)
+        return left
+
+    def _check(self, pages: Places) -> None:
+        """Compare pages with their checksums, each once."""
+        for page in pages[~self.checked[pages]].tolist():
+            if zlib.crc32(self.pages[page].tobytes()) != self.sums[page]:
+                raise DamagedKeys(f"{self.path}: page {page} is not as it was written")
+            self.checked[page] = True
+
+
+def _described(file: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
+    """The description of a file, and what stands between it and the pages. Raises ValueError, OSError, struct.error."""
+    end = file.seek(0, os.SEEK_END) - _TRAILER.size
+    file.seek(max(end, 0))
+    length, told_sum, letters = _TRAILER.unpack(file.read())
+    if letters != _LETTERS or length > end:
+        raise ValueError("it is no file of keys, or its end is missing")
+    file.seek(end - length)
+    text = file.read(length)
+    told = json.loads(text) if zlib.crc32(text) == told_sum else {}
+    if told.get("format") != FORMAT:
+        raise ValueError("its description is damaged or of another format")
+    first = told["pages"] * PAGE.itemsize
+    if first + sum(told["blocks"]) != end - length:
+        raise ValueError("a part of it is missing")
+    file.seek(first)
+    blocks = [file.read(size) for size in told["blocks"]]
+    if [zlib.crc32(block) for block in blocks] != told["sums"]:
+        raise ValueError("its filter is damaged")
+    return told, blocks
+
+
+class NewFile:
+    """A file that is being written: rows are cut into pages.
+
+    Args:
+        path: of the file; None: it has no name and ends with this process.
+        capacity: as many keys as there will be at most.
+
+    Raises:
+        OSError: here and in each method; for instance where the disk is full.
+    """
+
+    def __init__(self, path: Path | None, capacity: int) -> None:
+        self.path = path
+        self._file: Any = tempfile.TemporaryFile(prefix="dedup-keys-") if path is None else path.open("x+b")  # noqa: SIM115
+        self._left = weakref.finalize(self, _delete, self._file, path)  # by an index that nobody needs any more
+        self._rest, self._rows = list[KeyRows](), 0
+        self._filter, self._days = Bloom(capacity), Counter[int]()
+        self._sums, self._firsts = list[int](), list[tuple[Words, Words]]()
+
+    def add(self, rows: KeyRows) -> None:
+        """Write rows that come behind those before them. Crash: a part of a file is there, which no list names."""
+        self._rows += len(rows)
+        self._filter.add(rows.high, rows.low)
+        days, counts = np.unique(rows.day, return_counts=True)
+        self._days.update(dict(zip(days.tolist(), counts.tolist(), strict=True)))
+        some = KeyRows.concat([*self._rest, rows])
+        whole = len(some) // PAGE_KEYS * PAGE_KEYS
+        self._write(some[:whole])
+        self._rest = [some[whole:]]
+
+    def finish(self) -> StoredRun | None:
+        """The file as it is now, open; None, and no file, for no rows.
+
+        Crash: a file is there, whole or not, which no list names.
+        """
+        if not self._rows:
+            self.abandon()
+            return None
+        self._fill()
+        self._describe()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        run = StoredRun.of(self._file, self.path)
+        self._left.detach()
+        self._file.close()
+        return run
+
+    def abandon(self) -> None:
+        """Delete what there is of it. Crash: it stays, and no list names it."""
+        self._left()
+
+    def _fill(self) -> None:
+        """Fill up the last page with the highest key, which no look-up takes for a row."""
+        if rest := len(KeyRows.concat(self._rest)):
+            none = np.full(PAGE_KEYS - rest, 2**64 - 1, dtype=np.uint64)
+            self._write(KeyRows.concat([*self._rest, KeyRows(none, none, none.astype(np.int64), none.astype(np.uint16))]))
+
+    def _write(self, rows: KeyRows) -> None:
+        pages = np.empty(len(rows) // PAGE_KEYS, dtype=PAGE)
+        for name in PAGE.names or ():
+            pages[name] = getattr(rows, name).reshape(-1, PAGE_KEYS)
+        content = memoryview(pages.tobytes())
+        self._file.write(content)
+        self._sums += [zlib.crc32(content[at : at + PAGE.itemsize]) for at in range(0, len(content), PAGE.itemsize)]
+        self._firsts.append((rows.high[::PAGE_KEYS], rows.low[::PAGE_KEYS]))
+
+    def _describe(self) -> None:
+        firsts = [np.concatenate(halves) for halves in zip(*self._firsts, strict=True)]
+        blocks = [a.tobytes() for a in (*self._filter.words, *firsts, np.array(self._sums, dtype=np.uint32))]
+        told = {
+            "format": FORMAT,
+            "rows": self._rows,
+            "pages": len(self._sums),
+            "capacity": self._filter.capacity,
+            "days": sorted(self._days.items()),
+            "blocks": [len(block) for block in blocks],
+            "sums": [zlib.crc32(block) for block in blocks],
+        }
+        text = json.dumps(told).encode()
+        self._file.writelines((*blocks, text, _TRAILER.pack(len(text), zlib.crc32(text), _LETTERS)))
+
+
+@dataclass(frozen=True)
+class KeyList:
+    """The files that hold the reservations of a ledger from the beginning of a keyspace up to one decision."""
+
+    ledger: str  # id of the table
+    keyspace_since: int
+    seq: int
+    attempt: str  # of that decision: another history has another one
+    files: dict[str, list[int]]  # name -> rows whose keys were freed
+
+
+class KeyFolder:
+    """Where the files of one consumer are. Several processes may use it: each list is whole, and the last one counts.
+
+    Args:
+        path: of the folder; None: files have no names, and end with this process.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._told = False
+        self._avoided = -math.inf  # since when, by the monotonic clock
+
+    def new(self, capacity: int) -> NewFile:
+        """A file for so many keys, which no list names yet; where the folder cannot be used, one without a name, in the temporary folder.
+
+        Raises:
+            OSError: there is no room there either.
+
+        Crash: a file that no list names; `save` deletes it after a day.
+        """
+        if self.path is not None and time.monotonic() - self._avoided > AVOIDED:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                return NewFile(self.path / f"{uuid.uuid4().hex}.keys", capacity)
+            except OSError as error:
+                self.failed(error)
+        return NewFile(None, capacity)
+
+    def failed(self, error: OSError) -> None:
+        """A file could not be written or mapped: use the temporary folder for a while."""
+        self._avoided = time.monotonic()
+        if not self._told and self.path is not None:
+            log.warning("No files of keys can be kept in %s (%s). The next start reads all keys from the ledger.", self.path, error)
+        self._told = True
+
+    def load(self) -> KeyList | None:
+        """The list; None where there is none that can be read."""
+        try:
+            told_sum, text = (self.path / LIST).read_bytes().split(b"\n", 1) if self.path else (b"", b"")
+            told = json.loads(text) if told_sum and int(told_sum, 16) == zlib.crc32(text) else {}
+            return KeyList(**told) if told.pop("format", None) == FORMAT else None
+        except (OSError, ValueError, TypeError) as error:
+            log.debug("no list of files of keys in %s: %s", self.path, error)
+            return None
+
+    def save(self, listed: KeyList, gone: Iterable[Path]) -> None:
+        """Replace the list, and delete files that it names no more. Where that fails, a warning says so, and the old list stays.
+
+        Crash: the old list counts or the new one; files that neither names are deleted after a day.
+        """
+        assert self.path is not None
+        text = json.dumps({"format": FORMAT, **asdict(listed)}).encode()
+        new = self.path / f"{LIST}.{uuid.uuid4().hex}"
+        try:
+            with new.open("xb") as file:
+                file.write(b"%08x\n%s" % (zlib.crc32(text), text))
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path / LIST)
+            _fsync(self.path)
+            for path in {*gone, *self._abandoned(listed)}:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            self.failed(error)
+
+    def open(self, listed: KeyList) -> list[StoredRun]:
+        """Its files. Raises DamagedKeys."""
+        assert self.path is not None
+        return [StoredRun.open(self.path / name, dead) for name, dead in listed.files.items()]
+
+    def forget(self) -> None:
+        """Open these files no more. Crash: the list is there or not."""
+        with contextlib.suppress(OSError):
+            if self.path is not None:
+                (self.path / LIST).unlink(missing_ok=True)
+
+    def _abandoned(self, listed: KeyList) -> list[Path]:
+        assert self.path is not None
+        others = [p for p in self.path.iterdir() if p.name not in listed.files and (p.suffix == ".keys" or p.name.startswith(f"{LIST}."))]
+        return [p for p in others if time.time() - p.stat().st_mtime > ABANDONED]
+
+
+def _delete(file: BinaryIO, path: Path | None) -> None:
+    with contextlib.suppress(OSError):  # closing it writes what is buffered
+        file.close()
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def _fsync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,186 @@
+"""The reservations of one consumer, as of the last look at its ledger: from files where they can be opened, else from the ledger itself.
+
+Reservations are the rows of the ledger's sections `keys` and `held`, without those that a later decision freed. Promises that files count
+only where they are of the very history that the ledger has, and that damage in them gives no answer: the keys are then read anew.
+Called by the consumer state, and by `verify`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dedup.core.keys import Bools
+from dedup.delta.key_files import HELD as HELD_DAY
+from dedup.delta.key_files import I64, DamagedKeys, KeyFolder, ReplacedKeys
+from dedup.delta.keys import KeyIndex
+from dedup.delta.ledger import FREED, HELD, KEYS, Header, Ledger, LedgerFile
+
+log = logging.getLogger("dedup")
+
+READ_AT_ONCE = 1_000_000
+"""Rows of reservations; a file is a request on object storage, and the smaller ones are asked for at the same time."""
+
+FREED_ROWS = pa.schema([pa.field("key", pa.binary()), pa.field("seq", pa.int64())])
+"""Keys, and the newest decision that freed each."""
+
+
+class Look(NamedTuple):
+    """What a look at the ledger has found."""
+
+    header: Header
+    table_id: str
+    files: Sequence[LedgerFile]
+    header_at: Callable[[int], Header | None]  # of a decision
+
+
+class ReservedKeys:
+    """Not picklable; for one thread at a time.
+
+    Args:
+        folder: of files of keys.
+    """
+
+    def __init__(self, ledger: Ledger, folder: KeyFolder) -> None:
+        self._ledger, self.folder = ledger, folder
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing."""
+        self._index = KeyIndex()
+        self.damaged = False  # they have to be read again
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def take(self, look: Look, known: int) -> None:
+        """Take in the decisions after the known one; with a first look, and in a new keyspace, all. Damage is left to `mend`.
+
+        Raises:
+            StoreUnavailable: the ledger cannot be read.
+        """
+        after = max(known, look.header.keyspace_since)
+        try:
+            if not known or after > known:
+                self._index, after = self._opened(look)
+            self._add(look, after)
+        except DamagedKeys as error:
+            self._lose(error)
+
+    def mend(self, look: Look) -> None:
+        """Read them again: from files of another process, if there are newer ones, else from the ledger. Raises StoreUnavailable.
+
+        Args:
+            look: with all files.
+        """
+        try:
+            self._index, after = self._opened(look)
+            self._add(look, after)
+        except DamagedKeys:
+            self.folder.forget()
+            self._index = KeyIndex(self.folder)
+            self._add(look, look.header.keyspace_since)
+        self.damaged = False
+
+    def probe(self, keys: pa.Array | pa.ChunkedArray, look: Callable[[], Look]) -> tuple[Bools, I64, Bools]:
+        """For each key: whether it is reserved, the payload hash it was reserved with (0 if it is not), and whether a letter holds it.
+
+        Args:
+            look: called where they have to be read again; with all files.
+
+        Raises:
+            StoreUnavailable: files are damaged, and the ledger cannot be read.
+        """
+        try:
+            if not self.damaged:
+                return self._index.probe(keys)
+        except DamagedKeys as error:
+            self._lose(error)
+        self.mend(look())
+        return self._index.probe(keys)
+
+    def _opened(self, look: Look) -> tuple[KeyIndex, int]:
+        """What files have, where they are of this very history, and the decision that they go up to."""
+        listed, after = self.folder.load(), look.header.keyspace_since
+        if listed is None or (listed.ledger, listed.keyspace_since) != (look.table_id, after) or not after <= listed.seq <= look.header.seq:
+            return KeyIndex(self.folder), after
+        decided = look.header_at(listed.seq)
+        if decided is None or decided.attempt != listed.attempt:  # of a time that was taken back
+            return KeyIndex(self.folder), after
+        return KeyIndex(self.folder, self.folder.open(listed)), listed.seq
+
+    def _add(self, look: Look, after: int) -> None:
+        """Raises DamagedKeys."""
+        self._index.forget_before(kept_since(look.header))
+        gone = freed(self._ledger, look.files, after)
+        if gone.num_rows:
+            self._index.discard(gone["key"])
+        for rows, held in reservations(self._ledger, look.files, after, gone):
+            self._index.add(rows["key"], rows["payload_hash"].to_numpy(), HELD_DAY if held else days_of(rows))
+        self._index.keep(look.table_id, look.header.keyspace_since, look.header.seq, look.header.attempt)
+
+    def _lose(self, error: DamagedKeys) -> None:
+        if not isinstance(error, ReplacedKeys):
+            self.folder.forget()
+        log.warning("Files of keys of %r cannot be used, so the keys are read from the ledger: %s", self._ledger.consumer, error)
+        self._index, self.damaged = KeyIndex(), True
+
+
+def kept_since(header: Header) -> int:
+    """The first day, counted from 1970, of which reservations are kept; 0 without a purge."""
+    return 0 if header.purged_before is None else (dt.date.fromisoformat(header.purged_before) - dt.date(1970, 1, 1)).days
+
+
+def freed(ledger: Ledger, files: Sequence[LedgerFile], after: int) -> pa.Table:
+    """FREED_ROWS of the decisions after this one."""
+    some = _together([f for f in files if f.section == HELD and f.last > after])
+    found = [ledger.read(group, ["key", "kind"], after) for group in some]
+    rows = pa.concat_tables([t.filter(pc.equal(t["kind"], FREED)).select(["key", "seq"]) for t in found]) if found else None
+    if rows is None or not rows.num_rows:
+        return FREED_ROWS.empty_table()
+    newest = rows.group_by("key").aggregate([("seq", "max")])
+    return pa.table([newest["key"], newest["seq_max"]], schema=FREED_ROWS)
+
+
+def reservations(ledger: Ledger, files: Sequence[LedgerFile], after: int, gone: pa.Table) -> Iterator[tuple[pa.Table, bool]]:
+    """(key, payload_hash, seq) of the decisions after this one, some files at a time, and whether letters hold them; the others have `day`.
+
+    Args:
+        gone: FREED_ROWS. A decision may free a key and reserve it again; the other way round it does not list it.
+    """
+    for section in (KEYS, HELD):
+        for some in _together([f for f in files if f.section == section and f.last > after]):
+            rows = ledger.read(some, ["key", "payload_hash", "kind" if section == HELD else "day"], after)
+            if section == HELD:
+                rows = rows.filter(pc.invert(pc.equal(rows["kind"], FREED)))
+            yield (_kept(rows, gone) if gone.num_rows else rows), section == HELD
+
+
+def days_of(rows: pa.Table) -> npt.NDArray[np.uint16]:
+    """The column `day` as days since 1970."""
+    return np.asarray(rows["day"].cast(pa.int32()).to_numpy(), dtype=np.uint16)
+
+
+def _together(files: Sequence[LedgerFile]) -> Iterator[list[LedgerFile]]:
+    """Groups of files that are read at once, of at most READ_AT_ONCE rows unless one file has more."""
+    group, rows = list[LedgerFile](), 0
+    for file in files:
+        if group and rows + file.rows > READ_AT_ONCE:
+            yield group
+            group, rows = [], 0
+        group.append(file)
+        rows += file.rows
+    if group:
+        yield group
+
+
+def _kept(rows: pa.Table, gone: pa.Table) -> pa.Table:
+    at = pc.index_in(rows["key"], value_set=gone["key"].combine_chunks())
+    return rows.filter(pc.fill_null(pc.greater_equal(rows["seq"], gone["seq"].take(at)), True))

@@ -1,0 +1,429 @@
+"""Files of keys: a start opens them in place of reading the ledger, and nothing that is wrong with them gives a wrong answer."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkpoint.holders import take_epoch
+from deadletter.store import KEYS, Commit
+from dedup.delta import DeltaStore, key_files, keys
+from dedup.delta.key_files import HELD, DamagedKeys, KeyFolder, KeyRows, NewFile, StoredRun
+from dedup.delta.keys import KeyIndex
+from kit import delta_kit as kit
+from kit.delta_kit import open_store
+from kit.paths import environment
+
+pytestmark = pytest.mark.delta
+
+TINY = {"flush_rows": 4, "run_rows": 24}
+
+
+@pytest.fixture(autouse=True)
+def few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few keys make files, and files are joined."""
+    for name, value in (("FLUSH_ROWS", 4), ("RUN_ROWS", 24), ("SLICE_ROWS", 5), ("MOST_SMALL", 3)):
+        monkeypatch.setattr(keys, name, value)
+
+
+def key(number: int) -> bytes:
+    """Keys in no order, from the lowest to the highest; some share their first half."""
+    return (number * 7919 % 13 * (2**64 // 13)).to_bytes(8, "big") + (number * 104729 % 2**64).to_bytes(8, "big")
+
+
+def column(numbers: Any) -> pa.Array:
+    """Of keys."""
+    return pa.array([key(number) for number in numbers], pa.binary(16))
+
+
+class Life:
+    """An index and what it has to know."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.index = KeyFolder(folder), KeyIndex(KeyFolder(folder), **TINY)
+        self.truth = dict[int, tuple[int, int]]()  # number -> payload, day
+        self.kept = (dict(self.truth), 0)
+        self.since = 0
+
+    def do(self, what: str, numbers: list[int], day: int) -> None:
+        """One change, or a start."""
+        if what == "add":
+            self.index.add(column(numbers), np.array(numbers) * 3, day)
+            for number in numbers:
+                self.truth.setdefault(number, (number * 3, max(day, self.since)))
+        elif what == "free":
+            self.index.discard(column(numbers))
+            self.truth = {n: told for n, told in self.truth.items() if n not in numbers}
+        elif what == "purge":
+            self.since = max(self.since, day)
+            self.index.forget_before(self.since)
+            self.truth = {n: told for n, told in self.truth.items() if told[1] >= self.since}
+        elif what == "keep":
+            self.index.keep("table", 0, 7, "attempt")
+            if self.index._listed == {run.path for run in self.index._stored} and not self.index._tail:
+                self.kept = dict(self.truth), self.since
+        elif (listed := self.folder.load()) is not None:
+            self.index = KeyIndex(self.folder, self.folder.open(listed), **TINY)
+            self.truth, self.since = dict(self.kept[0]), self.kept[1]
+            self.index.forget_before(self.since)
+
+    def check(self) -> None:
+        """All answers."""
+        known, payload, held = self.index.probe(column(range(60)))
+        assert known.tolist() == [n in self.truth for n in range(60)]
+        assert payload.tolist() == [self.truth.get(n, (0, 0))[0] for n in range(60)]
+        assert held.tolist() == [self.truth.get(n, (0, 0))[1] == HELD for n in range(60)]
+        assert len(self.index) == len(self.truth)
+
+
+CHANGE = st.tuples(
+    st.sampled_from(["add", "add", "add", "free", "purge", "keep", "start"]),
+    st.lists(st.integers(0, 59), max_size=12),
+    st.sampled_from([1, 2, 3, 4, 5, HELD]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(CHANGE, max_size=25))
+def test_an_index_that_is_opened_again_answers_like_a_dictionary(changes: list[tuple[str, list[int], int]]) -> None:
+    """Keys come, are freed and purged, files are written, joined and opened, in any order."""
+    with key_files.tempfile.TemporaryDirectory() as folder:
+        life = Life(Path(folder, "keys"))
+        for what, numbers, day in changes:
+            life.do(what, numbers, min(day, 5) if what == "purge" else day)
+            life.check()
+
+
+def test_a_key_that_is_freed_while_files_are_joined_stays_free(tmp_path: Path) -> None:
+    """Whichever key, and however far the new file is written: the joined file does not bring it back."""
+    for gone in range(0, 40, 3):
+        for flushes in range(6):
+            index = KeyIndex(KeyFolder(tmp_path / f"{gone}-{flushes}"), **TINY)
+            for number in range(0, 12, 4):
+                index.add(column(range(number, number + 4)), np.arange(4), 1)
+            for first in range(12, 12 + 4 * flushes, 4):
+                index.add(column(range(first, first + 4)), np.arange(4), 1)
+            index.discard(column([gone]))
+            for first in range(40, 80, 4):
+                index.add(column(range(first, first + 4)), np.arange(4), 1)
+            assert not index.probe(column([gone]))[0][0] and any(len(run) > 4 for run in index._stored)
+
+
+def made(path: Path, count: int = 1500) -> StoredRun:
+    """A file of three pages, closed."""
+    numbers = sorted(range(count), key=key)
+    high, low = keys.key_words(column(numbers))
+    file = NewFile(path, count)
+    file.add(KeyRows(high, low, np.array(numbers, np.int64), np.full(count, 9, np.uint16)))
+    run = file.finish()
+    assert run is not None
+    return run
+
+
+def test_no_changed_byte_changes_an_answer(tmp_path: Path) -> None:
+    """Wherever one byte is another, or the file ends: the answers are right, or DamagedKeys is raised."""
+    assert made(tmp_path / "whole").find(*keys.key_words(column(range(1600))))[0].sum() == 1500
+    content, dice, refused = (tmp_path / "whole").read_bytes(), random.Random(1), 0
+    for at in [*dice.sample(range(len(content)), 300), *range(len(content) - 40, len(content))]:
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << dice.randrange(8)
+        for text in (bytes(damaged), content[:at], content[:at] + bytes(len(content) - at)):
+            path = tmp_path / "damaged"
+            path.write_bytes(text)
+            try:
+                run = StoredRun.open(path)
+                found, rows = run.find(*keys.key_words(column(range(1600))))
+                assert found.tolist() == [n < 1500 for n in range(1600)]
+                assert run.values(rows[found])[0].tolist() == list(range(1500))
+            except DamagedKeys:
+                refused += 1
+            path.unlink()
+    assert refused > 1000, "nearly all of them are noticed; the others changed what nobody reads"
+
+
+def decide(store: DeltaStore, number: int, some: Any) -> None:
+    """One decision that reserves these."""
+    with store.begin(kit.NAME, number) as transaction:
+        asked = pa.table([column(some), pa.array(list(some), pa.int64())], schema=KEYS)
+        transaction.ask(asked["key"])
+        transaction.reserve(asked)
+        transaction.execute(Commit())
+
+
+def known(store: DeltaStore, most: int = 100) -> list[int]:
+    """Which of these the store knows now."""
+    with store._states.caught_up(kit.NAME) as state:
+        return np.flatnonzero(state.probe(column(range(most)))[0]).tolist()
+
+
+def filled(folder: Path, decisions: int = 9, **options: Any) -> DeltaStore:
+    """A store with five keys of each decision."""
+    store = open_store(folder, **options)
+    number = take_epoch(store, kit.NAME, "filling", 1.0, force=True).epoch
+    for first in range(0, 5 * decisions, 5):
+        decide(store, number, range(first, first + 5))
+    assert known(store) == list(range(5 * decisions)) and wrong(store) == []
+    return store
+
+
+def wrong(store: DeltaStore) -> list[str]:
+    """What `problems` says of keys; these decisions have no batch records."""
+    return [told for told in store.problems(kit.NAME) if "reserved keys" in told or "more than once" in told]
+
+
+def key_tables(folder: Path) -> list[Path]:
+    """The ledger's files with reservations, the oldest first."""
+    files = (folder / "state" / "ledger").rglob("*.parquet")
+    return sorted((p for p in files if "reservation" in pq.read_table(p)["kind"].to_pylist()), key=lambda p: p.stat().st_mtime_ns)
+
+
+def list_of(folder: Path) -> Path:
+    """The list of the consumer's files."""
+    return folder / "state" / "keys" / kit.NAME / key_files.LIST
+
+
+def test_a_start_opens_files_and_reads_no_reservation(folder: Path) -> None:
+    """What files have is not read from the ledger: a start succeeds while its old files of reservations are away, and knows every key."""
+    filled(folder)
+    for path in key_tables(folder):
+        path.rename(path.with_suffix(".away"))
+    started = open_store(folder)
+    assert started.reserved(kit.NAME) == 45 and known(started) == list(range(45))
+
+
+def test_a_start_reads_what_came_after_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of later decisions come from the ledger, and keys that were freed since stay free."""
+    store = filled(folder)
+    monkeypatch.setattr(keys, "FLUSH_ROWS", 10**6)
+    other = open_store(folder)
+    number = take_epoch(other, kit.NAME, "again", 1.0, force=True).epoch
+    decide(other, number, range(50, 60))
+    for path in key_tables(folder)[:-1]:
+        path.rename(path.with_suffix(".away"))
+    assert known(open_store(folder)) == [*range(45), *range(50, 60)]
+    store.close()
+
+
+@pytest.mark.parametrize("what", ["lost list", "damaged list", "lost file", "damaged file", "empty file", "foreign list", "other format"])
+def test_files_that_are_not_right_are_made_again(folder: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The ledger alone counts: a start knows every key whatever became of the files, and the next one opens new files."""
+    filled(folder)
+    listed = list_of(folder)
+    some = next(listed.parent.glob("*.keys"))
+    if what == "lost list":
+        listed.unlink()
+    elif what == "damaged list":
+        listed.write_bytes(listed.read_bytes()[:-1] + b" ")
+    elif what == "lost file":
+        some.unlink()
+    elif what == "damaged file":
+        some.write_bytes(bytes(100) + some.read_bytes()[100:])
+    elif what == "empty file":
+        some.write_bytes(b"")
+    elif what == "foreign list":
+        filled(folder / "other", 3)
+        shutil.rmtree(listed.parent)
+        shutil.copytree(list_of(folder / "other").parent, listed.parent)
+    else:
+        text = listed.read_bytes().split(b"\n", 1)[1].replace(b'"format": 1', b'"format": 2')
+        listed.write_bytes(b"%08x\n%s" % (key_files.zlib.crc32(text), text))
+    started = open_store(folder)
+    assert known(started) == list(range(45)) and wrong(started) == []
+    for path in key_tables(folder):
+        path.rename(path.with_suffix(".away"))
+    assert known(open_store(folder)) == list(range(45)), "the files were made again"
+
+
+def test_a_file_that_is_damaged_while_it_is_open_is_made_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The probe that meets the damage answers from the ledger, and says so."""
+    filled(folder)
+    started = open_store(folder)
+    assert started.reserved(kit.NAME) == 45
+    for path in list_of(folder).parent.glob("*.keys"):
+        with path.open("r+b") as file:
+            file.write(bytes(200))
+    assert known(started) == list(range(45))
+    assert "cannot be used, so the keys are read from the ledger" in caplog.text
+
+
+def test_files_of_a_history_that_was_taken_back_are_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older ledger beside newer files: keys of decisions that it does not have are not known."""
+    filled(folder, 4)
+    shutil.copytree(folder / "state" / "ledger", folder / "copied")
+    store = open_store(folder)
+    number = take_epoch(store, kit.NAME, "more", 1.0, force=True).epoch
+    for first in range(50, 90, 5):
+        decide(store, number, range(first, first + 5))
+    shutil.rmtree(folder / "state" / "ledger")
+    (folder / "copied").rename(folder / "state" / "ledger")
+    monkeypatch.setattr(keys, "FLUSH_ROWS", 10**6)
+    older = open_store(folder)
+    assert known(older) == list(range(20))
+    number = take_epoch(older, kit.NAME, "other", 1.0, force=True).epoch
+    for one in range(90, 100):
+        decide(older, number, [one])
+        assert known(open_store(folder)) == [*range(20), *range(90, one + 1)]
+
+
+def test_a_store_can_keep_its_files_elsewhere(folder: Path, tmp_path: Path) -> None:
+    """Files are where `keys_folder` says, for instance on this machine beside a store on object storage."""
+    filled(folder, keys_folder=tmp_path / "mine")
+    assert (tmp_path / "mine" / kit.NAME / key_files.LIST).exists() and not list_of(folder).exists()
+
+
+def test_a_folder_that_cannot_be_used_costs_a_warning(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files without names take their place, and the log says once what the next start costs."""
+    (tmp_path / "file").write_text("no folder")
+    filled(folder, keys_folder=tmp_path / "file")
+    assert caplog.text.count("The next start reads all keys from the ledger") == 1
+    assert known(open_store(folder, keys_folder=tmp_path / "file")) == list(range(45))
+
+
+def test_a_list_never_leaves_out_keys_that_no_file_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no file can be written, no list says that what is in memory is in files."""
+    folder = KeyFolder(tmp_path / "keys")
+    index = KeyIndex(folder, **TINY)
+    index.add(column(range(8)), np.arange(8), 1)
+    index.keep("table", 0, 1, "first")
+    index.add(column(range(8, 10)), np.arange(2), 1)
+    monkeypatch.setattr(KeyFolder, "new", full_disk)
+    index._listed = set()  # as after a purge: a new list is due
+    index.keep("table", 0, 2, "second")
+    listed = folder.load()
+    assert listed is not None and listed.seq == 1 and index.probe(column(range(10)))[0].all()
+
+
+def full_disk(folder: KeyFolder, capacity: int) -> NewFile:
+    """What `KeyFolder.new` does where there is no room."""
+    raise OSError(28, "No space left on device")
+
+
+FULL = """
+import logging, resource, signal, sys
+import pyarrow as pa, numpy as np
+from pathlib import Path
+from dedup.delta.keys import KeyIndex
+from dedup.delta.key_files import KeyFolder
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+index = KeyIndex(KeyFolder(Path(sys.argv[1])), flush_rows=2000)
+keys = [i.to_bytes(2, "big") * 8 for i in range(9000)]
+for first in range(0, 9000, 500):
+    index.add(pa.array(keys[first : first + 500], pa.binary(16)), np.arange(500), 1)
+    index.keep("table", 0, first, "attempt")
+assert index.probe(pa.array(keys, pa.binary(16)))[0].all() and len(index) == 9000
+print("knows all of them;", len(list(Path(sys.argv[1]).iterdir())), "files")
+"""
+
+
+def test_a_full_disk_is_told_and_no_key_is_lost(tmp_path: Path) -> None:
+    """A process that cannot write its files goes on with the keys in memory; no signal ends it, and no half file stays."""
+    run = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "keys")], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "knows all of them; 0 files\n"), run.stderr
+    assert "known keys stay in memory, because no file can be written" in run.stderr
+
+
+def test_a_running_process_forgets_what_was_purged(folder: Path) -> None:
+    """Also in files and while it runs; a key that a letter holds stays known."""
+    store = filled(folder, 3)
+    number = take_epoch(store, kit.NAME, "again", 1.0, force=True).epoch
+    kit.process(store, number, kit.events([1, 2], 100), 1, reject=lambda one: one == 2)
+    store.purge(kit.NAME, tomorrow(), by="ann", reason="", although_behind=True)
+    for some in (store, open_store(folder)):
+        assert known(some) == [] and some.reserved(kit.NAME) == 1
+        with some._states.caught_up(kit.NAME) as state:
+            assert state.held(pa.array([kit.key_bytes(2)], pa.binary(16))).all()
+    assert wrong(store) == []
+
+
+def tomorrow() -> dt.date:
+    """In UTC."""
+    return (dt.datetime.now(dt.UTC) + dt.timedelta(days=1)).date()
+
+
+CHILD = """
+import sys, pyarrow as pa
+from pathlib import Path
+from dedup.delta import keys
+sys.path[:0] = [sys.argv[2]]
+keys.FLUSH_ROWS, keys.RUN_ROWS, keys.SLICE_ROWS, keys.MOST_SMALL = 4, 24, 5, 3
+from stores.delta import test_key_files as t
+from kit import delta_kit as kit
+from kit.delta_kit import open_store
+from checkpoint.holders import take_epoch
+store = open_store(Path(sys.argv[1]))
+number = take_epoch(store, kit.NAME, "child", 1.0, force=True).epoch
+first = max(t.known(store, 5000), default=-1) + 1
+assert t.known(store, 5000) == list(range(first)), "keys are missing"
+for at in range(first, 5000, 3):
+    t.decide(store, number, range(at, at + 3))
+    print(at + 3, flush=True)
+"""
+
+
+def test_kills_at_any_time_lose_no_key_and_no_start_is_misled(folder: Path) -> None:
+    """kill -9 while files are written, joined, listed and deleted: each start knows every key of every decision."""
+    dice, reached = random.Random(5), 0
+    open_store(folder)
+    for _ in range(6):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(folder), str(Path(__file__).parents[2])],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        time.sleep(dice.random() * 1.5)
+        os.kill(child.pid, signal.SIGKILL)
+        told = [int(line), *map(int, child.stdout.read().split())]
+        child.stdout.close()
+        child.wait()
+        assert told[0] >= reached
+        reached = told[-1]
+        found = known(open_store(folder), 5000)
+        assert found == list(range(len(found))) and len(found) >= reached
+        assert wrong(open_store(folder)) == []
+    assert reached > 30
+
+
+def test_two_processes_that_write_files_mislead_nobody(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each lists and deletes files of its own time; both, and whoever starts then, know every key."""
+    one, two = filled(folder, 4), open_store(folder)
+    number = take_epoch(one, kit.NAME, "one", 1.0, force=True).epoch
+    for first in range(20, 95, 5):
+        decide(one if first % 2 else two, number, range(first, first + 5))
+        assert known(one) == known(two) == known(open_store(folder)) == list(range(first + 5))
+    assert wrong(one) == wrong(two) == []
+    assert all(record.levelno <= logging.WARNING for record in caplog.records)
+
+
+def test_files_that_nobody_lists_are_deleted_after_a_day(folder: Path) -> None:
+    """What a killed process left goes; what another process may just be writing stays."""
+    store = filled(folder, 2)
+    old, new = (list_of(folder).parent / f"{name}.keys" for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half a file")
+    long_ago = time.time() - key_files.ABANDONED - 60
+    os.utime(old, (long_ago, long_ago))
+    number = take_epoch(store, kit.NAME, "again", 1.0, force=True).epoch
+    decide(store, number, range(50, 60))
+    assert not old.exists() and new.exists()
