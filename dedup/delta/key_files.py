@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import math
+import mmap
 import os
 import struct
 import tempfile
@@ -129,7 +130,9 @@ class StoredRun:
         """Map an open file, which may be closed then. Raises DamagedKeys, OSError."""
         try:
             told, blocks = _described(file)
-            pages = np.memmap(file, PAGE, mode="r", shape=(told["pages"],))
+            mapped = mmap.mmap(file.fileno(), told["pages"] * PAGE.itemsize, prot=mmap.PROT_READ)
+            mapped.madvise(mmap.MADV_RANDOM)  # a probe reads single pages; the system need not read what lies around them
+            pages = np.frombuffer(mapped, PAGE)
         except (ValueError, KeyError, TypeError, struct.error) as error:
             raise DamagedKeys(f"{path}: {error}") from error
         bloom = Bloom(told["capacity"], (np.frombuffer(blocks[0], "<u8"), np.frombuffer(blocks[1], "<u8")))
