@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint.errors import StoreUnavailable
 from dedup.core.keys import Bools
 from dedup.delta.key_files import HELD as HELD_DAY
 from dedup.delta.key_files import I64, DamagedKeys, KeyFolder, ReplacedKeys
@@ -117,7 +118,9 @@ class ReservedKeys:
         return KeyIndex(self.folder, self.folder.open(listed)), listed.seq
 
     def _add(self, look: Look, after: int) -> None:
-        """Raises DamagedKeys."""
+        """Raises DamagedKeys, StoreUnavailable."""
+        if any(file.last > look.header.seq for file in look.files):  # somebody looked meanwhile, and delta-rs moves the snapshot itself
+            raise StoreUnavailable(f"The ledger {self._ledger.uri} went on while its keys were read. Run the batch again.")
         self._index.forget_before(kept_since(look.header))
         gone = freed(self._ledger, look.files, after)
         if gone.num_rows:
