@@ -43,7 +43,7 @@ class Look(NamedTuple):
 
 
 class ReservedKeys:
-    """Not picklable; for one thread at a time.
+    """They are read with the first question, since most commands ask none. Not picklable; for one thread at a time.
 
     Args:
         folder: of files of keys.
@@ -54,33 +54,49 @@ class ReservedKeys:
         self.forget()
 
     def forget(self) -> None:
-        """Know nothing."""
-        self._index = KeyIndex()
-        self.damaged = False  # they have to be read again
-
-    def __len__(self) -> int:
-        return len(self._index)
+        """Know nothing until the next question."""
+        self._index, self._absent = KeyIndex(), True
 
     def take(self, look: Look, known: int) -> None:
-        """Take in the decisions after the known one; with a first look, and in a new keyspace, all. Damage is left to `mend`.
+        """Take in the decisions after the known one, where there was a question before.
 
         Raises:
             StoreUnavailable: the ledger cannot be read.
         """
-        after = max(known, look.header.keyspace_since)
+        if self._absent or look.header.keyspace_since > known:
+            return self.forget()
         try:
-            if not known or after > known:
-                self._index, after = self._opened(look)
-            self._add(look, after)
+            self._add(look, known)
         except DamagedKeys as error:
             self._lose(error)
 
-    def mend(self, look: Look) -> None:
-        """Read them again: from files of another process, if there are newer ones, else from the ledger. Raises StoreUnavailable.
+    def probe(self, keys: pa.Array | pa.ChunkedArray, look: Callable[[], Look]) -> tuple[Bools, I64, Bools]:
+        """For each key: whether it is reserved, the payload hash it was reserved with (0 if it is not), and whether a letter holds it.
 
         Args:
-            look: with all files.
+            look: called where all of them have to be read; with all files.
+
+        Raises:
+            StoreUnavailable: the ledger cannot be read.
         """
+        try:
+            return self._known(look).probe(keys)
+        except DamagedKeys as error:
+            self._lose(error)
+        return self._known(look).probe(keys)
+
+    def count(self, look: Callable[[], Look]) -> int:
+        """How many there are. Raises StoreUnavailable."""
+        return len(self._known(look))
+
+    def _known(self, look: Callable[[], Look]) -> KeyIndex:
+        if self._absent:
+            self._read(look())
+            self._absent = False
+        return self._index
+
+    def _read(self, look: Look) -> None:
+        """All of them: from files, if there are any of this history, else from the ledger. Raises StoreUnavailable."""
         try:
             self._index, after = self._opened(look)
             self._add(look, after)
@@ -88,24 +104,6 @@ class ReservedKeys:
             self.folder.forget()
             self._index = KeyIndex(self.folder)
             self._add(look, look.header.keyspace_since)
-        self.damaged = False
-
-    def probe(self, keys: pa.Array | pa.ChunkedArray, look: Callable[[], Look]) -> tuple[Bools, I64, Bools]:
-        """For each key: whether it is reserved, the payload hash it was reserved with (0 if it is not), and whether a letter holds it.
-
-        Args:
-            look: called where they have to be read again; with all files.
-
-        Raises:
-            StoreUnavailable: files are damaged, and the ledger cannot be read.
-        """
-        try:
-            if not self.damaged:
-                return self._index.probe(keys)
-        except DamagedKeys as error:
-            self._lose(error)
-        self.mend(look())
-        return self._index.probe(keys)
 
     def _opened(self, look: Look) -> tuple[KeyIndex, int]:
         """What files have, where they are of this very history, and the decision that they go up to."""
@@ -133,7 +131,7 @@ class ReservedKeys:
         if not isinstance(error, ReplacedKeys):
             self.folder.forget()
         log.warning("Files of keys of %r cannot be used, so the keys are read from the ledger: %s", self._ledger.consumer, error)
-        self._index, self.damaged = KeyIndex(), True
+        self.forget()
 
 
 def kept_since(header: Header) -> int:

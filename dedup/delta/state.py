@@ -123,8 +123,6 @@ class ConsumerState:
                 )
             shown = self._shown(table)
         self._compare(shown)
-        if self.keys.damaged:
-            self.keys.mend(self._look(self.ledger.files(table)))
 
     def _went_on(self, table: DeltaTable) -> bool:
         """Take in what is new; False, and nothing is taken in, where it does not follow what is known."""
@@ -387,9 +385,12 @@ class ConsumerState:
         """
         return self.keys.probe(keys, self._look_again)
 
+    def reserved(self) -> int:
+        """How many keys are reserved. Raises StoreUnavailable."""
+        return self.keys.count(self._look_again)
+
     def _look_again(self) -> Look:
-        assert self.table is not None
-        return self._look(self.ledger.files(self.table))
+        return self._look([] if self.table is None else self.ledger.files(self.table))
 
 
 class Agreement:

@@ -461,7 +461,7 @@ class DeltaStore(Joins):
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept."""
         with self._states.caught_up(consumer) as state:
-            return len(state.keys)
+            return state.reserved()
 
     def reserved_since(self, consumer: str) -> dt.datetime | None:
         """The first UTC day of which reservations are kept."""

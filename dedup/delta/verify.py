@@ -107,9 +107,9 @@ def _reservations(state: ConsumerState, log: LedgerLog, headers: list[Header]) -
         unknown += int(np.count_nonzero(~state.probe(table["key"])[0] & (days >= kept_since(state.header))))
     if kept != len(index):
         yield f"{kept - len(index)} keys are reserved more than once"
-    if unknown or (not kept_since(state.header) and len(index) != len(state.keys)):
+    if unknown or (not kept_since(state.header) and len(index) != state.reserved()):
         yield (
-            f"the ledger has {len(index)} reserved keys; this process knows {len(state.keys)}, and {unknown} of the ledger's are unknown. "
+            f"the ledger has {len(index)} reserved keys; this process knows {state.reserved()}, and {unknown} of the ledger's are unknown. "
             f"Stop the consumer, delete the folder {state.keys.folder.path}, and start it again"
         )
 

@@ -72,10 +72,10 @@ DELTA = (
         "dedup/delta/reservations.py",
         """        except DamagedKeys as error:
             self._lose(error)
-        self.mend(look())""",
+        return self._known(look).probe(keys)""",
         """        except DamagedKeys:
             raise
-        self.mend(look())""",
+        return self._known(look).probe(keys)""",
         _KEYS + "test_a_file_that_is_damaged_while_it_is_open_is_made_again",
     ),
     Mutant(

@@ -62,7 +62,7 @@ def test_an_older_ledger_after_a_look_that_failed_is_noticed(folder: Path) -> No
         if not i:
             shutil.copytree(folder / "state" / "ledger", folder / "copied")
     watching = open_store(folder)
-    assert watching.head(kit.NAME).seq == 4
+    assert watching.reserved(kit.NAME) == 3 and watching.head(kit.NAME).seq == 4
     kit.process(running, number, kit.events([3], 3), 3)
     files = [p for p in (folder / "state" / "ledger").rglob("*.parquet") if pq.read_table(p)["kind"].to_pylist() == ["reservation"]]
     newest = max(files, key=lambda p: p.stat().st_mtime_ns)

@@ -21,7 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint.errors import StoreUnavailable
 from checkpoint.holders import take_epoch
+from deadletter.selection import Selection
 from deadletter.store import KEYS, Commit
 from dedup.delta import DeltaStore, key_files, keys
 from dedup.delta.key_files import HELD, DamagedKeys, KeyFolder, KeyRows, NewFile, StoredRun
@@ -205,6 +207,21 @@ def test_a_start_opens_files_and_reads_no_reservation(folder: Path) -> None:
         path.rename(path.with_suffix(".away"))
     started = open_store(folder)
     assert started.reserved(kit.NAME) == 45 and known(started) == list(range(45))
+
+
+def test_who_asks_for_no_key_reads_none(folder: Path) -> None:
+    """Commands that show the state, letters or messages cost nothing for each key, with files of keys and without."""
+    filled(folder)
+    shutil.rmtree(list_of(folder).parent)
+    away = [path.rename(path.with_suffix(".away")) for path in key_tables(folder)]
+    store = open_store(folder)
+    assert store.head(kit.NAME).seq == 10 and store.letters(Selection()).num_rows == 0 and store.publish(kit.NAME) == 0
+    assert store.batches(kit.NAME).num_rows == 0 and store.outbox(kit.NAME).topics() == []
+    with pytest.raises(StoreUnavailable):
+        store.reserved(kit.NAME)
+    for path in away:
+        path.rename(path.with_suffix(".parquet"))
+    assert store.reserved(kit.NAME) == 45
 
 
 def test_a_start_reads_what_came_after_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
