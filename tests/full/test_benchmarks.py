@@ -50,6 +50,8 @@ NAMES = {
     "outbox/dispatch_vs_producer",
     "postgres/growth",
     "delta/growth",
+    "delta/restart_100m_s",
+    "delta/restart_100m_mb",
     "delta/markers_year",
     "objectstore/requests_small_batch",
     "objectstore/append",
