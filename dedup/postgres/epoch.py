@@ -247,6 +247,7 @@ def open_guarded(connection: Connection, sql: Statements) -> Attempt:
     facts = state.one(connection, sql, "transaction_facts", token=number)
     assert facts is not None
     refuse_lazy_commit(facts["synchronous_commit"])
+    _refuse_no_triggers(facts["replication_role"])
     return Attempt(number, facts["xid"], facts["backend_pid"], facts["backend_start"], facts["phase"])
 
 
@@ -277,6 +278,15 @@ def refuse_lazy_commit(setting: str) -> None:
         raise ConfigError(
             "synchronous_commit is off: a crash of the server would lose commits that Spark believes done. "
             "Run: ALTER ROLE ... SET synchronous_commit = on (or on the database, or take it out of the DSN's options)."
+        )
+
+
+def _refuse_no_triggers(role: str) -> None:
+    """Raise ConfigError where no trigger fires: nothing would guard the commit, and no letter would be counted."""
+    if role == "replica":
+        raise ConfigError(
+            "session_replication_role is replica: triggers do not fire then, neither yours nor those that guard commits and count letters. "
+            "Run: ALTER ROLE ... RESET session_replication_role (or on the database, or take it out of the DSN's options)."
         )
 
 

@@ -271,6 +271,7 @@ select set_config(%(name)s, %(value)s, true);
 -- What the transaction runs under, and the guard that lets nobody commit it who does not know the token.
 -- The transaction id is compared before the commit: another one means that somebody ended the transaction in between. Before floors and tables are read.
 select pg_current_xact_id()::text as xid, current_setting('synchronous_commit') as synchronous_commit,
+    current_setting('session_replication_role') as replication_role,
     {schema}.guard_transaction(%(token)s) as guarded, {schema}.share_reservations() as phase,
     pg_backend_pid() as backend_pid, (select a.backend_start from pg_stat_activity a where a.pid = pg_backend_pid()) as backend_start;
 

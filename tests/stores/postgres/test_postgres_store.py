@@ -208,8 +208,11 @@ def test_a_swallowed_error_is_no_commit(store: PostgresStore) -> None:
 
 
 def test_commits_that_are_not_durable_are_refused(store: PostgresStore, postgres: str) -> None:
-    """synchronous_commit=off, by the role or the DSN, is an error that says what to set; what a handler sets does not last."""
+    """synchronous_commit=off or no triggers, by the role or the DSN, is an error that says what to set; what a handler sets ends."""
     number = epoch(store)
+    untriggered = PostgresStore(make_conninfo(postgres, options="-c session_replication_role=replica"))
+    with pytest.raises(ConfigError, match="RESET session_replication_role"), untriggered.begin("shop", number):
+        pytest.fail("no trigger would guard the commit")
     lazy = PostgresStore(make_conninfo(postgres, options="-c synchronous_commit=off"))
     with pytest.raises(ConfigError, match="synchronous_commit = on"), lazy.begin("shop", number):
         pass
