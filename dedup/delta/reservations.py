@@ -136,7 +136,9 @@ class ReservedKeys:
 
 def kept_since(header: Header) -> int:
     """The first day, counted from 1970, of which reservations are kept; 0 without a purge."""
-    return 0 if header.purged_before is None else (dt.date.fromisoformat(header.purged_before) - dt.date(1970, 1, 1)).days
+    if header.purged_before is None:
+        return 0
+    return min((dt.date.fromisoformat(header.purged_before) - dt.date(1970, 1, 1)).days, HELD_DAY - 1)  # of the year 2149
 
 
 def freed(ledger: Ledger, files: Sequence[LedgerFile], after: int) -> pa.Table:

@@ -358,17 +358,20 @@ def test_a_full_disk_is_told_and_no_key_is_lost(tmp_path: Path) -> None:
     assert "known keys stay in memory, because no file can be written" in run.stderr
 
 
-def test_a_running_process_forgets_what_was_purged(folder: Path) -> None:
+@pytest.mark.parametrize("before", ["tomorrow", "9999-12-31"])
+def test_a_running_process_forgets_what_was_purged(folder: Path, before: str) -> None:
     """Also in files and while it runs; a key that a letter holds stays known."""
     store = filled(folder, 3)
     number = take_epoch(store, kit.NAME, "again", 1.0, force=True).epoch
     kit.process(store, number, kit.events([1, 2], 100), 1, reject=lambda one: one == 2)
-    store.purge(kit.NAME, tomorrow(), by="ann", reason="", although_behind=True)
+    day = tomorrow() if before == "tomorrow" else dt.date.fromisoformat(before)
+    store.purge(kit.NAME, day, by="ann", reason="", although_behind=True)
     for some in (store, open_store(folder)):
         assert known(some) == [] and some.reserved(kit.NAME) == 1
         with some._states.caught_up(kit.NAME) as state:
             assert state.held(pa.array([kit.key_bytes(2)], pa.binary(16))).all()
-    assert wrong(store) == []
+    decide(store, number, range(50, 53))
+    assert known(store) == known(open_store(folder)) == [50, 51, 52] and wrong(store) == []
 
 
 def tomorrow() -> dt.date:
