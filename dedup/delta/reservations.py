@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import StoreUnavailable
+from checkpoint.errors import CommitConflict
 from dedup.core.keys import Bools
 from dedup.delta.key_files import HELD as HELD_DAY
 from dedup.delta.key_files import I64, DamagedKeys, KeyFolder, ReplacedKeys
@@ -77,7 +77,7 @@ class ReservedKeys:
             look: called where all of them have to be read; with all files.
 
         Raises:
-            StoreUnavailable: the ledger cannot be read.
+            StoreUnavailable: the ledger cannot be read. CommitConflict: it went on since the last look.
         """
         try:
             return self._known(look).probe(keys)
@@ -86,7 +86,7 @@ class ReservedKeys:
         return self._known(look).probe(keys)
 
     def count(self, look: Callable[[], Look]) -> int:
-        """How many there are. Raises StoreUnavailable."""
+        """How many there are. Raises as `probe`."""
         return len(self._known(look))
 
     def _known(self, look: Callable[[], Look]) -> KeyIndex:
@@ -96,7 +96,7 @@ class ReservedKeys:
         return self._index
 
     def _read(self, look: Look) -> None:
-        """All of them: from files, if there are any of this history, else from the ledger. Raises StoreUnavailable."""
+        """All of them: from files, if there are any of this history, else from the ledger. Raises as `probe`."""
         try:
             self._index, after = self._opened(look)
             self._add(look, after)
@@ -116,9 +116,9 @@ class ReservedKeys:
         return KeyIndex(self.folder, self.folder.open(listed)), listed.seq
 
     def _add(self, look: Look, after: int) -> None:
-        """Raises DamagedKeys, StoreUnavailable."""
+        """Raises DamagedKeys, StoreUnavailable, CommitConflict."""
         if any(file.last > look.header.seq for file in look.files):  # somebody looked meanwhile, and delta-rs moves the snapshot itself
-            raise StoreUnavailable(f"The ledger {self._ledger.uri} went on while its keys were read. Run the batch again.")
+            raise CommitConflict(f"Somebody else has decided in {self._ledger.uri} before all of its keys were read. Try again.")
         self._index.forget_before(kept_since(look.header))
         gone = freed(self._ledger, look.files, after)
         if gone.num_rows:

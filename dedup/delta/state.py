@@ -381,12 +381,12 @@ class ConsumerState:
         """For each key: whether it is reserved, the payload hash it was reserved with (0 if it is not), and whether a letter holds it.
 
         Raises:
-            StoreUnavailable: files of keys are damaged, and the ledger cannot be read.
+            StoreUnavailable: the ledger cannot be read. CommitConflict: it went on since the last look.
         """
         return self.keys.probe(keys, self._look_again)
 
     def reserved(self) -> int:
-        """How many keys are reserved. Raises StoreUnavailable."""
+        """How many keys are reserved. Raises as `probe`."""
         return self.keys.count(self._look_again)
 
     def _look_again(self) -> Look:
