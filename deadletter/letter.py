@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 PROPERTIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 """Headers as brokers have them: ordered, names may repeat, values are bytes."""
@@ -139,6 +140,24 @@ class Action(StrEnum):
     RESERVED = "RESERVED"  # it holds the key of its edited body, and goes on to wait behind another letter of its sequence
     LOST = "LOST"  # neither kept nor in the log any more
     REPLAYED = "REPLAYED"  # a processed position was repeated and failed
+    FORGOTTEN = "FORGOTTEN"  # what it held of its event was erased
+
+
+ERASED = "(erased by dedup consumer forget)"
+"""The reason of a letter whose contents were erased, and what the rows of its history say in place of theirs."""
+
+CONTENTS = (
+    "event_key", "idempotence_key", "body", "body_size", "body_sha256", "properties", "error_message", "stack", "sequence_key", "extras",
+)  # fmt: skip
+"""Columns of LETTERS, beside `reason`, that hold or may quote what the event said. Erased, they are null."""
+
+PAST_CONTENTS = ("error_message", "stack", "body", "idempotence_key")
+"""The same of HISTORY. Hashes of keys stay: they say which reservations are the letter's."""
+
+
+def is_erased(letters: pa.Table) -> pa.ChunkedArray:
+    """For each letter whether its contents were erased: no handler may run it, and nobody can open it again."""
+    return pc.equal(letters["reason"], ERASED)
 
 
 def letter_id(*position: object) -> str:

@@ -16,13 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deadletter.failure import Failure
-from deadletter.letter import HISTORY, Action, Kind, Status, table_of
-from deadletter.store import KEYS, Change, Free, LetterStep, Note, Park
+from deadletter.letter import HISTORY, Action, Kind, Status, is_erased, table_of
+from deadletter.store import KEYS, Change, Erase, Free, LetterStep, Note, Park
 
 WAITING_STATUSES = (Status.OPEN.value, Status.BLOCKED.value)
 
 BUSY = "somebody else is changing it right now"
 NOT_THERE = "there is no such letter"
+NOTHING_LEFT = "its contents were erased: nothing is left that could be run"
+ERASED_BEFORE = "it was erased before"
 
 REASONS = {
     Kind.UNDECODABLE: "the body does not decode",
@@ -99,7 +101,8 @@ def reopen(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who) 
         past: HISTORY of those letters that hold no key.
         known: which of the keys of `released(letters, past)` are reserved or held.
     """
-    gone = letters.filter(_among(letters["status"], (Status.DISCARDED.value,)))
+    blank = letters.filter(is_erased(letters))["id"].to_pylist()
+    gone = letters.filter(pc.and_(_among(letters["status"], (Status.DISCARDED.value,)), pc.invert(is_erased(letters))))
     wanted, taken = released(gone, past), set(known)
     refused: dict[str, list[str]] = {}
     for letter, keys in wanted.items():
@@ -116,7 +119,22 @@ def reopen(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who) 
     }
     entries = [{**who.did(Action.REOPENED), "letter_id": i, "reserved": len(keys)} for i, keys in takes.items()]
     steps = [Change(pa.table(changes), history(entries))] if chosen.num_rows else []
-    return Plan(tuple(steps), _reserve(chosen, takes), _kinds(chosen), {**_left(letters, gone), **refused})
+    others = letters.filter(pc.invert(is_erased(letters)))
+    return Plan(tuple(steps), _reserve(chosen, takes), _kinds(chosen), {**_left(others, gone), **refused, **_told(NOTHING_LEFT, blank)})
+
+
+def forget(letters: pa.Table, who: Who) -> Plan:
+    """Erase what letters hold of their events. Those that wait for somebody are work that was not done: they stay as they are."""
+    blank = letters.filter(is_erased(letters))["id"].to_pylist()
+    others = letters.filter(pc.invert(is_erased(letters)))
+    chosen = others.filter(pc.invert(_among(others["status"], WAITING_STATUSES)))
+    entries = [{**who.did(Action.FORGOTTEN), "letter_id": i} for i in chosen["id"].to_pylist()]
+    steps = (Erase(chosen.select(["id"]), history(entries)),) if chosen.num_rows else ()
+    return Plan(steps, kinds=_kinds(chosen), skipped={**_left(others, chosen), **_told(ERASED_BEFORE, blank)})
+
+
+def _told(why: str, ids: list[str]) -> dict[str, list[str]]:
+    return {why: ids} if ids else {}
 
 
 def released(letters: pa.Table, past: pa.Table) -> dict[str, list[bytes]]:

@@ -61,6 +61,9 @@ class LetterStore(StateStore, Protocol):
     def history(self, *letter_ids: str) -> pa.Table:
         """HISTORY of these letters, each one's oldest first."""
 
+    def named(self, consumer: str, key: str) -> list[str]:
+        """Ids of all letters of this consumer that show this idempotence key, or showed it before an edit gave them another one."""
+
 
 @dataclass(frozen=True)
 class Park:
@@ -110,4 +113,17 @@ class Commit:
     name: ClassVar[str] = "commit"
 
 
-LetterStep = Park | Change | Free | Note | Commit
+@dataclass(frozen=True)
+class Erase:
+    """Erase what letters that `Transaction.lock` gave hold of their events: CONTENTS are null, the reason is ERASED, and their history
+    says no more than what was done, when and by whom. Position, kind, status, counts, times and hashes stay.
+
+    Columns: `id`. The history is appended, and stays as it is. On Delta older files still hold it: see `Store.scrub`.
+    """
+
+    name: ClassVar[str] = "erase"
+    letters: pa.Table
+    history: pa.Table
+
+
+LetterStep = Park | Change | Free | Note | Erase | Commit

@@ -18,6 +18,7 @@ from dedup.cli import (
     consumer,
     dead_letter,
     exits,
+    forget,
     lag,
     outbox,
     prometheus,
@@ -56,6 +57,7 @@ prometheus.register(app)
 verify.register(app)
 consumer.register(app)
 lag.register(consumer.commands)
+forget.register(consumer.commands)
 checkpoint.register(app)
 verify.register_batch(app)
 dead_letter.register(app)

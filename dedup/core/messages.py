@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import RowsRefused
-from deadletter.letter import PROPERTIES
+from deadletter.letter import ERASED, PROPERTIES
 
 LANES = 64
 """Buckets of destination keys. A dispatcher locks whole buckets, so that one key is never in two hands."""
@@ -92,6 +92,11 @@ class Entry:
     error_message: str | None
     set_by: str | None  # who decided about it last: to send it again, or to give it up
     set_reason: str | None
+
+    @property
+    def is_erased(self) -> bool:
+        """Whether its body, key and headers were erased."""
+        return (self.set_reason or "").startswith(ERASED) and self.size is None and self.key is None
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,11 @@ class Marks:
     tried: Sequence[Failed] = ()  # to be tried again
 
 
+def erased_reason(reason: str) -> str:
+    """What is kept as the reason of a message that was erased: it begins with ERASED."""
+    return f"{ERASED} {reason}".rstrip()
+
+
 class Turn(Protocol):
     """Messages whose keys nobody else sends for as long as the turn is open. Left without `mark`, nothing of it is noted."""
 
@@ -221,6 +231,18 @@ class Outbox(Protocol):
 
     def discard(self, numbers: Sequence[int], *, by: str | None = None, reason: str | None = None) -> int:
         """Give up messages that are not sent; those behind them go on. Returns how many. `by` and `reason`: as for `retry`."""
+
+    def about(self, ids: Sequence[str], keys: Sequence[bytes]) -> list[int]:
+        """Numbers of the messages with one of these ids, and of those whose ids were made of one of these incoming keys; ascending.
+
+        A message of `tx.publish` has such an id with `order=`, or from a handler of events. Its first 32 digits are the key.
+        """
+
+    def erase(self, numbers: Sequence[int], *, by: str, reason: str) -> int:
+        """Erase bodies, keys and headers of messages that were sent or discarded, and what is told of their failures.
+
+        Returns how many. Messages that were not sent, or erased before, stay as they are. `by` and `reason`: as for `retry`.
+        """
 
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
         """Delete what was sent or discarded before that time. Returns how many."""

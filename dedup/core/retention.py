@@ -44,6 +44,15 @@ class PurgeBound:
 
 
 @dataclass(frozen=True)
+class Remains:
+    """Where data that was erased can still be found, and until when."""
+
+    where: str
+    until: dt.datetime | None  # aware: from then on it can be removed; None: no time is known
+    then: str  # what removes it
+
+
+@dataclass(frozen=True)
 class Upkept:
     """One thing that `upkeep` did, or would do."""
 

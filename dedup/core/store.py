@@ -23,7 +23,7 @@ from dedup.core.rows import Rows
 
 if TYPE_CHECKING:
     from dedup.core.messages import Messages, Outbox
-    from dedup.core.retention import Upkept
+    from dedup.core.retention import Remains, Upkept
     from dedup.core.steps import Merge, Step
 
 
@@ -138,6 +138,12 @@ class Store(LetterStore, Protocol):
 
         Args:
             although_behind: consumers that count as having read everything.
+        """
+
+    def scrub(self, consumer: str, *, dry_run: bool = False) -> list[Remains]:
+        """Take what was erased out of the files of the tables, as far as that can be done now; returns where it can still be found.
+
+        Also what an earlier call has left, because it died.
         """
 
     def reserved(self, consumer: str) -> int | None:

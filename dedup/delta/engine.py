@@ -11,29 +11,38 @@ our commits repeat theirs in the history.
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, WriterProperties
+from deltalake.transaction import RemoveAction
 
 from checkpoint.errors import ConfigError
 from dedup.delta import tables
-from dedup.delta.files import FileWriter
+from dedup.delta.files import Add, FileWriter
 from dedup.delta.fit import sql_type
 from dedup.delta.storage import DELTA_RS, SPARK, StorageOptions, absolute, is_local, missing
+
+if TYPE_CHECKING:
+    from dedup.delta.erasure import Blank
 
 MINE = "dedup.engine"
 """Property of a ledger that is committed to by Spark. Only one engine may: each one's compare-and-swap does not see the other's."""
 
 log = logging.getLogger("dedup")
+
+BLANKED = "dedup.blanked"
+"""What a commit tells that wrote files anew without what was erased: how many rows."""
 
 WINDOW = 200
 """Commits of a table's history that a first look reads; all of them only where an id is asked for that these do not tell."""
@@ -113,6 +122,15 @@ class Engine(Protocol):
 
     def delete(self, table: DeltaTable, where: str) -> None:
         """Delete rows. Raises what `tables.FAILED` names. Crash: all of them are gone, or none."""
+
+    def blank(self, table: DeltaTable, blank: Blank) -> int:
+        """Write the files anew that hold rows to be blanked; returns how many rows. Raises what `tables.FAILED` names.
+
+        Crash: the old files or the new ones are in the table.
+        """
+
+    def blanked_at(self, table: DeltaTable) -> dt.datetime | None:
+        """When files were last written anew by `blank`, as far as the log is kept; None where that was never. Raises StoreUnavailable."""
 
     def compact(self, table: DeltaTable, target_size: int, row_group: int) -> None:
         """Few large files for many small ones. Crash: the old ones or the new ones are in the table."""
@@ -196,6 +214,32 @@ class DeltaRs:
         """Crash: all of them are gone, or none."""
         table.delete(where)
 
+    def blank(self, table: DeltaTable, blank: Blank) -> int:
+        """One file after another, each of them in memory. delta-rs's UPDATE would leave texts of a type that Arrow cannot push a filter to.
+
+        Crash: the old files or the new ones are in the table; new ones that no commit names are invisible, and VACUUM takes them.
+        """
+        adds: list[Add] = []
+        removes: list[RemoveAction] = []
+        total, now = 0, int(time.time() * 1000)
+        writer = FileWriter(table.table_uri, self._options, _schema(table), table.table_uri, indexed=blank.indexed, codec=blank.codec)
+        for fragment in tables.dataset(table).get_fragments(filter=blank.needed):
+            if not fragment.count_rows(filter=blank.needed):
+                continue
+            rows, count = blank.apply(fragment.to_table(schema=writer.schema))
+            adds += writer.write(rows)
+            removes.append(RemoveAction(fragment.path, True, now, None, {}))
+            total += count
+        if removes:
+            # Exact: delta-rs takes a compaction that came between for no conflict, and the rows would be there twice (tried, 1.6.6).
+            tables.commit(table, adds, {}, removes=removes, exact=True, note={BLANKED: total})
+        return total
+
+    def blanked_at(self, table: DeltaTable) -> dt.datetime | None:
+        """From the commits' own notes."""
+        times = [entry["timestamp"] for entry in tables.history_of(table, None) if BLANKED in entry]
+        return dt.datetime.fromtimestamp(max(times) / 1000, dt.UTC) if times else None
+
     def compact(self, table: DeltaTable, target_size: int, row_group: int) -> None:
         """Laid out as the files were in the first place: one letter must not cost reading a million bodies. Crash: as Engine says."""
         layout = WriterProperties(max_row_group_size=row_group, compression="SNAPPY")
@@ -204,6 +248,10 @@ class DeltaRs:
     def vacuum(self, table: DeltaTable, *, full: bool) -> None:
         """Crash: some are deleted."""
         table.vacuum(dry_run=False, full=full)
+
+
+def _schema(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema().to_arrow())
 
 
 class SparkEngine:
@@ -248,6 +296,20 @@ class SparkEngine:
         """Crash: all of them are gone, or none."""
         side = self.side()
         side.run(f"DELETE FROM {side.sql_name(table.table_uri)} WHERE {where}", f"Rows of {table.table_uri} could not be deleted")
+
+    def blank(self, table: Any, blank: Blank) -> int:
+        """Crash: as Engine says."""
+        count = int(table.to_table(columns=["seq" if "seq" in table.names() else "number"], filter=blank.needed).num_rows)
+        if count:
+            side = self.side()
+            statement = f"UPDATE {side.sql_name(table.table_uri)} SET {blank.assignments} WHERE {blank.where}"
+            side.run(statement, f"Rows of {table.table_uri} could not be written anew")
+        return count
+
+    def blanked_at(self, table: Any) -> dt.datetime | None:
+        """We update rows for nothing else."""
+        times = [c.timestamp for c in self.side().history(table.table_uri) or () if c.operation == "UPDATE"]
+        return max(times) if times else None
 
     def compact(self, table: Any, target_size: int, row_group: int) -> None:
         """Crash: the old files or the new ones are in the table."""
@@ -409,20 +471,21 @@ class SparkTable:
 
     def to_table(self, columns: Sequence[str] | None = None, filter: ds.Expression | None = None) -> pa.Table:
         """Rows. Large columns are read for those rows only that the filter, which must not ask for them, has chosen."""
-        names = self._names() if columns is None else list(columns)
+        names = self.names() if columns is None else list(columns)
         rows = self._light() if filter is None else self._light().filter(filter)
         if not BLOBS & set(names):
             return rows.select(names)
-        whole = self._engine.side().read(self.table_uri, self.version(), self._names(), _among(rows))
+        whole = self._engine.side().read(self.table_uri, self.version(), self.names(), _among(rows))
         return (whole if filter is None else whole.filter(filter)).select(names)
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Of the columns."""
         return [f["name"] for f in json.loads(self.columns)["fields"]]
 
     def _light(self) -> pa.Table:
         if self._rows is not None:
             return self._rows
-        rows = self._engine.side().read(self.table_uri, self.version(), [n for n in self._names() if n not in BLOBS])
+        rows = self._engine.side().read(self.table_uri, self.version(), [n for n in self.names() if n not in BLOBS])
         if rows.nbytes <= KEPT_BYTES:
             self._rows = rows
         return rows

@@ -28,7 +28,7 @@ import pyarrow.dataset as ds
 
 from checkpoint.errors import ConfigError, SinkMismatch
 from checkpoint.head import Head
-from deadletter.letter import GROUPS, HISTORY, LETTERS
+from deadletter.letter import GROUPS, HISTORY, LETTERS, Action
 from deadletter.selection import Selection
 from dedup.delta import tables
 from dedup.delta.ledger import LETTERS_SINK
@@ -68,7 +68,10 @@ _ALWAYS = frozenset({"consumer", "generation"})
 _FIRST = ("id", "consumer", "generation", "source", "topic", "incarnation", "partition", "sequence_number")
 _ADDED = [pa.field("decided_in", pa.int32()), *(HISTORY.field(n) for n in ("at", "action", "by", "reserved"))]
 
-_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": str(3 + len(_FIRST))}
+INDEXED = 3 + len(_FIRST)
+"""Columns with bounds: event, seq and count come before those of _FIRST."""
+
+_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.dataSkippingNumIndexedCols": str(INDEXED)}
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,16 @@ class Letters:
         rows = self._scan(names, asked if ids is None else asked & ds.field("id").isin(pa.array(ids, pa.string())))
         rows = rows.sort_by([("id", "ascending"), ("seq", "ascending"), ("at", "ascending")])
         return rows.select(names).rename_columns(HISTORY.names).cast(HISTORY)
+
+    def named(self, key: str) -> list[str]:
+        """Ids of the letters that show this idempotence key, or did before an edit; erased ones as long as older rows of them do."""
+        rows = self._scan(["id"], (ds.field("idempotence_key") == key) & ds.field("event").isin([*STATES, HISTORIC]))
+        return sorted(rows["id"].unique().to_pylist())
+
+    def forgotten(self) -> list[str]:
+        """Ids of the letters whose contents were erased."""
+        rows = self._scan(["id"], (ds.field("event") == HISTORIC) & (ds.field("action") == Action.FORGOTTEN.value))
+        return sorted(rows["id"].unique().to_pylist())
 
     def reserved(self) -> dict[int, int]:
         """By decision, how many keys the history of letters says that it reserved beyond its batch, less those it freed."""

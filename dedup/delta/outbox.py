@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -20,11 +20,25 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from checkpoint.errors import CommitConflict, ConfigError, Fenced, PublicationStuck, StoreRestored, StoreUnavailable
-from deadletter.letter import PROPERTIES
-from dedup.core.messages import BYTES_PER_TURN, Asked, Chosen, Entry, Failed, Line, Marks, Message, Messages, OutboxLag, State
+from deadletter.letter import ERASED, PROPERTIES
+from dedup.core.messages import (
+    BYTES_PER_TURN,
+    Asked,
+    Chosen,
+    Entry,
+    Failed,
+    Line,
+    Marks,
+    Message,
+    Messages,
+    OutboxLag,
+    State,
+    erased_reason,
+)
 from dedup.delta import tables
 from dedup.delta.consumers import States
 from dedup.delta.engine import Engine
+from dedup.delta.erasure import Blank, blanked
 from dedup.delta.ledger import OUTBOX_SINK
 
 log = logging.getLogger("dedup")
@@ -74,6 +88,9 @@ SEEN = ["seq", "number", "topic", "key", "id", "size", "created_at"]
 """What is kept in memory of a message."""
 
 DONE = (State.SENT, State.DISCARDED)
+
+BLANK = -1
+"""The size of a message that was erased."""
 
 UNKNOWN = -1
 """No version of any table."""
@@ -184,6 +201,16 @@ class OutboxSnapshot:
                 break
         return found
 
+    def about(self, ids: Sequence[str], keys: Sequence[bytes]) -> list[int]:
+        """Numbers of the messages with one of these ids, and of those whose ids begin with one of these keys in hex; ascending."""
+        own = pc.is_in(self._all["id"], pa.array(ids, pa.string()))
+        made = pc.is_in(pc.utf8_slice_codeunits(self._all["id"], 0, 32), pa.array([key.hex() for key in keys], pa.string()))
+        return sorted(self._all["number"].filter(pc.or_(own, made)).to_pylist())
+
+    def is_blank(self, number: int) -> bool:
+        """Whether this message was erased."""
+        return bool(pc.any(pc.equal(self.numbered(number)["size"], BLANK)).as_py())
+
     def topics(self) -> list[str]:
         """The topics of all messages, ascending."""
         return sorted(pc.unique(self._all["topic"]).to_pylist())
@@ -257,8 +284,8 @@ class DeltaOutbox:
 
     parallel: ClassVar[bool] = False
 
-    def __init__(self, consumer: str, states: States, publish: Any) -> None:
-        self.consumer, self._states, self._publish = consumer, states, publish
+    def __init__(self, consumer: str, states: States, publish: Any, on_step: Callable[[str], None]) -> None:
+        self.consumer, self._states, self._publish, self._on_step = consumer, states, publish, on_step
         self._me = uuid.uuid4().hex
         self._claimed = False
         self._found: OutboxSnapshot | None = None
@@ -404,6 +431,39 @@ class DeltaOutbox:
 
         return self.note(plan, dispatching=False)
 
+    def about(self, ids: Sequence[str], keys: Sequence[bytes]) -> list[int]:
+        """Numbers of the messages with one of these ids, and of those whose ids were made of one of these incoming keys; ascending."""
+        found = self._now()
+        return found.about(ids, keys) if found is not None else []
+
+    def erase(self, numbers: Sequence[int], *, by: str, reason: str) -> int:
+        """Erase bodies, keys and headers of messages that were sent or discarded, and what is told of their failures; returns how many.
+
+        Who did it and why is kept with them. Messages that were not sent, or erased before, stay as they are. Older files hold what was
+        erased until they are deleted: `DeltaStore.scrub` says until when.
+
+        Crash: what is told of failures goes first, then it is noted who erases them, then the messages are erased; a second call goes on.
+        """
+        found = self._now() if numbers else None
+        if found is None:
+            return 0
+        done = [e for e in found.entries(Chosen(DONE, numbers=tuple(numbers), limit=None)) if not found.is_blank(e.number)]
+        if done:
+            self._erase(found, done, {"set_by": by, "set_reason": erased_reason(reason)})
+        return len(done)
+
+    def _erase(self, found: OutboxSnapshot, done: Sequence[Entry], person: Mapping[str, str]) -> None:
+        engine, numbers = self._states.engine, [e.number for e in done]
+        try:
+            self._on_step("failures")
+            blanked(engine, found.marks.table_uri, _failures_of(numbers))
+            self._on_step("noted")
+            self.note(lambda _: [{**_row(e.number, e.state, e.attempts), **person} for e in done], dispatching=False)
+            self._on_step("contents")
+            blanked(engine, found.table.table_uri, _contents_of(numbers))
+        finally:
+            self._found = None
+
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
         """Delete what was sent or discarded before that time, up to the first decision with a message that was not; returns how many.
 
@@ -468,6 +528,24 @@ def _read(table: DeltaTable, columns: list[str], where: pc.Expression | None = N
         return tables.dataset(table).to_table(columns=columns, filter=where)
 
 
+def _contents_of(numbers: Sequence[int]) -> Blank:
+    named = f"number IN ({', '.join(map(str, numbers))})"
+    size = pc.field("size")
+    needed = pc.field("number").isin(pa.array(numbers, pa.int64())) & (size.is_null() | (size != BLANK))
+    values = {**dict.fromkeys(("key", "body", "headers")), "size": BLANK}
+    return Blank(needed, f"{named} AND (size IS NULL OR size <> {BLANK})", values, 2)
+
+
+def _failures_of(numbers: Sequence[int]) -> Blank:
+    """What marks tell of these messages beside their state, but for who erased them."""
+    named = f"number IN ({', '.join(map(str, numbers))})"
+    reason = pc.field("set_reason")
+    told = pc.field("error_message").is_valid() | (reason.is_valid() & ~pc.starts_with(reason, ERASED))
+    needed = pc.field("number").isin(pa.array(numbers, pa.int64())) & told
+    where = f"{named} AND (error_message IS NOT NULL OR set_reason NOT LIKE '{ERASED}%')"
+    return Blank(needed, where, dict.fromkeys(("error_message", "set_reason")), 2)
+
+
 def _joined(messages: pa.Table, latest: pa.Table) -> pa.Table:
     """Messages with what became of them; those without a mark wait."""
     at = pc.index_in(messages["number"], value_set=latest["number"].combine_chunks())
@@ -484,7 +562,8 @@ def _entry(row: dict[str, Any], dead: set[Line]) -> Entry:
     if state == State.WAITING and (row["topic"], row["key"]) in dead:
         state = State.BEHIND
     names = ("number", "topic", "key", "id", "attempts", "size", "created_at", "error_type", "error_message")
-    told = {name: row[name] for name in names}
+    told: dict[str, Any] = {name: row[name] for name in names}
+    told["size"] = None if row["size"] == BLANK else row["size"]
     return Entry(**told, set_by=row["set_by"] or None, set_reason=row["set_reason"] or None, state=state, changed_at=row["at"])
 
 

@@ -28,9 +28,9 @@ from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.letter import HISTORY
 from deadletter.selection import Selection
-from dedup.core.retention import PurgeBound, Upkept, alone, bounded, purge_messages
+from dedup.core.retention import PurgeBound, Remains, Upkept, alone, bounded, purge_messages
 from dedup.core.settings import DELTA_STORE
-from dedup.delta import letters, upkeep, verify
+from dedup.delta import erasure, letters, upkeep, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
 from dedup.delta.engine import DeltaRs, SparkEngine
@@ -399,6 +399,7 @@ class DeltaStore(Joins):
             needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
             # While a decision waits for a sink, files that it lists are in folders whose tables do not name them yet.
             upkeep.everything((state.ledger.uri, state.letters_uri), self._states.engine, full=not state.pending)
+            upkeep.expire(state.outbox_uris(), self._states.engine)
             upkeep.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
 
     def views(self, spark: Any) -> list[str]:
@@ -425,7 +426,7 @@ class DeltaStore(Joins):
 
     def outbox(self, consumer: str) -> DeltaOutbox:
         """The messages that this consumer has published."""
-        return DeltaOutbox(consumer, self._states, self.publish)
+        return DeltaOutbox(consumer, self._states, self.publish, self.on_step)
 
     def consumers(self) -> list[str]:
         """Names, sorted."""
@@ -457,6 +458,34 @@ class DeltaStore(Joins):
         """HISTORY of these letters, each one's oldest first."""
         parts = [one.history(letter_ids) for one in self._letters(Selection())] if letter_ids else []
         return pa.concat_tables([HISTORY.empty_table(), *parts])
+
+    def named(self, consumer: str, key: str) -> list[str]:
+        """Ids of the letters that show this idempotence key, or showed it before an edit gave them another one."""
+        return sorted({id for one in self._letters(Selection(consumer)) for id in one.named(key)})
+
+    def scrub(self, consumer: str, *, dry_run: bool = False) -> list[Remains]:
+        """Write the files anew that still hold what letters lost by `Erase`, and delete what left the tables long enough ago.
+
+        Returns where it can still be found: files that left a table stay as long as the table says, for those who read older versions.
+
+        Raises:
+            CommitConflict: others commit to a table all the time.
+
+        Crash: each table has its old files or its new ones; the next call goes on.
+        """
+        turn = self._states.turns(consumer).letters(lambda: self._states.header(consumer))
+        with turn, self._states.existing(consumer) as state:
+            state.require_sound()
+            self._publisher(state).publish()
+            uris = (state.letters_uri, *state.outbox_uris())
+            if not dry_run:
+                ids = verify.letters_now(state, self._publisher(state)).forgotten()
+                self.on_step("scrub")
+                erasure.blanked(self._states.engine, state.letters_uri, erasure.of_letters(ids))
+                self.on_step("expire")
+                upkeep.expire(uris, self._states.engine)
+            found = [one for uri in uris for one in erasure.expiring(self._states.engine, uri)]
+            return [*found, erasure.bounds(state.ledger.uri)]
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept."""

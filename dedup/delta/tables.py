@@ -145,8 +145,8 @@ def _transactions(uri: str, options: StorageOptions, path: str) -> list[tuple[st
     return transactions_in(content.to_pybytes())
 
 
-def history_of(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
-    """The newest commits: `operation`. Raises StoreUnavailable."""
+def history_of(table: DeltaTable, limit: int | None) -> list[dict[str, Any]]:
+    """The newest commits, or all: `operation`. Raises StoreUnavailable."""
     with reading(table.table_uri):
         return table.history(limit)
 
@@ -207,11 +207,13 @@ def commit(
     *,
     removes: Sequence[RemoveAction] = (),
     exact: bool,
+    note: Mapping[str, Any] | None = None,
 ) -> int:
     """Add files to the very snapshot that `table` is, with transaction ids; returns the version that this made, if nobody came between.
 
     Args:
         transactions: app id -> version.
+        note: what the commit tells of itself in the table's history.
         exact: fail if any other commit came first. Otherwise delta-rs puts the commit after foreign ones that do not conflict;
             another commit with one of these app ids always conflicts.
 
@@ -231,7 +233,7 @@ def commit(
         mode="append",
         schema=table.schema(),
         partition_by=list(table.metadata().partition_columns),
-        commit_properties=_properties(transactions, exact=exact),
+        commit_properties=_properties(transactions, exact=exact, note=note),
     )
     return version
 
@@ -262,11 +264,12 @@ def merge(table: DeltaTable, rows: pa.Table, match: str, clauses: MergeClauses, 
     merger.when_not_matched_insert(dict(clauses.values), clauses.insert).execute()
 
 
-def _properties(transactions: Mapping[str, int], *, exact: bool) -> CommitProperties:
+def _properties(transactions: Mapping[str, int], *, exact: bool, note: Mapping[str, Any] | None = None) -> CommitProperties:
     now = int(time.time() * 1000)  # ids without a time are the first that Delta drops, where a property lets them expire
     return CommitProperties(
         app_transactions=[Transaction(app, version, now) for app, version in transactions.items()],
         max_commit_retries=0 if exact else None,
+        custom_metadata=dict(note) if note else None,
     )
 
 

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 
 from checkpoint.head import Head
 from checkpoint.position import Partition, Ranges
-from deadletter.letter import LETTERS
+from deadletter.letter import CONTENTS, ERASED, LETTERS
 from deadletter.policy import Budget
 from deadletter.selection import Selection
-from deadletter.store import KEYS, Change, Commit, Free, Note, Park
+from deadletter.store import KEYS, Change, Commit, Erase, Free, Note, Park
 from dedup.core.messages import Messages
 from dedup.core.rows import Rows
 from dedup.core.steps import Advance, Merge, Record, Step
@@ -164,6 +164,8 @@ class DeltaTransaction:
             self._letters.park(step)
         elif isinstance(step, Change):
             self._letters.change(step)
+        elif isinstance(step, Erase):
+            self._letters.erase(step)
         elif isinstance(step, Free):
             self._free(step.keys)
         elif isinstance(step, Note):
@@ -300,6 +302,12 @@ class LetterChanges:
         ids = set(given["id"].to_pylist())
         self._changed |= ids
         self._edited |= ids if letters.HEAVY & set(names) else set()
+
+    def erase(self, step: Erase) -> None:
+        """Blank all columns that hold what the event said; rows of before say it until `scrub`."""
+        count = step.letters.num_rows
+        blank = {name: pa.nulls(count, LETTERS.field(name).type) for name in CONTENTS}
+        self.change(Change(pa.table({"id": step.letters["id"], **blank, "reason": pa.repeat(ERASED, count)}), step.history))
 
     def keys_held(self) -> pa.Table:
         """KEYS (with repeats) that parked or changed letters hold."""

@@ -75,6 +75,12 @@ def everything(uris: Iterable[str], engine: Engine, *, full: bool) -> None:
         vacuum(uri, engine, full=full)
 
 
+def expire(uris: Iterable[str], engine: Engine) -> None:
+    """Delete files that left these tables longer ago than their retention. Crash: some are deleted."""
+    for uri in uris:
+        vacuum(uri, engine, full=False)
+
+
 def clear_staged(root: str, options: StorageOptions, folder: str, needed: Collection[str], now: dt.datetime) -> None:
     """Delete staged rows of attempts that never committed, once they are older than STAGED_DAYS. Crash: some are deleted."""
     selector = pafs.FileSelector(f"staged/{folder}", allow_not_found=True, recursive=True)

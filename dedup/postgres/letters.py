@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from checkpoint.errors import ConfigError, StoreError
 from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements, fill, quoted
-from deadletter.letter import GROUPS, HISTORY, LETTERS, SEQUENCES, Status
+from deadletter.letter import ERASED, GROUPS, HISTORY, LETTERS, SEQUENCES, Status
 from deadletter.selection import Selection
-from deadletter.store import Change, Free, Note, Park
+from deadletter.store import Change, Erase, Free, Note, Park
 from dedup.postgres import keys, wire
 from dedup.postgres.charset import Charset, charset_of, unescape
 
@@ -169,6 +169,24 @@ def free(connection: Connection, sql: Statements, step: Free) -> None:
     """
     if step.keys.num_rows:
         connection.execute(sql["free_keys"], {"keys": wire.uuid_array(wire.keys_of(step.keys["key"]))})
+
+
+def erase(connection: Connection, sql: Statements, step: Erase) -> None:
+    """Erase what letters that are locked hold, and their history, and keep who did it and why. Raises StoreError where a letter waits.
+
+    Crash: undone with the transaction.
+    """
+    given = {"ids": step.letters["id"].to_pylist(), "reason": ERASED}
+    done = connection.execute(sql["erase_letters"], given).rowcount
+    if done != step.letters.num_rows:
+        raise StoreError(f"{step.letters.num_rows - done} of {step.letters.num_rows} letters wait for somebody, or are gone. Start again.")
+    connection.execute(sql["erase_history"], given)
+    _copy(connection, sql, "letter_history", _kept(_clean(step.history), charset_of(connection)))
+
+
+def named(connection: Connection, sql: Statements, consumer: str, key: str) -> list[str]:
+    """Ids of the letters that show this key, or did before an edit."""
+    return [str(row[0]) for row in connection.execute(sql["named"], {"consumer": consumer, "key": key})]
 
 
 def _copy_letters(connection: Connection, sql: Statements, letters: pa.Table) -> None:

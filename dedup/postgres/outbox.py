@@ -25,7 +25,22 @@ from checkpoint.errors import ConfigError, StoreError, command
 from checkpoint.position import Ints
 from checkpoint.postgres.connection import Connection, translating
 from checkpoint.postgres.sql import Statements, quoted
-from dedup.core.messages import BYTES_PER_TURN, LANES, Asked, Chosen, Entry, Failed, Marks, Message, Messages, OutboxLag, State
+from deadletter.letter import ERASED
+from dedup.core.messages import (
+    BYTES_PER_TURN,
+    LANES,
+    Asked,
+    Chosen,
+    Entry,
+    Failed,
+    Marks,
+    Message,
+    Messages,
+    OutboxLag,
+    State,
+    erased_reason,
+)
+from dedup.core.retention import Remains
 from dedup.outbox.exactly_once import Flight
 from dedup.postgres import wire
 from dedup.postgres.charset import charset_of
@@ -306,6 +321,31 @@ class PgOutbox:
             connection.execute("commit")
         return len(changed)
 
+    def about(self, ids: Sequence[str], keys: Sequence[bytes]) -> list[int]:
+        """Numbers of the messages with one of these ids, and of those whose ids were made of one of these incoming keys; ascending.
+
+        Reads the ids of all messages that are kept.
+        """
+        with self._connect(f"Reading the outbox of {self.consumer!r}") as connection:
+            found = self._all(connection, "outbox_about", ids=list(ids), keys=[key.hex() for key in keys])
+        return [number for (number,) in found]
+
+    def erase(self, numbers: Sequence[int], *, by: str, reason: str) -> int:
+        """Erase bodies, keys and headers of messages that were sent or discarded, with who did it and why; returns how many.
+
+        Pages that they are in become rows. Messages that were not sent, or erased before, stay as they are.
+
+        Crash: all of it, or nothing.
+        """
+        with self._transaction("Erasing messages") as connection:
+            pages = [row[0] for row in self._all(connection, "outbox_lock_sent_pages", **_of_numbers(numbers))]
+            if pages:
+                connection.execute(self._sql["outbox_unpack_sent"], {"pages": pages})
+            told = {"by": by, "reason": erased_reason(reason), "mark": ERASED}
+            changed = self._all(connection, "outbox_erase", numbers=list(numbers), **told)
+            connection.execute("commit")
+        return len(changed)
+
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
         """Delete what was sent or discarded before that time; returns how many.
 
@@ -313,6 +353,15 @@ class PgOutbox:
         """
         with self._connect(f"Purging the outbox of {self.consumer!r}") as connection:
             return int(self._all(connection, "outbox_old" if dry_run else "outbox_purge", before=before)[0][0])
+
+
+def remains(schema: str) -> list[Remains]:
+    """Where PostgreSQL keeps what was erased, until it is overwritten."""
+    tables = ", ".join(f"{schema}.{name}" for name in ("dead_letter", "letter_history", "outbox", "outbox_page"))
+    return [
+        Remains("dead row versions in the files of the tables", None, f"VACUUM {tables}; the bytes go when the space is used again"),
+        Remains("write-ahead log, replicas and backups of the database", None, "their own retention"),
+    ]
 
 
 def _of_topics(asked: Asked) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ from checkpoint.postgres.connection import Connection, checked, checked_schema, 
 from checkpoint.postgres.sql import Statements
 from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
-from dedup.core.retention import PurgeBound, Upkept, purge_messages
+from dedup.core.retention import PurgeBound, Remains, Upkept, purge_messages
 from dedup.core.settings import POSTGRES_STORE
 from dedup.postgres import letters, sinks, state, transaction
 from dedup.postgres.connection import Lease, Pool, renew
@@ -46,7 +46,7 @@ from dedup.postgres.epoch import (
     take_epoch,
 )
 from dedup.postgres.key_filter import KnownFilter
-from dedup.postgres.outbox import PgOutbox
+from dedup.postgres.outbox import PgOutbox, remains
 from dedup.postgres.transaction import LettersTransaction, PgTransaction
 
 log = logging.getLogger("dedup")
@@ -119,6 +119,11 @@ class Reads:
         """HISTORY of these letters, each one's oldest first."""
         with self._connection("Reading the history of letters") as connection:
             return letters.history(connection, self._sql, letter_ids)
+
+    def named(self, consumer: str, key: str) -> list[str]:
+        """Ids of the letters that show this idempotence key, or showed it before an edit gave them another one."""
+        with self._connection("Looking for dead letters") as connection:
+            return letters.named(connection, self._sql, consumer, key)
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations are kept; None where several consumers, or lives of one, share the tables."""
@@ -496,6 +501,10 @@ class PostgresStore(Reads, Joins):
     def publish(self, consumer: str) -> int:
         """Always 0: sinks commit with the decision."""
         return 0
+
+    def scrub(self, consumer: str, *, dry_run: bool = False) -> list[Remains]:
+        """Nothing is left to do here; returns where what was erased can still be found."""
+        return remains(self.schema)
 
     def rotate_reservations(self) -> str:
         """Begin a new table of reservations; returns its name. Waits for no batch, and none waits for it.

@@ -20,7 +20,7 @@ from checkpoint.head import Head
 from checkpoint.position import Partition, Range, Ranges
 from checkpoint.postgres.connection import Connection, ends_transaction, is_lost, translate
 from checkpoint.postgres.sql import Statements
-from deadletter.store import KEYS, Change, Commit, Free, Note, Park
+from deadletter.store import KEYS, Change, Commit, Erase, Free, Note, Park
 from dedup.core.messages import Messages
 from dedup.core.rows import Rows
 from dedup.core.steps import Advance, Merge, Record, Step
@@ -287,6 +287,7 @@ class PgTransaction:
             Change: lambda s: letters.change(self._connection, self._sql, s, self.head.consumer),
             Free: lambda s: letters.free(self._connection, self._sql, s),
             Note: lambda s: letters.note(self._connection, self._sql, s),
+            Erase: lambda s: letters.erase(self._connection, self._sql, s),
             Record: lambda s: self._record(s),
             Advance: lambda s: commit.advance(self._connection, self._sql, self._state, s),
             Commit: lambda s: self._commit(),

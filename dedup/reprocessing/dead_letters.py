@@ -28,7 +28,9 @@ from dedup.core import keys
 from dedup.core.store import Store
 from dedup.decode import json_bodies
 from dedup.reprocessing import files, unsent
+from dedup.reprocessing import forget as forgetting
 from dedup.reprocessing.files import Format, Imported
+from dedup.reprocessing.forget import Forgotten, ToForget
 from dedup.reprocessing.letters import first_failure
 
 NO_JSON = "the body is not JSON"
@@ -210,6 +212,42 @@ class DeadLetters:
             if why in done.skipped:
                 raise Refused(f"Letter {id!r} was not edited: {why}.")
         return done
+
+    def forget(
+        self,
+        consumer: str,
+        *,
+        key: str | Sequence[str] = (),
+        letters: Sequence[str] = (),
+        messages: Sequence[int] = (),
+        by: str,
+        reason: str,
+        dry_run: bool = False,
+        on_progress: Progress = no_progress,
+    ) -> Forgotten:
+        """Erase what letters and messages of one idempotence key hold of its events; returns what was erased and what remains.
+
+        Erased are bodies, headers, other columns, errors and readable keys of its letters, the texts of their history, and bodies, keys
+        and headers of its messages. Kept are the reservation, and of each letter its position, kind, status, counts and times.
+
+        Args:
+            key: one text for each column of the consumer's `idempotence_key=`, as letters show it.
+            letters: whole ids: these letters, and all with the same key. For letters that have no key.
+            messages: numbers of more messages. dedup knows those of `letters_to=`, and those of `tx.publish` whose ids it made of the key
+                (in handlers of events, or with `order=`). It cannot tell others.
+            by: who erases, and why (`reason`): both are kept. Do not name the person there.
+            dry_run: return what would be done, and change nothing.
+
+        Raises:
+            ConfigError: nothing is named, the reason is blank, the key has another number of parts, or a letter or message is not there.
+            Refused: letters of the key are open or blocked, or messages of it were not sent. Nothing was erased.
+
+        Crash: each portion is erased or not, and who erased it is kept with it; a second call goes on with the others.
+        """
+        if not reason.strip():
+            raise ConfigError("Give a reason: it is kept with the letters.")
+        asked = ToForget(consumer, (key,) if isinstance(key, str) else tuple(key), tuple(letters), tuple(messages))
+        return forgetting.forget(self.store, asked, _who(by, reason), dry_run=dry_run, on_progress=on_progress)
 
     def export(
         self, selection: Selection, to: str | Path | BinaryIO, format: Format | None = None, on_progress: Progress = no_progress

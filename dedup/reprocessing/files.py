@@ -24,7 +24,7 @@ from checkpoint.errors import ConfigError, Refused
 from checkpoint.head import Head
 from deadletter import plans
 from deadletter.json_rows import from_json, json_rows
-from deadletter.letter import HISTORY, LETTERS, Action, Kind, Status, letter_id
+from deadletter.letter import ERASED, HISTORY, LETTERS, Action, Kind, Status, letter_id
 from deadletter.outage import with_replanning
 from deadletter.plans import Plan, Who
 from deadletter.selection import Selection
@@ -312,6 +312,8 @@ def check_itself(letter: Mapping[str, Any]) -> None:
     """
     if letter["kind"] == Kind.UNSENT:
         raise Unproven("kind", "UNSENT letters are messages of an outbox, which no export has")
+    if letter["reason"] == ERASED and letter["status"] in plans.WAITING_STATUSES:
+        raise Unproven("status", "its contents were erased: nothing is left that could be run")
     if letter["holds_key"] and letter["status"] in SETTLED:
         raise Unproven("holds_key", f"a letter that is {letter['status']} holds no key")
     _check_id(letter)
@@ -435,14 +437,14 @@ def _readings(text: str | None, count: int) -> Iterator[Parts]:
     for cut in cuts:
         bounds = [0, *cut, len(pieces)]
         shown = ["|".join(pieces[a:b]) for a, b in itertools.pairwise(bounds)]
-        for parts in itertools.product(*map(_values, shown)):
+        for parts in itertools.product(*map(values_of, shown)):
             yield parts
             tried += 1
             if tried == TRIES:
                 return
 
 
-def _values(shown: str) -> list[bytes | None]:
+def values_of(shown: str) -> list[bytes | None]:
     """The values that one part is shown as."""
     plain: list[bytes | None] = [shown.encode("utf-8", "surrogatepass")]
     return [*plain, None] if not shown else [*plain, *_from_hex(shown)]

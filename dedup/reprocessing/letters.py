@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint import given
-from checkpoint.errors import ConfigError, LettersUnread, ReprocessStopped
+from checkpoint.errors import ConfigError, LettersUnread, Refused, ReprocessStopped
 from checkpoint.head import Run
 from checkpoint.position import Bools, Ints
 from deadletter import plans
 from deadletter.failure import Failure
-from deadletter.letter import LETTERS, Action, Kind, Status, fingerprint, table_of
+from deadletter.letter import LETTERS, Action, Kind, Status, fingerprint, is_erased, table_of
 from deadletter.outage import with_replanning
 from deadletter.plans import REASONS, failure_entry, history, reason_of, was_given
 from deadletter.selection import Selection
@@ -451,7 +451,9 @@ def events_of(letters: pa.Table, bodies: Mapping[str, bytes], *, positions: bool
 
     Raises:
         ConfigError: the other columns of a letter have names of the event's own: they would stand in for them.
+        Refused: the contents of a letter were erased.
     """
+    _refuse_erased(letters)
     names = [name for name in ENVELOPE.names if positions or name not in POSITION]
     columns = {name: letters[_NAMES.get(name, name)].cast(ENVELOPE.field(name).type) for name in names}
     if bodies:
@@ -460,6 +462,12 @@ def events_of(letters: pa.Table, bodies: Mapping[str, bytes], *, positions: bool
     events = pa.table({**columns, LETTER: letters["id"]})
     others = _extras(letters["id"].to_pylist(), letters["extras"].to_pylist())
     return events if others is None else pa.table({**dict(zip(events.column_names, events.columns, strict=True)), **others})
+
+
+def _refuse_erased(letters: pa.Table) -> None:
+    """No handler takes a letter without its contents for an event. The store opens none; somebody has changed its table."""
+    for letter in letters.filter(is_erased(letters))["id"].to_pylist():
+        raise Refused(f"Letter {letter}: {plans.NOTHING_LEFT}. Discard it.")
 
 
 def _extras(ids: Sequence[str], kept: Sequence[bytes | None]) -> dict[str, Any] | None:

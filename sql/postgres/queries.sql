@@ -614,6 +614,31 @@ select {columns} from {schema}.dead_letter d where d.id = any(%(ids)s) order by 
 -- The letters are ours since `lock_letters`; their sequences are locked before, their neighbours in the sequence afterwards.
 update {schema}.dead_letter d set {assignments} from (select * from unnest({arrays}) u ({names})) u where d.id = u.id;
 
+-- name: erase_letters
+-- Erase what letters that are locked hold of their events. Position, kind, status, counts, times and hashes stay.
+-- One that waits for somebody stays as it is: who erases has seen under the lock that none of these does.
+update {schema}.dead_letter d
+set event_key = null, idempotence_key = null, body = null, body_size = null, body_sha256 = null, property_names = null, property_values = null,
+    reason = %(reason)s, error_message = null, stack = null, sequence_key = null, extras = null
+where d.id = any(%(ids)s) and d.status not in ('OPEN', 'BLOCKED');
+
+-- name: erase_history
+-- Erase what the history of letters tells of their events. What was done, when and by whom stays, and the hashes of keys.
+-- In the transaction of `erase_letters`: the letters are locked, so nobody appends to their history meanwhile.
+update {schema}.letter_history h
+set error_message = null, stack = null, body = null, idempotence_key = null, reason = %(reason)s
+where h.letter_id = any(%(ids)s) and (h.reason is distinct from %(reason)s) and h.action <> 'FORGOTTEN';
+
+-- name: named
+-- Letters of a consumer that show this idempotence key, or showed it before an edit.
+-- One snapshot. The first half is found by an index; edits of keys are few, and the second half reads the history for them.
+select d.id from {schema}.dead_letter d
+where d.consumer = %(consumer)s and d.idempotence_key = %(key)s and left(d.idempotence_key, 100) = left(%(key)s, 100)
+union
+select d.id from {schema}.letter_history h join {schema}.dead_letter d on d.id = h.letter_id
+where h.idempotence_key = %(key)s and d.consumer = %(consumer)s
+order by id;
+
 -- name: keep_keys
 -- Reserve again what reprocessed letters held, where a purge has dropped the reservation.
 -- From now on the reservation alone says that the key is decided. After `change_letters`; where two tables take reservations, once for each.
@@ -1419,6 +1444,47 @@ where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)
         where d.consumer_id = o.consumer_id and d.lane = o.lane and d.state = 2 and d.topic = o.topic and d.key = o.key
     )
 returning o.number;
+
+-- name: outbox_about
+-- Messages with one of these ids, and those whose ids were made of one of these incoming keys, which their first 32 digits are.
+-- One snapshot, no locks. No index has ids: it reads those of all messages that are kept of the consumer.
+select number from {schema}.outbox
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+    and (id = any(%(ids)s::text[]) or left(id, 32) = any(%(keys)s::text[]))
+union all
+select 1000 * p.page + m.place - 1 from {schema}.outbox_page p cross join lateral unnest(p.ids) with ordinality m (id, place)
+where p.consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+    and (m.id = any(%(ids)s::text[]) or left(m.id, 32) = any(%(keys)s::text[]))
+order by number;
+
+-- name: outbox_lock_sent_pages
+-- Those of these pages that are this consumer's and sent, locked.
+-- Whoever purges or unpacks them waits.
+select page from {schema}.outbox_page
+where page = any(%(pages)s::int8[]) and sent_at is not null and consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+order by page for update;
+
+-- name: outbox_unpack_sent
+-- Turn sent pages into rows, one a message, that are sent.
+-- After `outbox_lock_sent_pages`: they are as that statement saw them.
+with unpacked as (
+    insert into {schema}.outbox (number, consumer_id, topic, key, id, body, header_names, header_values, lane, state, created_at, changed_at)
+    overriding system value
+    select number, consumer_id, topic, key, id, body, header_names, header_values, lane, state, created_at, changed_at
+    from {schema}.outbox_message where page = any(%(pages)s::int8[]) and state = 1
+    order by number
+)
+delete from {schema}.outbox_page where page = any(%(pages)s::int8[]) and sent_at is not null;
+
+-- name: outbox_erase
+-- Erase what messages that were sent or discarded hold. Number, topic, id, state and times stay.
+-- Nobody looks at these any more, but a purge: one of the two comes first.
+update {schema}.outbox
+set key = null, body = null, header_names = null, header_values = null, error_message = null, changed_at = clock_timestamp(),
+    set_by = %(by)s::text, set_reason = %(reason)s::text
+where number = any(%(numbers)s::int8[]) and state in (1, 4) and not starts_with(coalesce(set_reason, ''), %(mark)s)
+    and consumer_id = (select id from {schema}.consumer where name = %(consumer)s)
+returning number;
 
 -- name: outbox_old
 -- How many messages a purge would delete.

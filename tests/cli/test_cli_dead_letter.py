@@ -521,3 +521,44 @@ def test_what_is_due_is_run_so_often_until_somebody_stops_it(tmp_path: Path, ded
     _, out, _ = dedup(f"{line} --every 1s --yes --json")
     assert (rounds, json.loads(out)["reprocessed"]) == ([1.0] * 3, 2), "two rounds said nothing"
     assert [row["id"] for row in place.read()] == ["a", "b"]
+
+
+def test_forget_asks_first_and_says_what_to_type(dedup: Run, place: Place) -> None:
+    """An open letter is not erased: the command names what to type. Without --yes nothing changes; with it the report says what remains."""
+    forget = "consumer forget shop --key b --reason 'request 17'"
+    code, out, err = dedup(f"{forget} --yes", place)
+    assert (code, out) == (3, "") and "1 letters wait" in err and "dedup dead-letter discard" in err
+    code, out, err = dedup(forget, place)
+    assert code == 3 and "left: they wait" in out and "1 letters wait" in err
+    assert dedup("dead-letter discard --key b --reason test --yes", place)[0] == 0
+    code, out, err = dedup(forget, place)
+    assert (code, err) == (0, "") and "would be erased" in out and "Nothing was changed" in out
+    assert document(dedup, forget, place)["done"] is False
+    done = document(dedup, f"{forget} --yes --by clerk", place)
+    assert (done["letters"], done["messages"], done["done"]) == (1, 0, True) and done["remains"] and done["elsewhere"]
+    (letter,) = listed(dedup, place, "--text 'erased by dedup'")
+    assert {letter.get(name) for name in letter if name.startswith(("body", "idempotence"))} == {None} and letter["status"] == "DISCARDED"
+    code, out, err = dedup(f"dead-letter reopen {letter['id']} --yes", place)
+    assert code == 3 and "its contents were erased" in err
+    code, out, _ = dedup(f"consumer forget shop --letter {letter['id'][:12]} --reason again --yes", place)
+    assert code == 0 and "erased before" in out
+    shown = document(dedup, f"dead-letter show {letter['id']}", place)
+    assert [(h["action"], h["by"], h["reason"]) for h in shown["history"]][-1] == ("FORGOTTEN", "clerk", "request 17")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ("--reason x", 2, "Say what to forget"),
+        ("--key b", 2, "--reason"),
+        ("--key b --reason ' '", 2, "Give a reason"),
+        ("--key b --key c --reason x", 2, "has 1 part"),
+        ("--letter 0000 --reason x", 2, "no dead letter begins"),
+        ("--message 7 --reason x", 2, "has no message 7"),
+    ],
+)
+def test_forget_refuses_what_it_cannot_mean(dedup: Run, place: Place, options: str, code: int, said: str) -> None:
+    """A wrong call says what is wrong, and changes nothing."""
+    done, _, err = dedup(f"consumer forget shop {options} --yes", place)
+    assert (done, said in " ".join(err.split())) == (code, True), err
+    assert dedup("consumer forget ship --key b --reason x", place)[0] == 2

@@ -50,7 +50,7 @@ WHOLE_STORE = {"demo", "metrics", "migrate", "status", "upkeep", "verify"}
 
 NAMES = """
     demo migrate verify upkeep
-    consumer: list show lag replay accept-gap accept-incarnation accept-restore reset
+    consumer: list show lag replay accept-gap accept-incarnation accept-restore reset forget
     checkpoint: list set import-blob mirror-blob
     batch: list
     dead-letter: list group show discard reopen edit export import reprocess
@@ -69,6 +69,7 @@ DECISIONS = {
     "consumer accept-incarnation",
     "consumer accept-restore",
     "consumer reset",
+    "consumer forget",
     "checkpoint set",
     "checkpoint import-blob",
     "dead-letter discard",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 import uuid
 from typing import Any
@@ -205,3 +206,31 @@ def test_headers_survive_their_page(place: PostgresPlace) -> None:
     dispatcher(place, receiver).once()
     assert [m.headers for m in receiver.got] == [((f"o{n}", b"1"),) * n for n in (1, 2, 3)]
     assert uuid.UUID(receiver.got[0].id)
+
+
+def test_a_message_is_erased_out_of_the_middle_of_its_page(place: PostgresPlace, small_pages: None) -> None:
+    """Its page becomes rows that are sent; the numbers, bodies and headers of the others are as before, and a purge takes them all."""
+    publisher(place.store())(batch(*[event(n, f"o{n}", 7) for n in range(10)]), 0)
+    dispatcher(place, Receiver()).once()
+    box = place.store().outbox("shop")
+    entries = box.entries(Chosen(limit=None))
+    before = {e.number: box.message(e.number) for e in entries}
+    assert box.erase([entries[5].number], by="clerk", reason="request") == 1
+    assert place.execute("SELECT count(*) FROM dedup.outbox_page") == [(2,)]
+    after = {e.number: box.message(e.number) for e in box.entries(Chosen(limit=None))}
+    assert {n for n in before if before[n] != after[n]} == {entries[5].number} and states(place) == {"SENT": 10}
+    assert box.erase([entries[5].number], by="another", reason="again") == 0
+    assert box.purge(dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)) == 10
+
+
+def test_a_message_that_waits_is_not_erased(place: PostgresPlace, small_pages: None) -> None:
+    """Neither in a page nor as a row: it is still to be sent."""
+    publisher(place.store())(batch(*[event(n, f"o{n}", 7) for n in range(6)]), 0)
+    box = place.store().outbox("shop")
+    numbers = [e.number for e in box.entries(Chosen(limit=None))]
+    assert box.erase(numbers, by="clerk", reason="request") == 0
+    assert box.discard(numbers[1:2]) == 1
+    assert box.erase(numbers, by="clerk", reason="request") == 1
+    receiver = Receiver()
+    assert dispatcher(place, receiver).once().sent == 5
+    assert receiver.bodies() == [b"o0", b"o2", b"o3", b"o4", b"o5"]

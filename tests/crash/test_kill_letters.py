@@ -14,11 +14,13 @@ import pytest
 from pyarrow.fs import FileSelector
 
 from deadletter.crashes import MAX_DEATHS
+from deadletter.letter import ERASED
 from dedup.core.messages import Chosen
 from dedup.delta.storage import filesystem
 from fixtures.fix_places import of_stores
 from kit.child_letters import SEQUENCES, do, is_flaky, made, orders_of, prepare_place
 from kit.children import Nursery
+from kit.forgetting import places_with
 from kit.orders import assert_proven, batch, letters
 from kit.places import DeltaPlace, Place, PostgresPlace, SparkPlace
 
@@ -32,6 +34,16 @@ REACHED = {
     "delta-spark": _ON_DELTA,
 }
 """Store -> what is done to a letter, and the steps that it has."""
+
+
+_ON_POSTGRES = ["messages", "erase", "commit", "committed"]
+_ON_DELTA_TABLES = ["messages", "failures", "noted", "contents", "erase", "commit", "decide", "read_back", "publish", "published"]
+FORGETTING = {
+    "postgres": _ON_POSTGRES,
+    "delta": [*_ON_DELTA_TABLES, "scrub", "expire"],
+    "delta-spark": [*_ON_DELTA_TABLES, "scrub", "expire"],
+}
+"""Store -> the steps of whoever forgets a key."""
 
 
 def task_at(place: Place, **task: Any) -> dict[str, Any]:
@@ -238,6 +250,30 @@ def test_killed_anywhere_while_editing(place: Place, nursery: Nursery) -> None:
 
     edited = {"do": "edit", "selection": {"first": 0, "last": 0}, "becomes": 21}
     assert "change" in die_everywhere(place, nursery, [BROKEN], edited, check)
+
+
+def test_killed_anywhere_while_forgetting(place: Place, nursery: Nursery) -> None:
+    """Called again, nothing of the key can be read; the record of who erased it is there once; letters and messages of others are whole."""
+    prepare_place(place)
+    told = {"settings": {"letters_to": "dead", "sequence_key": None}}
+    before = [{"do": "stream", "batches": [[*range(3)]], "bad": [0, 1], **told}, {"do": "dispatch", **told}, {"do": "discard"}]
+
+    def check(name: str) -> None:
+        assert places_with(place, f"{name}-0") == []
+        store = place.store()
+        mine, other = letters(store, consumer=name)
+        assert (mine["reason"], mine["status"], mine["holds_key"]) == (ERASED, "DISCARDED", True)
+        assert [x["by"] for x in store.history(mine["id"]).to_pylist() if x["action"] == "FORGOTTEN"] == ["test"]
+        assert (other["idempotence_key"], other["body"]) == (f"{name}-1", orders_of(name, [1])[0]["body"])
+        outbox = store.outbox(name)
+        entries = {entry.id: entry for entry in outbox.entries(Chosen(limit=None))}
+        assert {i: e.state.name for i, e in entries.items()} == {mine["id"]: "SENT", other["id"]: "SENT"}
+        assert entries[mine["id"]].is_erased and entries[mine["id"]].set_by == "test"
+        kept = outbox.message(entries[other["id"]].number)
+        assert kept is not None and kept.body == other["body"]
+
+    steps = die_everywhere(place, nursery, before, {"do": "forget", "number": 0}, check)
+    assert steps == FORGETTING[place.kind]
 
 
 @pytest.mark.parametrize(

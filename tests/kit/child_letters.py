@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import ReprocessStopped
 from dedup import DeadLetters, Selection
+from dedup.outbox import Call, Dispatcher
 from dedup.reprocessing.from_log import fill
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import ReprocessOptions
@@ -92,7 +93,7 @@ def do(store: Any, task: dict[str, Any]) -> None:
     """What a task asks for, once."""
     if task["do"] == "two streams":
         return two_streams(task)
-    if task["do"] in ("discard", "reopen", "edit"):
+    if task["do"] in ("discard", "reopen", "edit", "forget", "dispatch"):
         return decide(store, task)
     run = made(store, task)
     chosen, whole = Selection(**task.get("selection", {"limit": None})), Selection(topic="orders", partition=0, first=0)
@@ -152,6 +153,10 @@ def decide(store: Any, task: dict[str, Any]) -> None:
             letters.discard(chosen, release_key=task.get("release", False), **who)
         case "reopen":
             letters.reopen(chosen, **who)
+        case "dispatch":
+            Dispatcher(store.outbox(task["name"]), Call(lambda messages: None)).once()
+        case "forget":
+            letters.forget(task["name"], key=f"{task['name']}-{task['number']}", **who)
         case "edit":
             (one,) = store.letters(chosen).to_pylist()
             letters.edit(one["id"], body=orders_of(task["name"], [task["becomes"]])[0]["body"], **who)

@@ -87,7 +87,17 @@ def test_the_runtime_role_works_where_no_function_is_granted_by_default(postgres
         assert tx.reserve(keys([1])).num_rows == 0
 
 
-MODULES = ("test_letters", "test_letter_edits", "test_join", "test_outbox", "test_delivery", "test_failures", "test_guards", "test_upkeep")
+MODULES = (
+    "test_letters",
+    "test_letter_edits",
+    "test_forget",
+    "test_join",
+    "test_outbox",
+    "test_delivery",
+    "test_failures",
+    "test_guards",
+    "test_upkeep",
+)
 
 
 def work() -> list[Any]:
