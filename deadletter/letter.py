@@ -74,7 +74,10 @@ HISTORY = pa.schema(
         pa.field("reserved", pa.int64(), nullable=False),  # keys that this reserved (+) or freed (-) beyond those of its batch
     ]
 )
-"""What happened to letters, appended and never overwritten. A letter parked at its first failure gets its first row when it changes."""
+"""What happened to letters, appended and never overwritten, but to erase what it tells of an event (`Erase`).
+
+A letter parked at its first failure gets its first row when it changes.
+"""
 
 SEQUENCES = pa.schema(
     [

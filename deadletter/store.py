@@ -61,8 +61,8 @@ class LetterStore(StateStore, Protocol):
     def history(self, *letter_ids: str) -> pa.Table:
         """HISTORY of these letters, each one's oldest first."""
 
-    def named(self, consumer: str, key: str) -> list[str]:
-        """Ids of all letters of this consumer that show this idempotence key, or showed it before an edit gave them another one."""
+    def named(self, consumer: str, key: str, hashes: Sequence[bytes] = ()) -> list[str]:
+        """Ids of all letters of this consumer that show this idempotence key, or showed it, or had one of these hashes, before an edit."""
 
 
 @dataclass(frozen=True)

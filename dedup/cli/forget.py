@@ -98,7 +98,7 @@ def _rows(done: Forgotten) -> Iterator[tuple[str, str, int, str]]:
         ("letters", "erased before", done.letters_erased_before, ""),
         ("letters", "left: they wait", len(done.waiting), _first(done.waiting)),
         ("letters", "left: another key is shown alike", len(done.others), _first(done.others)),
-        *(("letters", f"left: {why}", 1, letter[:12]) for letter, why in done.letters_skipped.items()),
+        *(("letters", f"left: {why}", count, done.examples[why][:12]) for why, count in done.letters_skipped.items()),
         ("messages", erased, done.messages, ""),
         ("messages", "left: they were not sent", len(done.unsent), str(done.unsent[0]) if done.unsent else ""),
     ]

@@ -118,9 +118,14 @@ class Letters:
         rows = rows.sort_by([("id", "ascending"), ("seq", "ascending"), ("at", "ascending")])
         return rows.select(names).rename_columns(HISTORY.names).cast(HISTORY)
 
-    def named(self, key: str) -> list[str]:
-        """Ids of the letters that show this idempotence key, or did before an edit; erased ones as long as older rows of them do."""
-        rows = self._scan(["id"], (ds.field("idempotence_key") == key) & ds.field("event").isin([*STATES, HISTORIC]))
+    def named(self, key: str, hashes: Sequence[bytes]) -> list[str]:
+        """Ids of the letters that show this idempotence key, or did, or had one of these hashes, before an edit.
+
+        Also of erased ones, as long as older rows of them say so.
+        """
+        shown = (ds.field("idempotence_key") == key) & ds.field("event").isin([*STATES, HISTORIC])
+        had = ds.field("key").isin(pa.array(hashes, pa.binary())) & (ds.field("event") == HISTORIC)
+        rows = self._scan(["id"], shown | had)
         return sorted(rows["id"].unique().to_pylist())
 
     def forgotten(self) -> list[str]:

@@ -459,9 +459,9 @@ class DeltaStore(Joins):
         parts = [one.history(letter_ids) for one in self._letters(Selection())] if letter_ids else []
         return pa.concat_tables([HISTORY.empty_table(), *parts])
 
-    def named(self, consumer: str, key: str) -> list[str]:
-        """Ids of the letters that show this idempotence key, or showed it before an edit gave them another one."""
-        return sorted({id for one in self._letters(Selection(consumer)) for id in one.named(key)})
+    def named(self, consumer: str, key: str, hashes: Sequence[bytes] = ()) -> list[str]:
+        """Ids of the letters that show this idempotence key, or showed it, or had one of these hashes, before an edit."""
+        return sorted({id for one in self._letters(Selection(consumer)) for id in one.named(key, hashes)})
 
     def scrub(self, consumer: str, *, dry_run: bool = False) -> list[Remains]:
         """Write the files anew that still hold what letters lost by `Erase`, and delete what left the tables long enough ago.

@@ -184,9 +184,10 @@ def erase(connection: Connection, sql: Statements, step: Erase) -> None:
     _copy(connection, sql, "letter_history", _kept(_clean(step.history), charset_of(connection)))
 
 
-def named(connection: Connection, sql: Statements, consumer: str, key: str) -> list[str]:
-    """Ids of the letters that show this key, or did before an edit."""
-    return [str(row[0]) for row in connection.execute(sql["named"], {"consumer": consumer, "key": key})]
+def named(connection: Connection, sql: Statements, consumer: str, key: str, hashes: Sequence[bytes]) -> list[str]:
+    """Ids of the letters that show this key, or did, or had one of these hashes, before an edit."""
+    asked = {"consumer": consumer, "key": key, "hashes": [uuid.UUID(bytes=value) for value in hashes]}
+    return [str(row[0]) for row in connection.execute(sql["named"], asked)]
 
 
 def _copy_letters(connection: Connection, sql: Statements, letters: pa.Table) -> None:

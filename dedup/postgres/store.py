@@ -120,10 +120,10 @@ class Reads:
         with self._connection("Reading the history of letters") as connection:
             return letters.history(connection, self._sql, letter_ids)
 
-    def named(self, consumer: str, key: str) -> list[str]:
-        """Ids of the letters that show this idempotence key, or showed it before an edit gave them another one."""
+    def named(self, consumer: str, key: str, hashes: Sequence[bytes] = ()) -> list[str]:
+        """Ids of the letters that show this idempotence key, or showed it, or had one of these hashes, before an edit."""
         with self._connection("Looking for dead letters") as connection:
-            return letters.named(connection, self._sql, consumer, key)
+            return letters.named(connection, self._sql, consumer, key, hashes)
 
     def reserved(self, consumer: str) -> int | None:
         """How many reservations are kept; None where several consumers, or lives of one, share the tables."""

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from deadletter import plans
 from deadletter.letter import is_erased
 from deadletter.plans import WAITING_STATUSES, Who
 from deadletter.selection import Selection
-from deadletter.work import Changed, Progress, change, no_progress
+from deadletter.work import Progress, change, no_progress
 from dedup.core import keys
 from dedup.core.messages import Chosen, Entry, State
 from dedup.core.retention import Remains
@@ -64,7 +64,8 @@ class Forgotten:
     consumer: str
     letters: int = 0  # settled, with contents: erased, or to be erased
     letters_erased_before: int = 0
-    letters_skipped: dict[str, str] = field(default_factory=dict)  # id -> why it was left as it is
+    letters_skipped: dict[str, int] = field(default_factory=dict)  # why -> how many were left as they are
+    examples: dict[str, str] = field(default_factory=dict)  # why -> id of one of those
     messages: int = 0  # sent or discarded: erased, or to be erased
     waiting: list[str] = field(default_factory=list)  # ids of letters that are open or blocked
     unsent: list[int] = field(default_factory=list)  # numbers of messages
@@ -119,6 +120,8 @@ def forget(store: Store, asked: ToForget, who: Who, *, dry_run: bool, on_progres
 
     Crash: messages are erased or not, and each portion of letters is; a second call goes on.
     """
+    if not (asked.key or asked.letters or asked.messages):
+        raise ConfigError("Say what to forget: a key, letters, or messages.")
     found = find(store, asked)
     report = Forgotten(asked.consumer, waiting=found.waiting, unsent=found.unsent, others=list(found.others), dry_run=dry_run)
     report.letters_erased_before = found.erased
@@ -137,29 +140,26 @@ def _erase(store: Store, asked: ToForget, found: Found, who: Who, report: Forgot
         store.on_step("messages")
         report.messages = store.outbox(asked.consumer).erase(found.sent, by=who.by, reason=who.reason)
     done = change(store, ids_of(found.letters), lambda access: plans.forget(access.letters, who), dry_run=False, on_progress=on_progress)
-    report.letters, report.letters_skipped = done.changed, _skipped(done)
-    again = find(store, asked)  # letters and messages that came meanwhile: whoever asked has to know that they are there
+    report.letters, report.letters_skipped = done.changed, {w: n for w, n in done.skipped.items() if w != plans.ERASED_BEFORE}
+    report.examples = {why: done.examples[why] for why in report.letters_skipped}
+    again = find(
+        store, replace(asked, messages=())
+    )  # letters and messages that came meanwhile: whoever asked has to know that they are there
     report.waiting, report.unsent = again.waiting, again.unsent
-
-
-def _skipped(done: Changed) -> dict[str, str]:
-    return {done.examples[why]: why for why in done.skipped if why != plans.ERASED_BEFORE}
 
 
 def find(store: Store, asked: ToForget) -> Found:
     """What the store has of the keys that are meant.
 
     Raises:
-        ConfigError: nothing is named; the key has another number of parts; a letter is of another consumer, or there is none; a message is
-            not there.
+        ConfigError: the key has another number of parts; a letter is of another consumer, or there is none; a message is not there.
     """
-    if not (asked.key or asked.letters or asked.messages):
-        raise ConfigError("Say what to forget: a key, letters, or messages.")
     head, named = store.head(asked.consumer), _letters(store, asked.consumer, asked.letters)
     if strange := sorted(set(asked.letters) - set(named["id"].to_pylist())):
         raise ConfigError(f"{asked.consumer!r} has no letter {strange[0]}. {command('dead-letter', 'list', '--consumer', asked.consumer)}.")
     texts = {*({shown_key(asked.key)} if asked.key else ()), *named["idempotence_key"].drop_null().to_pylist()}
-    ids = sorted({*asked.letters, *(id for text in sorted(texts) for id in store.named(asked.consumer, text))})
+    hashes = sorted(_wanted(head, asked.key, texts, named))
+    ids = sorted({*asked.letters, *(id for text in sorted(texts) for id in store.named(asked.consumer, text, hashes))})
     letters = _letters(store, asked.consumer, ids)
     own = plans.keys_of(letters, store.history(*ids)) if ids else {}
     wanted = {key for letter in asked.letters for key in own.get(letter, ())} | _wanted(head, asked.key, texts, letters)

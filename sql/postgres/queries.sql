@@ -630,13 +630,13 @@ set error_message = null, stack = null, body = null, idempotence_key = null, rea
 where h.letter_id = any(%(ids)s) and (h.reason is distinct from %(reason)s) and h.action <> 'FORGOTTEN';
 
 -- name: named
--- Letters of a consumer that show this idempotence key, or showed it before an edit.
--- One snapshot. The first half is found by an index; edits of keys are few, and the second half reads the history for them.
+-- Letters of a consumer that show this idempotence key, or that before an edit showed it or had one of these hashes.
+-- One snapshot. The first half is found by an index; edits are few, and the second half reads the history for them.
 select d.id from {schema}.dead_letter d
 where d.consumer = %(consumer)s and d.idempotence_key = %(key)s and left(d.idempotence_key, 100) = left(%(key)s, 100)
 union
 select d.id from {schema}.letter_history h join {schema}.dead_letter d on d.id = h.letter_id
-where h.idempotence_key = %(key)s and d.consumer = %(consumer)s
+where (h.idempotence_key = %(key)s or h.key = any(%(hashes)s::uuid[])) and d.consumer = %(consumer)s
 order by id;
 
 -- name: keep_keys

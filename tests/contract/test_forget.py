@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from checkpoint.errors import ConfigError, Refused
 from deadletter.letter import CONTENTS, ERASED, LETTERS
 from dedup import DeadLetters, Selection, reprocess
 from dedup.core.messages import Chosen, State
+from dedup.reprocessing import forget as forgetting
 from dedup.reprocessing.letters import events_of
 from kit.forgetting import places_with
 from kit.orders import assert_proven, batch, consumer, event, flatten, letters
@@ -171,6 +173,22 @@ def test_a_reprocessed_letter_is_forgotten_with_what_its_edits_replaced(place: P
     assert_proven(place.store())
 
 
+def test_a_letter_whose_edited_body_has_another_key_is_found_by_the_first_one(place: Place) -> None:
+    """It failed again under its new key, which is all that it shows: its history has the hash of the first one, and the first body."""
+    store = place.store()
+    run = consumer(store)
+    run(batch(event(0, SECRET, -1)), 0)
+    letter = letters(store)[0]["id"]
+    DeadLetters(store).edit(letter, body=b'{"id": "new", "amount": -3}', **ANN)
+    assert reprocess(Selection(ids=(letter,)), run).failed == 1
+    DeadLetters(store).discard(ALL, **ANN)
+    assert letters(store)[0]["idempotence_key"] == "new"
+    assert forget(place).letters == 1
+    assert places_with(place, SECRET) == []
+    assert run(batch(event(5, SECRET, -1), event(6, "new", -3)), 1).duplicates == 2
+    assert_proven(place.store())
+
+
 def test_only_letters_whose_key_is_meant_are_erased(place: Place) -> None:
     """Keys that are cut to the same text are told apart by their hashes: those of another person stay, and the report names them."""
     store = place.store()
@@ -273,6 +291,40 @@ def test_a_letter_that_comes_meanwhile_is_told(place: Place) -> None:
     conflict = letters(store, kind="KEY_CONFLICT")
     assert done and [row["status"] for row in conflict] == ["OPEN"] and conflict[0]["body"] is not None
     assert (report.letters, report.waiting, report.is_done) == (1, [conflict[0]["id"]], False)
+    assert_proven(place.store())
+
+
+def test_a_letter_that_somebody_reopens_meanwhile_is_not_erased(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the lock it is work again: it stays as it is, and the report says why."""
+    parked(place)
+    letter, change = letters(place.store())[0]["id"], forgetting.change
+
+    def later(*given: Any, **how: Any) -> Any:
+        DeadLetters(place.store()).reopen([letter], **ANN)
+        return change(*given, **how)
+
+    monkeypatch.setattr(forgetting, "change", later)
+    report = forget(place)
+    assert (report.letters, report.letters_skipped, report.waiting, report.is_done) == (0, {"it is OPEN": 1}, [letter], False)
+    assert letters(place.store())[0]["body"] is not None
+    assert_proven(place.store())
+
+
+def test_two_who_forget_at_once_do_it_once(place: Place) -> None:
+    """While one of them erases, another one begins: whichever is first, the letter is erased, and one record says who did it."""
+    parked(place)
+    others: list[threading.Thread] = []
+
+    def meanwhile(step: str) -> None:
+        if step == "erase" and not others:
+            others.append(threading.Thread(target=lambda: DeadLetters(place.store()).forget("shop", key=SECRET, by="other", reason="too")))
+            others[0].start()
+            time.sleep(0.3)
+
+    DeadLetters(place.store(on_step=meanwhile)).forget("shop", key=SECRET, **CLERK)
+    others[0].join(60)
+    assert places_with(place, SECRET) == [] and not others[0].is_alive()
+    assert [action for action, _, _ in actions(place.store(), letters(place.store())[0]["id"])].count("FORGOTTEN") == 1
     assert_proven(place.store())
 
 
