@@ -111,6 +111,7 @@ def reprocess(
             the broker does not answer. All other letters were run; `report.unread` of the error names each that was not, and why.
         PositionsMissing: with from_log; absent positions are not in the log; without `options.skip_missing`.
         HandlerError: this is called inside the consumer's own handler.
+        Refused: one of `selection.ids` is a letter whose contents were erased.
         ConfigError: from_log without a topic, or nothing is registered with `consumer.register_log_reader`; no handler is registered; due
             without `Retry(later=...)`, or with a kind of letter that is never due.
 
@@ -124,6 +125,8 @@ def reprocess(
         chosen = replace(chosen, kind=Kind.HANDLER_ERROR.value)
     if unsent.is_meant(selection):
         return unsent.reprocess(store, chosen, by=how.by, reason=how.reason, dry_run=dry_run)
+    if selection.ids:
+        _refuse_erased(store.letters(Selection(consumer.name, ids=selection.ids, limit=None), ["id", "reason"]))
     head = consumer.known_head()
     report = Reprocessed(dry_run=dry_run)
     if from_log:
@@ -465,9 +468,9 @@ def events_of(letters: pa.Table, bodies: Mapping[str, bytes], *, positions: bool
 
 
 def _refuse_erased(letters: pa.Table) -> None:
-    """No handler takes a letter without its contents for an event. The store opens none; somebody has changed its table."""
+    """No handler takes a letter without its contents for an event: whoever names one is told, and nobody can open one."""
     for letter in letters.filter(is_erased(letters))["id"].to_pylist():
-        raise Refused(f"Letter {letter}: {plans.NOTHING_LEFT}. Discard it.")
+        raise Refused(f"Letter {letter}: {plans.NOTHING_LEFT}. Leave it out.")
 
 
 def _extras(ids: Sequence[str], kept: Sequence[bytes | None]) -> dict[str, Any] | None:

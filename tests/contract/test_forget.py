@@ -145,7 +145,10 @@ def test_a_forgotten_letter_is_never_run_again(place: Place) -> None:
     letter = letters(store)[0]["id"]
     done = DeadLetters(store).reopen([letter], **ANN)
     assert (done.changed, list(done.skipped)) == (0, ["its contents were erased: nothing is left that could be run"])
-    assert reprocess(Selection(ids=(letter,)), fixed(store, sequence_key="data.id")).selected == 0
+    run = fixed(store, sequence_key="data.id")
+    with pytest.raises(Refused, match=f"Letter {letter}: its contents were erased"):
+        reprocess(Selection(ids=(letter,)), run, dry_run=True)
+    assert reprocess(ALL, run).selected == 0
     with pytest.raises(Refused, match="contents were erased"):
         events_of(store.letters(Selection(ids=(letter,))).select(LETTERS.names), {}, positions=True)
     assert statuses(store) == ["DISCARDED"] * 4
