@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from pyarrow.fs import FileSelector
 
+from dedup.delta.storage import filesystem
 from kit.places import DeltaPlace, Place, PostgresPlace
 
 _BOUNDS = re.compile(r'"stats":"(?:[^"\\]|\\.)*"')
@@ -23,8 +25,13 @@ def places_with(place: Place, secret: str) -> list[str]:
         texts = {name: str(place.execute(f'SELECT t::text FROM dedup."{name}" t')) for name in names}
         return [name for name, text in texts.items() if secret in text or secret.encode().hex() in text]
     assert isinstance(place, DeltaPlace)
-    logs = sorted((place.folder / "state").rglob("_delta_log"))
-    return [f"{log.parent.parent.name}/{log.parent.name}" for log in logs if _says(DeltaTable(log.parent).to_pyarrow_table(), secret)]
+    return [uri for uri in _tables(f"{place.where}/state") if _says(DeltaTable(uri).to_pyarrow_table(), secret)]
+
+
+def _tables(root: str) -> list[str]:
+    """The URIs of all Delta tables below."""
+    found = filesystem(root, None).get_file_info(FileSelector("", recursive=True))
+    return sorted({f"{root}/{info.path.partition('/_delta_log/')[0]}" for info in found if "/_delta_log/" in info.path})
 
 
 def files_with(folder: Path, secret: str) -> list[str]:
