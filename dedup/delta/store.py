@@ -391,7 +391,8 @@ class DeltaStore(Joins):
     def maintain(self, consumer: str) -> None:
         """Rewrite small files of the ledger and of the dead letters into large ones, and delete staged files that no decision lists.
 
-        It deletes only files that are older than a week. A running consumer rewrites small files by itself.
+        It deletes only files that are older than a week, and those that left these tables and the outbox as long ago as they say. A running
+        consumer rewrites small files by itself.
 
         Crash: no row changes; the next one goes on.
         """

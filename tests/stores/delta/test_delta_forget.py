@@ -62,6 +62,19 @@ def test_files_that_hold_it_go_when_the_tables_let_them_go(delta: DeltaPlace) ->
     assert_proven(delta.store())
 
 
+def test_the_upkeep_deletes_such_files_too(delta: DeltaPlace) -> None:
+    """Of letters and of messages, once the tables let them go; until then it leaves them."""
+    forget(delta)
+    store = delta.store()
+    store.upkeep(dt.timedelta(days=30))
+    assert len(files_with(delta.folder / "state", SECRET)) >= 3
+    for table in own_tables(delta):
+        table.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 hours"})
+    store.upkeep(dt.timedelta(days=30))
+    assert files_with(delta.folder / "state", SECRET) == []
+    assert_proven(delta.store())
+
+
 def test_only_files_that_hold_it_are_written_anew(delta: DeltaPlace) -> None:
     """Of three files of letters and three of messages one each is replaced."""
     before = [set(table.file_uris()) for table in own_tables(delta)]
