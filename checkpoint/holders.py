@@ -37,7 +37,7 @@ def take_epoch(store: StateStore, consumer: str, run_key: str, takeover_after: f
     """
     holder = Holder(*this_process(), run_key)
     head = store.take_epoch(consumer, holder, takeover_after=takeover_after, force=force, on_wait=_tell_waiting)
-    log.info("%s: epoch %d", consumer, head.epoch)
+    log.info("%s: epoch %d", consumer, head.epoch, extra={"epoch": head.epoch})
     return head
 
 

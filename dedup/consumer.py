@@ -30,6 +30,7 @@ from checkpoint.start import Log, New
 from deadletter import outage
 from deadletter.crashes import CrashMarker
 from deadletter.policy import FailurePolicy, OwnPolicy
+from dedup import logs
 from dedup.core.envelope import Columns
 from dedup.core.keys import KeySettings
 from dedup.core.planning import OnKeyConflict
@@ -230,7 +231,7 @@ class Consumer(Registered):
         """
         reentry.refuse(self.identity, "A call")
         opened = open_batch(batch, self.scratch, collect=self.limits.collect)
-        return self._deliver(opened, self._run_of(opened, int(batch_id)))
+        return self._told(opened, self._run_of(opened, int(batch_id)))
 
     def _run_of(self, batch: Batch, batch_id: int) -> Run:
         query = self.query or batch.query_id
@@ -253,7 +254,11 @@ class Consumer(Registered):
         reentry.refuse(self.identity, "A call")
         opened = open_batch(as_batch(batch), self.scratch, collect=self.limits.collect)
         head = self.store.head(self.name)
-        return self._deliver(opened, guards.run_by_hand(head, opened.query_id))
+        return self._told(opened, guards.run_by_hand(head, opened.query_id))
+
+    def _told(self, batch: Batch, run: Run) -> Report:
+        with logs.about(consumer=self.name, batch=run.batch_id):
+            return self._deliver(batch, run)
 
     def _deliver(self, batch: Batch, run: Run) -> Report:
         started, job = time.monotonic(), self.job()
@@ -264,7 +269,8 @@ class Consumer(Registered):
         points = {partition: point.sequence_number for partition, point in self._live.head.checkpoints.items()}
         seconds = time.monotonic() - started
         report = replace(report, consumer=self.name, batch_id=run.batch_id, seconds=seconds, checkpoints=points)
-        log.info("%s batch %s: %s, %.2f s", self.name, run.batch_id, report, seconds)
+        told = {**report.fields, "epoch": self._live.head.epoch}
+        log.info("%s batch %s: %s, %.2f s", self.name, run.batch_id, report, seconds, extra=told)
         if report.dead_lettered:
             log.warning("%s batch %s: parked %d; `dedup dead-letter group` says why", self.name, run.batch_id, report.dead_lettered)
         tell(self.on_batch, report)
@@ -283,7 +289,7 @@ class Consumer(Registered):
     def _process(self, job: Job, batch: Batch, run: Run, culprits: Culprits) -> Report:
         tasks = tasks_of(job, batch)
         head, first = self._hold(job, batch, tasks), self._begins()
-        with self.store.heartbeat(self.name, head.epoch, every=max(self._patience / 6, 0.1)):
+        with logs.about(epoch=head.epoch), self.store.heartbeat(self.name, head.epoch, every=max(self._patience / 6, 0.1)):
             if tasks is None:
                 report, reached = commit_batch(job, batch, head, run, culprits)
             else:
@@ -316,7 +322,7 @@ class Consumer(Registered):
             self._hinted = True
             knows = self.incarnation is not None
             for sentence in hints(batch.names, job.prepare(head), head, knows_topic_ids=knows, reads_files=batch.reads_files):
-                log.warning("%s: %s", self.name, sentence)
+                log.warning("%s: %s", self.name, sentence, extra={"consumer": self.name})
         if tasks is not None:
             _in_tasks().check(job, tasks, head)
 

@@ -7,7 +7,9 @@ out a person's decision makes the change with `--yes` only; without it the comma
 from __future__ import annotations
 
 import gc
+import logging
 import sys
+from contextlib import nullcontext
 from typing import Annotated, NoReturn
 
 import typer
@@ -20,6 +22,7 @@ from dedup.cli import (
     exits,
     forget,
     lag,
+    lines,
     outbox,
     prometheus,
     publisher,
@@ -83,10 +86,26 @@ def _app(version: Annotated[bool, typer.Option("--version", callback=_version, i
 def main() -> None:
     """Run the command. An error is one line on standard error and an exit code of exits.py."""
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
-    try:
+    with lines.written() if lines.wanted() else nullcontext():
+        try:
+            sys.exit(_run())
+        except Exception as error:  # noqa: BLE001  the last place that can turn an error into a sentence
+            exits.fail(error)
+
+
+def _run() -> int:
+    """The exit code. For programs typer does not print by itself what is wrong with a call."""
+    if not lines.are_written():
         app(prog_name="dedup")
-    except Exception as error:  # noqa: BLE001  the last place that can turn an error into a sentence
-        exits.fail(error)
+    try:
+        return app(prog_name="dedup", standalone_mode=False) or 0
+    except typer.Abort:
+        return exits.ExitCode.INTERRUPTED
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a call that is wrong has it, in each version of typer
+            raise
+        lines.note(f"dedup: {error.format_message()}", logging.ERROR)
+        return exits.ExitCode.USAGE
 
 
 def program() -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 from enum import IntEnum
@@ -21,6 +22,7 @@ from checkpoint.errors import (
     StoreUnavailable,
 )
 from deadletter.redact import redact
+from dedup.cli import lines
 from dedup.urls import mask_secrets
 
 
@@ -82,10 +84,10 @@ def exit_code(error: Exception) -> ExitCode:
 
 
 def fail(error: Exception) -> None:
-    """End the process: one line on standard error without secrets; a stack trace only with DEDUP_DEBUG=1."""
-    if os.environ.get("DEDUP_DEBUG"):
+    """End the process: one line on standard error without secrets; a stack trace only with DEDUP_DEBUG=1, or in a line of JSON."""
+    if os.environ.get("DEDUP_DEBUG") and not lines.are_written():
         raise error
-    typer.echo(f"dedup: {_sentence(error)}", err=True)
+    lines.note(f"dedup: {_sentence(error)}", logging.ERROR, error=error)
     sys.exit(exit_code(error))
 
 

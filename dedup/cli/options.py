@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import dedup
 from deadletter import Kind, Status
 from deadletter.selection import Selection
+from dedup.cli import lines
 from dedup.cli.show import is_terminal
 from dedup.core.near import near
 from dedup.core.store import Store
@@ -82,21 +83,36 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 POSITIONS = ("source", "topic", "partition", "first", "last")
 """What says which positions of the log."""
 
+NOT_LOGGED = ("demo",)
+"""Commands without --log-json: what the demo tells is for people."""
+
 Command = Callable[..., None]
 
 
 class Commands(typer.Typer):
-    """Commands that take --storage-option wherever they take --store."""
+    """Commands that take --log-json, and --storage-option wherever they take --store."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:  # type: ignore[override]
         """As typer's; `store` is a StoreAddress then."""
         register = super().command(name, **settings)
 
         def decorate(command: Command) -> Command:
-            register(_with_storage_options(command))
+            plain = (name or command.__name__) in NOT_LOGGED
+            register(_with_storage_options(command if plain else _with_log_json(command)))
             return command
 
         return decorate
+
+
+def _with_log_json(command: Command) -> Command:
+    """The option is there for the help; `lines.wanted` has read it before."""
+    own = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("log_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=lines.LogJson)
+
+    def called(*, log_json: bool, **given: Any) -> None:
+        command(**given)
+
+    return _as(called, command, [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.parameters.values()), option])
 
 
 def _with_storage_options(command: Command) -> Command:
@@ -334,7 +350,7 @@ def again_and_again(every: dt.timedelta, turn: Callable[[], None], passing: tupl
         try:
             turn()
         except passing as error:
-            typer.echo(f"dedup: {error}", err=True)
+            lines.note(f"dedup: {error}", error=error)
         time.sleep(max(every.total_seconds(), SHORTEST))
 
 
@@ -342,6 +358,7 @@ def again_and_again(every: dt.timedelta, turn: Callable[[], None], passing: tupl
 def progress(doing: str) -> Iterator[Callable[[int, int], None]]:
     """Gives what takes (done, all)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_terminal(sys.stderr)) as shown:
+    disabled = not is_terminal(sys.stderr) or lines.are_written()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disabled) as shown:
         task = shown.add_task(doing, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)

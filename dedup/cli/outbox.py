@@ -14,6 +14,7 @@ import typer
 
 import dedup
 from checkpoint.errors import Refused, command
+from dedup.cli import lines
 from dedup.cli.brokers import EventHubs, Kafka, KafkaSettings, connection_string, settings_of
 from dedup.cli.exits import found as exit_found
 from dedup.cli.options import AnyName, By, Commands, FailAbove, Name, Reason, Topics, Yes, above, did_you_mean, duration, find, one_of, who
@@ -136,7 +137,7 @@ def _tell_unknown_topics(outbox: Outbox, name: str, asked: Sequence[str], *, wai
         if topic not in known:
             stored = f"Topics of stored messages: {', '.join(known) or 'none'}."
             wait = " The command waits for the first one." if waits else ""
-            typer.echo(f"dedup: {name!r} has no message to topic {topic!r}.{did_you_mean(topic, known)} {stored}{wait}", err=True)
+            lines.note(f"dedup: {name!r} has no message to topic {topic!r}.{did_you_mean(topic, known)} {stored}{wait}")
 
 
 def _until_stopped() -> threading.Event:

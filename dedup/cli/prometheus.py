@@ -6,6 +6,7 @@ The names end in the unit, as the naming rules of Prometheus ask for; examples/p
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from checkpoint.errors import SourceUnavailable, StoreUnavailable
 from checkpoint.install import needs
 from checkpoint.start import Ends
 from deadletter.letter import Kind
+from dedup.cli import lines
 from dedup.cli.brokers import EventHubs, KafkaSettings
 from dedup.cli.lag import Kafka, Source, ends_of
 from dedup.cli.options import AnyName
@@ -91,7 +93,7 @@ class Collector:
                 names = [self._name] if self._name else self._store.consumers()
                 looked = [look(self._store, name, self._broker, self._source) for name in names]
             except (StoreUnavailable, SourceUnavailable) as error:
-                typer.echo(f"dedup: {error}", err=True)
+                lines.note(f"dedup: {error}", error=error)
                 return {"dedup_up": [({}, 0.0)]}
         return {"dedup_up": [({}, 1.0)], **{name: list(_read(looked, *METRICS[name][1:])) for name in METRICS}}
 
@@ -230,7 +232,7 @@ def _serve(listen: str, collector: Collector) -> None:
         server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
     except (OSError, OverflowError) as error:
         raise dedup.ConfigError(f"Nothing can listen on {listen}: {error}.") from error
-    typer.echo(f"Metrics are at http://{host or '127.0.0.1'}:{server.server_port}/metrics", err=True)
+    lines.note(f"Metrics are at http://{host or '127.0.0.1'}:{server.server_port}/metrics", logging.INFO)
     stop.wait()
     server.shutdown()
     thread.join()

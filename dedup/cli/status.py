@@ -21,6 +21,7 @@ from checkpoint.records import RecordFilter
 from checkpoint.start import Ends, Lag, lags
 from deadletter import Status
 from deadletter.selection import Selection
+from dedup.cli import lines
 from dedup.cli.brokers import EventHubs, KafkaSettings
 from dedup.cli.exits import found
 from dedup.cli.lag import Kafka, Source, ends_of
@@ -177,7 +178,7 @@ def status(
         try:
             once(clear=not as_json)
         except (StoreUnavailable, SourceUnavailable) as error:
-            typer.echo(f"dedup: {error}", err=True)
+            lines.note(f"dedup: {error}", error=error)
         time.sleep(max(every.total_seconds(), SHORTEST))
 
 

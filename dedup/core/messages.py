@@ -205,6 +205,7 @@ class Turn(Protocol):
 class Outbox(Protocol):
     """The messages of one consumer."""
 
+    consumer: str
     parallel: ClassVar[bool]  # whether several turns can be open at once
 
     def turn(self, asked: Asked) -> AbstractContextManager[Turn]:

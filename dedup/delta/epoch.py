@@ -79,7 +79,7 @@ class Heartbeat:
             try:
                 self.write(epoch)
             except (OSError, StoreUnavailable) as error:
-                log.warning("could not write the heartbeat of %s: %s", self.note.name, error)
+                log.warning("could not write the heartbeat of %s: %s", self.note.name, error, extra={"epoch": epoch})
             if done.wait(every):
                 return
 

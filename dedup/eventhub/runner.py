@@ -32,6 +32,7 @@ from checkpoint.head import Head
 from checkpoint.position import Partition
 from deadletter import outage
 from deadletter.redact import redact
+from dedup import logs
 from dedup.consumer import Consumer
 from dedup.core.settings import RUNNER
 from dedup.eventhub import rows
@@ -118,7 +119,8 @@ async def run_async(
     owners = ownership or owners_beside(consumer.store, consumer.name)
     runner = Runner(consumer.job(), connection, owners, bounds, start, prefetch, {**balancing, **client})
     try:
-        await runner.run(stop or asyncio.Event())
+        with logs.about(consumer=consumer.name):
+            await runner.run(stop or asyncio.Event())
     finally:
         if ownership is None and hasattr(owners, "close"):
             await owners.close()
@@ -365,7 +367,8 @@ class Runner:
             raise Stopping
         where, started = part.assignment.partition, time.monotonic()
         report = self._member.process(part.assignment, events)
-        log.info("%s %s: %s, %.2f s", self._member.name, where, report, time.monotonic() - started)
+        told = {**report.fields, "epoch": self._member.epoch}
+        log.info("%s %s: %s, %.2f s", self._member.name, where, report, time.monotonic() - started, extra=told)
 
     def _note(self, partition: str, part: Gathered, error: BaseException) -> None:
         """What a batch ended with: a lost partition is left, anything else ends the run."""

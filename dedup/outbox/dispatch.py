@@ -22,6 +22,7 @@ from typing import Any
 
 from checkpoint import given
 from checkpoint.errors import DestinationUnavailable, Fenced, StoreError, StoreUnavailable
+from dedup import logs
 from dedup.core.messages import Asked, Failed, Line, Marks, Message, Outbox
 from dedup.core.settings import DISPATCHER, PATIENCE
 from dedup.outbox.destination import Destination, Outcome
@@ -210,6 +211,10 @@ class Dispatcher:
         return done
 
     def _until_empty(self, found: Callable[[], None] = lambda: None) -> Dispatched:
+        with logs.about(consumer=self.outbox.consumer):  # each worker is a thread of its own
+            return self._emptied(found)
+
+    def _emptied(self, found: Callable[[], None]) -> Dispatched:
         done = Dispatched()
         while True:
             try:
@@ -235,7 +240,7 @@ class Dispatcher:
                 done, away = self._round(), 0
             except StoreUnavailable as error:
                 wait, away = self.patience.wait(away), away + 1
-                log.warning("outbox: %s Again in %.1f s", error, wait)
+                log.warning("outbox: %s Again in %.1f s", error, wait, extra={"consumer": self.outbox.consumer})
                 stop.wait(wait)
                 continue
             if done.sent or done.dead or done.tried:

@@ -27,6 +27,7 @@ from checkpoint.position import Partition
 from deadletter import outage
 from deadletter.crashes import CrashMarker
 from deadletter.parked import tell_parked
+from dedup import logs
 from dedup.core.envelope import ENVELOPE
 from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import ArrowBatch
@@ -99,7 +100,7 @@ class Member:
             self.name, holder, takeover_after=job.takeover_after, force=job.takeover, on_wait=lambda *what: self._tell(*what)
         )
         self.epoch = head.epoch
-        log.info("%s: joined epoch %d", self.name, self.epoch)
+        log.info("%s: joined epoch %d", self.name, self.epoch, extra={"epoch": self.epoch})
 
     def _tell(self, seconds: float, who: str) -> None:
         self.sleep(0)
@@ -159,9 +160,13 @@ class Member:
         Crash: before a chunk's commit nothing of it is true; after it, all of it is. Whoever claims the partition next reads on at its
         checkpoint.
         """
-        job = self.job
-        reentry.refuse(job.policy.on_failure.owner, "A batch")
-        number, report, started = next(self._batches), Report(), time.monotonic()
+        reentry.refuse(self.job.policy.on_failure.owner, "A batch")
+        number = next(self._batches)
+        with logs.about(consumer=self.name, batch=number, epoch=self.epoch):
+            return self._process_all(assignment, events, number)
+
+    def _process_all(self, assignment: Assignment, events: pa.Table, number: int) -> Report:
+        job, report, started = self.job, Report(), time.monotonic()
         what = f"{self.name} {assignment.partition} batch {number}"
         for part in self._parts(assignment, events):
             retrying = outage.retrying(what, job.max_outage, job.policy.on_failure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,9 +62,19 @@ class Report:
             int(sum(counts[kind] for kind in planning.LETTER_KINDS)),
         )
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Outcome -> rows."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a line of JSON has of it (`dedup.logs.FIELDS`)."""
+        return {"consumer": self.consumer, "batch": self.batch_id, "counts": self.counts, "seconds": round(self.seconds, 3)}
+
     def __add__(self, other: Report) -> Report:
         """The counts of both."""
-        return replace(self, **{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self) if one.compare})
+        return replace(self, **{name: count + getattr(other, name) for name, count in self.counts.items()})
 
     def __str__(self) -> str:
         return (

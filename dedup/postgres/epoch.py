@@ -331,7 +331,8 @@ def _beat(stop: threading.Event, dsn: str, statement: bytes, said: Mapping[str, 
             connection = connection or connect(dsn)
             connection.execute(statement, said)
         except psycopg.Error as error:
-            log.warning("%s: could not write the heartbeat: %s", said["consumer"], type(error).__name__)
+            known = {"consumer": said["consumer"], "epoch": said["epoch"]}  # this is a thread of its own
+            log.warning("%s: could not write the heartbeat: %s", known["consumer"], type(error).__name__, extra=known)
             if connection:
                 connection.close()
             connection = None
