@@ -18,8 +18,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from checkpoint.errors import StoreUnavailable
-from dedup.cli.prometheus import METRICS, Collector
+from dedup.cli.prometheus import Collector
 from dedup.delta import DeltaStore
+from dedup.signals.metrics import METRICS
 from fixtures.fix_places import BOTH
 from kit.orders import batch, consumer, event, orders
 from kit.paths import ROOT, environment

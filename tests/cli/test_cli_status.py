@@ -17,8 +17,9 @@ import pytest
 from checkpoint.head import Head, Present
 from checkpoint.position import Partition
 from checkpoint.start import End, Lag
-from dedup.cli.status import Activity, Standing, Thresholds, rate, wrong_with
+from dedup.cli.status import Thresholds, wrong_with
 from dedup.core.messages import OutboxLag
+from dedup.signals.standing import Activity, Standing, rate
 from fixtures.fix_places import BOTH
 from kit.orders import batch, consumer, event, orders
 from kit.paths import ROOT, environment

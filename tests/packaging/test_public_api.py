@@ -39,7 +39,7 @@ NAMES = {
     "reprocess",
 }
 
-DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "obstore", "azure", "delta", "confluent_kafka", "prometheus_client"}
+DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "obstore", "azure", "delta", "confluent_kafka", "prometheus_client", "opentelemetry"}
 
 
 def test_all_is_exactly_the_public_names() -> None:

@@ -1,0 +1,121 @@
+"""One consumer as it stands now: what `dedup status` shows, and what the metrics are read from. Reads only."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import PublicationStuck, StoreRestored
+from checkpoint.head import Head, Present
+from checkpoint.records import RecordFilter
+from checkpoint.start import Ends, Lag, lags
+from deadletter import Status
+from deadletter.selection import Selection
+from dedup.core.messages import OutboxLag
+from dedup.core.store import Store
+
+BUSY = dt.timedelta(minutes=1)
+"""Since its last commit, a process that is alive counts as running; after that it waits for events."""
+
+NEWEST = 50
+"""Decisions of which the rate is taken."""
+
+
+class Activity(StrEnum):
+    """What can be said of the processes of a consumer."""
+
+    NEW = "new"  # nobody has run it
+    RUNNING = "running"
+    WAITING = "waiting"  # alive, and nothing committed for a minute
+    STOPPED = "stopped"  # its process is gone
+    UNKNOWN = "unknown"  # it ran on another host, and committed nothing for a minute
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One consumer now."""
+
+    head: Head
+    present: Sequence[Present]
+    last_commit: dt.datetime | None
+    rate: float | None  # events a second over the newest decisions
+    letters: Mapping[str, int]  # kind -> open ones
+    oldest: dt.datetime | None  # when the oldest of them failed first
+    outbox: OutboxLag
+    lags: Sequence[Lag] | None  # None: no broker was asked
+    damage: str | None = None  # in which the message names the command
+    reserved_since: dt.datetime | None = None  # when the oldest reservations were made that are kept
+    now: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
+
+    @property
+    def activity(self) -> Activity:
+        """Whether it is at work."""
+        busy = self.last_commit is not None and self.now - self.last_commit < BUSY
+        if not self.present:
+            return Activity.NEW if self.last_commit is None else Activity.STOPPED
+        if any(one.alive for one in self.present):
+            return Activity.RUNNING if busy else Activity.WAITING
+        if all(one.alive is False for one in self.present):
+            return Activity.STOPPED
+        return Activity.RUNNING if busy else Activity.UNKNOWN
+
+    @property
+    def lag(self) -> tuple[int | None, float | None]:
+        """Events and seconds to the end of the log, of all partitions; None where it is not known."""
+        if self.lags is None:
+            return None, None
+        times = [one.seconds for one in self.lags]
+        known = [seconds for seconds in times if seconds is not None]
+        return sum(one.events for one in self.lags), max(known, default=None)
+
+
+def look(store: Store, name: str, broker: Ends | None = None, source: str = "") -> Standing:
+    """Read what is to be said of one consumer. Takes no lock, and reads a bounded number of rows, however many there are."""
+    head = store.head(name)
+    newest = store.batches(name, RecordFilter(after=max(0, head.seq - NEWEST)))
+    groups = store.groups(Selection(name, status=Status.OPEN))
+    return Standing(
+        head,
+        store.present(name),
+        last_commit=pc.max(newest["committed_at"]).as_py(),
+        rate=rate(newest),
+        letters=_by_kind(groups),
+        oldest=pc.min(groups["first_failed_at"]).as_py(),
+        outbox=store.outbox(name).lag(),
+        lags=_lags(head, broker, source),
+        damage=_damage(store, name),
+        reserved_since=store.reserved_since(name),
+    )
+
+
+def _lags(head: Head, broker: Ends | None, source: str) -> list[Lag] | None:
+    read = {partition.source for partition in head.checkpoints}
+    return None if broker is None or not read or (source and source not in read) else lags(head, broker, source=source or None)
+
+
+def _by_kind(groups: pa.Table) -> dict[str, int]:
+    found = groups.group_by("kind").aggregate([("letters", "sum")])
+    return dict(zip(found["kind"].to_pylist(), found["letters_sum"].to_pylist(), strict=True))
+
+
+def _damage(store: Store, name: str) -> str | None:
+    try:
+        store.require_letters(name)
+    except (StoreRestored, PublicationStuck) as error:
+        return str(error)
+    return None
+
+
+def rate(records: pa.Table) -> float | None:
+    """Events a second from the first of these decisions to the last; None where they are fewer than two, or at one time."""
+    if not records.num_rows:
+        return None
+    first, last = pc.min(records["committed_at"]).as_py(), pc.max(records["committed_at"]).as_py()
+    seconds = (last - first).total_seconds()
+    later = records.filter(pc.greater(records["committed_at"], pa.scalar(first, records.schema.field("committed_at").type)))
+    return None if not seconds else float(pc.sum(later["delivered"]).as_py()) / seconds
