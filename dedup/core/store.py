@@ -152,6 +152,9 @@ class Store(LetterStore, Protocol):
     def reserved_since(self, consumer: str) -> dt.datetime | None:
         """When the oldest reservations were made that are kept, at the latest; None where none is. Aware; cheap, however many there are."""
 
+    def unpublished_since(self, consumer: str) -> dt.datetime | None:
+        """When the first decision was committed that a sink does not show yet; None where all are shown. Aware."""
+
     def require_letters(self, consumer: str) -> None:
         """Raise StoreRestored or PublicationStuck where dead letters may be missing, because the tables were restored or copied back."""
 

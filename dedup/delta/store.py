@@ -499,6 +499,11 @@ class DeltaStore(Joins):
             day = state.ledger.reserved_since()
         return None if day is None else _midnight(day)
 
+    def unpublished_since(self, consumer: str) -> dt.datetime | None:
+        """When the first batch was committed that a sink does not show yet."""
+        with self._states.caught_up(consumer) as state:
+            return verify.unpublished_since(state, self._publisher(state))
+
     def require_letters(self, consumer: str) -> None:
         """Raise StoreRestored or PublicationStuck where the ledger or the table of dead letters was taken back, or is another one."""
         with self._states.caught_up(consumer) as state:

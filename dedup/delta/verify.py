@@ -205,21 +205,30 @@ def _publications(state: ConsumerState, publisher: SinkPublisher) -> Iterator[st
             _require_published(state, name, mark)
         except DedupError as error:
             yield str(error)
+    for header, entry in _to_publish(state):
+        table, done = state.sinks.table(entry.uri), publisher.is_done(header, entry)
+        if not done:
+            yield (
+                f"decision {header.seq} ({entry.rows} rows) is not published to {entry.name!r}; run "
+                f"{command('sink', 'sync', state.ledger.consumer)}"
+            )
+        try:
+            if table is not None:
+                _require_known(state, publisher, header, entry)
+        except DedupError as error:
+            yield str(error)
+
+
+def _to_publish(state: ConsumerState) -> Iterator[tuple[Header, SinkFiles]]:
+    """What this process does not know to be published, and nobody gave up, in the order of decisions."""
     for seq in sorted(state.pending):
-        header = state.decided[seq]
         given_up = {name for dropped, name in state.header.dropped if dropped == seq}
-        for entry in (entry for entry in header.sinks if entry.name not in given_up):
-            table, done = state.sinks.table(entry.uri), publisher.is_done(header, entry)
-            if not done:
-                yield (
-                    f"decision {seq} ({entry.rows} rows) is not published to {entry.name!r}; run "
-                    f"{command('sink', 'sync', state.ledger.consumer)}"
-                )
-            try:
-                if table is not None:
-                    _require_known(state, publisher, header, entry)
-            except DedupError as error:
-                yield str(error)
+        yield from ((state.decided[seq], entry) for entry in state.decided[seq].sinks if entry.name not in given_up)
+
+
+def unpublished_since(state: ConsumerState, publisher: SinkPublisher) -> dt.datetime | None:
+    """When the first decision was committed that a sink does not show yet; None where all are shown."""
+    return next((header.committed_at for header, entry in _to_publish(state) if not publisher.is_done(header, entry)), None)
 
 
 def _sinks(state: ConsumerState, publisher: SinkPublisher, headers: list[Header]) -> Iterator[str]:

@@ -137,6 +137,9 @@ class Reads:
             began: dt.datetime | None = _value(connection, self._sql["reserved_since"])
         return began
 
+    def unpublished_since(self, consumer: str) -> None:
+        """Sinks show a batch as soon as it is committed."""
+
     def require_letters(self, consumer: str) -> None:
         """Raise StoreRestored where tables were restored, all of them or some."""
         with self._connection(f"Checking the tables of {consumer!r}") as connection:

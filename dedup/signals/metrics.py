@@ -151,6 +151,14 @@ METRICS: Mapping[str, Metric] = {
         "s",
         age=True,
     ),
+    "dedup_oldest_unpublished_timestamp_seconds": Metric(
+        "When the first batch was committed that a Delta sink does not show yet.",
+        (),
+        _plain(lambda one: _seconds(one.unpublished_since)),
+        "dedup.publication.oldest.age",
+        "s",
+        age=True,
+    ),
     "dedup_damage": Metric(
         "Tables that were restored, a publication that is stuck, partitions that the log lost positions of: what `dedup status` warns of.",
         (),

@@ -50,6 +50,7 @@ class Standing:
     lags: Sequence[Lag] | None  # None: no broker was asked
     damage: str | None = None  # in which the message names the command
     reserved_since: dt.datetime | None = None  # when the oldest reservations were made that are kept
+    unpublished_since: dt.datetime | None = None  # when the first batch was committed that a sink does not show
     now: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
 
     @property
@@ -90,6 +91,7 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         lags=_lags(head, broker, source),
         damage=_damage(store, name),
         reserved_since=store.reserved_since(name),
+        unpublished_since=store.unpublished_since(name),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import shutil
@@ -48,6 +49,21 @@ def test_publish_brings_what_is_decided_and_counts_it_once(folder: Path) -> None
     kit.die_before_publishing(store, number, kit.events([1]))
     assert (open_store(folder).publish(kit.NAME), open_store(folder).publish(kit.NAME), store.publish(kit.NAME)) == (1, 0, 0)
     assert show(folder) == [1]
+
+
+def test_the_age_of_what_waits_to_be_published_is_known(folder: Path) -> None:
+    """It is that of the first decision that a sink does not show, also to a process that looks again, and ends with its publication."""
+    store = open_store(folder)
+    number, watcher = kit.epoch(store), open_store(folder)
+    kit.process(store, number, kit.events([9]))
+    assert watcher.unpublished_since(kit.NAME) is None
+    before = dt.datetime.now(dt.UTC)
+    kit.die_before_publishing(store, number, kit.events([1], 1), 1)
+    since = watcher.unpublished_since(kit.NAME)
+    assert since is not None and before <= since <= dt.datetime.now(dt.UTC)
+    assert open_store(folder).unpublished_since(kit.NAME) == since
+    assert open_store(folder).publish(kit.NAME) == 1
+    assert watcher.unpublished_since(kit.NAME) is open_store(folder).unpublished_since(kit.NAME) is None
 
 
 def test_letters_show_before_they_are_published(folder: Path) -> None:
