@@ -24,6 +24,7 @@ from pgpq import encoders
 from pgpq import schema as pg
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
+from psycopg.types.string import BytesBinaryDumper
 
 from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import quoted
@@ -31,8 +32,8 @@ from deadletter.store import KEYS
 from dedup.core.keys import Words, by_key, find_keys
 from dedup.postgres.fit import as_json
 
-UUID, UUID_ARRAY, INT8, INT8_ARRAY = 2950, 2951, 20, 1016
-"""Type numbers of uuid, uuid[], int8, int8[]. Source: pg_type.dat, the same in every version."""
+UUID, UUID_ARRAY, INT8, INT8_ARRAY, BYTEA = 2950, 2951, 20, 1016, 17
+"""Type numbers of uuid, uuid[], int8, int8[], bytea. Source: pg_type.dat, the same in every version."""
 
 COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 COPY_END = struct.pack(">h", -1)
@@ -67,10 +68,25 @@ class _Int8ArrayDumper(_UuidArrayDumper):
     oid = INT8_ARRAY
 
 
+class _HexDumper(Dumper):
+    """Bytes as text, where psycopg asks libpq, which doubles each backslash if standard_conforming_strings is off in any session.
+
+    Nothing undoes that in a parameter, an array or a COPY: they would be stored as other bytes.
+    """
+
+    oid = BYTEA
+
+    def dump(self, obj: Any) -> bytes:
+        return b"\\x" + bytes(obj).hex().encode()
+
+
 def register(connection: Any) -> None:
-    """Teach a connection, or what has adapters as one does, the two array types."""
+    """Teach a connection, or what has adapters as one does, the two array types, and bytes that no setting changes."""
     connection.adapters.register_dumper(UuidArray, _UuidArrayDumper)
     connection.adapters.register_dumper(Int8Array, _Int8ArrayDumper)
+    for kind in (bytes, bytearray, memoryview):
+        connection.adapters.register_dumper(kind, _HexDumper)
+        connection.adapters.register_dumper(kind, BytesBinaryDumper)  # the last one is psycopg's choice where both will do
 
 
 def keys_of(column: pa.ChunkedArray | pa.Array) -> Keys:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ from psycopg.types.string import TextLoader
 
 from checkpoint.errors import HandlerError
 from deadletter.selection import Selection
+from dedup import DeadLetters, reprocess
 from dedup.postgres import PostgresStore
 from fixtures.fix_postgres import run
+from kit.orders import batch, consumer, event
 from kit.pg_help import epoch, finish, rows
 
 
@@ -163,3 +167,28 @@ def test_a_database_with_dates_of_its_own_style_is_read_all_the_same(store: Post
                 assert tx.connection.execute("show datestyle").fetchone() == ("ISO, DMY",)
             finish(tx, n, n, reserved=0)
     assert store.batches("shop").num_rows == 2 and store.letters(Selection()).num_rows == 0
+
+
+def test_a_database_with_texts_of_the_older_style_keeps_bytes_as_they_are(store: PostgresStore, postgres: str) -> None:
+    """With standard_conforming_strings off in the database, a sink, a handler's own statement and an edited letter hold the exact bytes."""
+    run(postgres, "do $$ begin execute format('alter database %I set standard_conforming_strings = off', current_database()); end $$")
+    run(postgres, "create table raws (raw bytea, many bytea[], took interval)")
+    raw, body = b"\\x00\x01'\\", json.dumps({"id": "b", "amount": 2}).encode()
+    made = consumer(store, idempotence_key=None)
+    made._handler = None
+
+    @made.foreach(into="raws")
+    def load(event: Any, tx: Any) -> Any:
+        if event.data["amount"] < 0:
+            raise ValueError("negative")
+        tx.connection.execute("insert into raws values (%s, %s, null)", [raw, [raw]])
+        return {"raw": raw, "many": [raw], "took": dt.timedelta(seconds=1)}
+
+    made(batch(event(0, "a"), event(1, "b", -1)), 0)
+    (letter,) = store.letters(Selection())["id"].to_pylist()
+    DeadLetters(store).edit(letter, body=body, by="test", reason="sign")
+    assert store.letters(Selection())["body"].to_pylist() == [body]
+    assert reprocess(Selection(), made).reprocessed == 1
+    assert run(postgres, "select raw, many, took from raws") == [
+        (raw, [raw], took) for _ in range(2) for took in (None, dt.timedelta(seconds=1))
+    ]
