@@ -35,7 +35,7 @@ from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered,
 from dedup.spark import features
 from dedup.spark.answering import answering
 from dedup.spark.prepare import answers, plan, prepare_columns, reads_files, stateful_operators, streaming_plan
-from dedup.spark.session import OUR_FILES, JavaError
+from dedup.spark.session import AS_GIVEN, OUR_FILES, JavaError
 from dedup.spark.tasks import SparkTasks
 
 log = logging.getLogger("dedup")
@@ -120,7 +120,7 @@ class SparkBatch:
         with scratch_folder(session, self._scratch) as folder:
             if not prepare.positions:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
-            with answers():
+            with answers(), features.setting(session, AS_GIVEN):
                 rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
             whole = session.read.schema(_with_row(rows.schema)).options(**OUR_FILES)
             yield EvaluatedInScratch(whole.parquet(folder))
@@ -174,12 +174,8 @@ def create_frame(session: SparkSession, table: pa.Table, schema: StructType) -> 
     """These rows as a DataFrame. Many go to the tasks as Arrow, few stay a local relation, which needs no job."""
     if table.num_rows < MANY or not hasattr(session, "_jsparkSession"):
         return features.create(session, table, schema)
-    before = str(session.conf.get(LOCAL_BELOW))
-    session.conf.set(LOCAL_BELOW, "0")  # else the driver alone makes rows of all this, twice as slowly
-    try:
+    with features.setting(session, {LOCAL_BELOW: "0"}):  # else the driver alone makes rows of all this, twice as slowly
         return features.create(session, table, schema)
-    finally:
-        session.conf.set(LOCAL_BELOW, before)
 
 
 class EvaluatedInMemory:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -75,6 +75,22 @@ def apart(session: SparkSession) -> SparkSession:
     other.catalog.setCurrentCatalog(session.catalog.currentCatalog())
     other.catalog.setCurrentDatabase(session.catalog.currentDatabase())
     return other
+
+
+@contextlib.contextmanager
+def setting(session: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """The session with these settings, for the length of the block. What a platform does not let anybody change stays as it is."""
+    before = dict[str, str]()
+    with contextlib.suppress(PySparkException):
+        found = {name: str(session.conf.get(name)) for name in wanted}
+        for name in (name for name in wanted if found[name] != wanted[name]):
+            session.conf.set(name, wanted[name])
+            before[name] = found[name]
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            session.conf.set(name, value)
 
 
 def _settings(session: SparkSession) -> dict[str, str]:

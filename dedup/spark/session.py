@@ -34,6 +34,12 @@ EVERY_FILE = {"ignoreCorruptFiles": False, "ignoreMissingFiles": False}
 OUR_FILES: dict[str, bool | str] = {**EVERY_FILE, "datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
 """Options of a reader of files that we have written: dates before 1582 are those of today's calendar. Spark 3.5 would ask."""
 
+AS_GIVEN = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+}
+"""Settings under which Spark writes rows of ours: those of the user may cut microseconds off, and move or refuse dates before 1582."""
+
 DELTAS = {
     "3.5": "io.delta:delta-spark_2.12:3.3.3",
     "4.0": "io.delta:delta-spark_4.0_2.13:4.4.0",

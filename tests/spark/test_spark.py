@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -168,6 +169,26 @@ def test_without_a_folder_to_share_nothing_begins(monkeypatch: pytest.MonkeyPatc
     batch = SimpleNamespace(sparkSession=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "yarn")))
     with pytest.raises(ConfigError, match="scratch="):
         of_spark.SparkBatch(batch, None, collect=False).check(Prepare("shop"))  # type: ignore[arg-type]
+
+
+PARQUET = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS", "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY"}
+"""As a session may write Parquet for old readers."""
+
+
+def test_scratch_files_hold_the_values_of_the_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever the session says about Parquet: a large batch has the microseconds and the old dates that a small one has."""
+    from dedup.spark.batch import SparkBatch
+    from dedup.spark.features import setting
+
+    columns = "'s' source, 't' topic, 0 partition, 0L sequence_number, timestamp'2026-01-02 03:04:05.678901' at, date'1582-10-10' day"
+    frame = spark.range(1).selectExpr(*columns.split(", "), "cast('x' as binary) body")
+    seen = []
+    with setting(spark, PARQUET):
+        for collect in (True, False):
+            with SparkBatch(frame, str(tmp_path), collect=collect).evaluate(Prepare("shop")) as rows:
+                seen.append(rows.frame(np.array([0])).select("at", "day").collect())
+        assert {name: spark.conf.get(name) for name in PARQUET} == PARQUET
+    assert seen[0] == seen[1] and (seen[1][0]["at"].microsecond, str(seen[1][0]["day"])) == (678901, "1582-10-10")
 
 
 @pytest.mark.parametrize("where", ["{}", "file:{}"])
