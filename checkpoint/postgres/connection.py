@@ -45,6 +45,13 @@ _PLAN_AGAIN = ("40",)
 _WAIT = ("25P04", "55006", "55P03", "57014", "72")
 """Time-outs, cancelled statements, locks that were not given, snapshots that were too old: the next try may pass. Source: the same."""
 
+READ_ONLY = "25006"
+"""This server, or the session's default, is read-only, as after a failover: another connection may lead to another server."""
+
+_TO_THE_PRIMARY = (
+    "PostgreSQL lets this session only read: it is a standby, or the role or the database says so. Let the DSN lead to the primary"
+)
+
 T = TypeVar("T")
 
 
@@ -112,6 +119,8 @@ def translate(error: psycopg.Error, doing: str) -> StoreError:
         text = ". ".join(filter(None, (text, error.diag.message_hint))).rstrip(".")
     if is_lost(error) or (error.sqlstate or "").startswith(_WAIT):
         return StoreUnavailable(f"{text.rstrip('?')}. Nothing of it was committed; try again.")
+    if error.sqlstate == READ_ONLY:
+        return StoreUnavailable(f"{text}. {_TO_THE_PRIMARY}. Nothing of it was committed; try again.")
     if ends_transaction(error):
         return CommitConflict(f"{text}. Nothing of this attempt was committed; plan it again.")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):

@@ -26,6 +26,7 @@ from checkpoint import given
 from checkpoint.errors import SchemaOutdated, StoreError, StoreUnavailable
 from checkpoint.postgres import sql
 from checkpoint.postgres.connection import (
+    READ_ONLY,
     AsyncLimited,
     Limited,
     NoAnswer,
@@ -52,8 +53,6 @@ _PREFIX = "set transaction isolation level read committed; set local lock_timeou
 """Sent with each statement in one message, which is one transaction: nothing depends on the defaults of the session."""
 _BUSY = ("55P03", "40")
 """A lock that was not given in time, a deadlock: nothing was done, and the next try may pass."""
-_READ_ONLY = "25006"
-"""This server, or the session's default, is read-only, as after a failover: another connection may lead to another server."""
 
 _Connection = TypeVar("_Connection", psycopg.Connection[DictRow], psycopg.AsyncConnection[DictRow])
 
@@ -116,7 +115,7 @@ class Place:
             )
         if is_lost(error):
             return StoreUnavailable(f"{call.doing}: {text_of(error).rstrip('?')}. Whether it was done is not known; do it again.")
-        if error.sqlstate == _READ_ONLY:
+        if error.sqlstate == READ_ONLY:
             return StoreUnavailable(f"{call.doing}: {text_of(error)}. The next call connects again; let the DSN lead to the primary.")
         if is_busy(error):
             return StoreUnavailable(f"{call.doing}: {text_of(error)}, for {self.timeout:g} s. Nothing of it was done; try again.")
@@ -146,7 +145,7 @@ class _Patience:
         if is_busy(error):
             return self.left > 2 * LOCK
         self._tries -= 1
-        return (is_lost(error) or error.sqlstate == _READ_ONLY) and self._tries > 0 and self.left > 0
+        return (is_lost(error) or error.sqlstate == READ_ONLY) and self._tries > 0 and self.left > 0
 
 
 @dataclass

@@ -136,11 +136,16 @@ class Pool:
     def _give_back(self, connection: Connection) -> None:
         if connection.closed:
             return
-        if connection.info.transaction_status != TransactionStatus.IDLE:
+        if connection.info.transaction_status != TransactionStatus.IDLE or _only_reads(connection):
             connection.close()
             return
         with self._lock:
             self._idle.append(connection)
+
+
+def _only_reads(connection: Connection) -> bool:
+    """Whether the session may not write, as on a standby: another connection may lead to the server that took its place."""
+    return "on" in map(connection.info.parameter_status, ("in_hot_standby", "default_transaction_read_only"))
 
 
 class Lease:

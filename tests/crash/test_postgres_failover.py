@@ -6,13 +6,16 @@ not received the last transactions.
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from checkpoint import changes
-from checkpoint.errors import PartitionLost, StoreRestored
+from checkpoint.errors import PartitionLost, StoreRestored, StoreUnavailable
 from checkpoint.position import Partition
 from dedup.pipeline.member import Member
 from kit import pg_server
@@ -74,6 +77,43 @@ def test_a_failover_to_an_older_copy_stops_the_query_until_a_person_accepts_it(s
     for n in range(3, 8):  # a new query begins at the checkpoint
         again(numbered(n), n - 3)
     check(place, 8)
+
+
+def become_standby(server: pg_server.Server) -> None:
+    """The server starts again as one that only reads, until it is promoted."""
+    server.stop()
+    signal = server.data / "standby.signal"
+    signal.touch()
+    shutil.chown(signal, server.data.owner())  # it removes the file by itself
+    server.start()
+
+
+def test_a_server_that_only_reads_until_it_is_promoted_is_waited_for(server: pg_server.Server, place: PostgresPlace) -> None:
+    """A failover leads to the standby before it is promoted: the running job and a new one try their batch until it is, and say why."""
+    run = consumer(place.store(), max_outage=60.0)
+    run(numbered(0), 0)
+    for n, job in ((1, run), (2, consumer(place.store(), max_outage=60.0))):
+        become_standby(server)
+        with pytest.raises(StoreUnavailable, match="standby"):
+            consumer(place.store())(numbered(n), n)
+        promotion = threading.Timer(1.0, place.execute, ["SELECT pg_promote()"])
+        promotion.start()
+        job(numbered(n), n)
+        promotion.join()
+    check(place, 3)
+
+
+def test_a_session_that_may_write_again_takes_the_place_of_one_that_may_not(place: PostgresPlace) -> None:
+    """Sessions keep what the role said when they began: one that only reads is not kept."""
+    read_only = "ALTER ROLE postgres SET default_transaction_read_only = "
+    run = consumer(place.store(), max_outage=60.0)
+    place.execute(read_only + "on")
+    writer = PostgresPlace(make_conninfo(place.url, options="-c default_transaction_read_only=off"))
+    change = threading.Timer(1.0, writer.execute, [read_only + "off"])
+    change.start()
+    run(numbered(0), 0)
+    change.join()
+    check(place, 1)
 
 
 def test_a_failover_between_two_chunks_of_a_batch_runs_the_whole_batch_again(server: pg_server.Server, place: PostgresPlace) -> None:
