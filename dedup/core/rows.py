@@ -298,7 +298,9 @@ def rows_of(rows: Any) -> Rows:
         return PlainRows([rows])
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         return PlainRows(rows)
-    raise ConfigError(f"tx.write takes a DataFrame, an Arrow table, a dict or a list of dicts, not {type(rows).__name__}.")
+    kind, is_pandas = f"{type(rows).__module__}.{type(rows).__qualname__}", type(rows).__module__.partition(".")[0] == "pandas"
+    hint = " Write pa.Table.from_pandas(frame, preserve_index=False)." if is_pandas else ""
+    raise ConfigError(f"tx.write takes a DataFrame of Spark, an Arrow table, a dict or a list of dicts, not {kind}.{hint}")
 
 
 class SinkColumns(Protocol):

@@ -11,7 +11,7 @@ import bisect
 import datetime as dt
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,7 @@ from deadletter.letter import Kind
 from deadletter.policy import OwnPolicy, Used
 from dedup.core import decision
 from dedup.core.planning import Order, Settled
+from dedup.core.rows import named
 from dedup.core.store import Transaction
 from dedup.pipeline import company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
@@ -414,8 +415,15 @@ def refuse_answer(answer: object) -> None:
     if inspect.iscoroutine(answer):
         answer.close()  # else Python warns that nobody has awaited it
     lazy = inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer)
-    if lazy or type(answer).__name__ in _FRAMES:
+    if lazy or _are_rows(answer):
         raise HandlerError(
             f"The handler of batches returned a {type(answer).__name__}, which dedup does not use. Rows go through tx.write, "
             "tx.merge or tx.publish; the handler returns nothing."
         )
+
+
+def _are_rows(answer: object) -> bool:
+    """Whether this is a frame or a row, or has one among its items. A lambda of several calls returns a tuple of None."""
+    if type(answer).__name__ in _FRAMES or isinstance(named(answer), Mapping):
+        return True
+    return isinstance(answer, list | tuple) and any(map(_are_rows, answer))

@@ -348,7 +348,17 @@ def test_a_handler_of_batches_that_nobody_would_run_is_refused(place: Place, han
         bare(place.store()).foreach_arrow()(handler)
 
 
-@pytest.mark.parametrize("answer", [_coroutine, _generator, lambda rows, tx: flatten(rows)])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        _coroutine,
+        _generator,
+        lambda rows, tx: flatten(rows),
+        lambda rows, tx: flatten(rows).to_pylist(),
+        lambda rows, tx: flatten(rows).to_pylist()[0],
+        lambda rows, tx: (tx.skip(rows, pa.array([False] * 3)), None),
+    ],
+)
 def test_rows_that_a_handler_of_batches_returns_are_not_dropped(place: Place, answer: Any) -> None:
     """What it returns is written by nobody: it is told so, and nothing is committed."""
     made = bare(place.store())
