@@ -48,6 +48,11 @@ _WAIT = ("25P04", "55006", "55P03", "57014", "72")
 READ_ONLY = "25006"
 """This server, or the session's default, is read-only, as after a failover: another connection may lead to another server."""
 
+_TOO_SLOW = (
+    "If the statement_timeout of the role or the database is too short for it, raise that, or lower max_events_per_transaction. If it "
+    "waited for a lock, pg_locks says whose."
+)
+
 _TO_THE_PRIMARY = (
     "PostgreSQL lets this session only read: it is a standby, or the role or the database says so. Let the DSN lead to the primary"
 )
@@ -117,6 +122,8 @@ def translate(error: psycopg.Error, doing: str) -> StoreError:
     text = f"{doing}: {text_of(error)}"
     if isinstance(error, psycopg.errors.OutOfMemory):  # also where the locks of all sessions do not fit: the server's hint says so
         text = ". ".join(filter(None, (text, error.diag.message_hint))).rstrip(".")
+    if isinstance(error, psycopg.errors.QueryCanceled):  # by a person, too: the server's words are in any language
+        return StoreUnavailable(f"{text}. Nothing of it was committed. {_TOO_SLOW}")
     if is_lost(error) or (error.sqlstate or "").startswith(_WAIT):
         return StoreUnavailable(f"{text.rstrip('?')}. Nothing of it was committed; try again.")
     if error.sqlstate == READ_ONLY:

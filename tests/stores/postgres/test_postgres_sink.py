@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint.errors import RowsRefused, SinkMismatch, StoreError
+from checkpoint.errors import RowsRefused, SinkMismatch, StoreError, StoreUnavailable
 from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements
 from dedup.core.rows import ArrowRows
@@ -252,6 +252,13 @@ def test_rows_that_a_trigger_drops_are_noticed(connection: Connection, kind: str
             merges.append(connection, Statements("dedup"), "t", ArrowRows(pa.table({"a": [1, 2, 3], "v": values})))
         assert connection.execute("select count(*) from t").fetchone() == (0,), "nothing of them is kept"
     assert write(connection, "t", pa.table({"a": [1, 3], "v": values[:2]})) == 2
+
+
+def test_rows_that_take_too_long_name_the_limit(connection: Connection) -> None:
+    """The server ends the COPY at the role's statement_timeout, again and again: the error says what to raise, or what to lower."""
+    connection.execute("create table t (a int default pg_sleep(1)::text::int, b int); set statement_timeout = '50ms'")
+    with pytest.raises(StoreUnavailable, match=r"statement_timeout.*max_events_per_transaction"):
+        write(connection, "t", pa.table({"b": [1]}))
 
 
 def test_names_are_names_and_never_sql(connection: Connection) -> None:
