@@ -40,7 +40,8 @@ from dedup.spark.tasks import SparkTasks
 
 log = logging.getLogger("dedup")
 
-ROW = "_row"
+ROW = "_dedup_row"
+"""Number of a row in scratch files: no column of a user's, who may well have a `_row`."""
 
 PAYLOAD_HASH = "_payload_hash"
 

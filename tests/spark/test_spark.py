@@ -191,6 +191,17 @@ def test_scratch_files_hold_the_values_of_the_batch(spark: SparkSession, tmp_pat
     assert seen[0] == seen[1] and (seen[1][0]["at"].microsecond, str(seen[1][0]["day"])) == (678901, "1582-10-10")
 
 
+def test_a_column_of_the_user_keeps_its_name_in_scratch_files(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch with a column `_row` stays readable when it becomes too large for the driver: the stream would stop there for ever."""
+    from dedup.spark.batch import SparkBatch
+
+    columns = "'s' source, 't' topic, 0 partition, id sequence_number, cast('x' as binary) body, 7 _row"
+    batch = SparkBatch(spark.range(3).selectExpr(*columns.split(", ")), str(tmp_path), collect=False)
+    with batch.evaluate(Prepare("shop")) as rows:
+        assert sorted(rows.index["sequence_number"].to_pylist()) == [0, 1, 2]
+        assert [row["_row"] for row in rows.frame(np.array([0, 1])).collect()] == [7, 7]
+
+
 @pytest.mark.parametrize("where", ["{}", "file:{}"])
 def test_scratch_folders_are_removed(where: str, spark: SparkSession, tmp_path: Path) -> None:
     """With a batch's end nothing of its rows stays, wherever the folder is; not even where the batch failed."""
