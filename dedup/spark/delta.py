@@ -24,7 +24,7 @@ from deadletter.selection import Selection
 from dedup.core.steps import Merge
 from dedup.core.store import Store
 from dedup.spark import features
-from dedup.spark.session import ERRORS, EVERY_FILE, OUR_FILES
+from dedup.spark.session import AS_GIVEN, ERRORS, EVERY_FILE, OUR_FILES
 
 NOTE = "userMetadata"
 _TXN_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
@@ -97,7 +97,7 @@ class SparkSide:
         try:
             rows = _staged(self.session, files)
             writer = rows.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
-            save(writer.options(**self.note(app, version)), uri)
+            save(self.session, writer.options(**self.note(app, version)), uri)
         except ERRORS as error:
             raise StoreUnavailable(f"Spark cannot append to {uri}: {first_line(error)}") from error
 
@@ -123,7 +123,8 @@ class SparkSide:
             try:
                 for name, value in settings.items():
                     session.conf.set(name, value)
-                session.sql(_merge_sql(uri, rows.columns, how), rows=rows).collect()
+                with features.setting(session, AS_GIVEN):
+                    session.sql(_merge_sql(uri, rows.columns, how), rows=rows).collect()
             except ERRORS as error:
                 raise StoreUnavailable(f"Spark cannot merge into {uri}: {first_line(error)}") from error
             finally:
@@ -189,12 +190,13 @@ def _merge_sql(uri: str, columns: Sequence[str], how: Merge) -> str:
     )
 
 
-def save(writer: Any, uri: str) -> None:
+def save(session: SparkSession, writer: Any, uri: str) -> None:
     """Write to a path (anything with a slash) or to a table of the catalog."""
-    if "/" in uri:
-        writer.save(spark_uri(uri))
-    else:
-        writer.saveAsTable(quoted(uri))
+    with features.setting(session, AS_GIVEN):
+        if "/" in uri:
+            writer.save(spark_uri(uri))
+        else:
+            writer.saveAsTable(quoted(uri))
 
 
 def sql_name(uri: str) -> str:
@@ -327,7 +329,7 @@ class SparkTables(SparkSide):
         frame = features.create(self.session, rows).coalesce(1)
         writer = frame.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version)
         try:
-            save(writer.option(NOTE, json.dumps({"dedup": dict(note)})), uri)
+            save(self.session, writer.option(NOTE, json.dumps({"dedup": dict(note)})), uri)
         except ERRORS as error:
             raise StoreUnavailable(f"Spark cannot append to {uri}: {first_line(error)}") from error
 

@@ -388,6 +388,26 @@ def test_settings_of_the_session_survive_a_merge(spark: SparkSession, tmp_path: 
         spark.conf.unset(name)
 
 
+MILLISECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
+"""As a session may write Parquet for old readers."""
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_spark_writes_has_the_values_of_the_rows(spark: SparkSession, tmp_path: Path, merged: bool) -> None:
+    """The session may cut the microseconds off in what it writes: not in a sink that only Spark can write."""
+    sink, at = str(tmp_path / "sink"), dt.datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
+    more = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')" if merged else ""
+    generated = "" if merged else ", double BIGINT GENERATED ALWAYS AS (id * 2)"
+    spark.sql(f"CREATE TABLE delta.`{sink}` (id BIGINT, at TIMESTAMP{generated}) USING delta {more}")
+    store, rows = DeltaStore(str(tmp_path / "state")), ArrowRows(pa.table({"id": [1], "at": pa.array([at], pa.timestamp("us", "UTC"))}))
+    with features.setting(spark, MILLISECONDS):
+        with store.begin(kit.NAME, kit.epoch(store)) as tx:
+            tx.merge(sink, rows, Merge(("id",))) if merged else tx.write(sink, rows)
+            tx.execute(Commit())
+        assert spark.conf.get(*MILLISECONDS) == "TIMESTAMP_MILLIS"
+    assert [found.microsecond for (found,) in spark.read.format("delta").load(sink).select("at").collect()] == [at.microsecond]
+
+
 def test_no_other_write_inherits_the_id_of_a_merge(
     spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
