@@ -117,8 +117,9 @@ class ReservedKeys:
 
     def _add(self, look: Look, after: int) -> None:
         """Raises DamagedKeys, StoreUnavailable, CommitConflict."""
-        if any(file.last > look.header.seq for file in look.files):  # somebody looked meanwhile, and delta-rs moves the snapshot itself
-            raise CommitConflict(f"Somebody else has decided in {self._ledger.uri} before all of its keys were read. Try again.")
+        # Somebody may have looked meanwhile, and delta-rs moves the snapshot itself; or the last look has failed, and there are no files.
+        if max((file.last for file in look.files), default=0) != look.header.seq:
+            raise CommitConflict(f"The ledger {self._ledger.uri} is not as it was at the last look: somebody has decided. Try again.")
         self._index.forget_before(kept_since(look.header))
         gone = freed(self._ledger, look.files, after)
         if gone.num_rows:

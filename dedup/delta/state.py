@@ -217,10 +217,7 @@ class ConsumerState:
 
     def table_to_write(self) -> DeltaTable:
         """The snapshot that everything known is as of; the ledger is created where there is none. Raises StoreUnavailable."""
-        if self.table is None and self._table_id is not None:
-            raise StoreUnavailable(
-                f"The ledger {self.ledger.uri} could not be read the last time; nothing was committed. Run the batch again."
-            )
+        self._require_read()
         if self.table is None:
             self.ledger.create()
             self.catch_up()
@@ -228,6 +225,12 @@ class ConsumerState:
         if self.table.version() != self._version:  # somebody looked at the ledger meanwhile, and delta-rs moves the object itself
             self.catch_up()
         return self.table
+
+    def _require_read(self) -> None:
+        if self.table is None and self._table_id is not None:
+            raise StoreUnavailable(
+                f"The ledger {self.ledger.uri} could not be read the last time; nothing was committed. Run the batch again."
+            )
 
     def fenced(self) -> Fenced:
         """The error that says who took over, and when."""
@@ -390,6 +393,7 @@ class ConsumerState:
         return self.keys.count(self._look_again)
 
     def _look_again(self) -> Look:
+        self._require_read()
         return self._look([] if self.table is None else self.ledger.files(self.table))
 
 
@@ -423,6 +427,8 @@ class Agreement:
                 self._behind[name] = uri
             except StoreUnavailable:
                 self._began = False  # whoever writes there is told; it is compared at the next look
+                if self._state.table is None:  # the ledger itself is away
+                    raise
 
     def require_none_behind(self) -> None:
         """Raise PublicationStuck where a table that was found to lack a publication still lacks it."""

@@ -28,6 +28,8 @@ from deadletter.store import KEYS, Commit
 from dedup.delta import DeltaStore, key_files, keys
 from dedup.delta.key_files import HELD, DamagedKeys, KeyFolder, KeyRows, NewFile, StoredRun
 from dedup.delta.keys import KeyIndex
+from dedup.delta.ledger import Ledger
+from dedup.delta.state import ConsumerState
 from kit import delta_kit as kit
 from kit.delta_kit import open_store
 from kit.paths import environment
@@ -235,6 +237,34 @@ def test_a_start_reads_what_came_after_the_files(folder: Path, monkeypatch: pyte
         path.rename(path.with_suffix(".away"))
     assert known(open_store(folder)) == [*range(45), *range(50, 60)]
     store.close()
+
+
+def test_no_key_is_unknown_after_a_look_that_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger is away while its tables are compared, before the first question: neither this batch nor the next one takes known keys
+    for new ones.
+    """
+    monkeypatch.setattr(keys, "FLUSH_ROWS", 10**6)
+    one = open_store(folder)
+    kit.process(one, take_epoch(one, kit.NAME, "one", 1.0, force=True).epoch, kit.events([1, 2, 3]))
+    number = take_epoch(one, kit.NAME, "again", 1.0, force=True).epoch
+    two, told = open_store(folder), ConsumerState.require_sound
+
+    def fails_once(state: ConsumerState) -> None:
+        monkeypatch.setattr(ConsumerState, "require_sound", told)
+        kit.process(one, number, kit.events([4], 3), 1)
+        with monkeypatch.context() as away:
+            away.setattr(Ledger, "open", unavailable)
+            told(state)
+
+    monkeypatch.setattr(ConsumerState, "require_sound", fails_once)
+    with pytest.raises(StoreUnavailable):
+        kit.process(two, number, kit.events([1, 2, 3, 5], 10), 2)
+    assert kit.process(two, number, kit.events([1, 2, 3, 5], 10), 2).written == [5]
+
+
+def unavailable(ledger: Ledger) -> None:
+    """What `Ledger.open` does where the storage is away."""
+    raise StoreUnavailable("away")
 
 
 @pytest.mark.parametrize("what", ["lost list", "damaged list", "lost file", "damaged file", "empty file", "foreign list", "other format"])
