@@ -61,7 +61,8 @@ def problems(state: ConsumerState, publisher: SinkPublisher) -> list[str]:
     if state.table is None:
         return []
     found = [state.damage] if state.damage else []
-    log, kept = read_log(state.ledger), letters_now(state, publisher)
+    # Of the same head as all else: others go on deciding.
+    log, kept = _log_of(state.ledger, state.ledger.files(state.table), 0, lambda _: True), letters_now(state, publisher)
     headers = log.headers()
     found += _numbering(headers)
     found += _reservations(state, log, headers)

@@ -267,6 +267,20 @@ def unavailable(ledger: Ledger) -> None:
     raise StoreUnavailable("away")
 
 
+def test_a_check_beside_a_running_consumer_finds_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions that are made while `verify` reads are no contradiction, and do not end it."""
+    one = filled(folder, 2)
+    number = take_epoch(one, kit.NAME, "again", 1.0, force=True).epoch
+    meanwhile = iter(range(10, 100))
+
+    def damage(state: ConsumerState) -> None:
+        decide(one, number, [next(meanwhile)])
+
+    monkeypatch.setattr(ConsumerState, "damage", property(damage))
+    two = open_store(folder)
+    assert wrong(two) == wrong(two) == [] and two.reserved(kit.NAME) == one.reserved(kit.NAME) > 10
+
+
 @pytest.mark.parametrize("what", ["lost list", "damaged list", "lost file", "damaged file", "empty file", "foreign list", "other format"])
 def test_files_that_are_not_right_are_made_again(folder: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
     """The ledger alone counts: a start knows every key whatever became of the files, and the next one opens new files."""
