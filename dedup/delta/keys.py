@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +115,10 @@ class KeyIndex:
         return [*self._stored, *self._tail]
 
     def add(self, keys: pa.Array | pa.ChunkedArray, payload: npt.ArrayLike, day: npt.ArrayLike) -> int:
-        """Take in keys; those already known keep what they have, of repeats the first counts. Returns how many were new.
+        """Take in keys; those already known keep what they have, unless it is of an earlier day. Returns how many were taken in.
+
+        A process that forgot a purged key reserves it again, perhaps before the rows of the purge are dropped. The next purge must not take
+        the old day for the new one.
 
         Args:
             day: when each was reserved, or one for all; HELD for those that letters hold.
@@ -125,7 +128,7 @@ class KeyIndex:
         """
         # A purge is of what was reserved before it: what comes later counts, whatever a clock or the purge's day says.
         rows = _rows(keys, payload, np.maximum(np.asarray(day, dtype=np.uint16), np.uint16(self._since)))
-        new = rows[~self._known(rows.high, rows.low)]
+        new = rows[~self._known_since(rows)]
         if len(new):
             self._push(SortedRun(new))
         return len(new)
@@ -195,10 +198,14 @@ class KeyIndex:
     def _few(self) -> bool:
         return sum(map(len, self._tail)) < max(self._flush_rows, self._patience)
 
-    def _known(self, high: Words, low: Words) -> Bools:
-        known = np.zeros(len(high), dtype=bool)
-        for _, found, _ in self._found(high, low):
-            known |= found
+    def _known_since(self, rows: KeyRows) -> Bools:
+        """Which of these are known from their day or a later one; those of an earlier day are freed."""
+        known = np.zeros(len(rows), dtype=bool)
+        for run, found, at in self._found(rows.high, rows.low):
+            earlier = run.values(at[found])[1] < rows.day[found]
+            if earlier.any():
+                run.free(at[found][earlier])
+            known[found] = ~earlier
         return known
 
     def _found(self, high: Words, low: Words) -> Iterator[tuple[Run, Bools, Places]]:
@@ -326,9 +333,12 @@ def _words(keys: pa.Array | pa.ChunkedArray) -> tuple[Words, Words]:
 
 
 def _rows(keys: pa.Array | pa.ChunkedArray, payload: npt.ArrayLike, day: npt.ArrayLike) -> KeyRows:
-    """The first of each key, in ascending order."""
+    """The first of each key with the last of its days, in ascending order."""
     high, low = _words(keys)
     days = np.broadcast_to(np.asarray(day, dtype=np.uint16), len(high))
     order = by_key(high, low)
     rows = KeyRows(high, low, np.asarray(payload, dtype=np.int64), days)[order]
-    return rows[np.r_[True, (rows.high[1:] != rows.high[:-1]) | (rows.low[1:] != rows.low[:-1])][: len(rows)]]
+    first = np.flatnonzero(np.r_[True, (rows.high[1:] != rows.high[:-1]) | (rows.low[1:] != rows.low[:-1])][: len(rows)])
+    if len(first) == len(rows):
+        return rows
+    return replace(rows[first], day=np.maximum.reduceat(rows.day, first))

@@ -70,7 +70,8 @@ class Life:
         if what == "add":
             self.index.add(column(numbers), np.array(numbers) * 3, day)
             for number in numbers:
-                self.truth.setdefault(number, (number * 3, max(day, self.since)))
+                _, known_since = self.truth.get(number, (0, 0))
+                self.truth[number] = (number * 3, max(known_since, day, self.since))
         elif what == "free":
             self.index.discard(column(numbers))
             self.truth = {n: told for n, told in self.truth.items() if n not in numbers}
@@ -239,6 +240,21 @@ def test_a_start_reads_what_came_after_the_files(folder: Path, monkeypatch: pyte
     store.close()
 
 
+@pytest.mark.parametrize("second", [129, HELD])
+@pytest.mark.parametrize("flush_rows", [1, 100])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_key_that_is_reserved_again_outlives_its_purged_day(tmp_path: Path, second: int, flush_rows: int, at_once: bool) -> None:
+    """Rows that a purge has not dropped yet stand beside newer ones of the same key: the next purge takes the old ones alone."""
+    index = KeyIndex(KeyFolder(tmp_path), flush_rows=flush_rows, run_rows=24)
+    index.forget_before(100)
+    for numbers, days in [([1, 2, 1], [50, 50, second])] if at_once else [([1, 2], [50, 50]), ([1], [second])]:
+        index.add(column(numbers), np.array(numbers), np.array(days))
+    assert len(index) == 2
+    index.forget_before(101)
+    known, _, held = index.probe(column([1, 2]))
+    assert known.tolist() == [True, False] and held[0] == (second == HELD) and len(index) == 1
+
+
 def test_no_key_is_unknown_after_a_look_that_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger is away while its tables are compared, before the first question: neither this batch nor the next one takes known keys
     for new ones.
@@ -370,8 +386,8 @@ def test_a_list_never_leaves_out_keys_that_no_file_has(tmp_path: Path, monkeypat
     assert listed is not None and listed.seq == 1 and index.probe(column(range(10)))[0].all()
 
 
-def full_disk(folder: KeyFolder, capacity: int) -> NewFile:
-    """What `KeyFolder.new` does where there is no room."""
+def full_disk(folder: object, capacity: int) -> NewFile:
+    """What `KeyFolder.new` and `NewFile` do where there is no room."""
     raise OSError(28, "No space left on device")
 
 
