@@ -344,6 +344,11 @@ class KeyFolder:
         self._told = False
         self._avoided = -math.inf  # since when, by the monotonic clock
 
+    @property
+    def usable(self) -> bool:
+        """Whether there is a folder, and no failure lately."""
+        return self.path is not None and time.monotonic() - self._avoided > AVOIDED
+
     def new(self, capacity: int) -> NewFile:
         """A file for so many keys, which no list names yet; where the folder cannot be used, one without a name, in the temporary folder.
 
@@ -352,7 +357,7 @@ class KeyFolder:
 
         Crash: a file that no list names; `save` deletes it after a day.
         """
-        if self.path is not None and time.monotonic() - self._avoided > AVOIDED:
+        if self.path is not None and self.usable:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 return NewFile(self.path / f"{uuid.uuid4().hex}.keys", capacity)
@@ -411,7 +416,14 @@ class KeyFolder:
     def _abandoned(self, listed: KeyList) -> list[Path]:
         assert self.path is not None
         others = [p for p in self.path.iterdir() if p.name not in listed.files and (p.suffix == ".keys" or p.name.startswith(f"{LIST}."))]
-        return [p for p in others if time.time() - p.stat().st_mtime > ABANDONED]
+        return [p for p in others if _age(p) > ABANDONED]
+
+
+def _age(path: Path) -> float:
+    """In seconds; 0 where another process has just deleted or renamed it."""
+    with contextlib.suppress(FileNotFoundError):
+        return time.time() - path.stat().st_mtime
+    return 0.0
 
 
 def _delete(file: BinaryIO, path: Path | None) -> None:

@@ -182,7 +182,7 @@ class KeyIndex:
 
         Crash: the old list counts, or the new one.
         """
-        if self._folder.path is None or (self._listed == {run.path for run in self._stored} and self._few):
+        if not self._folder.usable or (self._few and (self._patience or self._listed == {run.path for run in self._stored})):
             return
         self._flush()
         files = {run.path: run.dead.tolist() for run in self._stored if run.path is not None}

@@ -391,6 +391,36 @@ def full_disk(folder: object, capacity: int) -> NewFile:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.parametrize("broken", ["no folder", "no room"])
+def test_small_decisions_write_no_file_each_while_the_folder_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    """What cannot be listed waits until there is enough for a file: no decision tries, or logs, for itself."""
+    tried: list[int] = []
+    new = KeyFolder.new
+    monkeypatch.setattr(KeyFolder, "new", lambda folder, capacity: (tried.append(capacity), new(folder, capacity))[1])
+    if broken == "no folder":
+        (tmp_path / "keys").write_text("a file")
+    else:
+        monkeypatch.setattr(key_files, "NewFile", full_disk)
+    index = KeyIndex(KeyFolder(tmp_path / "keys"), flush_rows=10)
+    index._listed = {tmp_path / "purged"}
+    for number in range(30):
+        index.add(column([number]), np.array([number]), 1)
+        index.keep("table", 0, number, "attempt")
+    assert len(tried) < 10 and len(caplog.records) < 5 and index.probe(column(range(30)))[0].all()
+
+
+def test_files_that_others_delete_meanwhile_are_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process renames its list between our look at the folder and our question how old it is: the folder stays in use."""
+    folder, there = KeyFolder(tmp_path / "keys"), Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter([*there(path), path / f"{key_files.LIST}.renamed"]))
+    index = KeyIndex(folder, **TINY)
+    index.add(column(range(8)), np.arange(8), 1)
+    index.keep("table", 0, 1, "attempt")
+    assert folder.load() is not None and folder.usable
+
+
 FULL = """
 import logging, resource, signal, sys
 import pyarrow as pa, numpy as np
