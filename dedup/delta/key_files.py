@@ -407,6 +407,15 @@ class KeyFolder:
         assert self.path is not None
         return [StoredRun.open(self.path / name, dead) for name, dead in listed.files.items()]
 
+    def require(self, files: Iterable[Path]) -> None:
+        """Raise ReplacedKeys where these are not all there."""
+        try:
+            lost = [path.name for path in files if not path.exists()]
+        except OSError as error:
+            raise ReplacedKeys(f"{self.path}: {error}") from error
+        if lost:
+            raise ReplacedKeys(f"{self.path}: another process has replaced {', '.join(lost[:3])}")
+
     def forget(self) -> None:
         """Open these files no more. Crash: the list is there or not."""
         with contextlib.suppress(OSError):
@@ -429,8 +438,9 @@ def _age(path: Path) -> float:
 def _delete(file: BinaryIO, path: Path | None) -> None:
     with contextlib.suppress(OSError):  # closing it writes what is buffered
         file.close()
-    if path is not None:
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the list does not name it
+        if path is not None:
+            path.unlink(missing_ok=True)
 
 
 def _fsync(folder: Path) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dedup.core.keys import Bools, Places, Words, by_key, find_keys, key_words
-from dedup.delta.key_files import HELD, I64, DamagedKeys, Days, KeyFolder, KeyList, KeyRows, ReplacedKeys, StoredRun
+from dedup.delta.key_files import HELD, I64, DamagedKeys, Days, KeyFolder, KeyList, KeyRows, StoredRun
 
 log = logging.getLogger("dedup")
 
@@ -182,14 +182,14 @@ class KeyIndex:
 
         Crash: the old list counts, or the new one.
         """
-        if not self._folder.usable or (self._few and (self._patience or self._listed == {run.path for run in self._stored})):
+        paths = {run.path for run in self._stored}
+        if not self._folder.usable or (self._few and (self._patience or None in paths or paths == self._listed)):
             return
         self._flush()
         files = {run.path: run.dead.tolist() for run in self._stored if run.path is not None}
         if self._tail or len(files) < len(self._stored):
             return  # some are nowhere but in this process
-        if lost := [path.name for path in files if not path.exists()]:
-            raise ReplacedKeys(f"{self._folder.path}: another process has replaced {', '.join(lost[:3])}")
+        self._folder.require(files)
         named = {path.name: dead for path, dead in files.items()}
         self._folder.save(KeyList(ledger, keyspace_since, seq, attempt, named), self._gone)
         self._gone, self._listed = [], set(files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import os
@@ -27,7 +28,7 @@ from deadletter.selection import Selection
 from deadletter.store import KEYS, Commit
 from dedup.delta import DeltaStore, key_files, keys
 from dedup.delta.key_files import HELD, DamagedKeys, KeyFolder, KeyRows, NewFile, StoredRun
-from dedup.delta.keys import KeyIndex
+from dedup.delta.keys import Joining, KeyIndex
 from dedup.delta.ledger import Ledger
 from dedup.delta.state import ConsumerState
 from kit import delta_kit as kit
@@ -421,11 +422,28 @@ def test_files_that_others_delete_meanwhile_are_no_failure(tmp_path: Path, monke
     assert folder.load() is not None and folder.usable
 
 
+@pytest.mark.parametrize("call", ["exists", "unlink"])
+def test_a_folder_that_fails_in_any_call_costs_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A share that is away answers even questions with an error: the index says that its files have to be made again, and no more."""
+    index = KeyIndex(KeyFolder(tmp_path / "keys"), **TINY)
+    index.add(column(range(16)), np.arange(16), 1)
+
+    def stale(path: Path, **options: Any) -> bool:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Path, call, stale)
+    with contextlib.suppress(DamagedKeys):
+        index.keep("table", 0, 1, "attempt")
+    index._joining = Joining(index._folder, index._stored, iter([]))
+    index.forget_before(2)
+    assert len(index) == 0
+
+
 FULL = """
 import logging, resource, signal, sys
 import pyarrow as pa, numpy as np
 from pathlib import Path
-from dedup.delta.keys import KeyIndex
+from dedup.delta.keys import Joining, KeyIndex
 from dedup.delta.key_files import KeyFolder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
