@@ -130,6 +130,8 @@ class StoredRun:
         """Map an open file, which may be closed then. Raises DamagedKeys, OSError."""
         try:
             told, blocks = _described(file)
+            if told["name"] != _name(path):
+                raise ValueError(f"it was written as {told['name']}")
             mapped = mmap.mmap(file.fileno(), told["pages"] * PAGE.itemsize, prot=mmap.PROT_READ)
             mapped.madvise(mmap.MADV_RANDOM)  # a probe reads single pages; the system need not read what lies around them
             pages = np.frombuffer(mapped, PAGE)
@@ -310,6 +312,7 @@ class NewFile:
         blocks = [a.tobytes() for a in (*self._filter.words, *firsts, np.array(self._sums, dtype=np.uint32))]
         told = {
             "format": FORMAT,
+            "name": _name(self.path),  # rows that the list calls freed are rows of this file
             "rows": self._rows,
             "pages": len(self._sums),
             "capacity": self._filter.capacity,
@@ -426,6 +429,10 @@ class KeyFolder:
         assert self.path is not None
         others = [p for p in self.path.iterdir() if p.name not in listed.files and (p.suffix == ".keys" or p.name.startswith(f"{LIST}."))]
         return [p for p in others if _age(p) > ABANDONED]
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else path.name
 
 
 def _age(path: Path) -> float:

@@ -150,7 +150,8 @@ def test_no_changed_byte_changes_an_answer(tmp_path: Path) -> None:
         damaged = bytearray(content)
         damaged[at] ^= 1 << dice.randrange(8)
         for text in (bytes(damaged), content[:at], content[:at] + bytes(len(content) - at)):
-            path = tmp_path / "damaged"
+            path = tmp_path / "damaged" / "whole"
+            path.parent.mkdir(exist_ok=True)
             path.write_bytes(text)
             try:
                 run = StoredRun.open(path)
@@ -161,6 +162,23 @@ def test_no_changed_byte_changes_an_answer(tmp_path: Path) -> None:
                 refused += 1
             path.unlink()
     assert refused > 1000, "nearly all of them are noticed; the others changed what nobody reads"
+
+
+def test_files_that_changed_places_are_not_opened(tmp_path: Path) -> None:
+    """The list says which rows of which file were freed: under another name they are other keys."""
+    folder = KeyFolder(tmp_path / "keys")
+    index = KeyIndex(folder, flush_rows=4, run_rows=8)
+    for first in (0, 4):
+        index.add(column(range(first, first + 4)), np.arange(4), 1)
+    index.discard(column([2]))
+    index.keep("table", 0, 1, "attempt")
+    listed, (one, two) = folder.load(), (tmp_path / "keys").glob("*.keys")
+    assert listed is not None
+    one.rename(tmp_path / "other")
+    two.rename(one)
+    (tmp_path / "other").rename(two)
+    with pytest.raises(DamagedKeys):
+        folder.open(listed)
 
 
 def decide(store: DeltaStore, number: int, some: Any) -> None:
