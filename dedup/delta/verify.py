@@ -99,16 +99,17 @@ def _reservations(state: ConsumerState, log: LedgerLog, headers: list[Header]) -
         if _counted(state, header) and rows[header.seq] != told:
             did = f"reserved {header.reserved} keys" + (f" and freed {header.freed}" if header.freed else "")
             yield f"decision {header.seq} {did} and the ledger has {rows[header.seq]} rows of it"
-    index, kept, since = KeyIndex(), 0, state.header.keyspace_since
-    unknown = 0
+    index, kept, unknown = KeyIndex(), 0, 0
+    since, purged = state.header.keyspace_since, kept_since(state.header)
     for table, held in reservations(state.ledger, log.files, since, freed(state.ledger, log.files, since)):
-        kept += table.num_rows
         days = np.full(table.num_rows, HELD_DAY, dtype=np.uint16) if held else days_of(table)
-        index.add(table["key"], table["payload_hash"].to_numpy(), days)
-        unknown += int(np.count_nonzero(~state.probe(table["key"])[0] & (days >= kept_since(state.header))))
+        living = days >= purged  # a purge that died has left rows of keys that may be reserved again
+        kept += int(np.count_nonzero(living))
+        index.add(table["key"].filter(pa.array(living)), table["payload_hash"].to_numpy()[living], days[living])
+        unknown += int(np.count_nonzero(~state.probe(table["key"])[0] & living))
     if kept != len(index):
         yield f"{kept - len(index)} keys are reserved more than once"
-    if unknown or (not kept_since(state.header) and len(index) != state.reserved()):
+    if unknown or (not purged and len(index) != state.reserved()):
         yield (
             f"the ledger has {len(index)} reserved keys; this process knows {state.reserved()}, and {unknown} of the ledger's are unknown. "
             f"Stop the consumer, delete the folder {state.keys.folder.path}, and start it again"

@@ -500,6 +500,17 @@ def test_a_running_process_forgets_what_was_purged(folder: Path, before: str) ->
     assert known(store) == known(open_store(folder)) == [50, 51, 52] and wrong(store) == []
 
 
+def test_a_key_that_comes_again_after_a_purge_that_died_is_no_contradiction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The purge is decided and its rows are still there: the key counts as new, and `verify` does not call it reserved twice."""
+    store = filled(folder, 2)
+    monkeypatch.setattr(Ledger, "drop_reservations", lambda ledger, before: None)
+    store.purge(kit.NAME, dt.datetime.now(dt.UTC).date() + dt.timedelta(days=1), by="ann", reason="", although_behind=True)
+    number = take_epoch(store, kit.NAME, "again", 1.0, force=True).epoch
+    assert known(store) == []
+    decide(store, number, range(3))
+    assert known(store) == [0, 1, 2] and wrong(store) == []
+
+
 def tomorrow() -> dt.date:
     """In UTC."""
     return (dt.datetime.now(dt.UTC) + dt.timedelta(days=1)).date()
