@@ -2,7 +2,8 @@
 
 A file holds keys in ascending order, without repeats, and is never changed. Its pages are mapped into memory, and the system reads a
 page when a probe asks for it. The filter, and the first key and the checksum of each page, are read at once. A page is compared with its
-checksum before its first use, so no answer rests on damaged bytes.
+checksum before its first use. What is damaged later, while the file is open, is not seen; where a mapped page is gone, for instance because
+somebody has shortened the file, the system ends the process.
 
 The list says which files are the reservations up to which decision, and is replaced as a whole. Whoever opens it compares that decision
 with the ledger, which alone counts: files that are lost, damaged or foreign are made again from it.
