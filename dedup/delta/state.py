@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,8 +48,6 @@ from dedup.delta.seen import PartitionLife, SeenPositions, Stretch, positions_of
 from dedup.delta.sequences import Sequences, from_ledger
 from dedup.delta.sinks import Sinks
 from dedup.delta.storage import join, safe_name
-
-log = logging.getLogger("dedup")
 
 SUMMARY_EVERY = 200
 """Decisions between two summaries of seen positions: what a starting process reads of the log at most."""

@@ -64,7 +64,7 @@ class Life:
         self.folder, self.index = KeyFolder(folder), KeyIndex(KeyFolder(folder), **TINY)
         self.truth = dict[int, tuple[int, int]]()  # number -> payload, day
         self.kept = (dict(self.truth), 0)
-        self.since = 0
+        self.since, self.decisions = 0, 0
 
     def do(self, what: str, numbers: list[int], day: int) -> None:
         """One change, or a start."""
@@ -81,9 +81,10 @@ class Life:
             self.index.forget_before(self.since)
             self.truth = {n: told for n, told in self.truth.items() if told[1] >= self.since}
         elif what == "keep":
-            self.index.keep("table", 0, 7, "attempt")
-            if self.index._listed == {run.path for run in self.index._stored} and not self.index._tail:
-                self.kept = dict(self.truth), self.since
+            self.decisions += 1
+            self.index.keep("table", 0, self.decisions, "attempt")
+            if (saved := self.folder.load()) is not None and saved.seq == self.decisions:
+                self.kept = dict(self.truth), self.since  # else a start reads what is new from the ledger, frees too
         elif (listed := self.folder.load()) is not None:
             self.index = KeyIndex(self.folder, self.folder.open(listed), **TINY)
             self.truth, self.since = dict(self.kept[0]), self.kept[1]
