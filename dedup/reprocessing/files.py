@@ -409,13 +409,18 @@ def _check_sequence(letter: Mapping[str, Any], settings: Mapping[str, str]) -> N
 def _require(
     column: str, found: bytes, text: str | None, letter: Mapping[str, Any], before: bytes, bodies: Iterable[Iterable[bytes]]
 ) -> None:
-    lives = [keys.prefix(letter["consumer"], life) + before for life in range(letter["generation"], -1, -1)[:LIVES]]
+    lives = [life + before for life in lives_of(letter["consumer"], letter["generation"])]
     for body in itertools.chain.from_iterable(bodies):
         if any(hashlib.sha256(life + body).digest()[: keys.KEY_SIZE] == found for life in lives):
             return
     shown = "no readable key" if text is None else f"the readable key {text[:60]!r}"
     why = ", which is cut: it cannot be checked" if text is not None and len(text) >= keys.TEXT_SIZE else ""
     raise Unproven(column, f"it does not follow from {shown}{why}, nor from the position")
+
+
+def lives_of(consumer: str, newest: int) -> list[bytes]:
+    """What the keys of each life of a consumer begin with, the newest life first."""
+    return [keys.prefix(consumer, life) for life in range(newest, -1, -1)[:LIVES]]
 
 
 def _texts(values: Iterable[object]) -> list[bytes]:

@@ -29,7 +29,7 @@ from dedup.core import keys
 from dedup.core.messages import Chosen, Entry, State
 from dedup.core.retention import Remains
 from dedup.core.store import Store
-from dedup.reprocessing.files import LIVES, values_of
+from dedup.reprocessing.files import lives_of, values_of
 
 LISTED = ["id", "consumer", "source", "topic", "kind", "status", "reason", "key", "idempotence_key"]
 
@@ -142,9 +142,8 @@ def _erase(store: Store, asked: ToForget, found: Found, who: Who, report: Forgot
     done = change(store, ids_of(found.letters), lambda access: plans.forget(access.letters, who), dry_run=False, on_progress=on_progress)
     report.letters, report.letters_skipped = done.changed, {w: n for w, n in done.skipped.items() if w != plans.ERASED_BEFORE}
     report.examples = {why: done.examples[why] for why in report.letters_skipped}
-    again = find(
-        store, replace(asked, messages=())
-    )  # letters and messages that came meanwhile: whoever asked has to know that they are there
+    # Letters and messages that came meanwhile: whoever asked has to know that they are there.
+    again = find(store, replace(asked, messages=()))
     report.waiting, report.unsent = again.waiting, again.unsent
 
 
@@ -230,7 +229,7 @@ def keys_named(head: Head, parts: Sequence[str], places: Iterable[tuple[str, str
         raise ConfigError(f"A key of {head.consumer!r} has {len(columns)} part(s): {', '.join(columns)}. Give each of them, in this order.")
     whole = settings.get("key_scope") == "consumer"
     scopes = {b""} if whole else {keys.encode_parts([source.encode(), topic.encode()]) for source, topic in places}
-    lives = [keys.prefix(head.consumer, life) for life in range(head.keyspace, -1, -1)[:LIVES]]
+    lives = lives_of(head.consumer, head.keyspace)
     bodies = [keys.USER_KEY + keys.encode_parts(values) for values in itertools.product(*map(values_of, parts))]
     return {
         hashlib.sha256(life + scope + body).digest()[: keys.KEY_SIZE]
