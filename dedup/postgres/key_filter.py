@@ -55,10 +55,11 @@ class Current(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Where reservations are."""
+    """Where reservations are: numbers of tables, the newest first."""
 
     current: Current
-    asked: tuple[int, ...]  # the newest first
+    asked: tuple[int, ...]  # rows, the current ones among them
+    packed: tuple[int, ...]  # pages
 
 
 class KnownFilter:
@@ -154,14 +155,16 @@ class KnownFilter:
                 self._whole, self._asked, self._due = (current, bloom), 0, 0
 
     def _about(self, connection: Connection) -> int:
-        table = f"{quoted(self._sql.schema)}.reservation"
-        row = connection.execute(self._sql["reservations_about"], {"table": table}).fetchone()
+        schema = quoted(self._sql.schema)
+        tables = {"rows": f"{schema}.reservation", "pages": f"{schema}.reservation_page"}
+        row = connection.execute(self._sql["reservations_about"], tables).fetchone()
         return int(row[0]) if row is not None else 0
 
     def _keys(self, connection: Connection) -> Iterator[Keys]:
         """All reserved keys, then all that letters hold: what a purge drops in between is free, or a letter holds it."""
-        for row in connection.execute(self._sql["reservation_tables"], {}).fetchall():
-            yield from self._of_table(connection, f"{quoted(self._sql.schema)}.{quoted(row[0])}")
+        for name, packed in connection.execute(self._sql["reservation_tables"], {}).fetchall():
+            keys_of = self._of_pages if packed else self._of_table
+            yield from keys_of(connection, f"{quoted(self._sql.schema)}.{quoted(name)}")
         yield _binary(connection, self._sql["held_keys"], {})
 
     def _of_table(self, connection: Connection, table: str) -> Iterator[Keys]:
@@ -175,6 +178,16 @@ class KnownFilter:
             yield _binary(connection, statement, {"first": f"({first},0)", "last": f"({last},0)"})
         if self._now(connection, table)[0] != node:
             raise psycopg.OperationalError(f"{table} was rewritten while it was read")
+
+    def _of_pages(self, connection: Connection, table: str) -> Iterator[Keys]:
+        """The keys of one packed table."""
+        statement, after = self._sql.of("packed_keys", table), None
+        while not self._closed.is_set():
+            with connection.cursor(binary=True) as cursor:
+                keys, after = cursor.execute(statement, {"after": after, "pages": _PAGES}).fetchone() or (b"", None)
+            if after is None:
+                return
+            yield np.frombuffer(bytes(keys), dtype="V16")
 
     def _now(self, connection: Connection, table: str) -> tuple[int, int]:
         """File and pages. Raises psycopg.Error where the table is gone, also while this is asked."""
@@ -192,8 +205,8 @@ def tables_now(connection: Connection, sql: Statements, phase: int = 2**31 - 1) 
     """
     row = connection.execute(sql["current_reservations"], {"phase": phase}).fetchone()
     assert row is not None
-    number, closing, asked, made = row
-    return Tables(Current(number, closing, made), tuple(asked))
+    number, closing, asked, packed, made = row
+    return Tables(Current(number, closing, made), tuple(asked), tuple(packed))
 
 
 def _binary(connection: Connection, statement: bytes, values: dict[str, str]) -> Keys:

@@ -45,13 +45,28 @@ def _known(connection: Connection, sql: Statements, tables: Tables, keys: wire.K
 
 
 def _asking(sql: Statements, name: str, tables: Tables) -> bytes:
-    """A statement that asks all tables, named one by one, and their parent, in case that somebody has put keys there by hand."""
-    return sql.of(name, _child(sql, tables.current.id), reservations=_union(sql, tables.asked))
+    """A statement that asks all tables."""
+    return sql.of(
+        name, _child(sql, tables.current.id), reserved_k=_reserved(sql, tables, "k.key"), reserved_d=_reserved(sql, tables, "d.key")
+    )
 
 
-def _union(sql: Statements, numbers: Sequence[int]) -> str:
-    every = [f"{quoted(sql.schema)}.reservation", *(_child(sql, number) for number in numbers)]
-    return "(" + " union all ".join(f"select key, payload_hash from only {table}" for table in every) + ")"
+def _reserved(sql: Statements, tables: Tables, key: str) -> str:
+    """The payload hashes of a key, as SQL: from all tables, named one by one, and their parent, where a person may have written."""
+    rows = [f"{quoted(sql.schema)}.reservation", *(_child(sql, number) for number in tables.asked)]
+    each = [f"select int8send(t.payload_hash) as hash from only {table} t where t.key = {key}" for table in rows]
+    return "(" + " union all ".join([*each, *(_in_page(sql, number, key) for number in tables.packed)]) + ")"
+
+
+def _in_page(sql: Statements, number: int, key: str) -> str:
+    """The same from one packed table: of the one page that may have the key. Bytes found across two keys of it are not the key."""
+    schema = quoted(sql.schema)
+    page = f"select keys, hashes from only {schema}.reservation_page_{number:06d} where first_key <= {key} order by first_key desc limit 1"
+    return (
+        "select h.hash from (select case when mod(p.at, 16) = 1 then substring(p.hashes from p.at / 2 + 1 for 8) "
+        f"when p.at > 0 then {schema}.hash_in_page(p.keys, p.hashes, {key}) end as hash "
+        f"from (select g.keys, g.hashes, position(uuid_send({key}) in g.keys) as at from ({page}) g) p) h where h.hash is not null"
+    )
 
 
 def _probe(connection: Connection, statement: bytes, keys: wire.Keys) -> bytes:
@@ -129,7 +144,7 @@ def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
     """
     tables = tables_now(connection, sql)
     for number in _written(tables):
-        statement = sql.of("keep_keys", _child(sql, number), reservations=_union(sql, tables.asked))
+        statement = sql.of("keep_keys", _child(sql, number), reserved_d=_reserved(sql, tables, "d.key"))
         connection.execute(statement, {"ids": list(ids)})
         others = tuple(other for other in tables.asked if other != number)
         tables = tables._replace(asked=others)  # the next one is written what this one has just been

@@ -19,7 +19,7 @@ from checkpoint.errors import ConfigError, StoreRestored, command
 from checkpoint.head import Checkpoint, Claim, Head, Spent, Topic
 from checkpoint.position import Partition
 from checkpoint.postgres.connection import Connection
-from checkpoint.postgres.sql import Statements, quoted
+from checkpoint.postgres.sql import Statements
 from checkpoint.records import BATCHES, RecordFilter
 from deadletter import policy
 
@@ -236,9 +236,8 @@ def reserved(connection: Connection, sql: Statements, keyspace: int) -> int | No
 
 def _counted(connection: Connection, sql: Statements) -> tuple[int, int]:
     """Keys that are reserved, and those of them that are in tables which never took reservations at one time."""
-    row = connection.execute(sql["count_reservations"], {"table": f"{quoted(sql.schema)}.reservation"}).fetchone()
-    assert row is not None
-    return row[0], row[1]
+    kept, twice = _one(connection, sql, "count_reservations")
+    return kept, twice
 
 
 def problems(connection: Connection, sql: Statements, consumer: str) -> list[str]:

@@ -54,8 +54,11 @@ log = logging.getLogger("dedup")
 PATIENCE = 10.0
 """Seconds for which a purge waits for open transactions before it leaves tables to the next one."""
 
+PACKED_AT_ONCE = 4_000_000
+"""Keys of one step of packing: some seconds of the server, which holds back vacuum for so long."""
+
 _AGAIN = 0.2
-"""Seconds between two looks at whether a purged table can be dropped."""
+"""Seconds between two looks at whether open transactions have ended that may ask a table."""
 
 _TABLES = 30
 """Tables of reservations that an upkeep keeps: each one costs every batch two locks, and a purge gives up a whole one."""
@@ -521,6 +524,30 @@ class PostgresStore(Reads, Joins):
             connection.execute(self._sql["close_reservations"], {})
         return str(name)
 
+    def pack_reservations(self, *, patience: float = PATIENCE, portion: int = PACKED_AT_ONCE) -> int:
+        """Pack the tables of reservations that take no new ones: 25 bytes for a key in place of 95. Returns how many were packed.
+
+        Works in steps, each a transaction of its own. Neither a batch nor a letter waits for them; they wait for open transactions.
+
+        Args:
+            patience: seconds to wait for open transactions.
+            portion: keys that are packed in one step. A large table is packed in 16 steps at most, each of which reads all of it.
+
+        Crash: each key is in the rows or in the pages that are asked, and the next call goes on with the step that was not committed.
+        """
+        count, until = 0, time.monotonic() + patience
+        with self._connection("Packing reservations") as connection:
+            while (done := _value(connection, self._sql["pack"], portion=portion)) is not None:
+                count += done == "dropped"
+                if done != "waiting":
+                    until = time.monotonic() + patience
+                elif time.monotonic() >= until:
+                    log.info("A table of reservations is not packed yet, because open transactions may ask it: the next packing goes on.")
+                    break
+                else:
+                    time.sleep(_AGAIN)
+        return count
+
     def purge_bounds(self, before: dt.datetime) -> list[PurgeBound]:
         """For each consumer that has decided anything, up to where a purge with this time goes at most.
 
@@ -559,7 +586,7 @@ class PostgresStore(Reads, Joins):
         return int(count)
 
     def upkeep(self, retention: dt.timedelta, *, although_behind: Collection[str] = (), dry_run: bool = False) -> list[Upkept]:
-        """Forget reservations and sent messages that are older than that: rotate, purge, merge and drop, and purge the outboxes.
+        """Forget reservations and sent messages that are older than that: rotate, purge, merge and drop, pack, and purge the outboxes.
 
         For a scheduler, so often as it likes: a new table is begun once in a thirtieth of the retention. Neither it nor any batch waits.
 
@@ -572,12 +599,13 @@ class PostgresStore(Reads, Joins):
         before = dt.datetime.now(dt.UTC) - retention
         told = self._kept(before, although_behind)
         if dry_run:
-            count = self._asked("purgeable", before=before, although_behind=list(although_behind))
+            count, packed = (self._asked(name, before=before, although_behind=list(although_behind)) for name in ("purgeable", "packable"))
         else:
             if self._asked("rotation_due", age=retention / _TABLES):
                 self.rotate_reservations()
-            count = self._purge(before, although_behind, PATIENCE)
-        return [Upkept("tables of reservations", "", count, told), *purge_messages(self, before, dry_run=dry_run)]
+            count, packed = self._purge(before, although_behind, PATIENCE), self.pack_reservations()
+        done = [Upkept("tables of reservations", "", count, told), Upkept("packed tables", "", packed)]
+        return [*done, *purge_messages(self, before, dry_run=dry_run)]
 
     def _asked(self, name: str, **parameters: object) -> int:
         with self._connection("Looking at the tables of reservations") as connection:

@@ -384,29 +384,36 @@ join {schema}.batch b on b.consumer_id = %(id)s and b.generation >= %(keyspace)s
 cross join lateral unnest(b.seen * int8multirange(int8range(w.first, w.last, '[]'))) r;
 
 -- name: current_reservations
--- The table that takes new reservations, the one that takes them as well, those to be asked, and what tells this state from another copy's.
+-- The table that takes new reservations, the one that takes them as well, those to be asked, packed or not, and what tells this state from another copy's.
 -- Read after `transaction_facts`: as long as that transaction is open, none of these is dropped, and none that it leaves out is written alone.
 select g.id, c.id,
     array(
         select a.id from {schema}.reservation_generation a
-        where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s) order by a.id desc
+        where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s) and a.packed_at is null order by a.id desc
+    ),
+    array(
+        select a.id from {schema}.reservation_generation a
+        where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s) and a.packed_at is not null order by a.id desc
     ),
     concat_ws(' ', extract(epoch from g.created_at), g.xmin, extract(epoch from pg_postmaster_start_time()))
 from {schema}.reservation_generation g left join {schema}.reservation_generation c on c.closing and c.closed_at is null
 where g.closed_at is null and not g.closing;
 
 -- name: reservation_tables
--- The tables of reservations that are there, the oldest first, and their parent, in case that somebody has put keys there by hand.
--- One that a purge drops while it is read ends the reading, which is tried again later.
-select 'reservation'
+-- The tables of reservations that are there, the oldest first, and whether they are packed; and their parent, in case that somebody has put keys there by hand.
+-- One that is dropped while it is read ends the reading, which is tried again later.
+select 'reservation', false
 union all
-(select 'reservation_' || lpad(id::text, 6, '0') from {schema}.reservation_generation where purged_at is null order by id);
+(
+    select case when packed_at is null then 'reservation_' else 'reservation_page_' end || lpad(id::text, 6, '0'), packed_at is not null
+    from {schema}.reservation_generation where purged_at is null order by id
+);
 
 -- name: reservations_about
--- How many reservations there are, by the size of their tables: 52 bytes a row.
--- An estimate, for how much memory a filter of them takes.
-select coalesce(sum(pg_relation_size(c.oid)), 0) / 52
-from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid where i.inhparent = %(table)s::regclass;
+-- How many reservations there are, by the size of their tables: 52 bytes a row, 24 a packed key.
+-- An estimate, for how much memory a filter of them takes. Too high while a table is being packed.
+select coalesce(sum(pg_relation_size(i.inhrelid) / case i.inhparent when %(rows)s::regclass then 52 else 24 end), 0)::bigint
+from pg_catalog.pg_inherits i where i.inhparent in (%(rows)s::regclass, %(pages)s::regclass);
 
 -- name: table_now
 -- Which file a table is in, and how many pages it has.
@@ -418,6 +425,14 @@ select pg_relation_filenode(%(table)s::regclass), pg_relation_size(%(table)s::re
 -- Rows do not move within a file: keys are inserted and deleted, never updated.
 select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from only {child} where ctid >= %(first)s::tid and ctid < %(last)s::tid;
 
+-- name: packed_keys
+-- The keys of some pages of one packed table, 16 bytes each, and the first key of the last page.
+-- By first keys, which never change: a page itself moves when one of its keys is freed.
+select coalesce(string_agg(p.keys, ''::bytea), ''::bytea), (array_agg(p.first_key order by p.first_key desc))[1]
+from (
+    select first_key, keys from only {child} where first_key > %(after)s::uuid or %(after)s::uuid is null order by first_key limit %(pages)s
+) p;
+
 -- name: held_keys
 -- The keys that letters hold, 16 bytes each.
 -- Read after the reservations: a key whose reservation a purge drops in between is held here, or free.
@@ -427,36 +442,36 @@ where key is not null and holds_key and status in ('OPEN', 'BLOCKED', 'DISCARDED
 -- name: known_keys
 -- Which of these keys are reserved or held by a letter, as 16 bytes of key and 8 of payload hash each.
 -- Asks the tables that are not given up, by name: asking their parent would lock all. "limit 1" keeps it one index probe per key and table.
-select coalesce(string_agg(uuid_send(f.key) || int8send(f.payload_hash), ''::bytea), ''::bytea)
+select coalesce(string_agg(uuid_send(f.key) || f.hash, ''::bytea), ''::bytea)
 from (
-    select k.key, r.payload_hash
+    select k.key, r.hash
     from unnest(%(keys)s::uuid[]) k (key)
-    cross join lateral (select r.payload_hash from {reservations} r where r.key = k.key limit 1) r
+    cross join lateral (select r.hash from {reserved_k} r limit 1) r
     union all
-    select d.key, coalesce(d.payload_hash, 0)
+    select d.key, int8send(coalesce(d.payload_hash, 0))
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
-        and not exists (select from {reservations} r where r.key = d.key)
+        and not exists (select from {reserved_d} r)
 ) f;
 
 -- name: likely_keys
 -- As `known_keys`, of keys most of which are known: the current table is asked first.
 -- Most duplicates come soon after the first, and the indexes of the older tables are on disk. "limit 1" ends at the first table that has the key.
-select coalesce(string_agg(uuid_send(f.key) || int8send(f.payload_hash), ''::bytea), ''::bytea)
+select coalesce(string_agg(uuid_send(f.key) || f.hash, ''::bytea), ''::bytea)
 from (
-    select k.key, r.payload_hash
+    select k.key, r.hash
     from unnest(%(keys)s::uuid[]) k (key)
     cross join lateral (
-        select c.payload_hash from {child} c where c.key = k.key
+        select int8send(c.payload_hash) as hash from {child} c where c.key = k.key
         union all
-        select r.payload_hash from {reservations} r where r.key = k.key
+        select r.hash from {reserved_k} r
         limit 1
     ) r
     union all
-    select d.key, coalesce(d.payload_hash, 0)
+    select d.key, int8send(coalesce(d.payload_hash, 0))
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
-        and not exists (select from {reservations} r where r.key = d.key)
+        and not exists (select from {reserved_d} r)
 ) f;
 
 -- name: reserve_one_by_one
@@ -645,7 +660,7 @@ order by id;
 insert into {child} (key, payload_hash)
 select d.key, coalesce(d.payload_hash, 0) from {schema}.dead_letter d
 where d.id = any(%(ids)s) and d.key is not null and d.status in ('REPROCESSED', 'DUPLICATE')
-    and not exists (select from {reservations} r where r.key = d.key)
+    and not exists (select from {reserved_d} r)
 order by d.key
 on conflict (key) do nothing;
 
@@ -715,7 +730,7 @@ from last l where b.sequence = l.sequence and l.id is not null and (b.letter, b.
 with unmarked as (
     update {schema}.progress set reserved = null, written_by = pg_current_xact_id() where reserved = any(%(keys)s::uuid[])
 )
-delete from {schema}.reservation where key = any(%(keys)s::uuid[]);
+select {schema}.free_reservations(%(keys)s::uuid[]);
 
 -- name: transaction_status
 -- What became of a transaction: in progress, committed or aborted.
@@ -977,17 +992,7 @@ from {schema}.letter_history where letter_id = any(%(ids)s) order by letter_id, 
 -- How many keys are reserved, and how many of them are in tables that never took reservations at one time.
 -- One snapshot; reads all of them. While a table is closing a reservation is in it and in the next one.
 select count(*), count(*) filter (where k.last > k.first + 1)
-from (
-    select min(t.id) as first, max(t.id) as last
-    from {schema}.reservation r
-    left join (
-        select g.id, g.purged_at, c.oid from {schema}.reservation_generation g
-        join pg_catalog.pg_class c on c.relname = 'reservation_' || lpad(g.id::text, 6, '0')
-        join pg_catalog.pg_inherits i on i.inhrelid = c.oid and i.inhparent = %(table)s::regclass
-    ) t on t.oid = r.tableoid
-    where t.purged_at is null
-    group by r.key
-) k;
+from (select min(r.generation) as first, max(r.generation) as last from {schema}.reservation_key r group by r.key) k;
 
 -- name: expected_reservations
 -- How many reservations the batch records and the letters' histories of all consumers tell of, and whether some were purged.
@@ -1019,7 +1024,11 @@ union all
 select 'letter ' || d.id || ' holds a key that is not reserved'
 from {schema}.dead_letter d
 where d.consumer = %(consumer)s and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
-    and not exists (select from {schema}.reservation r where r.key = d.key)
+    and not exists (
+        select from {schema}.reservation r where r.key = d.key
+        union all
+        select from {schema}.reservation_generation g where g.packed_at is not null and {schema}.is_reserved(g.id, d.key)
+    )
     and not exists (select from {schema}.reservation_generation where purged_at is not null);
 
 -- name: restore_contradictions
@@ -1100,6 +1109,19 @@ select count(*)::int from {schema}.reservation_generation
 where purged_at is null and closed_at < least(%(before)s, (
     select min(b.bound) from {schema}.purge_bounds(%(before)s) b where b.consumer <> all (%(although_behind)s::text[])
 ));
+
+-- name: pack
+-- One step of packing the tables of reservations that take no new ones; returns what was done, null where nothing is left.
+-- A transaction of its own, which no batch waits for.
+select {schema}.pack_reservations(%(portion)s);
+
+-- name: packable
+-- How many tables of reservations are closed, not packed, and not to be purged.
+-- One snapshot.
+select count(*)::int from {schema}.reservation_generation
+where closed_at is not null and purged_at is null and rows_dropped_at is null and not coalesce(closed_at < least(%(before)s, (
+    select min(b.bound) from {schema}.purge_bounds(%(before)s) b where b.consumer <> all (%(although_behind)s::text[])
+)), false);
 
 -- name: rotation_due
 -- Whether the current table of reservations is older than that.

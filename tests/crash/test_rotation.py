@@ -1,4 +1,4 @@
-"""Tables of reservations are begun, closed, purged and dropped beside batches that die: each key has one effect."""
+"""Tables of reservations are begun, closed, packed, purged and dropped beside batches that die: each key has one effect."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from kit.paths import environment
 
 pytestmark = pytest.mark.postgres
 
-SECONDS = 40
-"""Of the whole test."""
+KILLS = 25
 
 CHILD = """
 import datetime as dt, random, sys, time
@@ -38,31 +37,35 @@ while True:
         time.sleep(dice.choice((0, 0, 0.05, 0.3)))  # the handler
         tx.connection.cursor().executemany("insert into effect values (%s)", [(key,) for key in new])
         finish(tx, at, at, batch_id=batch, reserved=len(new))
+    print(at, flush=True)
     at += 1
     if dice.random() < 0.1:
         store.rotate_reservations()
     if dice.random() < 0.1:
         store.purge_reservations(dt.datetime.now(dt.UTC) - dt.timedelta(seconds=6), patience=0.1)
+    if dice.random() < 0.3:
+        store.pack_reservations(patience=0.05, portion=50)
 """
 
 
 @pytest.mark.full
 def test_each_key_has_one_effect_whoever_dies_while_tables_come_and_go(postgres: str) -> None:
-    """Five processes write the same keys, rotate and purge; one after the other is killed and started again."""
+    """Five processes write the same keys, rotate, pack and purge; one after the other is killed and started again."""
     PostgresStore(postgres).migrate()
     run(postgres, "create table effect (key bytea)")
-    dice, until, children = random.Random(7), time.monotonic() + SECONDS, {}
+    dice, children = random.Random(7), {}
 
     def start(name: str) -> None:
         line = [sys.executable, "-c", CHILD, postgres, name]
-        children[name] = subprocess.Popen(line, env=environment(), stderr=subprocess.PIPE, text=True)
+        children[name] = subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     try:
         for number in range(5):
             start(f"shop-{number}")
-        while time.monotonic() < until:
-            time.sleep(dice.random())
+        for _ in range(KILLS):
             name = dice.choice(list(children))
+            children[name].stdout.readline()  # it has committed
+            time.sleep(dice.random())
             assert children[name].poll() is None, children[name].communicate()[1][-3000:]
             os.kill(children[name].pid, signal.SIGKILL)
             children[name].communicate()
@@ -72,9 +75,9 @@ def test_each_key_has_one_effect_whoever_dies_while_tables_come_and_go(postgres:
             child.kill()
             child.communicate()
     (told,) = run(postgres, "select count(*), count(distinct key) from effect")
-    assert told[0] == told[1] > 1000
-    (tables,) = run(postgres, "select count(*), count(closed_at), count(dropped_at) from dedup.reservation_generation")
-    assert tables[1] > 3 and tables[2] > 1, tables
+    assert told[0] == told[1] > KILLS
+    (tables,) = run(postgres, "select count(*), count(closed_at), count(dropped_at), count(packed_at) from dedup.reservation_generation")
+    assert tables[1] > 3 and tables[2] > 1 and tables[3] > 3, tables
     store = PostgresStore(postgres)
     for number in range(5):
         assert [p for p in store.problems(f"shop-{number}") if "written here" not in p] == []

@@ -7,6 +7,7 @@ from kit.mutant_patches_delta import DELTA
 
 _PHASES, _RETENTION = "sql/postgres/0002_reservations.sql", "tests/stores/postgres/test_postgres_retention.py::"
 _FENCE, _TX, _QUERIES = "dedup/postgres/epoch.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
+_PACKED, _PACKING = "sql/postgres/0009_packed_reservations.sql", "tests/stores/postgres/test_postgres_packing.py::"
 _RESTORED = "tests/stores/postgres/test_postgres_restored.py::"
 _PG, _COMMIT, _TAKEOVER = (
     "tests/stores/postgres/test_postgres_store.py::",
@@ -18,7 +19,7 @@ _DELIVERY, _GUARDS, _FAILURES = "tests/contract/test_delivery.py::", "tests/cont
 _DOG, _COMPANY = "tests/unit/test_watchdog.py::", "tests/unit/test_company.py::"
 _TRIES, _JOIN, _EDITS = "tests/unit/test_attempts.py::", "tests/contract/test_join.py::", "tests/contract/test_letter_edits.py::"
 _HELD = """    union all
-    select d.key, coalesce(d.payload_hash, 0)
+    select d.key, int8send(coalesce(d.payload_hash, 0))
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status"""
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
@@ -423,6 +424,48 @@ MUTANTS = (
         "return [number] if closing is None else [closing, number]",
         "return [number] if closing is None else [closing]",
         _RETENTION + "test_a_batch_that_writes_both_tables_meets_those_that_write_the_new_one",
+    ),
+    Mutant(
+        "a key that is freed while its table is packed stays in the pages",
+        _PACKED,
+        "join reservation_generation g on g.packing is not null and c.relname",
+        "join reservation_generation g on false and c.relname",
+        _PACKING + "test_who_frees_a_key_while_its_table_is_packed_is_waited_for",
+    ),
+    Mutant(
+        "packing does not wait for transactions that do not know of it",
+        _PACKED,
+        "    elsif older_phase_is_open(next.packing_phase) then\n",
+        "    elsif false then\n",
+        _PACKING + "test_who_frees_a_key_while_its_table_is_packed_is_waited_for",
+    ),
+    Mutant(
+        "pages are asked although they lack rows",
+        _PACKED,
+        "    if same then\n",
+        "    if true then\n",
+        _PACKING + "test_rows_that_were_written_by_hand_are_not_lost",
+    ),
+    Mutant(
+        "a key in a page is freed nowhere",
+        _PACKED,
+        "    perform take_out(g.id, k.key)\n    from reservation_generation g",
+        "    perform take_out(g.id, k.key)\n    from (select * from reservation_generation where false) g",
+        _PACKING + "test_between_any_two_steps_known_is_what_was_reserved_and_not_freed",
+    ),
+    Mutant(
+        "bytes across two keys are taken for a key",
+        "dedup/postgres/keys.py",
+        "case when mod(p.at, 16) = 1 then",
+        "case when p.at > 0 then",
+        _PACKING + "test_bytes_across_two_keys_are_no_key",
+    ),
+    Mutant(
+        "the filter of known keys leaves packed tables out",
+        _QUERIES,
+        "    from {schema}.reservation_generation where purged_at is null order by id\n",
+        "    from {schema}.reservation_generation where purged_at is null and packed_at is null order by id\n",
+        _PACKING + "test_the_filter_of_known_keys_reads_pages",
     ),
     Mutant(
         "a table is closed while a batch is open that writes it alone",

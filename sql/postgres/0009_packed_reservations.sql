@@ -1,0 +1,310 @@
+-- Reservations at rest: a table that takes no new keys is packed into pages of sorted keys, and its rows are dropped.
+-- Forward only.
+--
+-- A key is a row of 94 bytes with its index, and a 25th part of that in a page. Packing goes in steps, each of them a transaction, and each begins
+-- a phase where the next one has to wait until nobody is left who does not know of it:
+--   PAGES     pages are written, one range of keys after another; only rows are asked. Who frees a key notes it in reservation_freed.
+--   SETTLING  all pages are written. Once nobody is left who began before, what was freed meanwhile is taken out of the pages.
+--   COUNTING  pages and rows are counted. The same number: the pages are asked from now on. Another one: packing begins again.
+--   PACKED    once nobody is left who asks the rows, they are dropped.
+
+alter table {schema}.reservation_generation
+    add packing text check (packing in ('PAGES', 'SETTLING', 'COUNTING', 'PACKED')),
+    add packing_phase int,
+    add ranges int,
+    add ranges_packed int not null default 0,
+    add packed_at timestamptz,
+    add rows_dropped_at timestamptz;
+comment on column {schema}.reservation_generation.packing is 'How far packing is. Null: not begun.';
+comment on column {schema}.reservation_generation.packing_phase is 'The phase that began with the last step of packing.';
+comment on column {schema}.reservation_generation.ranges is 'Into how many ranges of keys, of equal width, the pages are written.';
+comment on column {schema}.reservation_generation.packed_at is 'From then on the pages are asked, and no longer the rows.';
+comment on column {schema}.reservation_generation.rows_dropped_at is 'Table reservation_00000n is dropped; reservation_page_00000n has its keys.';
+
+create table {schema}.reservation_page (
+    first_key uuid not null,
+    keys bytea not null,
+    hashes bytea not null
+);
+alter table {schema}.reservation_page alter keys set storage plain, alter hashes set storage plain;
+comment on table {schema}.reservation_page is
+    'Packed reservations, 111 at most: keys of 16 bytes, sorted, and payload hashes of 8 bytes. Rows are in the children, one for each packed table. '
+    'View reservation_key has them one by one.';
+comment on column {schema}.reservation_page.first_key is 'No key of the page is less. It stays if that key is freed.';
+alter table {schema}.reservation_page replica identity full;
+
+create table {schema}.reservation_freed (
+    generation int not null references {schema}.reservation_generation (id),
+    key uuid not null,
+    primary key (generation, key)
+);
+comment on table {schema}.reservation_freed is 'Keys that were freed while their table was being packed: its pages may have them, and are not asked yet.';
+
+create function {schema}.packing_lock() returns bigint
+    language sql stable set search_path = {schema}, pg_temp
+as $body$ select (1684366449::bigint << 32) | 'reservation'::regclass::oid::bigint $body$;
+comment on function {schema}.packing_lock() is 'The advisory lock of whoever packs. Taken before reservation_lock. No batch takes it.';
+
+create function {schema}.hash_in_page(keys bytea, hashes bytea, key uuid) returns bytea
+    language sql immutable
+as $body$
+select substring(hashes from 8 * n + 1 for 8)
+from generate_series(0, length(keys) / 16 - 1) n where substring(keys from 16 * n + 1 for 16) = uuid_send(key)
+$body$;
+comment on function {schema}.hash_in_page(bytea, bytea, uuid) is
+    'The payload hash of a key in a page, null where it is not there. For the case that the bytes of a key are found across two others.';
+
+create function {schema}.begin_packing(number int, portion bigint) returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+declare
+    child text := 'reservation_page_' || lpad(number::text, 6, '0');
+    permission record;
+begin
+    execute format('create table %I (primary key (first_key)) inherits (reservation_page)', child);
+    for permission in
+        select case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as who, a.privilege_type as what
+        from pg_class c, aclexplode(c.relacl) a
+        where c.oid = 'reservation_page'::regclass and a.grantee <> c.relowner
+    loop
+        execute format('grant %s on %I to %s', permission.what, child, permission.who);
+    end loop;
+    update reservation_generation set packing = 'PAGES', ranges_packed = 0, packing_phase = next_reservation_phase(), ranges = greatest(1, least(
+        16, ceil(pg_relation_size(to_regclass('reservation_' || lpad(number::text, 6, '0'))) / 52.0 / portion)
+    )) where id = number;
+    return 'begun';
+end
+$body$;
+comment on function {schema}.begin_packing(int, bigint) is 'Under packing_lock and reservation_lock: an empty table of pages.';
+
+create function {schema}.pack_range(number int, range int, ranges int) returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp set work_mem = '64MB'
+as $body$
+declare
+    least_key uuid := (lpad(to_hex(65536 * range / ranges), 4, '0') || repeat('0', 28))::uuid;
+    next_range uuid := (lpad(to_hex(least(65535, 65536 * (range + 1) / ranges)), 4, '0') || repeat('0', 28))::uuid;
+begin
+    execute format(
+        'insert into %I (first_key, keys, hashes)
+        select encode(substring(p.keys from 1 for 16), ''hex'')::uuid, p.keys, p.hashes
+        from (
+            select string_agg(uuid_send(s.key), ''''::bytea order by s.key) as keys,
+                string_agg(int8send(s.payload_hash), ''''::bytea order by s.key) as hashes
+            from (
+                select r.key, r.payload_hash, (row_number() over (order by r.key) - 1) / 111 as page
+                from only %I r where r.key >= $1 and (r.key < $2 or $3)
+            ) s
+            group by s.page
+        ) p
+        order by 1',
+        'reservation_page_' || lpad(number::text, 6, '0'), 'reservation_' || lpad(number::text, 6, '0')
+    ) using least_key, next_range, range + 1 = ranges;
+    update reservation_generation set ranges_packed = range + 1 where id = number;
+    return 'range written';
+end
+$body$;
+comment on function {schema}.pack_range(int, int, int) is
+    'Write the pages of one range of keys. Under packing_lock. Three pages of 111 keys fill a block of 8192 bytes.';
+
+create function {schema}.take_out(number int, key uuid) returns void
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+begin
+    execute format(
+        'update only %I p set
+            keys = substring(p.keys from 1 for 16 * n.at) || substring(p.keys from 16 * n.at + 17),
+            hashes = substring(p.hashes from 1 for 8 * n.at) || substring(p.hashes from 8 * n.at + 9)
+        from generate_series(0, 110) n (at)
+        where p.first_key = (select q.first_key from only %1$I q where q.first_key <= $1 order by q.first_key desc limit 1)
+            and substring(p.keys from 16 * n.at + 1 for 16) = uuid_send($1)',
+        'reservation_page_' || lpad(number::text, 6, '0')
+    ) using key;
+end
+$body$;
+comment on function {schema}.take_out(int, uuid) is 'Take a key out of its page. Of two at the same time the second one sees the page without the first.';
+
+create function {schema}.free_reservations(wanted uuid[]) returns void
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+begin
+    with gone as (
+        delete from reservation r where r.key = any(wanted) returning r.tableoid, r.key
+    )
+    insert into reservation_freed (generation, key)
+    select g.id, gone.key
+    from gone join pg_class c on c.oid = gone.tableoid
+    join reservation_generation g on g.packing is not null and c.relname = 'reservation_' || lpad(g.id::text, 6, '0')
+    on conflict do nothing;
+    -- A statement of its own: it sees what was packed while the first one waited.
+    perform take_out(g.id, k.key)
+    from reservation_generation g cross join unnest(wanted) k (key)
+    where g.packing is not null and g.dropped_at is null
+        and to_regclass('reservation_page_' || lpad(g.id::text, 6, '0')) is not null
+    order by g.id, k.key;
+end
+$body$;
+comment on function {schema}.free_reservations(uuid[]) is 'Forget these reservations, wherever they are. In a transaction that has called share_reservations.';
+
+create function {schema}.settle_packing(number int) returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+begin
+    perform take_out(number, f.key) from reservation_freed f where f.generation = number order by f.key;
+    delete from reservation_freed where generation = number;
+    update reservation_generation set packing = 'COUNTING' where id = number;
+    return 'settled';
+end
+$body$;
+comment on function {schema}.settle_packing(int) is 'Take out of the pages what was freed while they were written. Who frees keys from now on finds all pages.';
+
+create function {schema}.count_packed(number int) returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+declare
+    pages text := 'reservation_page_' || lpad(number::text, 6, '0');
+    same boolean;
+begin
+    execute format( -- one statement, one snapshot: who frees a key takes it out of both
+        'select (select count(*) from only %I) = (select coalesce(sum(length(p.keys)), 0) / 16 from only %I p)',
+        'reservation_' || lpad(number::text, 6, '0'), pages
+    ) into same;
+    if not pg_try_advisory_xact_lock(reservation_lock()) then
+        return 'waiting';
+    end if;
+    if same then
+        update reservation_generation set packing = 'PACKED', packed_at = clock_timestamp(), packing_phase = next_reservation_phase() where id = number;
+        return 'packed';
+    end if;
+    execute format('drop table %I', pages);
+    delete from reservation_freed where generation = number;
+    update reservation_generation set packing = null, ranges = null, ranges_packed = 0, packing_phase = null where id = number;
+    return 'begins again';
+end
+$body$;
+comment on function {schema}.count_packed(int) is
+    'Let the pages be asked if they have as many keys as the rows. They do not where somebody wrote rows by hand: then packing begins again.';
+
+create function {schema}.drop_packed_rows(number int) returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+begin
+    execute format('drop table if exists %I', 'reservation_' || lpad(number::text, 6, '0'));
+    delete from reservation_freed where generation = number;
+    update reservation_generation set rows_dropped_at = clock_timestamp() where id = number;
+    return 'dropped';
+end
+$body$;
+comment on function {schema}.drop_packed_rows(int) is 'Drop the rows of a packed table. Nobody is left who asks them.';
+
+create function {schema}.pack_reservations(portion bigint default 4000000) returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp set lock_timeout = '50ms'
+as $body$
+declare
+    next record;
+begin
+    if not pg_try_advisory_xact_lock(packing_lock()) then
+        return 'waiting';
+    end if;
+    select * into next from reservation_generation
+    where closed_at is not null and purged_at is null and rows_dropped_at is null order by id limit 1;
+    if not found then
+        return null;
+    elsif older_phase_is_open(next.packing_phase) then
+        return 'waiting';
+    elsif next.packing = 'PAGES' and next.ranges_packed < next.ranges then
+        return pack_range(next.id, next.ranges_packed, next.ranges);
+    elsif next.packing = 'SETTLING' then
+        return settle_packing(next.id);
+    elsif next.packing = 'COUNTING' then
+        return count_packed(next.id);
+    elsif not pg_try_advisory_xact_lock(reservation_lock()) then
+        return 'waiting';
+    elsif next.packing = 'PACKED' then
+        return drop_packed_rows(next.id);
+    elsif next.packing = 'PAGES' then
+        update reservation_generation set packing = 'SETTLING', packing_phase = next_reservation_phase() where id = next.id;
+        return 'written';
+    end if;
+    return begin_packing(next.id, portion);
+exception when lock_not_available then
+    return 'waiting';
+end
+$body$;
+comment on function {schema}.pack_reservations(bigint) is
+    'One step of packing the oldest closed table that is not packed. Returns what was done: "dropped" ends a table, "waiting" says that somebody else '
+    'packs, or that open transactions have to end first, null that nothing is left. Neither waits for a batch, nor does a batch wait for it.';
+
+create or replace function {schema}.drop_purged_reservations() returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp set lock_timeout = '50ms'
+as $body$
+declare
+    old record;
+    child text;
+begin
+    if not (pg_try_advisory_xact_lock(packing_lock()) and pg_try_advisory_xact_lock(reservation_lock())) then
+        return null;
+    end if;
+    for old in
+        select id, phase from reservation_generation where purged_at is not null and dropped_at is null order by id
+    loop
+        continue when older_phase_is_open(old.phase);
+        child := 'reservation_' || lpad(old.id::text, 6, '0');
+        begin
+            execute format('drop table if exists %I, %I', child, 'reservation_page_' || lpad(old.id::text, 6, '0'));
+            delete from reservation_freed where generation = old.id;
+            update reservation_generation set dropped_at = clock_timestamp() where id = old.id;
+            return child;
+        exception when lock_not_available then
+            return null;
+        end;
+    end loop;
+    return null;
+end
+$body$;
+
+create or replace function {schema}.is_reserved(number int, key uuid) returns boolean
+    language plpgsql stable security definer set search_path = {schema}, pg_temp
+as $body$
+declare
+    child text := 'reservation_' || lpad(number::text, 6, '0');
+    pages text := 'reservation_page_' || lpad(number::text, 6, '0');
+    has_it boolean := false;
+begin
+    if to_regclass(child) is not null then
+        execute format('select exists (select from only %I r where r.key = $1)', child) into has_it using key;
+    elsif to_regclass(pages) is not null then
+        execute format(
+            'select hash_in_page(p.keys, p.hashes, $1) is not null from only %I p where p.first_key <= $1 order by p.first_key desc limit 1', pages
+        ) into has_it using key;
+    end if;
+    return coalesce(has_it, false);
+end
+$body$;
+comment on function {schema}.is_reserved(int, uuid) is
+    'Whether the table of that number has the key, packed or not. Asks that table alone: all of them would be locked.';
+
+create view {schema}.reservation_key as
+select g.id as generation, r.key, r.payload_hash
+from {schema}.reservation r
+join pg_catalog.pg_class c on c.oid = r.tableoid
+left join {schema}.reservation_generation g on c.relname = 'reservation_' || lpad(g.id::text, 6, '0')
+where g.packed_at is null and g.purged_at is null
+union all
+select g.id, encode(substring(p.keys from 16 * n.at + 1 for 16), 'hex')::uuid,
+    ('x' || encode(substring(p.hashes from 8 * n.at + 1 for 8), 'hex'))::bit(64)::bigint
+from {schema}.reservation_page p
+join pg_catalog.pg_class c on c.oid = p.tableoid
+join {schema}.reservation_generation g on c.relname = 'reservation_page_' || lpad(g.id::text, 6, '0')
+cross join lateral generate_series(0, length(p.keys) / 16 - 1) n (at)
+where g.packed_at is not null and g.purged_at is null;
+comment on view {schema}.reservation_key is
+    'Each reserved key with its payload hash and the number of its table, packed or not. Reads everything; without a number: written by hand.';
+
+revoke all on function {schema}.begin_packing(int, bigint) from public;
+revoke all on function {schema}.pack_range(int, int, int) from public;
+revoke all on function {schema}.take_out(int, uuid) from public;
+revoke all on function {schema}.free_reservations(uuid[]) from public;
+revoke all on function {schema}.settle_packing(int) from public;
+revoke all on function {schema}.count_packed(int) from public;
+revoke all on function {schema}.drop_packed_rows(int) from public;
+revoke all on function {schema}.pack_reservations(bigint) from public;

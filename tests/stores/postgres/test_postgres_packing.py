@@ -1,0 +1,302 @@
+"""Reservations at rest: closed tables become pages of sorted keys, beside batches and letters, whatever dies in between."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from deadletter.store import KEYS, Commit, Free
+from dedup.postgres import PostgresStore, key_filter
+from fixtures.fix_postgres import run
+from kit.known_filter_kit import chunk as taken
+from kit.known_filter_kit import filtering, has_read
+from kit.pg_help import chunk, epoch, keys, park, purge_all
+from kit.pg_help import letter as letter_of
+
+SIZES = """
+select pg_total_relation_size(c.oid)::float / (select count(*) from dedup.reservation_key where generation = 1)
+from pg_class c where c.oid in (to_regclass('dedup.reservation_000001'), to_regclass('dedup.reservation_page_000001'))
+"""
+
+
+@pytest.fixture
+def store(postgres: str) -> Iterator[PostgresStore]:
+    made = PostgresStore(postgres)
+    epoch(made)
+    yield made
+    made.close()
+
+
+def step(postgres: str, portion: int = 4) -> str | None:
+    """One step of packing."""
+    ((done,),) = run(postgres, f"select dedup.pack_reservations({portion})")
+    return done  # type: ignore[no-any-return]
+
+
+def known(store: PostgresStore, names: Iterable[object]) -> list[tuple[bytes, int]]:
+    """Which of these keys a transaction finds, with their payload hashes."""
+    with store.begin_letters("shop") as tx:
+        found = tx.known(keys(names))
+        return sorted(zip(found["key"].to_pylist(), found["payload_hash"].to_pylist(), strict=True))
+
+
+def expected(names: Iterable[object], payload: int = 7) -> list[tuple[bytes, int]]:
+    """What `known` finds if all of them are reserved."""
+    return [(key, payload) for key in keys(names)["key"].to_pylist()]
+
+
+def free(store: PostgresStore, names: Iterable[object]) -> None:
+    """In a transaction of its own."""
+    with store.begin_letters("shop") as tx:
+        tx.execute(Free(keys(names).select(["key"])))
+        tx.execute(Commit())
+
+
+def given(store: PostgresStore, count: int) -> int:
+    """An epoch that reserved so many keys, in a table that is closed."""
+    number = epoch(store)
+    chunk(store, number, 0, count - 1)
+    store.rotate_reservations()
+    return number
+
+
+def test_packed_keys_stay_known_and_new_ones_new(store: PostgresStore, postgres: str) -> None:
+    """With their payload hashes, in the table's pages alone; a second packing finds nothing, and the proof is what it was."""
+    number = given(store, 1_000)
+    assert store.pack_reservations(portion=100) == 1
+    assert store.pack_reservations() == 0
+    assert run(postgres, "select to_regclass('dedup.reservation_000001') is null") == [(True,)]
+    assert known(store, range(900, 1_100)) == expected(range(900, 1_000))
+    assert chunk(store, number, 500, 1_499, batch_id=1) == 500
+    assert store.problems("shop") == []
+    assert store.reserved("shop") == 1_500
+
+
+def test_a_key_at_rest_takes_a_quarter(store: PostgresStore, postgres: str) -> None:
+    """35 bytes at most, its part of the index included; a row takes more than 80."""
+    given(store, 20_000)
+    ((rows,),) = run(postgres, SIZES)
+    store.pack_reservations()
+    ((pages,),) = run(postgres, SIZES)
+    assert rows > 80 and pages <= 35
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_between_any_two_steps_known_is_what_was_reserved_and_not_freed(store: PostgresStore, postgres: str, seed: int) -> None:
+    """Keys are freed and reserved at every step of packing several tables; each answer is that of a set."""
+    chance, reserved = random.Random(seed), set[int]()
+    for turn in range(400):
+        wanted = set(range(first := chance.randrange(300), first + chance.randrange(1, 60)))
+        assert taken(store, min(wanted), max(wanted)) == len(wanted & reserved)
+        reserved |= wanted
+        gone = set(chance.sample(range(400), 8))
+        free(store, gone)
+        reserved -= gone
+        assert known(store, range(400)) == expected(reserved)
+        if chance.random() < 0.15 and turn < 40:
+            store.rotate_reservations()
+        if step(postgres, chance.choice([4, 1_000])) is None and turn > 40:
+            break
+    assert known(store, range(400)) == expected(reserved)
+    assert sorted(key for (key,) in run(postgres, "select key from dedup.reservation_key")) == sorted(
+        uuid.UUID(bytes=key) for key, _ in expected(reserved)
+    )
+
+
+STEPS = ("begun", *["range written"] * 16, "written", "settled", "packed", "dropped")
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("began", range(len(STEPS)))
+def test_who_frees_a_key_while_its_table_is_packed_is_waited_for(store: PostgresStore, postgres: str, began: int, commits: bool) -> None:
+    """A transaction that is open for any step: its key is free afterwards if it commits, and known if it does not."""
+    given(store, 100)
+    assert tuple(step(postgres) for _ in range(began)) == STEPS[:began]
+    with store.begin_letters("shop") as tx:
+        tx.execute(Free(keys([3, 77]).select(["key"])))
+        while step(postgres) not in ("waiting", None):
+            pass
+        if commits:
+            tx.execute(Commit())
+    while (done := step(postgres)) is not None:
+        assert done not in ("waiting", "begins again")
+    assert known(store, range(100)) == expected(set(range(100)) - ({3, 77} if commits else set()))
+
+
+def test_a_batch_that_began_before_goes_on_asking_rows(store: PostgresStore, postgres: str) -> None:
+    """Rows are dropped only when nobody is left who may ask them; that one finds each key until its end."""
+    number = given(store, 50)
+    while step(postgres) != "settled":
+        pass
+    with PostgresStore(postgres).begin("shop", number) as tx:
+        assert [step(postgres), step(postgres)] == ["packed", "waiting"]
+        assert tx.known(keys(range(60))).num_rows == 50
+    assert [step(postgres), step(postgres)] == ["dropped", None]
+
+
+def test_packing_goes_on_after_each_kill(store: PostgresStore, postgres: str) -> None:
+    """A step that is undone leaves what was there before it; the next call does it again."""
+    given(store, 300)
+    for done in STEPS:
+        with psycopg.connect(postgres) as broken:
+            assert broken.execute("select dedup.pack_reservations(4)").fetchone() == (done,)
+            broken.rollback()
+        assert known(store, range(310)) == expected(range(300))
+        assert step(postgres) == done
+    assert known(store, range(310)) == expected(range(300))
+    assert store.problems("shop") == []
+
+
+def test_two_that_pack_do_not_disturb_each_other(store: PostgresStore, postgres: str) -> None:
+    """One of them works, the other one waits or finds nothing."""
+    number = epoch(store)
+    for batch_id in range(4):
+        chunk(store, number, 100 * batch_id, 100 * batch_id + 99, batch_id=batch_id)
+        store.rotate_reservations()
+    with ThreadPoolExecutor(2) as pool:
+        packed = [pool.submit(PostgresStore(postgres).pack_reservations, portion=10) for _ in range(2)]
+        assert sum(one.result() for one in packed) == 4
+    assert known(store, range(410)) == expected(range(400))
+
+
+def test_rows_that_were_written_by_hand_are_not_lost(store: PostgresStore, postgres: str) -> None:
+    """Pages that lack a row are not asked: packing begins again, and has it."""
+    given(store, 40)
+    while step(postgres) != "settled":
+        pass
+    run(postgres, "insert into dedup.reservation_000001 (key, payload_hash) values ('00000000-0000-0000-0000-000000000001', 5)")
+    assert step(postgres) == "begins again"
+    assert store.pack_reservations() == 1
+    found = run(postgres, "select payload_hash from dedup.reservation_key where key = '00000000-0000-0000-0000-000000000001'")
+    assert found == [(5,)]
+
+
+def test_a_purge_drops_pages_at_any_step(store: PostgresStore, postgres: str) -> None:
+    """A packed table, and one that is being packed, are given up like any other one: their keys are new again."""
+    number = given(store, 100)
+    store.pack_reservations()
+    chunk(store, number, 100, 199, batch_id=1)
+    store.rotate_reservations()
+    assert [step(postgres), step(postgres)] == ["begun", "range written"]
+    assert purge_all(store) == 2
+    assert run(postgres, "select c.relname from pg_class c where c.relname ~ '^reservation_(page_)?0' and c.relkind = 'r'") == [
+        ("reservation_000003",)
+    ]
+    assert step(postgres) is None
+    assert known(store, range(200)) == []
+
+
+def straddling(at: int) -> bytes:
+    """Keys whose bytes lie across two others: the second half of 0 and the first half of 1 are 2."""
+    return [b"\1" * 8 + b"\x09" * 8, b"\5" * 16, b"\x09" * 8 + b"\5" * 8][at]
+
+
+@pytest.mark.parametrize("reserved", [(0, 1), (0, 1, 2)])
+def test_bytes_across_two_keys_are_no_key(store: PostgresStore, postgres: str, reserved: tuple[int, ...]) -> None:
+    """A page is searched for bytes: what is found there counts only where a key begins."""
+
+    def table(which: Iterable[int]) -> pa.Table:
+        found = [straddling(at) for at in which]
+        return pa.table([pa.array(found, pa.binary(16)), pa.array([at + 10 for at in which], pa.int64())], schema=KEYS)
+
+    with store.begin_letters("shop") as tx:
+        tx.reserve(table(reserved))
+        tx.execute(Commit())
+    store.rotate_reservations()
+    store.pack_reservations()
+    with store.begin_letters("shop") as tx:
+        assert tx.known(table(range(3))).sort_by("key") == table(reserved).sort_by("key")
+    with store.begin_letters("shop") as tx:
+        tx.execute(Free(table([2]).select(["key"])))
+        tx.execute(Commit())
+    with store.begin_letters("shop") as tx:
+        assert tx.known(table(range(3))).sort_by("key") == table([0, 1]).sort_by("key")
+
+
+def test_a_page_without_keys_is_no_obstacle(store: PostgresStore, postgres: str) -> None:
+    """All keys of a table are freed while it is packed, or afterwards: none is known, and they can be reserved again."""
+    number = given(store, 30)
+    assert [step(postgres, 100), step(postgres, 100)] == ["begun", "range written"]
+    free(store, range(15))
+    store.pack_reservations()
+    free(store, range(15, 30))
+    assert known(store, range(30)) == []
+    assert chunk(store, number, 0, 29, batch_id=1) == 0
+
+
+def test_the_filter_of_known_keys_reads_pages(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page by page, some of which were written anew since: it rules out none of their keys."""
+    monkeypatch.setattr(key_filter, "_PAGES", 2)
+    making = filtering(postgres, monkeypatch)
+    store = next(making)
+    epoch(store)
+    taken(store, 0, 1_999)
+    assert has_read(store)
+    store.rotate_reservations()
+    store.pack_reservations(portion=300)
+    free(store, range(0, 2_000, 50))
+    taken(store, 5_000, 5_001)
+    assert has_read(store)
+    assert taken(store, 0, 1_999) == 1_960
+
+
+def test_a_letter_whose_key_is_packed_contradicts_nothing(store: PostgresStore, postgres: str) -> None:
+    """`verify` looks for the key of each letter in rows and in pages, and finds one that is missing."""
+    park(store, [letter_of(number) for number in range(3)])
+    store.rotate_reservations()
+    store.pack_reservations()
+    assert not [found for found in store.problems("shop") if "holds a key" in found]
+    free(store, [1])
+    assert len([found for found in store.problems("shop") if "holds a key" in found]) == 1
+
+
+def test_reprocessed_letters_keep_their_packed_keys(store: PostgresStore, postgres: str) -> None:
+    """A key that is in a page is not reserved twice."""
+    ids = park(store, [letter_of(number) for number in range(3)])
+    store.rotate_reservations()
+    store.pack_reservations()
+    from kit.pg_help import changing
+
+    with store.begin_letters("shop", positions=True) as tx:
+        tx.lock(ids)
+        tx.execute(changing(ids, status="REPROCESSED", holds_key=False))
+        tx.execute(Commit())
+    assert run(postgres, "select count(*) from dedup.reservation_key") == [(3,)]
+    assert known(store, range(3)) == expected(range(3))
+
+
+def test_batches_and_letters_go_on_beside_packing(postgres: str) -> None:
+    """One packs all the time, one rotates, one reserves, one frees: afterwards each key is known that was not freed, once."""
+    made: list[Any] = [PostgresStore(postgres) for _ in range(3)]
+    number = epoch(made[0])
+    with ThreadPoolExecutor(2) as pool:
+        ends = [False]
+
+        def pack() -> None:
+            while not ends[0]:
+                made[1].rotate_reservations()
+                made[1].pack_reservations(portion=20, patience=0.5)
+
+        def free_some() -> list[int]:
+            gone = list(range(0, 2_000, 7))
+            for some in gone:
+                free(made[2], [some])
+            return gone
+
+        packing, freeing = pool.submit(pack), pool.submit(free_some)
+        # Keys that nobody frees are asked for all the time.
+        for batch_id in range(40):
+            assert chunk(made[0], number, 10_000 + 50 * batch_id, 10_049 + 50 * batch_id, batch_id=batch_id) == 0
+            assert chunk(made[0], number, 10_000, 10_049 + 50 * batch_id, batch_id=100 + batch_id) == 50 * (batch_id + 1)
+        freeing.result()
+        ends[0] = True
+        packing.result()
+    assert known(made[0], range(10_000, 12_010)) == expected(range(10_000, 12_000))
+    assert not [found for found in made[0].problems("shop") if "more than one table" in found]
