@@ -59,7 +59,7 @@ class Tables(NamedTuple):
 
     current: Current
     asked: tuple[int, ...]  # rows, the current ones among them
-    packed: tuple[int, ...]  # pages
+    packed: tuple[tuple[int, int], ...]  # pages, and their `page_shift`
 
 
 class KnownFilter:
@@ -181,7 +181,7 @@ class KnownFilter:
 
     def _of_pages(self, connection: Connection, table: str) -> Iterator[Keys]:
         """The keys of one packed table."""
-        statement, after = self._sql.of("packed_keys", table), None
+        statement, after = self._sql.of("packed_keys", table), -1
         while not self._closed.is_set():
             with connection.cursor(binary=True) as cursor:
                 keys, after = cursor.execute(statement, {"after": after, "pages": _PAGES}).fetchone() or (b"", None)
@@ -205,8 +205,8 @@ def tables_now(connection: Connection, sql: Statements, phase: int = 2**31 - 1) 
     """
     row = connection.execute(sql["current_reservations"], {"phase": phase}).fetchone()
     assert row is not None
-    number, closing, asked, packed, made = row
-    return Tables(Current(number, closing, made), tuple(asked), tuple(packed))
+    number, closing, asked, packed, shifts, made = row
+    return Tables(Current(number, closing, made), tuple(asked), tuple(zip(packed, shifts, strict=True)))
 
 
 def _binary(connection: Connection, statement: bytes, values: dict[str, str]) -> Keys:

@@ -46,32 +46,31 @@ def _known(connection: Connection, sql: Statements, tables: Tables, keys: wire.K
 
 def _asking(sql: Statements, name: str, tables: Tables) -> bytes:
     """A statement that asks all tables."""
-    return sql.of(
-        name, _child(sql, tables.current.id), reserved_k=_reserved(sql, tables, "k.key"), reserved_d=_reserved(sql, tables, "d.key")
-    )
+    of_letter = _reserved(sql, tables, "d.key", f"{quoted(sql.schema)}.key_head(d.key)")
+    return sql.of(name, _child(sql, tables.current.id), reserved_k=_reserved(sql, tables, "k.key", "k.head"), reserved_d=of_letter)
 
 
-def _reserved(sql: Statements, tables: Tables, key: str) -> str:
+def _reserved(sql: Statements, tables: Tables, key: str, head: str) -> str:
     """The payload hashes of a key, as SQL: from all tables, named one by one, and their parent, where a person may have written."""
     rows = [f"{quoted(sql.schema)}.reservation", *(_child(sql, number) for number in tables.asked)]
     each = [f"select int8send(t.payload_hash) as hash from only {table} t where t.key = {key}" for table in rows]
-    return "(" + " union all ".join([*each, *(_in_page(sql, number, key) for number in tables.packed)]) + ")"
+    return "(" + " union all ".join([*each, *(_in_page(sql, number, shift, key, head) for number, shift in tables.packed)]) + ")"
 
 
-def _in_page(sql: Statements, number: int, key: str) -> str:
+def _in_page(sql: Statements, number: int, shift: int, key: str, head: str) -> str:
     """The same from one packed table: of the one page that may have the key. Bytes found across two keys of it are not the key."""
     schema = quoted(sql.schema)
-    page = f"select keys, hashes from only {schema}.reservation_page_{number:06d} where first_key <= {key} order by first_key desc limit 1"
+    page = f"select p.keys, p.hashes from only {schema}.reservation_page_{number:06d} p where p.page = ({head} >> {shift})::int"
     return (
-        "select h.hash from (select case when mod(p.at, 16) = 1 then substring(p.hashes from p.at / 2 + 1 for 8) "
-        f"when p.at > 0 then {schema}.hash_in_page(p.keys, p.hashes, {key}) end as hash "
-        f"from (select g.keys, g.hashes, position(uuid_send({key}) in g.keys) as at from ({page}) g) p) h where h.hash is not null"
+        "select h.hash from (select case when mod(f.at, 16) = 1 then substring(f.hashes from f.at / 2 + 1 for 8) "
+        f"when f.at > 0 then {schema}.hash_in_page(f.keys, f.hashes, {key}) end as hash "
+        f"from (select g.keys, g.hashes, position(uuid_send({key}) in g.keys) as at from ({page}) g) f) h where h.hash is not null"
     )
 
 
 def _probe(connection: Connection, statement: bytes, keys: wire.Keys) -> bytes:
     with connection.cursor(binary=True) as cursor:
-        row = cursor.execute(statement, {"keys": wire.uuid_array(keys)}).fetchone()
+        row = cursor.execute(statement, {"keys": wire.uuid_array(keys), "heads": wire.int8_array(wire.heads_of(keys))}).fetchone()
     assert row is not None
     return bytes(row[0])
 
@@ -142,9 +141,9 @@ def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
 
     Crash: undone with the transaction.
     """
-    tables = tables_now(connection, sql)
+    tables, head = tables_now(connection, sql), f"{quoted(sql.schema)}.key_head(d.key)"
     for number in _written(tables):
-        statement = sql.of("keep_keys", _child(sql, number), reserved_d=_reserved(sql, tables, "d.key"))
+        statement = sql.of("keep_keys", _child(sql, number), reserved_d=_reserved(sql, tables, "d.key", head))
         connection.execute(statement, {"ids": list(ids)})
         others = tuple(other for other in tables.asked if other != number)
         tables = tables._replace(asked=others)  # the next one is written what this one has just been

@@ -96,6 +96,11 @@ def keys_of(column: pa.ChunkedArray | pa.Array) -> Keys:
     return np.frombuffer(chunk.buffers()[1] or b"", dtype="V16", offset=16 * chunk.offset, count=len(chunk))
 
 
+def heads_of(keys: Keys) -> npt.NDArray[np.int64]:
+    """The first 31 bits of each key, as `key_head` of the database has them."""
+    return (keys.view(HALVES)["high"] >> np.uint64(33)).astype(np.int64)
+
+
 def order_of(keys: Keys) -> npt.NDArray[np.int64]:
     """The rows in the order in which PostgreSQL sorts uuids: by bytes."""
     halves = keys.view(HALVES)

@@ -1,7 +1,8 @@
--- Reservations at rest: a table that takes no new keys is packed into pages of sorted keys, and its rows are dropped.
+-- Reservations at rest: a table that takes no new keys is packed into pages of keys, and its rows are dropped.
 -- Forward only.
 --
--- A key is a row of 94 bytes with its index, and a 25th part of that in a page. Packing goes in steps, each of them a transaction, and each begins
+-- A key takes 94 bytes as a row with its index, and 30 at most in a page. The first bits of a key say in which page it is: keys are hashes, so
+-- pages have about the same size, and one look at an index of whole numbers finds a page. Packing goes in steps, each of them a transaction, and each begins
 -- a phase where the next one has to wait until nobody is left who does not know of it:
 --   PAGES     pages are written, one range of keys after another; only rows are asked. Who frees a key notes it in reservation_freed.
 --   SETTLING  all pages are written. Once nobody is left who began before, what was freed meanwhile is taken out of the pages.
@@ -11,26 +12,28 @@
 alter table {schema}.reservation_generation
     add packing text check (packing in ('PAGES', 'SETTLING', 'COUNTING', 'PACKED')),
     add packing_phase int,
+    add page_shift int,
     add ranges int,
     add ranges_packed int not null default 0,
     add packed_at timestamptz,
     add rows_dropped_at timestamptz;
 comment on column {schema}.reservation_generation.packing is 'How far packing is. Null: not begun.';
 comment on column {schema}.reservation_generation.packing_phase is 'The phase that began with the last step of packing.';
+comment on column {schema}.reservation_generation.page_shift is 'The page of a key is its key_head without so many of the last bits.';
 comment on column {schema}.reservation_generation.ranges is 'Into how many ranges of keys, of equal width, the pages are written.';
 comment on column {schema}.reservation_generation.packed_at is 'From then on the pages are asked, and no longer the rows.';
 comment on column {schema}.reservation_generation.rows_dropped_at is 'Table reservation_00000n is dropped; reservation_page_00000n has its keys.';
 
 create table {schema}.reservation_page (
-    first_key uuid not null,
+    page int not null,
     keys bytea not null,
     hashes bytea not null
 );
-alter table {schema}.reservation_page alter keys set storage plain, alter hashes set storage plain;
+-- Compressing hashes gains nothing. A page that is too large for a block, which random keys do not make, goes elsewhere.
+alter table {schema}.reservation_page alter keys set storage external, alter hashes set storage external;
 comment on table {schema}.reservation_page is
-    'Packed reservations, 111 at most: keys of 16 bytes, sorted, and payload hashes of 8 bytes. Rows are in the children, one for each packed table. '
-    'View reservation_key has them one by one.';
-comment on column {schema}.reservation_page.first_key is 'No key of the page is less. It stays if that key is freed.';
+    'Packed reservations, 16 to 32 in most pages: keys of 16 bytes, sorted, and payload hashes of 8 bytes. Rows are in the children, one for each '
+    'packed table. View reservation_key has them one by one.';
 alter table {schema}.reservation_page replica identity full;
 
 create table {schema}.reservation_freed (
@@ -39,6 +42,16 @@ create table {schema}.reservation_freed (
     primary key (generation, key)
 );
 comment on table {schema}.reservation_freed is 'Keys that were freed while their table was being packed: its pages may have them, and are not asked yet.';
+
+create function {schema}.key_head(key uuid) returns bigint
+    language sql immutable
+as $body$ select ('x' || left(key::text, 8))::bit(32)::bigint >> 1 $body$;
+comment on function {schema}.key_head(uuid) is 'The first 31 bits of a key, as a number.';
+
+create function {schema}.least_key(head bigint) returns uuid
+    language sql immutable
+as $body$ select (lpad(to_hex(head << 1), 8, '0') || repeat('0', 24))::uuid $body$;
+comment on function {schema}.least_key(bigint) is 'The least key with this head.';
 
 create function {schema}.packing_lock() returns bigint
     language sql stable set search_path = {schema}, pg_temp
@@ -59,9 +72,10 @@ create function {schema}.begin_packing(number int, portion bigint) returns text
 as $body$
 declare
     child text := 'reservation_page_' || lpad(number::text, 6, '0');
+    keys float := greatest(1, pg_relation_size(to_regclass('reservation_' || lpad(number::text, 6, '0'))) / 52.0);
     permission record;
 begin
-    execute format('create table %I (primary key (first_key)) inherits (reservation_page)', child);
+    execute format('create table %I (primary key (page)) inherits (reservation_page)', child);
     for permission in
         select case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as who, a.privilege_type as what
         from pg_class c, aclexplode(c.relacl) a
@@ -69,44 +83,38 @@ begin
     loop
         execute format('grant %s on %I to %s', permission.what, child, permission.who);
     end loop;
-    update reservation_generation set packing = 'PAGES', ranges_packed = 0, packing_phase = next_reservation_phase(), ranges = greatest(1, least(
-        16, ceil(pg_relation_size(to_regclass('reservation_' || lpad(number::text, 6, '0'))) / 52.0 / portion)
-    )) where id = number;
+    update reservation_generation set packing = 'PAGES', ranges_packed = 0, packing_phase = next_reservation_phase(),
+        page_shift = 31 - least(26, greatest(0, floor(log(2, (keys / 16)::numeric)))), ranges = greatest(1, least(16, ceil(keys / portion)))
+    where id = number;
     return 'begun';
 end
 $body$;
-comment on function {schema}.begin_packing(int, bigint) is 'Under packing_lock and reservation_lock: an empty table of pages.';
+comment on function {schema}.begin_packing(int, bigint) is
+    'Under packing_lock and reservation_lock: an empty table of pages. A row takes 52 bytes, and a page is to have 16 to 32 keys.';
 
-create function {schema}.pack_range(number int, range int, ranges int) returns text
+create function {schema}.pack_range(number int, shift int, range int, ranges int) returns text
     language plpgsql security definer set search_path = {schema}, pg_temp set work_mem = '64MB'
 as $body$
 declare
-    least_key uuid := (lpad(to_hex(65536 * range / ranges), 4, '0') || repeat('0', 28))::uuid;
-    next_range uuid := (lpad(to_hex(least(65535, 65536 * (range + 1) / ranges)), 4, '0') || repeat('0', 28))::uuid;
+    -- Ranges end where pages do.
+    least_head bigint := ((2147483648 * range / ranges) >> shift) << shift;
+    next_head bigint := ((2147483648 * (range + 1) / ranges) >> shift) << shift;
 begin
     execute format(
-        'insert into %I (first_key, keys, hashes)
-        select encode(substring(p.keys from 1 for 16), ''hex'')::uuid, p.keys, p.hashes
-        from (
-            select string_agg(uuid_send(s.key), ''''::bytea order by s.key) as keys,
-                string_agg(int8send(s.payload_hash), ''''::bytea order by s.key) as hashes
-            from (
-                select r.key, r.payload_hash, (row_number() over (order by r.key) - 1) / 111 as page
-                from only %I r where r.key >= $1 and (r.key < $2 or $3)
-            ) s
-            group by s.page
-        ) p
-        order by 1',
+        'insert into %I (page, keys, hashes)
+        select key_head(r.key) >> $1, string_agg(uuid_send(r.key), ''''::bytea order by r.key),
+            string_agg(int8send(r.payload_hash), ''''::bytea order by r.key)
+        from only %I r where r.key >= $2 and (r.key < $3 or $3 is null)
+        group by 1 order by 1',
         'reservation_page_' || lpad(number::text, 6, '0'), 'reservation_' || lpad(number::text, 6, '0')
-    ) using least_key, next_range, range + 1 = ranges;
+    ) using shift, least_key(least_head), case when range + 1 < ranges then least_key(next_head) end;
     update reservation_generation set ranges_packed = range + 1 where id = number;
     return 'range written';
 end
 $body$;
-comment on function {schema}.pack_range(int, int, int) is
-    'Write the pages of one range of keys. Under packing_lock. Three pages of 111 keys fill a block of 8192 bytes.';
+comment on function {schema}.pack_range(int, int, int, int) is 'Write the pages of one range of keys. Under packing_lock.';
 
-create function {schema}.take_out(number int, key uuid) returns void
+create function {schema}.take_out(number int, shift int, key uuid) returns void
     language plpgsql security definer set search_path = {schema}, pg_temp
 as $body$
 begin
@@ -114,14 +122,13 @@ begin
         'update only %I p set
             keys = substring(p.keys from 1 for 16 * n.at) || substring(p.keys from 16 * n.at + 17),
             hashes = substring(p.hashes from 1 for 8 * n.at) || substring(p.hashes from 8 * n.at + 9)
-        from generate_series(0, 110) n (at)
-        where p.first_key = (select q.first_key from only %1$I q where q.first_key <= $1 order by q.first_key desc limit 1)
-            and substring(p.keys from 16 * n.at + 1 for 16) = uuid_send($1)',
+        from generate_series(0, (select length(q.keys) / 16 from only %1$I q where q.page = $1 >> $2) - 1) n (at)
+        where p.page = $1 >> $2 and substring(p.keys from 16 * n.at + 1 for 16) = uuid_send($3)',
         'reservation_page_' || lpad(number::text, 6, '0')
-    ) using key;
+    ) using key_head(key), shift, key;
 end
 $body$;
-comment on function {schema}.take_out(int, uuid) is 'Take a key out of its page. Of two at the same time the second one sees the page without the first.';
+comment on function {schema}.take_out(int, int, uuid) is 'Take a key out of its page. Of two at the same time the second one sees the page without the first.';
 
 create function {schema}.free_reservations(wanted uuid[]) returns void
     language plpgsql security definer set search_path = {schema}, pg_temp
@@ -136,7 +143,7 @@ begin
     join reservation_generation g on g.packing is not null and c.relname = 'reservation_' || lpad(g.id::text, 6, '0')
     on conflict do nothing;
     -- A statement of its own: it sees what was packed while the first one waited.
-    perform take_out(g.id, k.key)
+    perform take_out(g.id, g.page_shift, k.key)
     from reservation_generation g cross join unnest(wanted) k (key)
     where g.packing is not null and g.dropped_at is null
         and to_regclass('reservation_page_' || lpad(g.id::text, 6, '0')) is not null
@@ -149,7 +156,8 @@ create function {schema}.settle_packing(number int) returns text
     language plpgsql security definer set search_path = {schema}, pg_temp
 as $body$
 begin
-    perform take_out(number, f.key) from reservation_freed f where f.generation = number order by f.key;
+    perform take_out(number, g.page_shift, f.key)
+    from reservation_freed f join reservation_generation g on g.id = f.generation where f.generation = number order by f.key;
     delete from reservation_freed where generation = number;
     update reservation_generation set packing = 'COUNTING' where id = number;
     return 'settled';
@@ -177,7 +185,7 @@ begin
     end if;
     execute format('drop table %I', pages);
     delete from reservation_freed where generation = number;
-    update reservation_generation set packing = null, ranges = null, ranges_packed = 0, packing_phase = null where id = number;
+    update reservation_generation set packing = null, page_shift = null, ranges = null, ranges_packed = 0, packing_phase = null where id = number;
     return 'begins again';
 end
 $body$;
@@ -212,7 +220,7 @@ begin
     elsif older_phase_is_open(next.packing_phase) then
         return 'waiting';
     elsif next.packing = 'PAGES' and next.ranges_packed < next.ranges then
-        return pack_range(next.id, next.ranges_packed, next.ranges);
+        return pack_range(next.id, next.page_shift, next.ranges_packed, next.ranges);
     elsif next.packing = 'SETTLING' then
         return settle_packing(next.id);
     elsif next.packing = 'COUNTING' then
@@ -274,8 +282,8 @@ begin
         execute format('select exists (select from only %I r where r.key = $1)', child) into has_it using key;
     elsif to_regclass(pages) is not null then
         execute format(
-            'select hash_in_page(p.keys, p.hashes, $1) is not null from only %I p where p.first_key <= $1 order by p.first_key desc limit 1', pages
-        ) into has_it using key;
+            'select hash_in_page(p.keys, p.hashes, $1) is not null from only %I p where p.page = key_head($1) >> $2', pages
+        ) into has_it using key, (select g.page_shift from reservation_generation g where g.id = number);
     end if;
     return coalesce(has_it, false);
 end
@@ -301,8 +309,8 @@ comment on view {schema}.reservation_key is
     'Each reserved key with its payload hash and the number of its table, packed or not. Reads everything; without a number: written by hand.';
 
 revoke all on function {schema}.begin_packing(int, bigint) from public;
-revoke all on function {schema}.pack_range(int, int, int) from public;
-revoke all on function {schema}.take_out(int, uuid) from public;
+revoke all on function {schema}.pack_range(int, int, int, int) from public;
+revoke all on function {schema}.take_out(int, int, uuid) from public;
 revoke all on function {schema}.free_reservations(uuid[]) from public;
 revoke all on function {schema}.settle_packing(int) from public;
 revoke all on function {schema}.count_packed(int) from public;

@@ -395,6 +395,10 @@ select g.id, c.id,
         select a.id from {schema}.reservation_generation a
         where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s) and a.packed_at is not null order by a.id desc
     ),
+    array(
+        select a.page_shift from {schema}.reservation_generation a
+        where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s) and a.packed_at is not null order by a.id desc
+    ),
     concat_ws(' ', extract(epoch from g.created_at), g.xmin, extract(epoch from pg_postmaster_start_time()))
 from {schema}.reservation_generation g left join {schema}.reservation_generation c on c.closing and c.closed_at is null
 where g.closed_at is null and not g.closing;
@@ -410,9 +414,9 @@ union all
 );
 
 -- name: reservations_about
--- How many reservations there are, by the size of their tables: 52 bytes a row, 24 a packed key.
+-- How many reservations there are, by the size of their tables: 52 bytes a row, 27 a packed key.
 -- An estimate, for how much memory a filter of them takes. Too high while a table is being packed.
-select coalesce(sum(pg_relation_size(i.inhrelid) / case i.inhparent when %(rows)s::regclass then 52 else 24 end), 0)::bigint
+select coalesce(sum(pg_relation_size(i.inhrelid) / case i.inhparent when %(rows)s::regclass then 52 else 27 end), 0)::bigint
 from pg_catalog.pg_inherits i where i.inhparent in (%(rows)s::regclass, %(pages)s::regclass);
 
 -- name: table_now
@@ -426,11 +430,11 @@ select pg_relation_filenode(%(table)s::regclass), pg_relation_size(%(table)s::re
 select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from only {child} where ctid >= %(first)s::tid and ctid < %(last)s::tid;
 
 -- name: packed_keys
--- The keys of some pages of one packed table, 16 bytes each, and the first key of the last page.
--- By first keys, which never change: a page itself moves when one of its keys is freed.
-select coalesce(string_agg(p.keys, ''::bytea), ''::bytea), (array_agg(p.first_key order by p.first_key desc))[1]
+-- The keys of some pages of one packed table, 16 bytes each, and the number of the last page.
+-- By numbers, which never change: a page itself moves when one of its keys is freed.
+select coalesce(string_agg(p.keys, ''::bytea), ''::bytea), max(p.page)
 from (
-    select first_key, keys from only {child} where first_key > %(after)s::uuid or %(after)s::uuid is null order by first_key limit %(pages)s
+    select page, keys from only {child} where page > %(after)s order by page limit %(pages)s
 ) p;
 
 -- name: held_keys
@@ -445,7 +449,7 @@ where key is not null and holds_key and status in ('OPEN', 'BLOCKED', 'DISCARDED
 select coalesce(string_agg(uuid_send(f.key) || f.hash, ''::bytea), ''::bytea)
 from (
     select k.key, r.hash
-    from unnest(%(keys)s::uuid[]) k (key)
+    from unnest(%(keys)s::uuid[], %(heads)s::bigint[]) k (key, head)
     cross join lateral (select r.hash from {reserved_k} r limit 1) r
     union all
     select d.key, int8send(coalesce(d.payload_hash, 0))
@@ -460,7 +464,7 @@ from (
 select coalesce(string_agg(uuid_send(f.key) || f.hash, ''::bytea), ''::bytea)
 from (
     select k.key, r.hash
-    from unnest(%(keys)s::uuid[]) k (key)
+    from unnest(%(keys)s::uuid[], %(heads)s::bigint[]) k (key, head)
     cross join lateral (
         select int8send(c.payload_hash) as hash from {child} c where c.key = k.key
         union all

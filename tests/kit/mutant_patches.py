@@ -449,15 +449,15 @@ MUTANTS = (
     Mutant(
         "a key in a page is freed nowhere",
         _PACKED,
-        "    perform take_out(g.id, k.key)\n    from reservation_generation g",
-        "    perform take_out(g.id, k.key)\n    from (select * from reservation_generation where false) g",
+        "    perform take_out(g.id, g.page_shift, k.key)\n    from reservation_generation g",
+        "    perform take_out(g.id, g.page_shift, k.key)\n    from (select * from reservation_generation where false) g",
         _PACKING + "test_between_any_two_steps_known_is_what_was_reserved_and_not_freed",
     ),
     Mutant(
         "bytes across two keys are taken for a key",
         "dedup/postgres/keys.py",
-        "case when mod(p.at, 16) = 1 then",
-        "case when p.at > 0 then",
+        "case when mod(f.at, 16) = 1 then",
+        "case when f.at > 0 then",
         _PACKING + "test_bytes_across_two_keys_are_no_key",
     ),
     Mutant(

@@ -56,6 +56,10 @@ class Place(Protocol):
     def read(self, name: str = "orders") -> list[dict[str, Any]]: ...
 
 
+PACKED = bool(os.environ.get("DEDUP_TEST_PACKED"))
+"""Whether a store on PostgreSQL finds the reservations before it packed."""
+
+
 class PostgresPlace:
     """A fresh database."""
 
@@ -65,9 +69,13 @@ class PostgresPlace:
         self.url = self.where = dsn
 
     def store(self, **options: Any) -> Store:
-        """A new store object."""
+        """A new store object. What was reserved before it is packed, if that is wanted."""
         from dedup.postgres import PostgresStore
 
+        if PACKED and self.execute("SELECT to_regclass('dedup.reservation_page') IS NOT NULL") == [(True,)]:
+            self.execute("SELECT dedup.rotate_reservations(), dedup.close_reservations()")
+            while self.execute("SELECT dedup.pack_reservations()")[0][0] not in (None, "waiting"):
+                pass
         return PostgresStore(self.url, **options)
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:
