@@ -84,6 +84,15 @@ def test_the_plot_shows_every_way_that_was_measured(tmp_path: Path) -> None:
     assert all(label in drawn for label in ("PostgreSQL", "by hand", "toArrow alone", "dedup, Delta"))
 
 
+def test_packed_keys_are_measured_beside_rows(postgres: str) -> None:
+    """`benchmarks.packed` at a tiny size: pages answer as rows do, and are smaller."""
+    from benchmarks import packed
+
+    told, _ = packed.compare(postgres, packed.Packed(20_000, 5_000, 500, 3))
+    assert [one.measure for one in told] == ["postgres/bytes_per_packed_key", "postgres/packed_batch_0m", "postgres/packed_lookup_0m"]
+    assert told[0].ours < told[0].other / 2
+
+
 def test_a_measured_start_knows_all_keys(benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`benchmarks.restart` at a tiny size: the starts answer right with files and without, and the value stands in `ratio`."""
     from benchmarks import restart
