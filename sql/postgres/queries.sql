@@ -386,21 +386,16 @@ cross join lateral unnest(b.seen * int8multirange(int8range(w.first, w.last, '[]
 -- name: current_reservations
 -- The table that takes new reservations, the one that takes them as well, those to be asked, packed or not, and what tells this state from another copy's.
 -- Read after `transaction_facts`: as long as that transaction is open, none of these is dropped, and none that it leaves out is written alone.
-select g.id, c.id,
-    array(
-        select a.id from {schema}.reservation_generation a
-        where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s) and a.packed_at is null order by a.id desc
-    ),
-    array(
-        select a.id from {schema}.reservation_generation a
-        where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s) and a.packed_at is not null order by a.id desc
-    ),
-    array(
-        select a.page_shift from {schema}.reservation_generation a
-        where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s) and a.packed_at is not null order by a.id desc
-    ),
+select g.id, c.id, asked.rows, asked.pages, asked.shifts,
     concat_ws(' ', extract(epoch from g.created_at), g.xmin, extract(epoch from pg_postmaster_start_time()))
 from {schema}.reservation_generation g left join {schema}.reservation_generation c on c.closing and c.closed_at is null
+cross join lateral (
+    select coalesce(array_agg(a.id order by a.id desc) filter (where a.packed_at is null), '{}') as rows,
+        coalesce(array_agg(a.id order by a.id desc) filter (where a.packed_at is not null), '{}') as pages,
+        coalesce(array_agg(a.page_shift order by a.id desc) filter (where a.packed_at is not null), '{}') as shifts
+    from {schema}.reservation_generation a
+    where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s)
+) asked
 where g.closed_at is null and not g.closing;
 
 -- name: reservation_tables

@@ -88,7 +88,7 @@ def test_the_purge_in_python_drops_the_tables(postgres: str) -> None:
     handled(Consumer("orders", store), *BODIES)
     for days, left in (("30))", 3), ("-2), although_behind=['orders'])", 0)):
         exec(snippet.replace("postgresql://localhost/shop", postgres).replace("days=30))", f"days={days}"), {})
-        assert run(postgres, "select count(*) from dedup.reservation") == [(left,)] and verify(store, "orders").ok
+        assert run(postgres, "select count(*) from dedup.reservation_key") == [(left,)] and verify(store, "orders").ok
 
 
 @pytest.mark.delta
