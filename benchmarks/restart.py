@@ -1,8 +1,8 @@
 """`python -m benchmarks.restart`: what a start of a consumer on Delta takes beside many reservations, with its files of keys and without.
 
 The ledger is filled by the store's own transactions. Each start is a process of its own. Its time ends with the first answer: which of
-50,000 new keys are known. Its memory is the most that the process has had when all keys are open; pages of files that answers touch come
-on top, and the system takes those back when it needs them. Then the process has to know keys that were reserved.
+50,000 new keys are known. Its memory is the most that the process has had when all keys are open. Then the process has to know keys that
+were reserved.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Files of reserved keys, which are opened and not read: sorted pages, a filter in front of them, and the list of the files that count.
 
-A file holds keys in ascending order, without repeats, and is never changed. Its pages are mapped into memory, and the system reads a
-page when a probe asks for it. The filter, and the first key and the checksum of each page, are read at once. A page is compared with its
-checksum before its first use. What is damaged later, while the file is open, is not seen; where a mapped page is gone, for instance because
-somebody has shortened the file, the system ends the process.
+A file holds keys in ascending order, without repeats, and is never changed. Its filter, and the first key and the checksum of each page,
+are read into memory at once. A page is read when a probe asks for it, and each time compared with its checksum: what is damaged, cut off
+or gone gives no answer, also where that happens while the file is open. Pages are not mapped into memory, because the system ends a process
+that asks for a mapped page which is gone.
 
 The list says which files are the reservations up to which decision, and is replaced as a whole. Whoever opens it compares that decision
 with the ledger, which alone counts: files that are lost, damaged or foreign are made again from it.
@@ -17,7 +17,6 @@ import contextlib
 import json
 import logging
 import math
-import mmap
 import os
 import struct
 import tempfile
@@ -29,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +38,8 @@ from dedup.core.bloom import Bloom
 from dedup.core.keys import Bools, Places, Words, find_keys
 
 log = logging.getLogger("dedup")
+
+_Item = TypeVar("_Item", bound=np.generic)
 
 I64 = npt.NDArray[np.int64]
 Days = npt.NDArray[np.uint16]
@@ -54,6 +55,9 @@ PAGE = np.dtype([("high", "<u8", PAGE_KEYS), ("low", "<u8", PAGE_KEYS), ("payloa
 
 FORMAT = 1
 """Of files and list. Those of another format are made again."""
+
+AT_ONCE = 256
+"""Keys that are looked up, and pages that are read, at once: up to 3.4 MB."""
 
 LIST = "list"
 """Name of the list in the folder."""
@@ -101,23 +105,76 @@ class KeyRows:
         return parts[0] if len(parts) == 1 else cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in cls._FIELDS))
 
 
+@dataclass(frozen=True, eq=False)
+class Hits:
+    """Which of some keys are in a run, and what it has of these."""
+
+    found: Bools  # of all that were asked for
+    rows: Places  # of those that were found, like the next two
+    payload: I64
+    day: Days
+
+    def those(self, kept: Bools) -> Hits:
+        """Without some of what was found."""
+        if kept.all():
+            return self
+        found = self.found.copy()
+        found[found] = kept
+        return Hits(found, self.rows[kept], self.payload[kept], self.day[kept])
+
+
+class Pages:
+    """The pages of a file, which stays open.
+
+    Args:
+        file: may be closed then.
+        path: for messages.
+        sums: checksum of each page.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path | None, sums: npt.NDArray[np.uint32]) -> None:
+        self._path, self._sums = path, sums
+        self._number = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._number)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._number, 0, 0, os.POSIX_FADV_RANDOM)  # the system need not read what lies around a page
+
+    def read(self, pages: Places) -> npt.NDArray[Any]:
+        """These pages, ascending, as they were written. Raises DamagedKeys."""
+        starts = np.flatnonzero(np.diff(pages, prepend=-2) != 1)
+        counts = np.diff(starts, append=len(pages))
+        content = b"".join(map(self._neighbours, pages[starts].tolist(), counts.tolist()))
+        view = memoryview(content)
+        sums = [zlib.crc32(view[at : at + PAGE.itemsize]) for at in range(0, len(content), PAGE.itemsize)]
+        if len(wrong := pages[np.array(sums, dtype=np.uint32) != self._sums[pages]]):
+            raise DamagedKeys(f"{self._path}: page {wrong[0]} is not as it was written")
+        return np.frombuffer(content, PAGE)
+
+    def _neighbours(self, first: int, count: int) -> bytes:
+        try:
+            content = os.pread(self._number, count * PAGE.itemsize, first * PAGE.itemsize)
+        except OSError as error:  # for instance because another host has deleted the file
+            raise DamagedKeys(f"{self._path}: {error}") from error
+        if len(content) != count * PAGE.itemsize:
+            raise DamagedKeys(f"{self._path}: page {first + len(content) // PAGE.itemsize} is gone")
+        return content
+
+
 @dataclass(eq=False)
 class StoredRun:
-    """One open file."""
+    """One open file. Every method that asks for keys raises DamagedKeys."""
 
     path: Path | None  # None: the file has no name any more, and ends with this process
     rows: int
     days: dict[int, int]  # day -> keys
-    pages: npt.NDArray[Any]
+    pages: Pages
     first: tuple[Words, Words]  # key of each page
-    sums: npt.NDArray[np.uint32]
     filter: Bloom
-    checked: Bools  # pages
     dead: I64  # rows whose keys were freed, ascending
 
     @classmethod
     def open(cls, path: Path, dead: Sequence[int] = ()) -> StoredRun:
-        """Map a file. Raises DamagedKeys."""
+        """Open a file. Raises DamagedKeys."""
         try:
             with path.open("rb") as file:
                 return cls.of(file, path, dead)
@@ -128,45 +185,34 @@ class StoredRun:
 
     @classmethod
     def of(cls, file: BinaryIO, path: Path | None, dead: Sequence[int] = ()) -> StoredRun:
-        """Map an open file, which may be closed then. Raises DamagedKeys, OSError."""
+        """Use an open file, which may be closed then. Raises DamagedKeys, OSError."""
         try:
             told, blocks = _described(file)
             if told["name"] != _name(path):
                 raise ValueError(f"it was written as {told['name']}")
-            mapped = mmap.mmap(file.fileno(), told["pages"] * PAGE.itemsize, prot=mmap.PROT_READ)
-            mapped.madvise(mmap.MADV_RANDOM)  # a probe reads single pages; the system need not read what lies around them
-            pages = np.frombuffer(mapped, PAGE)
+            bloom = Bloom(told["capacity"], (np.frombuffer(blocks[0], "<u8"), np.frombuffer(blocks[1], "<u8")))
+            first = np.frombuffer(blocks[2], "<u8"), np.frombuffer(blocks[3], "<u8")
+            pages = Pages(file, path, np.frombuffer(blocks[4], "<u4"))
+            return cls(path, told["rows"], dict(told["days"]), pages, first, bloom, np.array(dead, dtype=np.int64))
         except (ValueError, KeyError, TypeError, struct.error) as error:
             raise DamagedKeys(f"{path}: {error}") from error
-        bloom = Bloom(told["capacity"], (np.frombuffer(blocks[0], "<u8"), np.frombuffer(blocks[1], "<u8")))
-        first = np.frombuffer(blocks[2], "<u8"), np.frombuffer(blocks[3], "<u8")
-        unchecked = np.zeros(told["pages"], dtype=bool)
-        days = dict(told["days"])
-        sums = np.frombuffer(blocks[4], "<u4")
-        return cls(path, told["rows"], days, pages, first, sums, bloom, unchecked, np.array(dead, dtype=np.int64))
 
     def __len__(self) -> int:
         return self.rows
 
-    def find(self, high: Words, low: Words) -> tuple[Bools, Places]:
-        """Which keys are here and not freed, and in which rows. Raises DamagedKeys."""
+    def find(self, high: Words, low: Words) -> Hits:
+        """Which keys are here and not freed. Ascending keys share what is read."""
         found = self.filter.may_have(high, low)
-        at = np.zeros(len(high), dtype=np.intp)
-        if len(asked := np.flatnonzero(found)):
-            at[asked], found[asked] = self._located(high[asked], low[asked])
-            if len(self.dead):
-                found[found] = ~np.isin(at[found], self.dead)
-        return found, at
+        asked = np.flatnonzero(found)
+        parts = [self._looked_up(high[some], low[some])[1] for some in _in_parts(asked)]
+        found[asked] = np.concatenate([part.found for part in parts])
+        hits = Hits(found, *(np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", "payload", "day")))
+        return hits.those(~np.isin(hits.rows, self.dead)) if len(self.dead) else hits
 
-    def values(self, rows: Places) -> tuple[I64, Days]:
-        """Payload hashes and days of rows that `find` has found."""
-        place = np.divmod(rows, PAGE_KEYS)
-        return np.asarray(self.pages["payload"][place]), np.asarray(self.pages["day"][place])
-
-    def keys(self, rows: Places) -> tuple[Words, Words]:
-        """The halves of their keys."""
-        place = np.divmod(rows, PAGE_KEYS)
-        return np.asarray(self.pages["high"][place]), np.asarray(self.pages["low"][place])
+    def keys(self, rows: I64) -> tuple[Words, Words]:
+        """The halves of the keys of these rows."""
+        parts = [self._of_rows(some, ("high", "low")) for some in _in_parts(rows)]
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def free(self, rows: Places) -> None:
         """Count these rows no more."""
@@ -174,50 +220,45 @@ class StoredRun:
 
     def count(self, since: int) -> int:
         """Keys of this day and later ones, and those that letters hold."""
-        dead = np.count_nonzero(self.values(self.dead)[1] >= since) if len(self.dead) else 0
-        return sum(count for day, count in self.days.items() if day >= since) - int(dead)
+        days = [self._of_rows(some, ("day",))[0] for some in _in_parts(self.dead)] if since else [self.dead]
+        return sum(count for day, count in self.days.items() if day >= since) - sum(int(np.count_nonzero(d >= since)) for d in days)
 
     def cuts(self, bounds: Words) -> Places:
         """The row of the first key whose first half is not below each bound."""
-        return np.minimum(self._located(bounds, np.zeros(len(bounds), dtype=np.uint64))[0], self.rows)
+        parts = [self._looked_up(some, np.zeros_like(some))[0] for some in _in_parts(bounds)]
+        return np.minimum(np.concatenate(parts), self.rows)
 
     def part(self, first: int, end: int) -> KeyRows:
-        """These rows, without those that were freed. Raises DamagedKeys."""
+        """These rows, without those that were freed."""
         begin, behind = first // PAGE_KEYS, -(-end // PAGE_KEYS)
-        self._check(np.arange(begin, behind))
-        pages, cut = self.pages[begin:behind], slice(first - begin * PAGE_KEYS, end - begin * PAGE_KEYS)
-        rows = KeyRows(*(np.ascontiguousarray(pages[name]).reshape(-1)[cut] for name in PAGE.names or ()))
+        parts = [self.pages.read(some) for some in _in_parts(np.arange(begin, behind))]
+        columns = (np.concatenate([pages[name] for pages in parts]).reshape(-1) for name in PAGE.names or ())
+        rows = KeyRows(*columns)[first - begin * PAGE_KEYS : end - begin * PAGE_KEYS]
         dead = self.dead[(self.dead >= first) & (self.dead < end)] - first
         return rows[np.delete(np.arange(len(rows)), dead)] if len(dead) else rows
 
-    def _located(self, high: Words, low: Words) -> tuple[Places, Bools]:
-        """Where each key is or would be, and whether it is there."""
-        at, exact = find_keys(*self.first, high, low)
-        page = np.maximum(np.where(exact, at, at - 1), 0)
-        self._check(np.unique(page))
-        rows = self._searched(page * PAGE_KEYS, high, low)
-        place = np.divmod(np.minimum(rows, self.rows - 1), PAGE_KEYS)
-        there = (rows < self.rows) & (self.pages["high"][place] == high) & (self.pages["low"][place] == low)
-        return rows, np.asarray(there)
+    def _looked_up(self, high: Words, low: Words) -> tuple[Places, Hits]:
+        """The row where each key is or would be, and what the pages have of those that are there."""
+        before, exact = find_keys(*self.first, high, low)
+        page = np.maximum(np.where(exact, before, before - 1), 0)
+        numbers, which = np.unique(page, return_inverse=True)
+        pages = self.pages.read(numbers)
+        at, found = find_keys(pages["high"].reshape(-1), pages["low"].reshape(-1), high, low)
+        rows = at + (page - which) * PAGE_KEYS
+        found &= rows < self.rows  # behind them is what fills the last page
+        place = np.divmod(at[found], PAGE_KEYS)
+        return rows, Hits(found, rows[found], pages["payload"][place], pages["day"][place])
 
-    def _searched(self, left: Places, high: Words, low: Words) -> Places:
-        """A binary search in one page for each key, all at once."""
-        left, right = left.copy(), left + PAGE_KEYS
-        while (open_ := np.flatnonzero(left < right)).size:
-            middle = (left[open_] + right[open_]) >> 1
-            place = np.divmod(middle, PAGE_KEYS)
-            theirs, lows = self.pages["high"][place], self.pages["low"][place]
-            below = (theirs < high[open_]) | ((theirs == high[open_]) & (lows < low[open_]))
-            left[open_] = np.where(below, middle + 1, left[open_])
-            right[open_] = np.where(below, right[open_], middle)
-        return left
+    def _of_rows(self, rows: I64, columns: Sequence[str]) -> list[npt.NDArray[Any]]:
+        page, at = np.divmod(rows, PAGE_KEYS)
+        numbers, which = np.unique(page, return_inverse=True)
+        pages = self.pages.read(numbers)
+        return [pages[name][which, at] for name in columns]
 
-    def _check(self, pages: Places) -> None:
-        """Compare pages with their checksums, each once."""
-        for page in pages[~self.checked[pages]].tolist():
-            if zlib.crc32(self.pages[page].tobytes()) != self.sums[page]:
-                raise DamagedKeys(f"{self.path}: page {page} is not as it was written")
-            self.checked[page] = True
+
+def _in_parts(some: npt.NDArray[_Item]) -> list[npt.NDArray[_Item]]:
+    """At least one part."""
+    return [some[at : at + AT_ONCE] for at in range(0, max(len(some), 1), AT_ONCE)]
 
 
 def _described(file: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
@@ -370,7 +411,7 @@ class KeyFolder:
         return NewFile(None, capacity)
 
     def failed(self, error: OSError) -> None:
-        """A file could not be written or mapped: use the temporary folder for a while."""
+        """A file could not be written or opened: use the temporary folder for a while."""
         self._avoided = time.monotonic()
         if not self._told and self.path is not None:
             log.warning("No files of keys can be kept in %s (%s). The next start reads all keys from the ledger.", self.path, error)

@@ -2,7 +2,7 @@
 
 Sorted runs of (128-bit key, payload hash, day). New keys are in memory, 26 bytes each, in runs that are merged so that there are few. Once
 there are FLUSH_ROWS of them they go to a file, and such files are joined into one of RUN_ROWS; these stay as they are until a purge has
-dropped all of their days. Of a file two bytes a key are in memory, in front of pages that the system can take back (key_files.py).
+dropped all of their days. Of a file two bytes a key are in memory; its pages are read when a key may be there (key_files.py).
 
 Called by the consumer state, which fills it from the ledger and from nothing else.
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dedup.core.keys import Bools, Places, Words, by_key, find_keys, key_words
-from dedup.delta.key_files import HELD, I64, DamagedKeys, Days, KeyFolder, KeyList, KeyRows, StoredRun
+from dedup.delta.key_files import HELD, I64, DamagedKeys, Hits, KeyFolder, KeyList, KeyRows, StoredRun
 
 log = logging.getLogger("dedup")
 
@@ -47,16 +47,13 @@ class SortedRun:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def find(self, high: Words, low: Words) -> tuple[Bools, Places]:
-        """Which keys are here and not freed, and in which rows."""
+    def find(self, high: Words, low: Words) -> Hits:
+        """Which keys are here and not freed."""
         at, found = find_keys(self.rows.high, self.rows.low, high, low)
         if self.dead is not None:
             found[found] = ~self.dead[at[found]]
-        return found, at
-
-    def values(self, rows: Places) -> tuple[I64, Days]:
-        """Payload hashes and days of rows that `find` has found."""
-        return self.rows.payload[rows], self.rows.day[rows]
+        rows = at[found]
+        return Hits(found, rows, self.rows.payload[rows], self.rows.day[rows])
 
     def free(self, rows: Places) -> None:
         """Count these rows no more."""
@@ -136,12 +133,13 @@ class KeyIndex:
     def discard(self, keys: pa.Array | pa.ChunkedArray) -> int:
         """Forget keys; returns how many were known. Raises DamagedKeys."""
         high, low = _words(keys)
-        before = len(self)
+        order, known = by_key(high, low), 0
         for run in self._runs:
-            found, at = run.find(high, low)
-            if found.any():
-                run.free(at[found])
-        return before - len(self)
+            hits = run.find(high[order], low[order])
+            if len(hits.rows):
+                run.free(hits.rows)
+                known += len(np.unique(hits.rows[hits.day >= self._since]))
+        return known
 
     def forget_before(self, day: int) -> None:
         """Keys of earlier days than this one are not known any more, but for those that letters hold. Raises DamagedKeys."""
@@ -168,10 +166,9 @@ class KeyIndex:
         # Sorted questions walk the run once; random ones miss the cache at every step.
         order = by_key(high, low)
         known, payload, held = np.zeros(len(high), bool), np.zeros(len(high), np.int64), np.zeros(len(high), bool)
-        for run, found, at in self._found(high[order], low[order]):
-            hits = order[found]
-            values, day = run.values(at[found])
-            known[hits], payload[hits], held[hits] = True, values, day == HELD
+        for _, hits in self._found(high[order], low[order]):
+            at = order[hits.found]
+            known[at], payload[at], held[at] = True, hits.payload, hits.day == HELD
         return known, payload, held
 
     def keep(self, ledger: str, keyspace_since: int, seq: int, attempt: str) -> None:
@@ -201,21 +198,20 @@ class KeyIndex:
     def _known_since(self, rows: KeyRows) -> Bools:
         """Which of these are known from their day or a later one; those of an earlier day are freed."""
         known = np.zeros(len(rows), dtype=bool)
-        for run, found, at in self._found(rows.high, rows.low):
-            earlier = run.values(at[found])[1] < rows.day[found]
+        for run, hits in self._found(rows.high, rows.low):
+            earlier = hits.day < rows.day[hits.found]
             if earlier.any():
-                run.free(at[found][earlier])
-            known[found] = ~earlier
+                run.free(hits.rows[earlier])
+            known[hits.found] = ~earlier
         return known
 
-    def _found(self, high: Words, low: Words) -> Iterator[tuple[Run, Bools, Places]]:
-        """Of each run that has some of these keys: which ones, and in which rows."""
+    def _found(self, high: Words, low: Words) -> Iterator[tuple[Run, Hits]]:
+        """Of each run that has some of these keys what is not purged."""
         for run in self._runs:
-            found, at = run.find(high, low)
-            if found.any() and self._since:
-                found[found] = run.values(at[found])[1] >= self._since
-            if found.any():
-                yield run, found, at
+            hits = run.find(high, low)
+            hits = hits.those(hits.day >= self._since)
+            if len(hits.rows):
+                yield run, hits
 
     def _push(self, run: SortedRun) -> None:
         self._tail.append(run)
@@ -318,8 +314,7 @@ class Joining:
     def _free_again(self, made: StoredRun) -> None:
         """What was freed while the file was written."""
         for run, dead in zip(self.stored, self._dead, strict=True):
-            found, at = made.find(*run.keys(np.setdiff1d(run.dead, dead)))
-            made.free(at[found])
+            made.free(made.find(*run.keys(np.setdiff1d(run.dead, dead))).rows)
 
     def abandon(self) -> None:
         """Delete the file."""

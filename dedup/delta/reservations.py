@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from dedup.delta.keys import KeyIndex
 from dedup.delta.ledger import FREED, HELD, KEYS, Header, Ledger, LedgerFile
 
 log = logging.getLogger("dedup")
+
+_Answer = TypeVar("_Answer")
 
 READ_AT_ONCE = 1_000_000
 """Rows of reservations; a file is a request on object storage, and the smaller ones are asked for at the same time."""
@@ -79,15 +81,19 @@ class ReservedKeys:
         Raises:
             StoreUnavailable: the ledger cannot be read. CommitConflict: it went on since the last look.
         """
-        try:
-            return self._known(look).probe(keys)
-        except DamagedKeys as error:
-            self._lose(error)
-        return self._known(look).probe(keys)
+        return self._asked(lambda index: index.probe(keys), look)
 
     def count(self, look: Callable[[], Look]) -> int:
         """How many there are. Raises as `probe`."""
-        return len(self._known(look))
+        return self._asked(len, look)
+
+    def _asked(self, question: Callable[[KeyIndex], _Answer], look: Callable[[], Look]) -> _Answer:
+        """The answer; where files are damaged, all keys are read from the ledger first."""
+        try:
+            return question(self._known(look))
+        except DamagedKeys as error:
+            self._lose(error)
+        return question(self._known(look))
 
     def _known(self, look: Callable[[], Look]) -> KeyIndex:
         if self._absent:

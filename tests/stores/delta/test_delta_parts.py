@@ -76,7 +76,7 @@ def test_the_key_index_stays_few_runs_and_26_bytes_a_key() -> None:
 
 
 def test_a_spilled_run_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file has no name any more while it is mapped: a killed process cannot leave it."""
+    """The file has no name any more while it is open: a killed process cannot leave it."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     index = KeyIndex(flush_rows=10)

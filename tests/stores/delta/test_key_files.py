@@ -145,7 +145,7 @@ def made(path: Path, count: int = 1500) -> StoredRun:
 
 def test_no_changed_byte_changes_an_answer(tmp_path: Path) -> None:
     """Wherever one byte is another, or the file ends: the answers are right, or DamagedKeys is raised."""
-    assert made(tmp_path / "whole").find(*keys.key_words(column(range(1600))))[0].sum() == 1500
+    assert made(tmp_path / "whole").find(*keys.key_words(column(range(1600)))).found.sum() == 1500
     content, dice, refused = (tmp_path / "whole").read_bytes(), random.Random(1), 0
     for at in [*dice.sample(range(len(content)), 300), *range(len(content) - 40, len(content))]:
         damaged = bytearray(content)
@@ -156,13 +156,32 @@ def test_no_changed_byte_changes_an_answer(tmp_path: Path) -> None:
             path.write_bytes(text)
             try:
                 run = StoredRun.open(path)
-                found, rows = run.find(*keys.key_words(column(range(1600))))
-                assert found.tolist() == [n < 1500 for n in range(1600)]
-                assert run.values(rows[found])[0].tolist() == list(range(1500))
+                hits = run.find(*keys.key_words(column(range(1600))))
+                assert hits.found.tolist() == [n < 1500 for n in range(1600)] and hits.payload.tolist() == list(range(1500))
             except DamagedKeys:
                 refused += 1
             path.unlink()
     assert refused > 1000, "nearly all of them are noticed; the others changed what nobody reads"
+
+
+def test_no_byte_that_changes_while_a_file_is_open_changes_an_answer(tmp_path: Path) -> None:
+    """Each page has been used before: the answers stay right, or DamagedKeys is raised."""
+    made(tmp_path / "whole")
+    content, dice, refused = (tmp_path / "whole").read_bytes(), random.Random(2), 0
+    for at in dice.sample(range(3 * key_files.PAGE.itemsize), 200):
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << dice.randrange(8)
+        for text in (bytes(damaged), content[:at], content[:at] + bytes(len(content) - at)):
+            (tmp_path / "whole").write_bytes(content)
+            run = StoredRun.open(tmp_path / "whole")
+            assert run.find(*keys.key_words(column(range(1600)))).found.sum() == 1500
+            (tmp_path / "whole").write_bytes(text)
+            try:
+                hits = run.find(*keys.key_words(column(range(1600))))
+                assert hits.found.tolist() == [n < 1500 for n in range(1600)] and hits.payload.tolist() == list(range(1500))
+            except DamagedKeys:
+                refused += 1
+    assert refused > 590, "all but those that changed nothing"
 
 
 def test_files_that_changed_places_are_not_opened(tmp_path: Path) -> None:
@@ -347,16 +366,69 @@ def test_files_that_are_not_right_are_made_again(folder: Path, what: str, caplog
     assert known(open_store(folder)) == list(range(45)), "the files were made again"
 
 
-def test_a_file_that_is_damaged_while_it_is_open_is_made_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The probe that meets the damage answers from the ledger, and says so."""
+def spoil(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files of keys, which are open: other bytes, a part is missing, or they cannot be read any more."""
+    paths = list(list_of(folder).parent.glob("*.keys"))
+    gone, read = {path.stat().st_ino for path in paths}, os.pread
+
+    def stale(number: int, size: int, at: int) -> bytes:
+        if os.fstat(number).st_ino in gone:
+            raise OSError(116, "Stale file handle")
+        return read(number, size, at)
+
+    for path in paths:
+        if how == "shortened":
+            os.truncate(path, 100)
+        elif how == "other bytes":
+            with path.open("r+b") as file:
+                file.write(bytes(200))
+    if how == "unreadable":
+        monkeypatch.setattr(os, "pread", stale)
+
+
+HOW = pytest.mark.parametrize("how", ["other bytes", "shortened", "unreadable"])
+
+
+@HOW
+@pytest.mark.parametrize("used", [False, True])
+def test_a_file_that_is_damaged_while_it_is_open_is_made_again(
+    folder: Path, how: str, used: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first use of a page and after it: the probe that meets the damage answers from the ledger, and says so."""
     filled(folder)
     started = open_store(folder)
-    assert started.reserved(kit.NAME) == 45
-    for path in list_of(folder).parent.glob("*.keys"):
-        with path.open("r+b") as file:
-            file.write(bytes(200))
+    assert started.reserved(kit.NAME) == 45 and (not used or known(started) == list(range(45)))
+    spoil(folder, how, monkeypatch)
     assert known(started) == list(range(45))
     assert "cannot be used, so the keys are read from the ledger" in caplog.text
+
+
+@HOW
+def test_decisions_after_damage_know_every_key(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running process that takes in its own decisions meets the damage there: no key is lost, none is reserved twice."""
+    store = filled(folder)
+    number = take_epoch(store, kit.NAME, "again", 1.0, force=True).epoch
+    for first in range(45, 75, 5):
+        spoil(folder, how, monkeypatch)
+        with store.begin(kit.NAME, number) as transaction:
+            some = pa.table([column(range(first - 5, first + 5)), pa.array(range(10), pa.int64())], schema=KEYS)
+            transaction.ask(some["key"])
+            assert transaction.reserve(some).num_rows == 5
+            transaction.execute(Commit())
+    assert known(store) == known(open_store(folder)) == list(range(75)) and wrong(store) == []
+
+
+@HOW
+def test_a_count_never_rests_on_damaged_pages(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a purge a count asks the pages for the days of freed keys: where they are damaged, it comes from the ledger."""
+    store = filled(folder, 2)
+    store.purge(kit.NAME, tomorrow() - dt.timedelta(days=1), by="ann", reason="", although_behind=True)
+    assert store.reserved(kit.NAME) == 10
+    with store._states.caught_up(kit.NAME) as state:
+        state.keys._index.discard(column([3]))  # as one that was freed; the ledger has it
+        assert state.reserved() == 9
+        spoil(folder, how, monkeypatch)
+        assert state.reserved() == 10
 
 
 def test_files_of_a_history_that_was_taken_back_are_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
