@@ -421,6 +421,7 @@ class Header:
     dropped: tuple[tuple[int, str], ...] = ()  # (seq, sink) that a person gave up
     purged_before: str | None = None  # ISO date: reservations decided on earlier days are gone
     purged_on: str | None = None  # ISO date: when that was decided
+    purged_in: int = 0  # seq of that decision: what was reserved later counts, whatever its day; 0 in headers of the time before this
     reserved: int = 0  # reservation rows of this decision
     freed: int = 0  # keys that it freed
     by: str = ""
@@ -495,6 +496,7 @@ def _encode(h: Header) -> dict[str, Any]:
         "dropped": h.dropped,
         "purged_before": h.purged_before,
         "purged_on": h.purged_on,
+        "purged_in": h.purged_in,
         "reserved": h.reserved,
         "freed": h.freed,
         "by": h.by,
@@ -517,6 +519,7 @@ def _decode(value: dict[str, Any]) -> Header:
         sinks=tuple(map(_decode_sink, value["sinks"])),
         marks={name: Mark(**mark) for name, mark in value["marks"].items()},
         pending=tuple(value["pending"]),
+        purged_in=value.get("purged_in", 0),
         dropped=tuple((int(seq), name) for seq, name in value["dropped"]),
         later={name: told for name, told in value.items() if name not in _NAMES},
     )

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict
 from dedup.core.keys import Bools
 from dedup.delta.key_files import HELD as HELD_DAY
-from dedup.delta.key_files import I64, DamagedKeys, KeyFolder, ReplacedKeys
+from dedup.delta.key_files import I64, DamagedKeys, Days, KeyFolder, ReplacedKeys
 from dedup.delta.keys import KeyIndex
 from dedup.delta.ledger import FREED, HELD, KEYS, Header, Ledger, LedgerFile
 
@@ -130,8 +129,8 @@ class ReservedKeys:
         gone = freed(self._ledger, look.files, after)
         if gone.num_rows:
             self._index.discard(gone["key"])
-        for rows, held in reservations(self._ledger, look.files, after, gone):
-            self._index.add(rows["key"], rows["payload_hash"].to_numpy(), HELD_DAY if held else days_of(rows))
+        for rows, days in reservations(self._ledger, look.files, after, gone, look.header):
+            self._index.add(rows["key"], rows["payload_hash"].to_numpy(), days)
         self._index.keep(look.table_id, look.header.keyspace_since, look.header.seq, look.header.attempt)
 
     def _lose(self, error: DamagedKeys) -> None:
@@ -159,8 +158,13 @@ def freed(ledger: Ledger, files: Sequence[LedgerFile], after: int) -> pa.Table:
     return pa.table([newest["key"], newest["seq_max"]], schema=FREED_ROWS)
 
 
-def reservations(ledger: Ledger, files: Sequence[LedgerFile], after: int, gone: pa.Table) -> Iterator[tuple[pa.Table, bool]]:
-    """(key, payload_hash, seq) of the decisions after this one, some files at a time, and whether letters hold them; the others have `day`.
+def reservations(
+    ledger: Ledger, files: Sequence[LedgerFile], after: int, gone: pa.Table, header: Header
+) -> Iterator[tuple[pa.Table, Days]]:
+    """(key, payload_hash, seq) of the decisions after this one, some files at a time, and their days: HELD for those that a letter holds.
+
+    What the purge of this header has purged does not come, also where its rows are still there. What was reserved later comes, even if its
+    day is one of those that were purged.
 
     Args:
         gone: FREED_ROWS. A decision may free a key and reserve it again; the other way round it does not list it.
@@ -170,10 +174,13 @@ def reservations(ledger: Ledger, files: Sequence[LedgerFile], after: int, gone: 
             rows = ledger.read(some, ["key", "payload_hash", "kind" if section == HELD else "day"], after)
             if section == HELD:
                 rows = rows.filter(pc.invert(pc.equal(rows["kind"], FREED)))
-            yield (_kept(rows, gone) if gone.num_rows else rows), section == HELD
+            rows = _kept(rows, gone) if gone.num_rows else rows
+            days = np.full(rows.num_rows, HELD_DAY, dtype=np.uint16) if section == HELD else _days_of(rows)
+            living = (days >= kept_since(header)) | (rows["seq"].to_numpy() > header.purged_in)
+            yield (rows, days) if living.all() else (rows.filter(pa.array(living)), days[living])
 
 
-def days_of(rows: pa.Table) -> npt.NDArray[np.uint16]:
+def _days_of(rows: pa.Table) -> Days:
     """The column `day` as days since 1970."""
     return np.asarray(rows["day"].cast(pa.int32()).to_numpy(), dtype=np.uint16)
 

@@ -347,7 +347,7 @@ class DeltaStore(Joins):
         Args:
             although_behind: purge up to that day, however far the consumer is.
 
-        Crash: it is recorded that they may be gone; the next purge drops what this one has left.
+        Crash: nothing is purged, or no process knows those keys any more; the next purge drops rows that this one has left.
         """
         if not although_behind and (bound := self.purge_bound(consumer, before)):
             if told := bound.told(_midnight(before)):

@@ -171,14 +171,15 @@ def acceptance(state: ConsumerState, publisher: SinkPublisher, sink: str, uri: s
 
 
 def purging(state: ConsumerState, before: dt.date, floors: Mapping[Partition, int], *, by: str, reason: str) -> Header:
-    """The header that says: reservations of days before this one may be gone."""
+    """The header that says: reservations of days before this one do not count, and may be gone."""
     state.require_sound()
     head = state.header.head
     raised = {p: max(floor, head.floors.get(p, floor)) for p, floor in {**head.floors, **floors}.items()}
     header = _next(state, "purge", replace(head, floors=raised), by, reason)
     if header.purged_before is not None and header.purged_before >= before.isoformat():
         return header
-    return replace(header, purged_before=before.isoformat(), purged_on=header.committed_at.date().isoformat())
+    on = header.committed_at.date().isoformat()
+    return replace(header, purged_before=before.isoformat(), purged_on=on, purged_in=header.seq)
 
 
 def _next(state: ConsumerState, kind: str, head: Head, by: str, reason: str) -> Header:

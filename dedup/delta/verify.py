@@ -28,7 +28,6 @@ from deadletter.selection import Selection
 from dedup.core.retention import ACTIVE, read_to
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.files import Add
-from dedup.delta.key_files import HELD as HELD_DAY
 from dedup.delta.keys import KeyIndex
 from dedup.delta.ledger import (
     BATCH,
@@ -46,7 +45,7 @@ from dedup.delta.ledger import (
     batch_table,
 )
 from dedup.delta.letters import EVENTS, EventRows, Letters, Several
-from dedup.delta.reservations import days_of, freed, kept_since, reservations
+from dedup.delta.reservations import freed, reservations
 from dedup.delta.restores import require_same, require_unrestored
 from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
 from dedup.delta.state import ConsumerState
@@ -100,16 +99,14 @@ def _reservations(state: ConsumerState, log: LedgerLog, headers: list[Header]) -
             did = f"reserved {header.reserved} keys" + (f" and freed {header.freed}" if header.freed else "")
             yield f"decision {header.seq} {did} and the ledger has {rows[header.seq]} rows of it"
     index, kept, unknown = KeyIndex(), 0, 0
-    since, purged = state.header.keyspace_since, kept_since(state.header)
-    for table, held in reservations(state.ledger, log.files, since, freed(state.ledger, log.files, since)):
-        days = np.full(table.num_rows, HELD_DAY, dtype=np.uint16) if held else days_of(table)
-        living = days >= purged  # a purge that died has left rows of keys that may be reserved again
-        kept += int(np.count_nonzero(living))
-        index.add(table["key"].filter(pa.array(living)), table["payload_hash"].to_numpy()[living], days[living])
-        unknown += int(np.count_nonzero(~state.probe(table["key"])[0] & living))
+    since = state.header.keyspace_since
+    for table, days in reservations(state.ledger, log.files, since, freed(state.ledger, log.files, since), state.header):
+        kept += table.num_rows
+        index.add(table["key"], table["payload_hash"].to_numpy(), days)
+        unknown += int(np.count_nonzero(~state.probe(table["key"])[0]))
     if kept != len(index):
         yield f"{kept - len(index)} keys are reserved more than once"
-    if unknown or (not purged and len(index) != state.reserved()):
+    if unknown or (state.header.purged_before is None and len(index) != state.reserved()):
         yield (
             f"the ledger has {len(index)} reserved keys; this process knows {state.reserved()}, and {unknown} of the ledger's are unknown. "
             f"Stop the consumer, delete the folder {state.keys.folder.path}, and start it again"

@@ -79,6 +79,13 @@ DELTA = (
         _KEYS + "test_a_file_that_is_damaged_while_it_is_open_is_made_again",
     ),
     Mutant(
+        "what was reserved after a purge of its day is not read",
+        "dedup/delta/reservations.py",
+        ' | (rows["seq"].to_numpy() > header.purged_in)',
+        "",
+        _KEYS + "test_all_processes_forget_the_same_keys_in_a_purge_that_is_not_done",
+    ),
+    Mutant(
         "a decision is tried against a snapshot that nobody read",
         "dedup/delta/ledger.py",
         "tables.commit(table, adds, transactions, exact=True)",

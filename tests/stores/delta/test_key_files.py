@@ -584,6 +584,27 @@ def test_a_key_that_comes_again_after_a_purge_that_died_is_no_contradiction(fold
     assert known(store) == [0, 1, 2] and wrong(store) == []
 
 
+@pytest.mark.parametrize("files", [True, False])
+def test_all_processes_forget_the_same_keys_in_a_purge_that_is_not_done(folder: Path, monkeypatch: pytest.MonkeyPatch, files: bool) -> None:
+    """The purge is decided and its rows are still there: who starts then knows what a running process knows, and so does a second one
+    that sees the purge and later reservations at once. Those of its own day that came later count.
+    """
+    one = filled(folder, 2)
+    two = open_store(folder)
+    assert known(two) == list(range(10))
+    number = take_epoch(one, kit.NAME, "again", 1.0, force=True).epoch
+    decide(one, number, range(20, 25))
+    monkeypatch.setattr(Ledger, "drop_reservations", lambda ledger, before: None)
+    one.purge(kit.NAME, tomorrow(), by="ann", reason="", although_behind=True)
+    decide(one, number, [*range(3), *range(30, 35)])
+    if not files:
+        shutil.rmtree(list_of(folder).parent)
+    for some in (one, two, open_store(folder)):
+        assert known(some) == [*range(3), *range(30, 35)] and some.reserved(kit.NAME) == 8 and wrong(some) == []
+    one.purge(kit.NAME, tomorrow() + dt.timedelta(days=1), by="ann", reason="", although_behind=True)
+    assert known(one) == known(two) == known(open_store(folder)) == []
+
+
 def tomorrow() -> dt.date:
     """In UTC."""
     return (dt.datetime.now(dt.UTC) + dt.timedelta(days=1)).date()
