@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -106,11 +107,17 @@ CHANGE = st.tuples(
 )
 
 
+def pages_of(count: int) -> Any:
+    """Pages of so few keys, and few of them at once: a file has many."""
+    page = np.dtype([(name, (of.subdtype or (of, ()))[0], count) for name, (of, _) in (key_files.PAGE.fields or {}).items()])
+    return mock.patch.multiple(key_files, PAGE_KEYS=count, PAGE=page, AT_ONCE=2)
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.lists(CHANGE, max_size=25))
-def test_an_index_that_is_opened_again_answers_like_a_dictionary(changes: list[tuple[str, list[int], int]]) -> None:
-    """Keys come, are freed and purged, files are written, joined and opened, in any order."""
-    with key_files.tempfile.TemporaryDirectory() as folder:
+@given(st.lists(CHANGE, max_size=25), st.sampled_from([1, 3, 512]))
+def test_an_index_that_is_opened_again_answers_like_a_dictionary(changes: list[tuple[str, list[int], int]], page_keys: int) -> None:
+    """Keys come, are freed and purged, files of one page and of many are written, joined and opened, in any order."""
+    with pages_of(page_keys), key_files.tempfile.TemporaryDirectory() as folder:
         life = Life(Path(folder, "keys"))
         for what, numbers, day in changes:
             life.do(what, numbers, min(day, 5) if what == "purge" else day)
