@@ -136,8 +136,8 @@ class Pages:
         self._path, self._sums = path, sums
         self._number = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._number)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._number, 0, 0, os.POSIX_FADV_RANDOM)  # the system need not read what lies around a page
+        with contextlib.suppress(OSError, AttributeError):  # the system need not read what lies around a page
+            os.posix_fadvise(self._number, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read(self, pages: Places) -> npt.NDArray[Any]:
         """These pages, ascending, as they were written. Raises DamagedKeys."""
@@ -422,9 +422,13 @@ class KeyFolder:
         try:
             told_sum, text = (self.path / LIST).read_bytes().split(b"\n", 1) if self.path else (b"", b"")
             told = json.loads(text) if told_sum and int(told_sum, 16) == zlib.crc32(text) else {}
-            return KeyList(**told) if told.pop("format", None) == FORMAT else None
+            if self.path and told.pop("format", None) != FORMAT:
+                raise ValueError("it is damaged or of another format")
+            return KeyList(**told) if told else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # as at a first start
         except (OSError, ValueError, TypeError) as error:
-            log.debug("no list of files of keys in %s: %s", self.path, error)
+            log.warning("The list of files of keys in %s cannot be used, so the keys are read from the ledger: %s", self.path, error)
             return None
 
     def save(self, listed: KeyList, gone: Iterable[Path]) -> None:

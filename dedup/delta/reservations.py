@@ -100,12 +100,15 @@ class ReservedKeys:
             self._absent = False
         return self._index
 
-    def _read(self, look: Look) -> None:
+    def _read(self, look: Look, *, again: bool = True) -> None:
         """All of them: from files, if there are any of this history, else from the ledger. Raises as `probe`."""
         try:
             self._index, after = self._opened(look)
             self._add(look, after)
-        except DamagedKeys:
+        except DamagedKeys as error:
+            if again and isinstance(error, ReplacedKeys):  # by another process: the list names others now
+                return self._read(look, again=False)
+            self._tell(error)
             self.folder.forget()
             self._index = KeyIndex(self.folder)
             self._add(look, look.header.keyspace_since)
@@ -113,10 +116,12 @@ class ReservedKeys:
     def _opened(self, look: Look) -> tuple[KeyIndex, int]:
         """What files have, where they are of this very history, and the decision that they go up to."""
         listed, after = self.folder.load(), look.header.keyspace_since
-        if listed is None or (listed.ledger, listed.keyspace_since) != (look.table_id, after) or not after <= listed.seq <= look.header.seq:
+        if listed is None:
             return KeyIndex(self.folder), after
-        decided = look.header_at(listed.seq)
+        same = (listed.ledger, listed.keyspace_since) == (look.table_id, after) and after <= listed.seq <= look.header.seq
+        decided = look.header_at(listed.seq) if same else None
         if decided is None or decided.attempt != listed.attempt:  # of a time that was taken back
+            self._tell("they are of another history, or newer than this look at the ledger")
             return KeyIndex(self.folder), after
         return KeyIndex(self.folder, self.folder.open(listed)), listed.seq
 
@@ -136,8 +141,11 @@ class ReservedKeys:
     def _lose(self, error: DamagedKeys) -> None:
         if not isinstance(error, ReplacedKeys):
             self.folder.forget()
-        log.warning("Files of keys of %r cannot be used, so the keys are read from the ledger: %s", self._ledger.consumer, error)
+        self._tell(error)
         self.forget()
+
+    def _tell(self, why: object) -> None:
+        log.warning("Files of keys of %r cannot be used, so the keys are read from the ledger: %s", self._ledger.consumer, why)
 
 
 def kept_since(header: Header) -> int:

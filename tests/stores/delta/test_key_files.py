@@ -345,10 +345,12 @@ def test_a_check_beside_a_running_consumer_finds_nothing(folder: Path, monkeypat
 
 @pytest.mark.parametrize("what", ["lost list", "damaged list", "lost file", "damaged file", "empty file", "foreign list", "other format"])
 def test_files_that_are_not_right_are_made_again(folder: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The ledger alone counts: a start knows every key whatever became of the files, and the next one opens new files."""
+    """The ledger alone counts: a start knows every key whatever became of the files, says so, and the next one opens new files."""
     filled(folder)
     listed = list_of(folder)
-    some = next(listed.parent.glob("*.keys"))
+    told = KeyFolder(listed.parent).load()
+    assert told is not None
+    some = listed.parent / next(iter(told.files))
     if what == "lost list":
         listed.unlink()
     elif what == "damaged list":
@@ -368,6 +370,7 @@ def test_files_that_are_not_right_are_made_again(folder: Path, what: str, caplog
         listed.write_bytes(b"%08x\n%s" % (key_files.zlib.crc32(text), text))
     started = open_store(folder)
     assert known(started) == list(range(45)) and wrong(started) == []
+    assert ("the keys are read from the ledger" in caplog.text) == (what != "lost list"), "without a list it is as at the first start"
     for path in key_tables(folder):
         path.rename(path.with_suffix(".away"))
     assert known(open_store(folder)) == list(range(45)), "the files were made again"
@@ -436,6 +439,21 @@ def test_a_count_never_rests_on_damaged_pages(folder: Path, how: str, monkeypatc
         assert state.reserved() == 9
         spoil(folder, how, monkeypatch)
         assert state.reserved() == 10
+
+
+def test_a_list_that_another_process_replaces_meanwhile_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that finds files of its list gone opens those of the newer list, and does not read all keys from the ledger."""
+    store, seen, load = filled(folder, 2), list[key_files.KeyList | None](), KeyFolder.load
+    seen.append(KeyFolder(list_of(folder).parent).load())
+    number = take_epoch(store, kit.NAME, "again", 1.0, force=True).epoch
+    for first in range(10, 60, 5):
+        decide(store, number, range(first, first + 5))
+    assert seen[0] is not None and not all((list_of(folder).parent / name).exists() for name in seen[0].files)
+    for path in key_tables(folder):
+        path.rename(path.with_suffix(".away"))
+    monkeypatch.setattr(KeyFolder, "load", lambda folder: seen.pop() if seen else load(folder))
+    started = open_store(folder)
+    assert known(started) == list(range(60)) and not seen and list_of(folder).exists()
 
 
 def test_files_of_a_history_that_was_taken_back_are_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
