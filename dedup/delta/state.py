@@ -351,12 +351,17 @@ class ConsumerState:
         )
 
     def following(self, kind: str, attempt: str, now: dt.datetime, head: Head, **changes: Any) -> Header:
-        """The header of the decision after `head`, which was read before; with everything that this process knows of publications."""
+        """The header of the decision after `head`, which was read before; with everything that this process knows of publications.
+
+        It is of no earlier day than the last purge, also where this host's clock is behind: a purge drops whole days, and must not drop
+        what is reserved after it.
+        """
         last, seq = self.header, head.seq + 1
+        purged = now if last.purged_on is None else dt.datetime.combine(dt.date.fromisoformat(last.purged_on), dt.time(), dt.UTC)
         return last.following(
             kind,
             attempt,
-            now,
+            max(now, purged),
             head=replace(head, seq=seq),
             after=head.seq,
             generation_since=last.generation_since if head.generation == last.head.generation else seq,

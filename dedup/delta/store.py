@@ -342,7 +342,7 @@ class DeltaStore(Joins):
         """Drop reservations that were decided before that UTC day, or before `purge_bound` if that is earlier; the log says so then.
 
         Keys that a letter holds stay. A message whose reservation was dropped counts as new when it comes again. Running processes forget
-        those keys at their next look.
+        those keys at their next look. Of a purge up to a day after today, rows of today stay until a later purge, and do not count.
 
         Args:
             although_behind: purge up to that day, however far the consumer is.
@@ -355,9 +355,10 @@ class DeltaStore(Joins):
             before = bound.bound.date()
         with self._states.existing(consumer) as state:
             floors = verify.floors(state, before)
+        decided = dt.datetime.now(dt.UTC).date()  # or later: rows of that day may be of decisions after this one
         self._states.commit_planned(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
         with state.lock:
-            state.ledger.drop_reservations(before)
+            state.ledger.drop_reservations(min(before, decided))
 
     def upkeep(self, retention: dt.timedelta, *, although_behind: Collection[str] = (), dry_run: bool = False) -> list[Upkept]:
         """Forget reservations and sent messages that are older than that, and `maintain` each consumer.

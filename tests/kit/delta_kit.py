@@ -7,7 +7,9 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -20,7 +22,7 @@ from deadletter.letter import LETTERS, letter_id
 from deadletter.store import KEYS, Commit, Note, Park
 from dedup.core.rows import ArrowRows
 from dedup.core.steps import Advance, Record
-from dedup.delta import DeltaStore
+from dedup.delta import DeltaStore, key_files
 
 SINK = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
 NAME = "shop"
@@ -180,6 +182,12 @@ def letters(head: Head, parked: Sequence[Event], kind: str = "REJECTED", holds: 
         for e in parked
     ]
     return pa.Table.from_pylist(rows, schema=LETTERS)
+
+
+def pages_of(count: int) -> Any:
+    """Pages of so few keys, and few of them at once: a file has many."""
+    page = np.dtype([(name, (of.subdtype or (of, ()))[0], count) for name, (of, _) in (key_files.PAGE.fields or {}).items()])
+    return mock.patch.multiple(key_files, PAGE_KEYS=count, PAGE=page, AT_ONCE=2)
 
 
 def ids(uri: str) -> list[int]:

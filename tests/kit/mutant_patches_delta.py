@@ -8,7 +8,8 @@ _LEDGER, _DELIVERY = "tests/stores/delta/test_delta_ledger.py::", "tests/contrac
 _COMMITS, _PUBLICATION = "tests/stores/delta/test_delta_commits.py::", "tests/stores/delta/test_delta_publication.py::"
 _BACK = "tests/stores/delta/test_delta_copied_back.py::"
 _FEATURES = "tests/stores/delta/test_delta_features.py::"
-_KEYS = "tests/stores/delta/test_key_files.py::"
+_KEYS, _DAMAGE = "tests/stores/delta/test_key_files.py::", "tests/stores/delta/test_key_damage.py::"
+_PURGES = "tests/stores/delta/test_key_purges.py::"
 
 DELTA = (
     Mutant(
@@ -30,21 +31,21 @@ DELTA = (
         "dedup/delta/key_files.py",
         "if len(wrong := pages[np.array(sums, dtype=np.uint32) != self._sums[pages]]):",
         "if len(wrong := pages[:0]):",
-        _KEYS + "test_no_byte_that_changes_while_a_file_is_open_changes_an_answer",
+        _DAMAGE + "test_no_byte_that_changes_while_a_file_is_open_changes_an_answer",
     ),
     Mutant(
         "the filter of a file of keys is not compared with its checksum",
         "dedup/delta/key_files.py",
         'if [zlib.crc32(block) for block in blocks] != told["sums"]:',
         "if False:",
-        _KEYS + "test_no_changed_byte_changes_an_answer",
+        _DAMAGE + "test_no_changed_byte_changes_an_answer",
     ),
     Mutant(
         "files of keys of another history are opened",
         "dedup/delta/reservations.py",
         "if decided is None or decided.attempt != listed.attempt:",
         "if decided is None:",
-        _KEYS + "test_files_of_a_history_that_was_taken_back_are_not_opened",
+        _DAMAGE + "test_files_of_a_history_that_was_taken_back_are_not_opened",
     ),
     Mutant(
         "the list says that keys in memory are in files",
@@ -76,14 +77,28 @@ DELTA = (
         """        except DamagedKeys:
             raise
         return question(self._known(look))""",
-        _KEYS + "test_a_file_that_is_damaged_while_it_is_open_is_made_again",
+        _DAMAGE + "test_a_file_that_is_damaged_while_it_is_open_is_made_again",
     ),
     Mutant(
         "what was reserved after a purge of its day is not read",
         "dedup/delta/reservations.py",
         ' | (rows["seq"].to_numpy() > header.purged_in)',
         "",
-        _KEYS + "test_all_processes_forget_the_same_keys_in_a_purge_that_is_not_done",
+        _PURGES + "test_all_processes_forget_the_same_keys_in_a_purge_that_is_not_done",
+    ),
+    Mutant(
+        "a purge drops rows of its own day",
+        "dedup/delta/store.py",
+        "drop_reservations(min(before, decided))",
+        "drop_reservations(before)",
+        _PURGES + "test_a_purge_drops_nothing_that_was_reserved_after_it",
+    ),
+    Mutant(
+        "a decision after a purge is of an earlier day",
+        "dedup/delta/state.py",
+        "max(now, purged)",
+        "now",
+        _PURGES + "test_a_purge_drops_nothing_that_was_reserved_after_it",
     ),
     Mutant(
         "a decision is tried against a snapshot that nobody read",
