@@ -20,6 +20,7 @@
     ├── SourceUnavailable        the broker does not answer             -> nothing was decided; run it again
     │   ├── ReceiverStolen       another receiver took the partition    -> give each a consumer group of its own
     │   ├── RegistryUnavailable  the schema registry does not
+    │   ├── SealUnavailable      dead letters cannot be sealed
     │   └── NotConfirmed         published events are stored, and the broker has not confirmed them
     ├── DestinationUnavailable   nobody's messages can be sent now      -> they wait in the outbox; try again
     ├── Fenced                   a newer instance of this consumer has taken over -> stop this instance
@@ -143,6 +144,10 @@ class RegistryUnavailable(SourceUnavailable):
 
 class DestinationUnavailable(DedupError):
     """No message can be sent now. They wait in the outbox, and are sent again with the same ids."""
+
+
+class SealUnavailable(SourceUnavailable):
+    """Dead letters cannot be sealed (FailurePolicy(redact=)). Nothing was stored; repair what seals them, and run it again."""
 
 
 class NotConfirmed(SourceUnavailable):

@@ -10,7 +10,7 @@ from typing import Literal
 DISTRIBUTION = "dedup-spark"
 """The name on the package index. The import names are dedup, checkpoint and deadletter."""
 
-Extra = Literal["avro", "blob", "delta", "demo", "entra", "eventhubs", "fast", "kafka", "metrics", "otel", "postgres", "spark"]
+Extra = Literal["avro", "blob", "delta", "demo", "encrypt", "entra", "eventhubs", "fast", "kafka", "metrics", "otel", "postgres", "spark"]
 """The extras of setup.cfg that a user may need."""
 
 

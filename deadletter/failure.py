@@ -64,6 +64,8 @@ class Failure:
     at: dt.datetime
     """Aware, UTC."""
     kind: Kind = Kind.HANDLER_ERROR
+    place: str = ""
+    """File and function of the user's own code in which it was raised; empty where none is known."""
 
 
 class Elsewhere(Exception):
@@ -93,14 +95,16 @@ def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ER
     error_type, message, frames = (_of_worker(text) or _of_java(text, raised[2]) or raised) if _is_of_spark(error) else raised
     error_type, message = clean(error_type, _TYPE_BYTES), clean(message, MESSAGE_BYTES)
     stack = _asked(lambda: "".join(traceback.format_exception(error)), f"{error_type}: {message}")
+    place = clean(_own(frames), _TYPE_BYTES)
     first_line = next((line for line in message.splitlines() if line.strip()), "")[:500]
     return Failure(
         error_type=error_type,
         message=message,
         stack=clean(stack, STACK_BYTES, tail=0.7),
-        fingerprint=fingerprint(error_type, _ADDRESS.sub("?", first_line), clean(_own(frames), _TYPE_BYTES)),
+        fingerprint=fingerprint(error_type, _ADDRESS.sub("?", first_line), place),
         at=at,
         kind=kind,
+        place=place,
     )
 
 

@@ -21,6 +21,7 @@ from checkpoint import given
 from checkpoint.errors import ConfigError
 from checkpoint.head import Head, Spent
 from deadletter.classify import Rule
+from deadletter.hiding import Redact, is_redact
 from deadletter.known import ErrorClass
 from deadletter.letter import Kind
 from deadletter.parked import OnParked
@@ -236,6 +237,9 @@ class FailurePolicy:
     letters_to: str | None = None
     """A topic. Each new dead letter also becomes a message of the outbox to it, in the transaction that parks the letter. It is sent as
     the messages of `tx.publish` are. Its id is that of the letter."""
+    redact: Redact | None = None
+    """What hides the contents of dead letters before they are stored. `Mask(...)`, or a function of `Contents`: for good. `Encrypt(...)`,
+    or another object with `seal` and `open`, so that `reprocess` can open them. None: nothing is hidden."""
 
     def __post_init__(self) -> None:
         given.check_fields(FAILURE_POLICY, self, "FailurePolicy")
@@ -260,6 +264,9 @@ FAILURE_POLICY: given.Settings = {
     "max_outage": given.duration("300.0", endless=True),
     "on_parked": given.function("of a ParkedGroup", "print", 1).or_none,
     "letters_to": given.text("a topic", '"orders-dead"').or_none,
+    "redact": given.Setting(
+        "a Mask, an Encrypt, another object with seal and open, or a function of Contents", 'Mask("customer.email")', is_redact
+    ).or_none.hidden,
 }
 """What `FailurePolicy` takes."""
 

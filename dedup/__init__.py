@@ -59,6 +59,7 @@ from checkpoint.errors import (  # noqa: E402  a namesake has to be refused befo
     RowsMisfit,
     RowsRefused,
     SchemaOutdated,
+    SealUnavailable,
     SettingsChanged,
     SinkMismatch,
     SourceUnavailable,
@@ -76,7 +77,10 @@ for _error in [found for found in globals().values() if isinstance(found, type) 
     _error.__module__ = __name__  # letters, logs and tracebacks name an error as users import it
 
 if TYPE_CHECKING:
+    from deadletter.encryption import Encrypt
+    from deadletter.hiding import LetterPart
     from deadletter.known import ErrorClass
+    from deadletter.masks import Contents, Mask
     from deadletter.parked import ParkedGroup
     from deadletter.policy import Budget, FailurePolicy, Retry
     from deadletter.selection import Selection
@@ -105,10 +109,12 @@ __all__ = [
     "CommitUnknown",
     "ConfigError",
     "Consumer",
+    "Contents",
     "DeadLetters",
     "DedupError",
     "DeltaStore",
     "DestinationUnavailable",
+    "Encrypt",
     "ErrorClass",
     "Event",
     "FailurePolicy",
@@ -116,8 +122,10 @@ __all__ = [
     "HandlerError",
     "IncarnationChanged",
     "KeyConflict",
+    "LetterPart",
     "LettersUnread",
     "Limits",
+    "Mask",
     "NotConfirmed",
     "ParkedGroup",
     "PartitionLost",
@@ -136,6 +144,7 @@ __all__ = [
     "RowsMisfit",
     "RowsRefused",
     "SchemaOutdated",
+    "SealUnavailable",
     "Selection",
     "SettingsChanged",
     "SinkMismatch",
@@ -159,12 +168,16 @@ _HOMES = {
     "Budget": "deadletter.policy",
     "Columns": "dedup.core.envelope",
     "Consumer": "dedup.consumer",
+    "Contents": "deadletter.masks",
     "DeadLetters": "dedup.reprocessing.dead_letters",
     "DeltaStore": "dedup.delta",
+    "Encrypt": "deadletter.encryption",
     "ErrorClass": "deadletter.known",
     "Event": "dedup.pipeline.handlers",
     "FailurePolicy": "deadletter.policy",
+    "LetterPart": "deadletter.hiding",
     "Limits": "dedup.settings",
+    "Mask": "deadletter.masks",
     "ParkedGroup": "deadletter.parked",
     "PostgresStore": "dedup.postgres",
     "Report": "dedup.pipeline.report",
@@ -178,7 +191,7 @@ _HOMES = {
     "reprocess": "dedup.reprocessing.letters",
 }
 
-_EXTRAS: dict[str, Extra] = {"dedup.delta": "delta", "dedup.postgres": "postgres"}
+_EXTRAS: dict[str, Extra] = {"deadletter.encryption": "encrypt", "dedup.delta": "delta", "dedup.postgres": "postgres"}
 
 
 def __getattr__(name: str) -> Any:

@@ -17,10 +17,12 @@ import typer
 
 import dedup
 from checkpoint.errors import Refused
+from deadletter.hiding import SEALED_TEXT, mark_of
 from deadletter.json_rows import json_rows
 from deadletter.selection import Selection
 from deadletter.work import Changed, Which
 from dedup.cli.options import By, Commands, Ids, Reason, Yes, check_names, one_of, progress, selecting, who, whole_ids
+from dedup.cli.reprocess import consumer_of
 from dedup.cli.show import CHANGES, NOTHING_DONE, AsJson, cell, print_fields, print_json, print_table
 from dedup.reprocessing.dead_letters import DeadLetters, Letter, shown
 from dedup.reprocessing.files import Imported
@@ -45,6 +47,16 @@ commands = Commands(
     epilog="Example: dedup dead-letter group --status OPEN --store /lake/dedup",
     no_args_is_help=True,
 )
+
+Open = Annotated[
+    str,
+    typer.Option(
+        "--open",
+        metavar="MODULE:ATTRIBUTE",
+        help="Your Consumer object: its redact= opens a sealed letter.",
+        show_default=False,
+    ),
+]
 
 RequiredReason = Annotated[str, typer.Option("--reason", help="Why the change is made; kept with it.", show_default=False)]
 
@@ -104,26 +116,48 @@ def group(selection: Selection, store: StoreUrl = "", as_json: AsJson = False) -
 @commands.command(epilog="Example: dedup dead-letter show 3f9a12bc --store /lake/dedup")
 def show(
     id: Annotated[str, typer.Argument(help="The id of the dead letter, or its first digits.", show_default=False)],
+    open_with: Open = "",
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter with its body and history.
 
-    Bytes that are not text are shown in hex.
+    Bytes that are not text are shown in hex. A sealed letter is shown as it is stored, unless --open names what opens it.
     """
-    letter = DeadLetters(open_store(store)).show(id)
+    letter = _opening(store, open_with).show(id)
     if as_json:
-        print_json({**json_rows(letter.table)[0], "history": json_rows(letter.history)})
+        print_json({**json_rows(letter.table)[0], "redaction": _redaction(letter.row), "history": json_rows(letter.history)})
         return
     properties, stack = letter.row["properties"], letter.row["stack"]
-    print_fields(_fields(letter.row).items())
+    print_fields([*_fields(letter.row).items(), *([("redaction", said)] if (said := _redaction(letter.row)) else [])])
     print_fields([(p["key"], _text(p["value"])) for p in properties or []], title="properties" if properties else "no properties")
     past = letter.history.to_pylist()
-    print_table(HISTORY_COLUMNS, [[entry[c] for c in HISTORY_COLUMNS] for entry in past], title="history", empty="never tried: it waits")
+    print_table(
+        HISTORY_COLUMNS, [[_said(entry[c]) for c in HISTORY_COLUMNS] for entry in past], title="history", empty="never tried: it waits"
+    )
     if stack:
         typer.echo("\nstack trace")
         typer.echo("\n".join(map(cell, stack.splitlines())))
     _print_body(letter)
+
+
+def _opening(store: str, open_with: str) -> DeadLetters:
+    """The letters of the store, or else of the consumer that is named; with what opens and seals them."""
+    if not open_with:
+        return DeadLetters(open_store(store))
+    consumer = consumer_of(open_with)
+    return DeadLetters(open_store(store) if store else consumer.store, consumer.failure.redact)
+
+
+def _redaction(row: Mapping[str, Any]) -> str | None:
+    """What the letter hides, in words."""
+    mark = mark_of(row["extras"])
+    return None if mark is None else f"masked: {', '.join(mark.masked)}" if mark.masked else "sealed: --open shows it"
+
+
+def _said(value: Any) -> Any:
+    """A text as it is, or that it is sealed: nobody reads base64."""
+    return "(sealed)" if isinstance(value, str) and value.startswith(SEALED_TEXT) else value
 
 
 def _fields(row: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +165,7 @@ def _fields(row: dict[str, Any]) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for name in row:
         if name not in (*PRINTED_BELOW, *HASHES.values()):
-            shown[name] = row[name]
+            shown[name] = _said(row[name])
         if name in HASHES:
             shown[f"{name}_hash"] = row[HASHES[name]]
     hashes = {name: value.hex() for name, value in shown.items() if isinstance(value, bytes)}
@@ -146,7 +180,10 @@ def _text_with_hex(value: bytes) -> str:
 
 
 def _print_body(letter: Letter) -> None:
-    row = letter.row
+    row, mark = letter.row, mark_of(letter.row["extras"])
+    if mark is not None and not mark.masked and row["body"] is not None:
+        typer.echo(f"\nbody: sealed ({row['body_size']} bytes)")
+        return
     typer.echo(f"\nbody ({row['body_size']} bytes)" if row["body"] is not None else "\nbody: null")
     if letter.json is not None and len(row["body"]) <= SHOWN_BYTES:
         typer.echo(cell(json.dumps(letter.json, indent=2, ensure_ascii=False)))
@@ -235,6 +272,7 @@ def edit(
     accept_any_body: Annotated[
         bool, typer.Option("--accept-any-body", help="Take the body as it is, even if the letter's body is JSON and this one is not.")
     ] = False,
+    open_with: Open = "",
     store: StoreUrl = "",
     as_json: AsJson = False,
     yes: Yes = False,
@@ -247,9 +285,9 @@ def edit(
     """
     if key and not any(key):
         raise dedup.ConfigError("--key is empty. Give the new key, or leave the option out.")
-    letters = DeadLetters(open_store(store))
+    letters = _opening(store, open_with)
     whole, new = letters.find(id), _body(body)
-    before = letters.show(whole).row
+    before = letters.select(Selection(ids=(whole,)), ["body_size", "idempotence_key"]).to_pylist()[0]
     accepted = {"accept_any_body": accept_any_body, "dry_run": not yes}
     done = letters.edit(whole, body=new, key=key or None, reason=reason, by=who(by), **accepted)
     changes = _edited(before, new, key)

@@ -75,7 +75,7 @@ RUN_ONLY = ("replayed", "missing")
 UNREAD = ["letter", "source", "topic", "partition", "sequence_number", "why"]
 """Columns of letters that could not be read."""
 
-_UNREAD = "unread: only the log has the whole bodies of these letters, and it cannot be read"
+_UNREAD = "unread: the whole events of these letters are in the log alone, or are sealed, and cannot be read"
 
 FILTERS = tuple(name for name in OPTIONS if name not in ("consumer", "status"))
 """The consumer is the one that is named, and what can be run is what is open or blocked."""
@@ -128,7 +128,7 @@ def reprocess_(
     """
     if every is not None and not (due and yes):
         raise typer.BadParameter("--every needs --due and --yes.")
-    consumer, look = _consumer(target), not yes
+    consumer, look = consumer_of(target), not yes
     check_names(consumer.store, replace(selection, consumer=consumer.name))
     if ids:
         selection = _these(consumer, ids, selection, from_log=from_log)
@@ -185,7 +185,7 @@ def replay_(
     other effects. The function registered with @consumer.register_log_reader reads the events again. Without --yes the command runs no
     handler; it says which calls of the handler the replay refuses.
     """
-    consumer, look = _consumer(target), not yes
+    consumer, look = consumer_of(target), not yes
     check_consumer(consumer.store, consumer.name)
     if not look:
         _session(consumer, frames)
@@ -211,7 +211,8 @@ def _these(consumer: Consumer, ids: Sequence[str], selection: Selection, *, from
     return Selection(ids=whole, limit=selection.limit)
 
 
-def _consumer(target: str) -> Consumer:
+def consumer_of(target: str) -> Consumer:
+    """What MODULE:ATTRIBUTE names. Raises ConfigError where that is no Consumer."""
     found = find(target, "consumer", "shop.stream:consumer")
     if not isinstance(found, Consumer):
         raise dedup.ConfigError(f"{target} is of type {type(found).__name__}, not a Consumer.")

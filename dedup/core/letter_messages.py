@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.position import KEY_ONLY
+from deadletter.hiding import mark_of
 from deadletter.letter import PROPERTIES, Kind
 from dedup.core.keys import MESSAGE_ID_PROPERTIES
 from dedup.core.messages import MESSAGES, Messages, lanes
@@ -36,10 +37,11 @@ def messages_of(letters: pa.Table, topic: str) -> Messages:
     """A message for each of these letters (LETTERS), in their order.
 
     Its id is the letter's, so it is the same if the letter is made again. Key and body are the event's; of a body that is too large the
-    first 64 kB, with its size in `dedup.body-size`. Its headers are the event's, then those that say what went wrong.
+    first 64 kB, with its size in `dedup.body-size`. Its headers are the event's, then those that say what went wrong. What a letter hides
+    is hidden here, too: `dedup.redaction` says "masked" or "sealed".
     """
     keys = letters["event_key"].combine_chunks()
-    headers = [list(_headers(one)) for one in letters.drop_columns(["body", "extras", "event_key"]).to_pylist()]
+    headers = [list(_headers(one)) for one in letters.drop_columns(["body", "event_key"]).to_pylist()]
     columns = {
         "id": letters["id"],
         "key": keys,
@@ -61,6 +63,8 @@ def _headers(letter: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield from _texts({f"dedup.{column.replace('_', '-')}": facts[column] for column in OWN})
     if letter["kind"] == Kind.TOO_LARGE:
         yield from _texts({"dedup.body-size": letter["body_size"]})
+    if mark := mark_of(letter["extras"]):
+        yield from _texts({"dedup.redaction": mark.how})
     yield from (_header("dedup.message-id", value) for name, value in given if name in MESSAGE_ID_PROPERTIES)
 
 

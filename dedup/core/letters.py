@@ -6,7 +6,7 @@ import datetime as dt
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 
 from checkpoint.head import Head, Run
 from checkpoint.position import KEY_ONLY, Ints, Partition
+from deadletter import hiding
 from deadletter.failure import Failure
 from deadletter.letter import HOLDS_NO_KEY, LETTERS, SEQUENCES, Kind, LetterIds, fingerprint, letter_id
 from deadletter.plans import REASONS, failure_entry, history, reason_of
+from deadletter.store import Park
 from dedup.core.envelope import ENVELOPE
 from dedup.core.keys import INTERNAL, LOG_TIME, SEQUENCE, key_bytes
 from dedup.core.planning import LETTER_KINDS, LETTERED, WAITING, WITHOUT_KEY, Settled
@@ -44,10 +46,36 @@ class Why:
     tails: pa.Table = field(default_factory=SEQUENCES.empty_table)  # sequences that were blocked before
     undecodable: Mapping[int, Undecodable] = field(default_factory=dict)  # row -> why, where that is known
 
+    def plain(self) -> Why:
+        """The same without values of the events."""
+        return replace(
+            self,
+            rejected=dict.fromkeys(self.rejected, hiding.REJECTION),
+            failed={row: [hiding.without_values(one) for one in failures] for row, failures in self.failed.items()},
+            undecodable={row: replace(one, text=one.brief) for row, one in self.undecodable.items()},
+        )
+
 
 def letter_rows(settled: Settled) -> Ints:
     """Rows of the chunk that become letters, in position order."""
     return np.flatnonzero(LETTERED[settled.state])
+
+
+def make_park(
+    settled: Settled, content: pa.Table, why: Why, head: Head, run: Run, now: dt.datetime, max_body: int, redact: hiding.Redact | None
+) -> Park:
+    """The step that keeps the letters of `letter_rows(settled)` and their history, without what `redact` hides.
+
+    Raises:
+        SealUnavailable: something could not be sealed.
+    """
+    letters = make_letters(settled, content, why, head, run, now, max_body)
+    past = make_history(settled, letters, why)
+    if redact is None:
+        return Park(letters, past)
+    plain = make_letters(settled, content, why.plain(), head, run, now, max_body)
+    hidden = hiding.hide_history(past, make_history(settled, letters, why.plain()), letters, redact)
+    return Park(hiding.hide(letters, plain, redact), hidden)
 
 
 def make_letters(settled: Settled, content: pa.Table, why: Why, head: Head, run: Run, now: dt.datetime, max_body: int) -> pa.Table:
@@ -192,10 +220,15 @@ def _chain(
     return before, behind
 
 
+def others_of(content: pa.Table) -> pa.Table:
+    """The input's other columns."""
+    ours = {*ENVELOPE.names, LOG_TIME, *INTERNAL, *SEQUENCE, "data"}
+    return content.select([n for n in content.column_names if n not in ours])
+
+
 def _extras(content: pa.Table) -> list[bytes | None]:
     """The input's other columns, each row as an Arrow IPC stream of one row."""
-    ours = {*ENVELOPE.names, LOG_TIME, *INTERNAL, *SEQUENCE, "data"}
-    others = content.select([n for n in content.column_names if n not in ours]).combine_chunks()
+    others = others_of(content).combine_chunks()
     if not others.num_columns:
         return [None] * content.num_rows
     return [_ipc(others.slice(i, 1)) for i in range(others.num_rows)]

@@ -193,7 +193,9 @@ class Attempts:
         return SYSTEMIC in (found, outlasted(error) if found == TRANSIENT else None)
 
     def _tell_retry(self, number: int, error: BaseException, wait: float) -> None:
-        log.warning("%s: attempt %d failed (%s), again in %.2f s", self._head.consumer, number, describe(error, _now()).message, wait)
+        failure = describe(error, _now())
+        said = failure.message if self.on_failure.redact is None else failure.error_type  # what letters hide is not for logs
+        log.warning("%s: attempt %d failed (%s), again in %.2f s", self._head.consumer, number, said, wait)
 
     def _once(self, rows: Ints, failures: list[Failure]) -> None:
         rows = self._pending(rows)  # a retry: what the try before it rejected stands

@@ -36,7 +36,7 @@ from dedup.core.envelope import check_positions
 from dedup.core.index import Index, check_repeats
 from dedup.core.keys import LOG_TIME, SEQUENCE
 from dedup.core.letter_messages import messages_of
-from dedup.core.letters import Undecodable, Why, letter_rows, make_history, make_letters
+from dedup.core.letters import Undecodable, Why, letter_rows, make_park
 from dedup.core.planning import OnKeyConflict, Order, Settled, Sifted
 from dedup.core.rows import picked
 from dedup.core.steps import Record, Step
@@ -478,8 +478,8 @@ def _parked(
         return None, used
     content = chunk.batch.content(settled.index.order[rows])
     why, used = _with_reasons(settled, content, why, used, policy)
-    letters = make_letters(settled, content, why, head, chunk.run, dt.datetime.now(dt.UTC), policy.max_body)
-    return Park(letters, make_history(settled, letters, why)), used
+    now, redact = dt.datetime.now(dt.UTC), policy.on_failure.redact
+    return make_park(settled, content, why, head, chunk.run, now, policy.max_body, redact), used
 
 
 def _steps(chunk: Chunk, settled: Settled, parked: Park | None, used: Mapping[Kind, Used], head: Head, policy: Policy) -> tuple[Step, ...]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError, Refused
 from checkpoint.head import Head
-from deadletter import plans
+from deadletter import hiding, plans
 from deadletter.letter import HISTORY, Action, Kind, Status
 from deadletter.plans import BUSY, NOT_THERE, WAITING_STATUSES, Plan, Who, history
 from deadletter.selection import Selection
@@ -31,7 +31,7 @@ from dedup.reprocessing import files, unsent
 from dedup.reprocessing import forget as forgetting
 from dedup.reprocessing.files import Format, Imported
 from dedup.reprocessing.forget import Forgotten, ToForget
-from dedup.reprocessing.letters import first_failure
+from dedup.reprocessing.outcomes import first_failure
 
 NO_JSON = "the body is not JSON"
 """How the reason of a letter begins whose body the decoder of JSON could not read; before it can stand that the body is too large."""
@@ -75,10 +75,12 @@ class DeadLetters:
 
     Args:
         store: PostgresStore or DeltaStore.
+        redact: what sealed the letters, as `consumer.failure.redact` has it. With it `show` opens them, and `edit` seals a new body.
+            Everything else has letters as they are stored.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, redact: hiding.Redact | None = None) -> None:
+        self.store, self.redact = store, redact
 
     def select(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Letters in position order, those of messages (UNSENT) last: LETTERS and how many later `duplicates` of its key each has stopped.
@@ -100,20 +102,22 @@ class DeadLetters:
         return unsent.largest(self.store.groups(asked), unsent.groups(self.store, asked), asked.limit)
 
     def show(self, id: str) -> Letter:
-        """One letter with its history.
+        """One letter with its history; opened, where it is sealed and `redact` is there.
 
         Args:
             id: whole, or the first digits of it.
 
         Raises:
             ConfigError: no letter begins like that, or more than one.
+            Refused: it is sealed, and `redact` cannot open it.
         """
         letter = self.select(Selection(ids=(self.find(id),)))
         (row,) = letter.drop_columns(["body", "extras"]).to_pylist()
         past = self.store.history(row["id"])
         if row["attempts"] == 1 and not pc.any(pc.equal(past["action"], Action.FAILED.value)).as_py():
             past = pa.concat_tables([history([first_failure(row)]), past])
-        return Letter(letter, past.sort_by("at"))
+        found = Letter(letter, past.sort_by("at"))
+        return found if self.redact is None else opened(found, self.redact)
 
     def find(self, id: str) -> str:
         """The whole id of the one letter whose id begins like that. Raises ConfigError where there is none, or more than one."""
@@ -201,13 +205,16 @@ class DeadLetters:
         Raises:
             ConfigError: there is nothing to change, no such letter, one that is settled, the new key is decided already, or the letter's
                 body is JSON and the new one is not.
+            Refused: the letter is masked, and a new body would be stored as it is; or it is sealed, and `redact` cannot open and seal it.
 
         Crash: the edit is made with its history, or not.
         """
         wanted = Edit(body, (key,) if isinstance(key, str) else None if key is None else tuple(key))
         if wanted == Edit():
             raise ConfigError("Give a new body, a new key, or both.")
-        done = change(self.store, [id], lambda access: _edit(access, wanted, accept_any_body, _who(by, reason)), dry_run=dry_run)
+        done = change(
+            self.store, [id], lambda access: _edit(access, wanted, accept_any_body, _who(by, reason), self.redact), dry_run=dry_run
+        )
         for why in (NOT_THERE, BUSY):
             if why in done.skipped:
                 raise Refused(f"Letter {id!r} was not edited: {why}.")
@@ -297,17 +304,55 @@ class DeadLetters:
         return files.import_(self.store, Path(path), who, accept_keys, dry_run, on_progress)
 
 
-def _edit(access: Access, wanted: Edit, accept_any_body: bool, who: Who) -> Plan:
+def opened(letter: Letter, redact: hiding.Redact) -> Letter:
+    """A letter and its history as they were before they were sealed. Raises Refused where they cannot be opened."""
+    row, mark = letter.row, hiding.mark_of(letter.row["extras"])
+    table = letter.table
+    if mark is not None and not mark.masked:
+        table = hiding.with_contents(table, {0: hiding.opened(row, mark, redact)})
+        row = table.to_pylist()[0]
+    part, sealed = hiding.part_of(row, hiding.TEXTS), mark is not None and not mark.masked
+    past = [_opened_entry(entry, part, redact, sealed=sealed) for entry in letter.history.to_pylist()]
+    return Letter(pa.Table.from_pylist([hiding.open_texts(row, part, redact)], table.schema), pa.Table.from_pylist(past, HISTORY))
+
+
+def _opened_entry(entry: dict[str, Any], part: hiding.LetterPart, redact: hiding.Redact, *, sealed: bool) -> dict[str, Any]:
+    said = hiding.open_texts(entry, part, redact)
+    said["reason"] = entry["reason"]  # a person's own
+    if sealed and entry["body"] is not None:
+        said["body"] = hiding.unseal(entry["body"], replace(part, part=hiding.BODY), redact)
+    return said
+
+
+def _edit(access: Access, wanted: Edit, accept_any_body: bool, who: Who, redact: hiding.Redact | None) -> Plan:
     if not access.letters.num_rows:
         return Plan()
     past, head = access.history(), access.head
     (letter,) = access.letters.to_pylist()
     own = plans.held(access.letters, past).get(letter["id"], [])
     key = [] if wanted.key is None else [given_key(head, letter, wanted.key)]
-    plan = edit(letter, wanted, head, own, access.known(key), who)
+    _refuse_edit(letter)
+    plain, body = _contents_of(letter, wanted.body, redact)
+    plan = edit(letter, replace(wanted, stored=body), head, own, access.known(key), who)
     if wanted.body is not None and not accept_any_body:
-        _refuse_broken_json(letter, wanted.body)
+        _refuse_broken_json(plain, wanted.body)
     return plan
+
+
+def _contents_of(letter: dict[str, Any], body: bytes | None, redact: hiding.Redact | None) -> tuple[dict[str, Any], bytes | None]:
+    """The letter as it was before it was sealed, and the new body as it is to be stored.
+
+    Raises:
+        Refused: the body would be stored as it is, where the letter hides what its event said.
+    """
+    mark = hiding.mark_of(letter["extras"])
+    if mark is None or body is None:
+        return letter, body
+    if mark.masked or redact is None:
+        how = "is masked" if mark.masked else "is sealed"
+        advice = "reprocess it: the event is read from the log" if mark.masked else "say what seals it: --open MODULE:CONSUMER (redact=)"
+        raise Refused(f"Letter {letter['id'][:12]} {how}, and the new body would be stored for all to read. Nothing was changed: {advice}.")
+    return {**letter, **hiding.opened(letter, mark, redact)}, hiding.seal_body(letter, body, redact)
 
 
 def _who(by: str, reason: str) -> Who:
@@ -351,6 +396,7 @@ class Edit:
 
     body: bytes | None = None
     key: tuple[str, ...] | None = None
+    stored: bytes | None = None  # the body as it is to be stored, where a letter is sealed
 
 
 def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes], known: Sequence[bytes], who: Who) -> Plan:
@@ -367,7 +413,8 @@ def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes]
     changes: dict[str, Any] = {"id": [letter["id"]]}
     entry = {**who.did(Action.EDITED), "letter_id": letter["id"], "key": letter["key"], "reserved": 0}
     if edit.body is not None:
-        changes |= {"body": pa.array([edit.body], pa.binary()), "body_size": pa.array([len(edit.body)], pa.int64())}
+        stored = edit.body if edit.stored is None else edit.stored
+        changes |= {"body": pa.array([stored], pa.binary()), "body_size": pa.array([len(edit.body)], pa.int64())}
         changes["body_sha256"] = pa.nulls(1, pa.binary())
         entry["body"] = letter["body"]
     reserve = KEYS.empty_table()

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from checkpoint.errors import ConfigError, Refused
 from checkpoint.head import Head
-from deadletter import plans
+from deadletter import hiding, plans
 from deadletter.json_rows import from_json, json_rows
 from deadletter.letter import ERASED, HISTORY, LETTERS, Action, Kind, Status, letter_id
 from deadletter.outage import with_replanning
@@ -317,9 +317,13 @@ def check_itself(letter: Mapping[str, Any]) -> None:
     if letter["holds_key"] and letter["status"] in SETTLED:
         raise Unproven("holds_key", f"a letter that is {letter['status']} holds no key")
     _check_id(letter)
-    _check_body(letter)
     if letter["extras"]:
         _check_extras(letter["extras"])
+    mark = _mark(letter["extras"])
+    if mark is None:
+        _check_body(letter)
+    elif mark.masked and letter["body_sha256"] is None:
+        raise Unproven("body_sha256", "the letter is masked, and has no digest by which its event could be known")
 
 
 def _check_id(letter: Mapping[str, Any]) -> None:
@@ -349,7 +353,15 @@ def _check_extras(extras: bytes) -> None:
         raise Unproven("extras", f"it is no Arrow stream: {error}") from error
     if found.num_rows != 1:
         raise Unproven("extras", f"it has {found.num_rows} rows instead of one")
-    refuse_own(found.column_names)
+    refuse_own(hiding.own_columns(found.column_names))
+
+
+def _mark(extras: bytes | None) -> hiding.Mark | None:
+    """What a letter says of what it hides. Raises Unproven where that cannot be read."""
+    try:
+        return hiding.mark_of(extras)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Unproven("extras", "it says in an unknown form what the letter hides") from error
 
 
 def refuse_own(names: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ processed, parked, duplicate, skipped, or never delivered. Called by letters.py 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,14 +20,16 @@ import pyarrow as pa
 from checkpoint import guards
 from checkpoint.errors import ConfigError, DedupError, IncarnationChanged, PositionsMissing, SourceUnavailable, StoreError, command
 from checkpoint.head import Head, Run
-from checkpoint.position import LAST, Partition, Range, Ranges
+from checkpoint.position import KEY_ONLY, LAST, Partition, Range, Ranges
 from checkpoint.records import RecordFilter
+from deadletter import hiding
 from deadletter.outage import with_replanning
 from deadletter.parked import ParkedGroup, tell_parked
 from deadletter.selection import Selection
 from dedup.consumer import Consumer, open_batch
 from dedup.core.envelope import check_positions
 from dedup.core.index import Index
+from dedup.core.letters import others_of
 from dedup.core.store import Store, Transaction
 from dedup.pipeline import commit, company
 from dedup.pipeline.batch import EvaluatedBatch
@@ -174,22 +175,35 @@ def windows(ranges: Ranges) -> Iterator[Range]:
             yield Range(first, min(first + WINDOW - 1, span.last))
 
 
+NOWHERE = "It keeps no more than a part of its event, and has no position at which the log could be read."
+"""Why a letter without a position is not run that is masked, or was too large."""
+
+
+@dataclass(frozen=True)
+class WholeEvent:
+    """What the log has of a letter's event."""
+
+    body: bytes | None
+    properties: Any
+    columns: Mapping[str, Any]  # the input's other columns: name -> an array of one value
+
+
 @dataclass
 class Bodies:
-    """What the log has of letters that keep only the beginning of their bodies; each by the letter's id."""
+    """What the log has of letters that keep only a part of their events; each by the letter's id."""
 
-    whole: dict[str, bytes] = field(default_factory=dict)
+    whole: dict[str, WholeEvent] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # not in the log any more
     unread: dict[str, str] = field(default_factory=dict)  # could not be read, and why
 
 
 def read_bodies(job: Job, letters: pa.Table) -> Bodies:
-    """Read these bodies from the log again; compared by length and SHA-256.
+    """Read the events of these letters from the log again; their bodies are compared by length and SHA-256.
 
     An error of one letter is kept with it, and the next one is read. A broker that does not answer is not asked again.
 
     Args:
-        letters: LETTERS that keep only the beginning of their bodies.
+        letters: LETTERS that are masked, or keep only the beginning of their bodies.
 
     Raises:
         StoreError: whatever the store raises.
@@ -197,7 +211,7 @@ def read_bodies(job: Job, letters: pa.Table) -> Bodies:
     bodies, head, away = Bodies(), job.store.head(job.name), ""
     for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist():
         try:
-            body = None if away else _body_of(job, letter, head)
+            event = None if away else _event_of(job, letter, head)
         except (StoreError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001  the reader is the user's function
@@ -206,10 +220,10 @@ def read_bodies(job: Job, letters: pa.Table) -> Bodies:
             continue
         if away:
             bodies.unread[letter["id"]] = away
-        elif body is None:
+        elif event is None:
             bodies.gone.add(letter["id"])
         else:
-            bodies.whole[letter["id"]] = body
+            bodies.whole[letter["id"]] = event
     return bodies
 
 
@@ -217,21 +231,28 @@ def _why_unread(error: Exception) -> str:
     return str(error) if isinstance(error, DedupError) else f"the log reader raised {type(error).__name__}: {error}"
 
 
-def _body_of(job: Job, letter: Mapping[str, Any], head: Head) -> bytes | None:
-    """The whole body; None where the log does not have the event any more."""
+def _event_of(job: Job, letter: Mapping[str, Any], head: Head) -> WholeEvent | None:
+    """The whole event; None where the log does not have it any more."""
+    if letter["partition"] == KEY_ONLY.partition:
+        raise PositionsMissing(NOWHERE)
     partition, number = Partition(letter["source"], letter["topic"], letter["partition"]), letter["sequence_number"]
     with read_again(job, partition, Range(number, number), head) as (rows, index):
         mine = index.order[index.parts == letter["part"]]
-        bodies = rows.content(mine)["body"].to_pylist() if len(mine) else []
-    if bodies and _is_of(letter, bodies[0]):
-        return bytes(bodies[0])
-    if bodies and letter["incarnation"] == head.incarnations.get((letter["source"], letter["topic"]), 0):
-        raise IncarnationChanged(_other_body(job.name, letter, bodies[0]))
+        content = rows.content(mine[:1]) if len(mine) else None
+    if content is None:
+        return None
+    body, others = content["body"][0].as_py(), others_of(content).combine_chunks()
+    if _is_of(letter, body):
+        columns = dict(zip(others.column_names, others.columns, strict=True))
+        return WholeEvent(body, content["properties"][0].as_py(), columns)
+    if letter["incarnation"] == head.incarnations.get((letter["source"], letter["topic"]), 0):
+        raise IncarnationChanged(_other_body(job.name, letter, body))
     return None
 
 
 def _is_of(letter: Mapping[str, Any], body: bytes | None) -> bool:
-    return body is not None and len(body) == letter["body_size"] and hashlib.sha256(body).digest() == letter["body_sha256"]
+    size = None if body is None else len(body)
+    return bool(size == letter["body_size"] and hiding.digest(body) == letter["body_sha256"])
 
 
 def _other_body(consumer: str, letter: Mapping[str, Any], body: bytes | None) -> str:

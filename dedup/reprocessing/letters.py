@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +25,10 @@ from checkpoint import given
 from checkpoint.errors import ConfigError, LettersUnread, Refused, ReprocessStopped
 from checkpoint.head import Run
 from checkpoint.position import Bools, Ints
-from deadletter import plans
-from deadletter.failure import Failure
-from deadletter.letter import LETTERS, Action, Kind, Status, fingerprint, is_erased, table_of
+from deadletter import hiding, plans
+from deadletter.letter import Action, Kind, Status, is_erased
 from deadletter.outage import with_replanning
-from deadletter.plans import REASONS, failure_entry, history, reason_of, was_given
+from deadletter.plans import history, was_given
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Change, Commit, Free
 from deadletter.work import known
@@ -37,9 +36,9 @@ from dedup.consumer import Consumer, open_batch
 from dedup.core import planning
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.index import Index, first_of_each_key
-from dedup.core.keys import LETTER, SEQUENCE, key_bytes, key_words
-from dedup.core.letters import Why, letter_rows, too_large
-from dedup.core.planning import DUPLICATE, LETTER_KINDS, NEW, NO_KEY, SKIPPED, UNDECODABLE, WAITING, OnKeyConflict, Order, Settled, Sifted
+from dedup.core.keys import LETTER, SEQUENCE, key_words
+from dedup.core.letters import letter_rows
+from dedup.core.planning import DUPLICATE, NEW, NO_KEY, UNDECODABLE, WAITING, OnKeyConflict, Order, Settled, Sifted
 from dedup.core.rows import frame_of, picked
 from dedup.core.steps import Step
 from dedup.core.store import Store, Transaction
@@ -49,8 +48,9 @@ from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.commit import Job
 from dedup.reprocessing import unsent
 from dedup.reprocessing.files import Unproven, refuse_own
-from dedup.reprocessing.from_log import coverage, fill, matching, no_reader, read_bodies
+from dedup.reprocessing.from_log import WholeEvent, coverage, fill, matching, no_reader, read_bodies
 from dedup.reprocessing.options import FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES, Reprocessed, ReprocessOptions, Unread
+from dedup.reprocessing.outcomes import Tried, change_of, first_failure, succeeded
 
 RUNNABLE = (Status.OPEN.value, Status.BLOCKED.value)
 
@@ -70,14 +70,6 @@ TOLD = 10
 """Letters of one reason, and reasons, that a message names."""
 
 _NAMES = {"key": "event_key"}
-
-CHANGED = (
-    "id", "key", "holds_key", "idempotence_key", "payload_hash", "kind", "reason", "error_type", "error_message", "stack", "fingerprint",
-    "attempts", "last_failed_at", "status",
-)  # fmt: skip
-"""Columns of LETTERS that an attempt changes, and the id."""
-
-_CHANGED = pa.struct([LETTERS.field(name) for name in CHANGED])
 
 
 def reprocess(
@@ -106,9 +98,11 @@ def reprocess(
 
     Raises:
         ReprocessStopped: `options.stop_after` letters in a row failed.
-        LettersUnread: the log has the whole body of some letters, and it could not be read: nothing is registered with
+        LettersUnread: the log alone has the whole event of some letters, and it could not be read: nothing is registered with
             `consumer.register_log_reader`, the log does not have the event any more (see `options.skip_missing`) or has another one, or
-            the broker does not answer. All other letters were run; `report.unread` of the error names each that was not, and why.
+            the broker does not answer. Or a letter is sealed and cannot be opened. All other letters were run; `report.unread` of the
+            error names each that was not, and why.
+        SealUnavailable: the text of a new failure could not be sealed; the page was not changed.
         PositionsMissing: with from_log; absent positions are not in the log; without `options.skip_missing`.
         HandlerError: this is called inside the consumer's own handler.
         Refused: one of `selection.ids` is a letter whose contents were erased.
@@ -183,6 +177,7 @@ class _Reprocess:
         self.job, self.spark, self.options, self.report = job, spark, options, report
         self.size, self.in_a_row = FIRST_PAGE, 0
         self.done: set[str] = set()
+        self.closed: dict[str, str] = {}  # letters of the page that cannot be opened, and why
         self.started = time.monotonic()
 
     def run(self, selection: Selection, keep: Keep | None) -> None:
@@ -230,36 +225,42 @@ class _Reprocess:
             return
         ids = page["id"].to_pylist()
         states = with_replanning(lambda: self._transact([i for i in ids if i not in lost], lost, bodies))
+        self._note_unread(page, self.closed)
+        page = self._not_done(page)
         self.done.update(ids)
         self._count(page, states, lost)
 
     def _not_done(self, letters: pa.Table) -> pa.Table:
         return picked(letters, np.flatnonzero([letter not in self.done for letter in letters["id"].to_pylist()]))
 
-    def _whole_bodies(self, page: pa.Table) -> tuple[Mapping[str, bytes], set[str]]:
-        """The bodies that only the log has, and the letters whose event is lost; those that cannot be read are done with."""
+    def _note_unread(self, letters: pa.Table, why: Mapping[str, str]) -> None:
+        """Report those of these letters that cannot be read, and have done with them."""
+        self.report.unread += [Unread(**row, why=why[row["letter"]]) for row in places(letters) if row["letter"] in why]
+        self.done.update(why)
+
+    def _whole_bodies(self, page: pa.Table) -> tuple[Mapping[str, WholeEvent], set[str]]:
+        """The events that only the log has whole, and the letters whose event is lost; those that cannot be read are done with."""
         large = page.filter(pc.is_valid(page["body_sha256"]))
         if not large.num_rows:
             return {}, set()
         letters = self.job.store.letters(Selection(ids=tuple(large["id"].to_pylist()), limit=None))
         bodies = read_bodies(self.job, letters)
         missing = {} if self.options.skip_missing else dict.fromkeys(bodies.gone, GONE)
-        why = {**bodies.unread, **missing}
-        self.report.unread += [Unread(**row, why=why[row["letter"]]) for row in places(letters) if row["letter"] in why]
-        self.done.update(why)
+        self._note_unread(letters, {**bodies.unread, **missing})
         return bodies.whole, bodies.gone - missing.keys()
 
-    def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, bytes]) -> dict[str, int]:
+    def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, WholeEvent]) -> dict[str, int]:
         """One transaction; letter -> what became of it."""
         job, store = self.job, self.job.store
         with company.taken(job.name), store.begin_letters(job.name) as transaction:
-            letters = eligible(transaction.lock(sorted({*ids, *lost})))
+            letters, self.closed = restored(transaction.lock(sorted({*ids, *lost})), bodies, job.policy.on_failure.redact, lost)
+            letters = eligible(letters)
             is_lost = np.array([letter in lost for letter in letters["id"].to_pylist()], dtype=bool)
             gone, letters = picked(letters, np.flatnonzero(is_lost)), picked(letters, np.flatnonzero(~is_lost))
             steps: list[Step] = [*losing(gone, self._held(gone, transaction), self.options)] if gone.num_rows else []
             states: dict[str, int] = {}
             if letters.num_rows:
-                change, states = self._try(letters, bodies, transaction)
+                change, states = self._try(letters, transaction)
                 steps.append(change)
             if not steps:
                 return states
@@ -268,10 +269,10 @@ class _Reprocess:
                 transaction.execute(step)
         return states
 
-    def _try(self, letters: pa.Table, bodies: Mapping[str, bytes], transaction: Transaction) -> tuple[Change, dict[str, int]]:
+    def _try(self, letters: pa.Table, transaction: Transaction) -> tuple[Change, dict[str, int]]:
         job, head = self.job, transaction.head
         first = letters.select(["source", "topic", "incarnation"]).slice(0, 1).to_pylist()[0]
-        events = events_of(letters, bodies, positions=job.preparation.positions)
+        events = events_of(letters, positions=job.preparation.positions)
         frame = events if self.spark is None else frame_of(self.spark, events)
         spec = as_they_came(job.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
         with open_batch(frame, job.scratch).evaluate(spec) as rows:
@@ -283,7 +284,8 @@ class _Reprocess:
             settled, why = self._handle(rows, settled, transaction)
             texts = [content["_key_text"][int(row)].as_py() for row in index.order]
         by_id = {letter["id"]: letter for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist()}
-        tried = Tried(settled, why, [by_id[i] for i in ids], texts, frozenset(won.tolist()), job.policy.max_body)
+        redact = job.policy.on_failure.redact
+        tried = Tried(settled, why, [by_id[i] for i in ids], texts, frozenset(won.tolist()), job.policy.max_body, redact)
         change = change_of(tried, self.options.by, self.options.reason, dt.datetime.now(dt.UTC))
         return change, {letter: tried.state(row) for row, letter in enumerate(ids)}
 
@@ -374,7 +376,7 @@ def refuse_unread(report: Reprocessed) -> None:
     if not report.unread:
         return
     error = LettersUnread(
-        f"{len(report.unread)} of {report.selected} letters were not run, because only the log has their whole bodies. "
+        f"{len(report.unread)} of {report.selected} letters were not run, because their whole events could not be read. "
         f"{report.reprocessed} were reprocessed. {told(report.unread)}"
     )
     error.report = report
@@ -445,23 +447,54 @@ def losing(letters: pa.Table, keys: Mapping[str, Sequence[bytes]], options: Repr
     return [Change(changed, history([*firsts, *entries])), Free(pa.table({"key": pa.array(held, pa.binary(16))}))]
 
 
-def events_of(letters: pa.Table, bodies: Mapping[str, bytes], *, positions: bool) -> pa.Table:
+def restored(
+    letters: pa.Table, whole: Mapping[str, WholeEvent], redact: hiding.Redact | None, lost: Collection[str]
+) -> tuple[pa.Table, dict[str, str]]:
+    """These letters with the contents of their events: sealed ones are opened, masked and cut ones get what the log has.
+
+    Args:
+        whole: of letters that keep only a part of their events.
+        lost: letters that have no event any more, and need none.
+
+    Returns:
+        The letters without those that cannot be run; and why, by id.
+    """
+    letters, why = hiding.open_letters(letters, redact, lost)
+    masked, changes = hiding.marks(letters), dict[int, dict[str, Any]]()
+    for row, id in enumerate(letters["id"].to_pylist()):
+        if id in lost or (row not in masked and id not in whole):
+            continue
+        try:
+            changes[row] = _from_log(letters.slice(row, 1).to_pylist()[0], masked.get(row), whole.get(id))
+        except Refused as error:
+            why[id] = str(error)
+    closed = pc.is_in(letters["id"], value_set=pa.array(list(why), pa.string()))
+    return hiding.with_contents(letters, changes).filter(pc.invert(closed)), why
+
+
+def _from_log(letter: Mapping[str, Any], mark: hiding.Mark | None, event: WholeEvent | None) -> dict[str, Any]:
+    if event is None:
+        raise Refused("It was changed meanwhile. Call again.")
+    if mark is None:
+        return {**{name: letter[name] for name in ("properties", "extras")}, "body": event.body}
+    return hiding.unmasked(letter, mark, vars(event))
+
+
+def events_of(letters: pa.Table, *, positions: bool) -> pa.Table:
     """ENVELOPE columns of these letters, the columns that their input had beside them, and `_letter`, the letter's id.
 
     Args:
-        bodies: letter id -> whole body, of letters that keep only the beginning of theirs.
+        letters: with whole contents, as `restored` makes them.
         positions: False leaves the position columns out: the key-only mode.
 
     Raises:
         ConfigError: the other columns of a letter have names of the event's own: they would stand in for them.
-        Refused: the contents of a letter were erased.
+        Refused: the contents of a letter were erased, or are hidden.
     """
     _refuse_erased(letters)
+    hiding.refuse_hidden(letters)
     names = [name for name in ENVELOPE.names if positions or name not in POSITION]
     columns = {name: letters[_NAMES.get(name, name)].cast(ENVELOPE.field(name).type) for name in names}
-    if bodies:
-        kept = zip(letters["id"].to_pylist(), letters["body"].to_pylist(), strict=True)
-        columns["body"] = pa.array([bodies.get(letter, body) for letter, body in kept], pa.binary())
     events = pa.table({**columns, LETTER: letters["id"]})
     others = _extras(letters["id"].to_pylist(), letters["extras"].to_pylist())
     return events if others is None else pa.table({**dict(zip(events.column_names, events.columns, strict=True)), **others})
@@ -548,108 +581,3 @@ def settle_held(held: Held, sifted: Sifted, known: pa.Table, on_conflict: OnKeyC
     rows = np.flatnonzero(held.asked)
     state[rows] = asked.state
     return Settled(held.index, state, np.zeros(len(held.index), dtype=bool), asked.reserved), rows[asked.state == NEW]
-
-
-@dataclass(frozen=True)
-class Tried:
-    """Letters after an attempt; all sequences are by row of the chunk."""
-
-    settled: Settled
-    why: Why
-    letters: Sequence[Mapping[str, Any]]  # as they were
-    texts: Sequence[str | None]  # the readable keys as computed
-    won: frozenset[int]  # rows that reserved a key
-    max_body: int  # bytes that a letter keeps
-
-    def state(self, row: int) -> int:
-        """What became of a row."""
-        return int(self.settled.state[row])
-
-
-def change_of(tried: Tried, by: str, reason: str | None, at: dt.datetime) -> Change:
-    """The step that writes it. Rows that only waited are left as they are, but for a key that they took before that was known."""
-    rows = [row for row in range(len(tried.letters)) if tried.state(row) != WAITING or row in tried.won]
-    letters = [_after(tried, row, at) for row in rows]
-    entries = [entry for row in rows for entry in _entries(tried, row, by, reason, at)]
-    return Change(table_of(letters, _CHANGED), history(entries))
-
-
-def succeeded(state: int) -> bool:
-    """Whether a state settles the letter."""
-    return state in (NEW, SKIPPED, DUPLICATE)
-
-
-def _after(tried: Tried, row: int, at: dt.datetime) -> dict[str, Any]:
-    old, state = {name: tried.letters[row][name] for name in CHANGED}, tried.state(row)
-    if succeeded(state):
-        status = Status.DUPLICATE if state == DUPLICATE else Status.REPROCESSED
-        return {**old, "status": status.value, "holds_key": False}
-    if state == WAITING:
-        return {**old, **_key(tried, row)}
-    return {**old, **_key(tried, row), **_error(tried, row, at), "attempts": old["attempts"] + 1}
-
-
-def _key(tried: Tried, row: int) -> dict[str, Any]:
-    """A key that this attempt reserved is held from now on: else it would be neither an effect's nor a letter's."""
-    if row not in tried.won:
-        return {}
-    index = tried.settled.index
-    key = key_bytes(index.high[row : row + 1], index.low[row : row + 1])[0].as_py()
-    return {"key": key, "holds_key": True, "idempotence_key": tried.texts[row], "payload_hash": int(index.payload[row])}
-
-
-def _error(tried: Tried, row: int, at: dt.datetime) -> dict[str, Any]:
-    failure, kind, letter = _failure(tried, row), LETTER_KINDS[tried.state(row)], tried.letters[row]
-    reason = reason_of(failure) if failure else _said(tried, row, kind)
-    undecodable = tried.why.undecodable.get(row)
-    cut = letter["kind"] == Kind.TOO_LARGE
-    shown = Kind.TOO_LARGE if cut else kind
-    return {
-        "kind": shown.value,
-        "reason": too_large(letter["body_size"], tried.max_body, reason) if cut and letter["body_size"] > tried.max_body else reason,
-        "error_type": failure and failure.error_type,
-        "error_message": failure and failure.message,
-        "stack": failure and failure.stack,
-        "fingerprint": failure.fingerprint if failure else fingerprint(shown, undecodable.brief if undecodable else reason),
-        "last_failed_at": failure.at if failure else at,
-    }
-
-
-def _failure(tried: Tried, row: int) -> Failure | None:
-    failures = tried.why.failed.get(row)
-    return failures[-1] if failures else None
-
-
-def _said(tried: Tried, row: int, kind: Kind) -> str:
-    undecodable = tried.why.undecodable.get(row)
-    return undecodable.text if undecodable else tried.why.rejected.get(row) or REASONS.get(kind, "rejected by the handler")
-
-
-def _entries(tried: Tried, row: int, by: str, reason: str | None, at: dt.datetime) -> list[dict[str, Any]]:
-    old, state = tried.letters[row], tried.state(row)
-    reserved = int(row in tried.won)
-    if state == WAITING:
-        return [{"letter_id": old["id"], "at": at, "action": Action.RESERVED.value, "by": by, "reason": reason, "reserved": reserved}]
-    first = [first_failure(old)] if old["attempts"] == 1 else []
-    if succeeded(state):
-        action = Action.DUPLICATE if state == DUPLICATE else Action.REPROCESSED
-        return [*first, {"letter_id": old["id"], "at": at, "action": action.value, "by": by, "reason": reason, "reserved": reserved}]
-    failures = tried.why.failed.get(row)
-    if failures:
-        again = [failure_entry(old["id"], failure, by) for failure in failures]
-    else:
-        said = _said(tried, row, LETTER_KINDS[state])
-        again = [{"letter_id": old["id"], "at": at, "action": Action.FAILED.value, "by": by, "error_message": said}]
-    return [*first, *again[:-1], {**again[-1], "reserved": reserved}]
-
-
-def first_failure(letter: Mapping[str, Any]) -> dict[str, Any]:
-    """The history's row for what a letter was parked with, which nothing else keeps once the letter changes."""
-    return {
-        "letter_id": letter["id"],
-        "at": letter["first_failed_at"],
-        "action": Action.FAILED.value,
-        "error_type": letter["error_type"],
-        "error_message": letter["error_message"] or letter["reason"],
-        "stack": letter["stack"],
-    }

@@ -20,6 +20,7 @@ from fixtures.fix_places import BOTH
 from kit.orders import batch, consumer, event
 from kit.people import BODY, failing
 from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.redacting import SECRET, WAYS, job, noted, said
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -562,3 +563,19 @@ def test_forget_refuses_what_it_cannot_mean(dedup: Run, place: Place, options: s
     done, _, err = dedup(f"consumer forget shop {options} --yes", place)
     assert (done, said in " ".join(err.split())) == (code, True), err
     assert dedup("consumer forget ship --key b --reason x", place)[0] == 2
+
+
+@pytest.mark.parametrize(("way", "told"), [("fields", "masked: body, headers, columns.note"), ("encrypt", "sealed: --open shows it")])
+def test_what_a_letter_hides_is_told(way: str, told: str, place: Place, dedup: Run) -> None:
+    """`show` says that the letter is masked, with the parts, or sealed; neither cipher text nor a person stands in the table."""
+    store = place.store()
+    run, _ = job(store, WAYS[way], bad={"x7"})
+    run(noted(said(4, "x7")), 1)
+    letter = store.letters(Selection(first=4))["id"][0].as_py()
+    store.close()
+    assert document(dedup, f"dead-letter show {letter}", place)["redaction"] == told
+    code, out, _ = dedup(f"dead-letter show {letter}", place)
+    assert (code, told in out, SECRET in out) == (0, True, False)
+    assert ("body: sealed" in out, "(sealed)" in out) == ((True, True) if way == "encrypt" else (False, False))
+    code, out, err = dedup(f"dead-letter edit {letter} --body {{}} --yes", place)
+    assert code != 0 and "stored for all to read" in err

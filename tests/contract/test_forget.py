@@ -150,7 +150,7 @@ def test_a_forgotten_letter_is_never_run_again(place: Place) -> None:
         reprocess(Selection(ids=(letter,)), run, dry_run=True)
     assert reprocess(ALL, run).selected == 0
     with pytest.raises(Refused, match="contents were erased"):
-        events_of(store.letters(Selection(ids=(letter,))).select(LETTERS.names), {}, positions=True)
+        events_of(store.letters(Selection(ids=(letter,))).select(LETTERS.names), positions=True)
     assert statuses(store) == ["DISCARDED"] * 4
 
 

@@ -6,7 +6,6 @@ import base64
 import datetime as dt
 import io
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +19,7 @@ from dedup.core.store import Store
 from dedup.reprocessing.letters import events_of
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.people import ALL, ANN, BODY, failing, statuses
-from kit.places import DeltaPlace, Place, PostgresPlace
-
-
-def other_place(place: Place, tmp_path: Path) -> Place:
-    """A second place like this one."""
-    if isinstance(place, DeltaPlace):
-        other: Place = type(place)(tmp_path / "other")
-        other.create_sink()
-        return other
-    assert isinstance(place, PostgresPlace)
-    name = f"other_{uuid.uuid4().hex}"
-    place.execute(f'CREATE DATABASE "{name}"')
-    other = PostgresPlace(_renamed(place.url, name))
-    other.create_sink()
-    return other
-
-
-def _renamed(dsn: str, database: str) -> str:
-    from psycopg.conninfo import make_conninfo
-
-    return make_conninfo(dsn, dbname=database)
+from kit.places import Place, other_place
 
 
 def hostile(store: Store) -> Any:
@@ -285,7 +264,7 @@ def test_columns_of_a_letter_never_stand_in_for_those_of_its_event(place: Place)
     found = place.store().letters(Selection(kind="REJECTED", limit=1))
     forged = found.set_column(found.schema.get_field_index("extras"), "extras", pa.array([ipc("body")], pa.binary()))
     with pytest.raises(ConfigError, match=r"Letter [0-9a-f]{32}, column extras: .*body"):
-        events_of(forged, {}, positions=True)
+        events_of(forged, positions=True)
 
 
 def test_letters_of_a_consumer_that_is_not_there_are_not_imported(place: Place, tmp_path: Path) -> None:

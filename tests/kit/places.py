@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -262,3 +263,23 @@ def place_of(kind: str, where: str) -> Place:
         local_session("dedup tests, another process", cores=1, **LEAN, **SHORT_LIVED)
         return SparkPlace(where)
     return ON_DELTA[kind](where) if kind in ON_DELTA else PostgresPlace(where)
+
+
+def other_place(place: Place, tmp_path: Path) -> Place:
+    """A second place like this one."""
+    if isinstance(place, DeltaPlace):
+        other: Place = type(place)(tmp_path / "other")
+        other.create_sink()
+        return other
+    assert isinstance(place, PostgresPlace)
+    name = f"other_{uuid.uuid4().hex}"
+    place.execute(f'CREATE DATABASE "{name}"')
+    other = PostgresPlace(_renamed(place.url, name))
+    other.create_sink()
+    return other
+
+
+def _renamed(dsn: str, database: str) -> str:
+    from psycopg.conninfo import make_conninfo
+
+    return make_conninfo(dsn, dbname=database)

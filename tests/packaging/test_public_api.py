@@ -19,12 +19,16 @@ NAMES = {
     "Budget",
     "Columns",
     "Consumer",
+    "Contents",
     "DeadLetters",
     "DeltaStore",
+    "Encrypt",
     "ErrorClass",
     "Event",
     "FailurePolicy",
+    "LetterPart",
     "Limits",
+    "Mask",
     "ParkedGroup",
     "PostgresStore",
     "Report",
@@ -39,7 +43,19 @@ NAMES = {
     "reprocess",
 }
 
-DRIVERS = {"pyspark", "psycopg", "pgpq", "deltalake", "obstore", "azure", "delta", "confluent_kafka", "prometheus_client", "opentelemetry"}
+DRIVERS = {
+    "pyspark",
+    "psycopg",
+    "pgpq",
+    "deltalake",
+    "obstore",
+    "azure",
+    "delta",
+    "confluent_kafka",
+    "prometheus_client",
+    "opentelemetry",
+    "cryptography",
+}
 
 
 def test_all_is_exactly_the_public_names() -> None:

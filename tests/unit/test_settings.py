@@ -25,9 +25,11 @@ from dedup import (
     Columns,
     Consumer,
     DeltaStore,
+    Encrypt,
     ErrorClass,
     FailurePolicy,
     Limits,
+    Mask,
     PostgresStore,
     ReprocessOptions,
     Retry,
@@ -70,6 +72,7 @@ FLAG: list[Any] = [1, 0, "yes", None]
 AGE: list[Any] = ["30 days", -1, -DAY, NAN, INF, 1e30, True, 400_000 * DAY, WEEK]
 NAMES: list[Any] = [[], "", ["a", ""], 5, {"a": 1}, [5], b"a"]
 CALLED: list[Any] = [5, "print", lambda a, b, c, d: None]
+KEY = "MDEyMzQ1Njc4OWFiY2RlZg=="
 MAPS: list[Any] = ["a=b", [("a", "b")], {5: "a"}]
 
 STORE = PostgresStore("host=nowhere")
@@ -130,10 +133,13 @@ SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
             "max_outage": [*TIME, None],
             "on_parked": CALLED,
             "letters_to": TEXT,
+            "redact": [*CALLED, Mask, Encrypt, object()],
             "handler_timeout": [INF, *LIMIT],
         },
         set(),
     ),
+    Mask: ({}, {"headers": ["a", [""], 5], "columns": ["a", [""], 5], "texts": ["show", None]}, {"fields"}),
+    Encrypt: ({"keys": KEY}, {"keys": [None, 5, "", [], lambda a: a], "texts": ["show", None]}, set()),
     Takeover: ({}, {"after": [*TIME, INF, None], "now": FLAG}, set()),
     Limits: (
         {},
@@ -414,7 +420,7 @@ def test_letters_may_not_be_older_than_reservations() -> None:
 )
 def test_the_example_in_an_error_can_be_typed_as_it_stands(name: str, setting: Setting) -> None:
     """With the names of `dedup` and timedelta it is a value that the setting takes."""
-    known = {"Budget": Budget, "ErrorClass": ErrorClass, "Retry": Retry, "timedelta": dt.timedelta}
+    known = {"Budget": Budget, "ErrorClass": ErrorClass, "Mask": Mask, "Retry": Retry, "timedelta": dt.timedelta}
     assert setting.fits(eval(setting.example, known)), name
 
 

@@ -8,12 +8,14 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import StoreUnavailable
-from dedup import ParkedGroup
+from dedup import Encrypt, ParkedGroup, Selection, reprocess
 from kit.foreach_kit import bare
+from kit.forgetting import places_with
 from kit.local_tasks import Tasks, run_in
 from kit.orders import batch, event, letters, orders
 from kit.outgoing import states
 from kit.places import PostgresPlace
+from kit.redacting import OLD, SECRET, said
 
 pytestmark = pytest.mark.postgres
 
@@ -40,3 +42,25 @@ def test_letters_of_all_slices_are_told_together(postgres: str, keeps: bool) -> 
     with pytest.raises(StoreUnavailable):
         run_in(Tasks(more, keeps=keeps), made, more, 1)
     assert [group.letters for group in told] == [5, 1] and states(place) == {"WAITING": 6}
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "shuffled"])
+def test_letters_of_tasks_are_sealed_in_the_tasks(postgres: str, keeps: bool) -> None:
+    """What seals them travels there; no table names the person, and the letters are run on the driver."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    for bad in (True, False):
+        made = bare(place.store(), redact=Encrypt(OLD), letters_to="dead")
+
+        @made.foreach_arrow(into="orders")
+        def load(events: pa.Table, tx: Any, bad: bool = bad) -> pa.Table:
+            rows = [row["data"] for row in events.to_pylist()]
+            if bad:
+                raise ValueError(f"no {SECRET}")
+            return pa.Table.from_pylist(rows)
+
+        rows = batch(said(0, "a"), said(0, "b", partition=1))
+        run_in(Tasks(rows, keeps=keeps), made, rows, 0)
+        assert places_with(place, SECRET) == [] and len(letters(place.store())) == 2
+    assert reprocess(Selection(limit=None), made).reprocessed == 2
+    assert sorted(row["id"] for row in place.read()) == ["a", "b"]
