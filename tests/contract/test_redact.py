@@ -238,6 +238,20 @@ def Failing(store: Any, vault: Any) -> Any:
     return job(store, Half(), bad=BAD)[0]
 
 
+def test_each_letter_is_hidden_once(place: Place) -> None:
+    """The store, the message of `letters_to=` and what `on_parked=` is told have one and the same evaluation."""
+    asked: list[Any] = []
+
+    def mask(contents: Any) -> Any:
+        asked.append(contents)
+        return Mask("mail")(contents)
+
+    told: list[Any] = []
+    parked(place.store(), mask, letters_to="dead", on_parked=told.append)
+    assert len(asked) == 4 == len({one.body for one in asked})
+    assert [SECRET in group.reason for group in told] == [False] * 4
+
+
 @pytest.mark.parametrize("way", ["fields", "encrypt"])
 def test_the_copies_for_others_hide_the_same(way: str, place: Place) -> None:
     """A message of `letters_to=` has the letter's body and headers as they are stored, and says that they are hidden."""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 from checkpoint.errors import BudgetExceeded, ConfigError, PositionGap
-from dedup import Consumer
+from dedup import Consumer, DeadLetters, Encrypt, Selection, reprocess
 from dedup.core.store import Store
 from dedup.pipeline.handlers import Event
 from kit import foreach_driver
@@ -23,6 +23,7 @@ from kit.foreach_kit import bare, frame, killed_driver, spread
 from kit.orders import assert_proven, ids, letters, orders
 from kit.pg_proxy import until
 from kit.places import Place, PostgresPlace
+from kit.redacting import OLD, Vault
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,6 +64,28 @@ def test_each_partition_commits_by_itself_and_all_of_it_adds_up(spark: SparkSess
     assert sorted(ids(place.read())) == sorted(f"p{p}-{n}" for p in range(3) for n in range(1, 40) if (p, n) not in ((0, 3), (2, 7)))
     assert [x["idempotence_key"] for x in letters(place.store())] == ["p0-3", "p2-7"]
     assert_proven(place.store())
+
+
+def test_letters_of_real_tasks_are_sealed(spark: SparkSession, place: Place) -> None:
+    """The function that has the keys travels to the tasks, not the keys; each letter opens on the driver, and is run."""
+    made = each(place.store(), "p0-3", "p2-7", redact=Encrypt(lambda: OLD))
+    assert made(frame(spark, *spread(range(10))), 0).dead_lettered == 2
+    for row in letters(place.store()):
+        shown = DeadLetters(place.store(), Encrypt(OLD)).show(row["id"])
+        assert b"amount" not in row["body"] and shown.json["id"] == row["idempotence_key"]
+        assert f"cannot book {row['idempotence_key']}" in shown.row["error_message"] and "cannot book" not in str(row)
+    assert reprocess(Selection(limit=None), each(place.store(), redact=Encrypt(OLD))).reprocessed == 2
+    assert_proven(place.store())
+
+
+@pytest.mark.postgres
+def test_what_hides_letters_has_to_travel(spark: SparkSession, base: PostgresPlace) -> None:
+    """A lock in it cannot be sent to tasks: the error says so before anything is handled."""
+    vault = Vault()
+    vault.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="cannot be sent to Spark's tasks: TypeError: cannot pickle"):
+        each(base.store(), redact=vault)(frame(spark, *spread(range(3))), 0)
+    assert (base.read(), letters(base.store())) == ([], [])
 
 
 @pytest.mark.postgres
