@@ -286,7 +286,7 @@ def _ipc(table: pa.Table) -> bytes:
 
 
 @dataclass(frozen=True)
-class Mark:
+class HiddenMark:
     """What a letter says of what it hides."""
 
     masked: tuple[str, ...]  # names of parts; empty where the letter is sealed
@@ -299,7 +299,7 @@ class Mark:
         return MASKED if self.masked else "sealed"
 
 
-def mark_of(extras: bytes | None) -> Mark | None:
+def mark_of(extras: bytes | None) -> HiddenMark | None:
     """The mark in a letter's `extras`; None for a letter that hides nothing."""
     if not extras or MARK.encode() not in extras:
         return None
@@ -307,10 +307,10 @@ def mark_of(extras: bytes | None) -> Mark | None:
     if MARK not in found:
         return None
     said, sealed = json.loads(found.pop(MARK)[0].as_py()), found.pop(SEALED, None)
-    return Mark(tuple(said.get("parts", ())), found, None if sealed is None else sealed[0].as_py())
+    return HiddenMark(tuple(said.get("parts", ())), found, None if sealed is None else sealed[0].as_py())
 
 
-def marks(letters: pa.Table) -> dict[int, Mark]:
+def marks(letters: pa.Table) -> dict[int, HiddenMark]:
     """Row -> its mark, of those letters that hide something."""
     maybe = pc.fill_null(pc.match_substring(letters["extras"], MARK.encode()), False).to_pylist()
     found = {row: mark_of(letters["extras"][row].as_py()) for row, it in enumerate(maybe) if it}
@@ -350,7 +350,7 @@ def with_contents(letters: pa.Table, changes: Mapping[int, Mapping[str, Any]]) -
     return letters
 
 
-def opened(letter: Mapping[str, Any], mark: Mark, redact: Redact | None) -> dict[str, Any]:
+def opened(letter: Mapping[str, Any], mark: HiddenMark, redact: Redact | None) -> dict[str, Any]:
     """Body, properties and extras of a sealed letter, as the event had them. Raises Refused where they cannot be had."""
     body, rest = letter["body"], dict[str, Any](properties=None, extras=None)
     whole = None if body is None else unseal(body, part_of(letter, BODY), redact)
@@ -390,7 +390,7 @@ def seal_body(letter: Mapping[str, Any], body: bytes, redact: Redact) -> bytes:
     return _sealed(cast(Sealing, redact), body, part_of(letter, BODY))
 
 
-def unmasked(letter: Mapping[str, Any], mark: Mark, whole: Mapping[str, Any]) -> dict[str, Any]:
+def unmasked(letter: Mapping[str, Any], mark: HiddenMark, whole: Mapping[str, Any]) -> dict[str, Any]:
     """Body, properties and extras of a masked letter's event: what is masked comes from the log, the other parts are the letter's own.
 
     Args:

@@ -36,11 +36,15 @@ POSTGRES_STORE: given.Settings = {
 }
 """What `PostgresStore` takes."""
 
+_OPTIONS = given.mapping("options of the object store", '{"AWS_REGION": "eu-west-1"}', values=lambda value: isinstance(value, str))
+
 DELTA_STORE: given.Settings = {
     "path": given.path("a folder or URL", '"s3://lake/dedup"'),
     "tables": given.mapping("sinks: name -> path", '{"orders": "s3://lake/orders"}', values=given.path("", "").fits).or_none,
-    "storage_options": given.mapping(
-        "options of the object store", '{"AWS_REGION": "eu-west-1"}', values=lambda value: isinstance(value, str)
+    "storage_options": given.Setting(
+        f"{_OPTIONS.expected}, or a function that returns it",
+        _OPTIONS.example,
+        lambda value: _OPTIONS.fits(value) or (not isinstance(value, type) and given.takes(value, 0)),
     ).or_none.hidden,
     "on_step": _ON_STEP,
     "engine": given.word("delta-rs", "spark"),

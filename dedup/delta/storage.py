@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,52 @@ DELTA_RS, SPARK = "delta-rs", "spark"
 """Who commits to Delta tables."""
 
 StorageOptions = Mapping[str, str] | None
+
+
+class OptionsOf(Mapping[str, str]):
+    """Options that a function returns: it is called once in each process, and no pickle carries what it returned.
+
+    Args:
+        ask: the function.
+    """
+
+    def __init__(self, ask: Callable[[], Mapping[str, str]]) -> None:
+        self._ask, self._known = ask, dict[str, str]()
+
+    def __getitem__(self, name: str) -> str:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_ask": self._ask, "_known": {}}
+
+    def __repr__(self) -> str:
+        return "options of a function"
+
+    def _all(self) -> dict[str, str]:
+        """Raises StoreUnavailable where the function raises, ConfigError where it returns something else."""
+        if not self._known:
+            try:
+                found = self._ask()
+            except Exception as error:
+                raise StoreUnavailable(
+                    f"The function of storage_options= raised {type(error).__name__}: {redact(str(error))[:500]}. Nothing was committed."
+                ) from error
+            if not isinstance(found, Mapping) or not all(isinstance(one, str) for pair in found.items() for one in pair):
+                raise ConfigError("The function of storage_options= has to return a dict of texts.")
+            self._known = dict(found)
+        return self._known
+
+
+def options_of(given: Mapping[str, str] | Callable[[], Mapping[str, str]] | None) -> StorageOptions:
+    """What a store was given as `storage_options=`."""
+    return OptionsOf(given) if callable(given) else dict(given) if given else None
+
 
 _ATOMIC = frozenset({"file", "az", "azure", "abfs", "abfss", "adl", "gs"})
 """Schemes whose put-if-absent needs no setting.

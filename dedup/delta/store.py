@@ -40,7 +40,7 @@ from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.outbox import DeltaOutbox
 from dedup.delta.sinks import SinkNames
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent, require_spark_may_commit, safe_name
+from dedup.delta.storage import SPARK, StorageOptions, absolute, options_of, require_put_if_absent, require_spark_may_commit, safe_name
 from dedup.delta.transaction import DeltaTransaction
 from dedup.delta.upkeep import acceptance, amendment, purging
 from dedup.delta.verify import problems, require_letters
@@ -166,7 +166,8 @@ class DeltaStore(Joins):
     Args:
         path: folder or URI of the store; created when the first consumer starts.
         tables: sink name -> path or URI, for names that are neither a path nor a table of Spark's catalog.
-        storage_options: credentials and settings for delta-rs, for the store and all sinks.
+        storage_options: credentials and settings for delta-rs, for the store and all sinks. A function that returns them is called once in
+            each process: then nothing that Spark sends to its tasks has a credential.
         engine: "spark" where delta-rs gets no credentials: then Spark makes all commits.
         keys_folder: folder of this machine for files of reserved keys, which a start opens in place of reading the ledger. By default
             they are below `path` where that is a folder, and otherwise in the system's temporary folder, until the process ends.
@@ -183,14 +184,14 @@ class DeltaStore(Joins):
         self,
         path: str,
         tables: Mapping[str, str] | None = None,
-        storage_options: Mapping[str, str] | None = None,
+        storage_options: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
         on_step: Callable[[str], None] = _noop,
         engine: Literal["delta-rs", "spark"] = "delta-rs",
         keys_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         given.check(DELTA_STORE, locals())
         self.path = absolute(str(path))
-        self.storage_options: StorageOptions = dict(storage_options) if storage_options else None
+        self.storage_options: StorageOptions = options_of(storage_options)
         self.on_step = on_step
         require_put_if_absent(self.path, self.storage_options)
         if engine == SPARK:

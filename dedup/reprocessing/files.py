@@ -356,7 +356,7 @@ def _check_extras(extras: bytes) -> None:
     refuse_own(hiding.own_columns(found.column_names))
 
 
-def _mark(extras: bytes | None) -> hiding.Mark | None:
+def _mark(extras: bytes | None) -> hiding.HiddenMark | None:
     """What a letter says of what it hides. Raises Unproven where that cannot be read."""
     try:
         return hiding.mark_of(extras)

@@ -473,7 +473,7 @@ def restored(
     return hiding.with_contents(letters, changes).filter(pc.invert(closed)), why
 
 
-def _from_log(letter: Mapping[str, Any], mark: hiding.Mark | None, event: WholeEvent | None) -> dict[str, Any]:
+def _from_log(letter: Mapping[str, Any], mark: hiding.HiddenMark | None, event: WholeEvent | None) -> dict[str, Any]:
     if event is None:
         raise Refused("It was changed meanwhile. Call again.")
     if mark is None:

@@ -170,7 +170,7 @@ SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
         {
             "path": [None, *TEXT],
             "tables": [*MAPS, {"a": 5}, {"a": ""}],
-            "storage_options": [*MAPS, {"a": 5}, {"a": None}],
+            "storage_options": [*MAPS, {"a": 5}, {"a": None}, dict, lambda a: {}],
             "on_step": CALLED,
             "engine": ["deltalake", None],
             "keys_folder": TEXT,

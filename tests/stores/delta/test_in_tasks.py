@@ -4,16 +4,19 @@ process; test_foreach_files.py has the real ones.
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 
-from checkpoint.errors import StoreError
-from dedup import Consumer
+from checkpoint.errors import ConfigError, StoreError, StoreUnavailable
+from dedup import Consumer, DeltaStore
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.pipeline.handlers import Event
 from kit.foreach_kit import bare
@@ -109,3 +112,43 @@ def test_events_that_do_not_come_back_from_tasks_stop_the_batch(lake: DeltaPlace
         run_in(Tasks(lost=2), made, batch(*orders(range(5))))
     assert lake.read() == [] and letters(lake.store()) == []
     assert run_in(Tasks(batch(*orders(range(5)))), made, batch(*orders(range(5)))).processed == 5
+
+
+def test_options_of_a_function_do_not_travel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent to tasks has the function and no credential; the store, its copies and the tasks work with what it returns."""
+    asked: list[int] = []
+    monkeypatch.setenv("SOME_KEY", "SECRET-17")
+
+    def options() -> dict[str, str]:
+        asked.append(1)
+        return {"some_key": os.environ["SOME_KEY"]}
+
+    class Watching(Tasks):
+        sent: ClassVar[list[bytes]] = []
+
+        def pack(self, what: object) -> bytes:
+            """And keep it."""
+            self.sent.append(super().pack(what))
+            return self.sent[-1]
+
+    place = DeltaPlace(folder)
+    place.create_sink()
+    store = DeltaStore(str(folder / "state"), tables={"orders": place.path("orders")}, storage_options=options)
+    made = bare(store)
+    made.foreach(into="orders")(lambda event, tx: dict(event.data))
+    rows = batch(*orders(range(3)))
+    assert run_in(Watching(rows), made, rows, 0).processed == 3
+    assert Watching.sent and not any(b"SECRET-17" in one for one in Watching.sent)
+    assert b"SECRET-17" not in cloudpickle.dumps(store) and dict(store.storage_options or {}) == {"some_key": "SECRET-17"}
+    copy = pickle.loads(cloudpickle.dumps(store))
+    assert len(asked) >= 1 and dict(copy.storage_options) == {"some_key": "SECRET-17"}
+    plain = DeltaStore(str(folder / "state"), storage_options=options())
+    assert b"SECRET-17" in cloudpickle.dumps(plain)
+
+
+@pytest.mark.parametrize("wrong", [lambda: 1 / 0, lambda: {"a": 5}, lambda: None])
+def test_a_function_that_gives_no_options_is_told(folder: Path, wrong: Any) -> None:
+    """One that raises is an outage; one that returns something else is a wrong setting."""
+    store = DeltaStore(str(folder / "state"), storage_options=wrong)
+    with pytest.raises((StoreUnavailable, ConfigError), match="storage_options="):
+        store.storage_options and dict(store.storage_options)
