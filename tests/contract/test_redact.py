@@ -31,7 +31,7 @@ def everywhere(place: Place) -> list[str]:
 
 
 @pytest.mark.parametrize("way", [None, *WAYS])
-def test_what_is_hidden_stands_in_no_table(way: str | None, place: Place, tmp_path: Path) -> None:
+def test_what_is_hidden_stands_in_no_table(way: str | None, caplog: pytest.LogCaptureFixture, place: Place, tmp_path: Path) -> None:
     """Of letters and of their copies for others: neither body, headers, other columns nor any text; without redact= all of them do."""
     store = place.store()
     run = parked(store, way and WAYS[way], letters_to="dead")
@@ -42,6 +42,7 @@ def test_what_is_hidden_stands_in_no_table(way: str | None, place: Place, tmp_pa
         reprocess(ALL, run)  # all fail again
     assert bool(everywhere(place)) == (way is None)
     assert ids(place.read()) == ["a"]
+    assert (SECRET in caplog.text) == (way is None)  # neither in the lines about tries that are repeated
     assert_proven(store)
 
 
