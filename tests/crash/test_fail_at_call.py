@@ -83,7 +83,7 @@ def test_calls_of_slices_may_fail(postgres: str, copies: Copies) -> None:
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize(("way", "patience"), [("lost", 0.0), ("error", 30.0)])
+@pytest.mark.parametrize(("way", "patience"), [("lost", 0.0), pytest.param("error", 30.0, marks=pytest.mark.full)])
 def test_calls_to_postgres_may_fail(postgres: str, copies: Copies, way: Way, patience: float) -> None:
     """Where the handler's batch is committed by this process: the same for some of its calls."""
     each_call(postgres, copies, way, patience, in_tasks=False, every=EVERY)

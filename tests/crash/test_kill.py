@@ -59,11 +59,18 @@ def check(place: Place) -> None:
     assert_proven(store)
 
 
+TIMES = pytest.mark.parametrize("times", [(2,), pytest.param((1, 3), marks=pytest.mark.full)], ids=["one death", "two deaths"])
+"""Before which of a process's steps of one name it dies: one process, or that one and the next."""
+
+
+@TIMES
 @pytest.mark.parametrize(("place", "step"), of_stores(STEPS), indirect=["place"])
-def test_a_kill_at_any_step_loses_and_doubles_nothing(place: Place, nursery: Nursery, tmp_path: Path, step: str) -> None:
+def test_a_kill_at_any_step_loses_and_doubles_nothing(
+    place: Place, nursery: Nursery, tmp_path: Path, step: str, times: tuple[int, ...]
+) -> None:
     """Dead right before the step, restarted and dead at a later one: sinks, reservations, letters, checkpoint and records agree."""
     place.create_sink("audit")
-    for nth in (1, 3):
+    for nth in times:
         code, errors = spawn(place, nursery, tmp_path, die_at=step, nth=nth).wait()
         assert code == -signal.SIGKILL, f"never reached {step} a {nth}. time: {errors}"
     spawn(place, nursery, tmp_path).finish()
@@ -74,14 +81,15 @@ IN_TASKS = {"delta": [*JOBS, "decide", "publish"], "postgres": [*JOBS, "commit"]
 IN_TASKS_TOO = {"delta": [s for s in STEPS["delta"] if s not in (*IN_TASKS["delta"], "park", "note", "advance")]}
 
 
+@TIMES
 @pytest.mark.parametrize(("place", "step"), [*of_stores(IN_TASKS), *of_stores(IN_TASKS_TOO, full=True)], indirect=["place"])
 def test_a_kill_at_any_step_of_a_batch_in_tasks_loses_and_doubles_nothing(
-    place: Place, nursery: Nursery, tmp_path: Path, step: str
+    place: Place, nursery: Nursery, tmp_path: Path, step: str, times: tuple[int, ...]
 ) -> None:
     """The same where tasks keep the rows and run the handler, also before and after their jobs; the kept rows of the dead are gone."""
     place.create_sink("audit")
     dead = []
-    for nth in (1, 3):
+    for nth in times:
         process = spawn(place, nursery, tmp_path, die_at=step, nth=nth, in_tasks=True)
         code, errors = process.wait()
         assert code == -signal.SIGKILL, f"never reached {step} a {nth}. time: {errors}"

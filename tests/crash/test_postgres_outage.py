@@ -54,6 +54,7 @@ def killing(server: pg_server.Server) -> tuple[Any, threading.Event]:
     return handler, down
 
 
+@pytest.mark.full
 def test_a_database_that_is_down_for_fifty_batches_parks_nothing(server: pg_server.Server) -> None:
     """The batch in hand is tried until the database is back, then every event is written once, and none became a letter."""
     place = PostgresPlace(server.dsn)

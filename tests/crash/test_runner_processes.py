@@ -79,7 +79,7 @@ def test_two_processes_share_a_hub_and_one_takes_over_when_the_other_is_killed(p
     sent.check(place)
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_three_processes_that_are_killed_while_they_balance(place: Place, start: Start, sent: Orders) -> None:
     """Each in its turn is killed, or stopped until another one has its partition: each event has its effect once."""
     running = [start() for _ in range(3)]

@@ -86,11 +86,12 @@ def scene(postgres: str, nursery: Nursery, tmp_path: Path) -> Scene:
     return Scene(postgres, nursery, tmp_path)
 
 
+@pytest.mark.parametrize("times", [(2,), pytest.param((2, 3), marks=pytest.mark.full)], ids=["one death", "two deaths"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_task_that_is_killed_at_any_step_is_tried_again(scene: Scene, step: str) -> None:
+def test_a_task_that_is_killed_at_any_step_is_tried_again(scene: Scene, step: str, times: tuple[int, ...]) -> None:
     """Dead at the step of a chunk in the middle of a slice, tried again and dead later, and again: one effect for each key."""
     work = scene.plan(scene.drive())
-    for nth in (2, 3):
+    for nth in times:
         code, errors = scene.task(work, at=step, nth=nth).wait()
         assert code in (-signal.SIGKILL, 0), errors
         if nth == 2:
