@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -25,8 +25,14 @@ SECONDS = 180
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kind" in metafunc.fixturenames:
-        marks = {name: [pytest.mark.azurite, pytest.mark.full] for name in ("blob", "blob_aio")}  # Azure's own, to compare with
-        metafunc.parametrize("kind", [pytest.param(kind, marks=marks.get(kind, pytest.mark.postgres)) for kind in KINDS])
+        fast_on = metafunc.definition.get_closest_marker("fast_on")
+        metafunc.parametrize("kind", [pytest.param(kind, marks=_marks(kind, KINDS if fast_on is None else fast_on.args)) for kind in KINDS])
+
+
+def _marks(kind: str, fast: Sequence[str]) -> list[pytest.MarkDecorator]:
+    """Azure's own stores are there to compare with."""
+    on_blobs = kind.startswith("blob")
+    return [pytest.mark.azurite if on_blobs else pytest.mark.postgres, *[pytest.mark.full] * (on_blobs or kind not in fast)]
 
 
 @pytest.fixture

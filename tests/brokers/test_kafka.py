@@ -49,7 +49,7 @@ def absent(place: Place) -> Ranges:
     return report.partitions[0].absent
 
 
-@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("idempotent", [pytest.param(True, marks=pytest.mark.full), False])
 def test_retries_of_a_real_producer(place: Place, kafka: kafka_server.Broker, topic: Topic, idempotent: bool) -> None:
     """Answers are lost: a producer that is not idempotent writes its messages twice, at new positions, and each has its effect once."""
     with proxied(kafka) as proxy:

@@ -35,7 +35,7 @@ def test_an_id_that_is_published_again_is_one_event(postgres: str, eventhubs: An
     assert kept(eventhubs, hub) == [b"x"] and consumed(postgres, eventhubs, hub) == (["x"], [])
 
 
-@pytest.mark.parametrize("fault", ["lose_answers", "drop_sends", "stay_silent"])
+@pytest.mark.parametrize("fault", ["lose_answers", "drop_sends", pytest.param("stay_silent", marks=pytest.mark.full)])
 def test_a_lost_answer_is_one_event_at_the_consumer(postgres: str, eventhubs: Any, hub: str, fault: str) -> None:
     """Accepted and cut off, accepted and never answered, or not accepted: sent again until confirmed, in order, once at the consumer."""
     with publisher(postgres, eventhubs, hub, timeout=3.0, retry_total=0, max_outage=60.0) as one:

@@ -309,6 +309,7 @@ def test_a_worker_that_is_killed_leaves_nothing_and_the_batch_comes_again(spark:
     assert_proven(lake.store())
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_tasks_are_tried_again_and_a_driver_that_dies_leaves_nothing_of_its_batch(
     spark: SparkSession, lake: DeltaPlace, tmp_path: Path

@@ -215,7 +215,7 @@ def test_scratch_folders_are_removed(where: str, spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.fast_on("delta")
-@pytest.mark.parametrize("size", [40, 1000])
+@pytest.mark.parametrize("size", [40, pytest.param(1000, marks=pytest.mark.full)])
 def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
     size: int, spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +236,7 @@ def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
     assert not list((tmp_path / "scratch").iterdir())
 
 
+@pytest.mark.fast_on("delta")
 def test_what_is_read_from_the_log_stays_with_the_tasks(
     spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,6 +413,7 @@ def test_what_raises_in_a_dataframe_handler_is_isolated_and_reprocessed(spark: S
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.crash
 def test_an_event_whose_worker_was_killed_once_is_written(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """SIGKILL of the Python worker that evaluates what a handler writes: whoever it was, no event is blamed, also not the only one."""

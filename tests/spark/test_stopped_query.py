@@ -14,7 +14,7 @@ import pytest
 
 from dedup import Consumer, SparkGone
 from dedup.demo.input import ENVELOPE_DDL
-from fixtures.fix_places import BOTH, Place
+from fixtures.fix_places import BOTH, Place, of_stores
 from kit.orders import assert_proven, batch, consumer, letters, orders
 from kit.places import PostgresPlace
 
@@ -85,8 +85,14 @@ def cancel(spark: SparkSession, query: Any) -> None:
         query.awaitTermination(int(PATIENCE))
 
 
-@pytest.mark.parametrize("place", BOTH, indirect=True)
-@pytest.mark.parametrize("handler", [by_frames, by_events])
+@pytest.mark.parametrize(
+    ("place", "handler"),
+    [
+        *of_stores({"delta": [by_frames], "postgres": [by_events]}),
+        *of_stores({"delta": [by_events], "postgres": [by_frames]}, full=True),
+    ],
+    indirect=["place"],
+)
 @pytest.mark.parametrize("ends", [stop, pytest.param(cancel, marks=pytest.mark.full)])
 def test_who_stops_a_query_parks_nothing(spark: SparkSession, place: Place, tmp_path: Path, handler: Any, ends: Any) -> None:
     """However often the handler of the only events is stopped in the middle: it is not run again by then, and none of them is a letter."""

@@ -32,12 +32,16 @@ TABLES = {
     "type widening": "TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
     "features without a column": "TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported', "
     "'delta.feature.identityColumns' = 'supported', 'delta.feature.checkpointProtection' = 'supported', "
-    "'delta.feature.vacuumProtocolCheck' = 'supported')",
+    "'delta.feature.vacuumProtocolCheck' = 'supported', 'delta.feature.rowTracking' = 'supported')",
     "all": "CLUSTER BY (id) TBLPROPERTIES ('delta.enableRowTracking' = 'true', 'delta.enableInCommitTimestamps' = 'true', "
-    "'delta.enableDeletionVectors' = 'true', 'delta.enableChangeDataFeed' = 'true', 'delta.checkpointPolicy' = 'v2', "
-    "'delta.checkpointInterval' = '4')",
+    "'delta.enableDeletionVectors' = 'true', 'delta.enableChangeDataFeed' = 'true', 'delta.enableTypeWidening' = 'true', "
+    "'delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '4')",
 }
-MANY = 40
+IN_FAST_RUN = ("features without a column", "all")
+"""What `make test` runs: between them they have every feature; each by itself is in the full run."""
+
+MANY, MORE = 24, 40
+"""Rows that are written in turns."""
 
 
 def made(spark: SparkSession, folder: Path, rest: str, columns: str = "") -> str:
@@ -71,7 +75,9 @@ def seen_anew(spark: SparkSession, uri: str, name: str) -> Any:
     return spark.read.format("delta").load(f"{uri}-{name}")
 
 
-@pytest.mark.parametrize("rest", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize(
+    "rest", [pytest.param(rest, id=name, marks=[pytest.mark.full] * (name not in IN_FAST_RUN)) for name, rest in TABLES.items()]
+)
 def test_files_are_added_without_spark(spark: SparkSession, tmp_path: Path, rest: str) -> None:
     """Between Spark's own commits, over checkpoints: each row once, by us alone, and the tables prove it."""
     uri = made(spark, tmp_path, rest)
@@ -92,7 +98,7 @@ def test_files_are_added_without_spark(spark: SparkSession, tmp_path: Path, rest
     assert DeltaStore(store.path).problems(kit.NAME) == []
 
 
-@pytest.mark.parametrize("checkpoints", ["v2", "classic"])
+@pytest.mark.parametrize("checkpoints", ["v2", pytest.param("classic", marks=pytest.mark.full)])
 def test_row_ids_are_given_once(spark: SparkSession, tmp_path: Path, checkpoints: str) -> None:
     """Ours and Spark's, in turns, through checkpoints that each of them writes: no id twice, and the commits as they were."""
     rest = (
@@ -109,25 +115,26 @@ def test_row_ids_are_given_once(spark: SparkSession, tmp_path: Path, checkpoints
     assert {r.id: r.version for r in rows} == {n: 1 + n // 4 * 2 + (n % 4 == 3) for n in range(MANY)}
 
 
-def test_row_ids_and_times_hold_while_spark_writes_as_well(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("many", [MANY, pytest.param(MORE, marks=pytest.mark.full)])
+def test_row_ids_and_times_hold_while_spark_writes_as_well(spark: SparkSession, tmp_path: Path, many: int) -> None:
     """At the same time: whoever comes second goes on from the first, each row has an id of its own, and time never goes back."""
     uri = made(spark, tmp_path, TABLES["all"])
     state = DeltaStore(str(tmp_path / "state")).path
 
     def ours() -> None:
         store = DeltaStore(state)
-        for n in range(0, MANY, 2):
+        for n in range(0, many, 2):
             written(store, uri, n)
 
     def sparks() -> None:
-        for n in range(1, MANY, 4):
+        for n in range(1, many, 4):
             inserted(spark, uri, n, n + 2)
 
     with ThreadPoolExecutor(2) as pool:
         for one in [pool.submit(ours), pool.submit(sparks)]:
             one.result()
     rows = seen_anew(spark, uri, "again").selectExpr("id", "_metadata.row_id AS row").collect()
-    assert sorted(r.id for r in rows) == sorted(r.row for r in rows) == list(range(MANY))
+    assert sorted(r.id for r in rows) == sorted(r.row for r in rows) == list(range(many))
     times = [entry[0]["commitInfo"]["inCommitTimestamp"] for entry in entries(uri)]
     assert times == sorted(set(times))
     assert DeltaStore(state).problems(kit.NAME) == []
