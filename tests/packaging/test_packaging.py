@@ -171,6 +171,7 @@ def test_the_metadata_is_what_a_package_index_shows(built: Path) -> None:
     assert not [name for name in found.get_all("Classifier", []) if name.startswith("License")]
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_the_program_of_the_readme_runs_with_what_the_readme_installs(built: Path, tmp_path: Path) -> None:
     """`pip install 'dedup-spark[spark,delta]'` brings all that the first program needs: nothing is missing, pandas included."""

@@ -101,9 +101,17 @@ def test_a_systemic_error_parks_nothing(base: PostgresPlace) -> None:
     assert_proven(base.store())
 
 
-@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "shuffled"])
+ROOM = [(2, None, (2, True)), (100, None, (32, False)), (100, 8, (4, False)), (3, 8, (3, True))]
+"""Cores, connections, and (tasks at once, whether their processes keep connections)."""
+
+
 @pytest.mark.parametrize(
-    ("cores", "connections", "expected"), [(2, None, (2, True)), (100, None, (32, False)), (100, 8, (4, False)), (3, 8, (3, True))]
+    ("cores", "connections", "expected", "keeps"),
+    [
+        *((*room, True) for room in ROOM),
+        (*ROOM[2], False),
+        *(pytest.param(*room, False, marks=pytest.mark.full) for room in ROOM if room != ROOM[2]),
+    ],
 )
 def test_so_many_tasks_run_at_once(
     base: PostgresPlace, cores: int, connections: int | None, expected: tuple[int, bool], keeps: bool
