@@ -6,7 +6,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-from fixtures.variants import SELECTED, SELECTED_OBJECTS, counted
+from fixtures.variants import OBJECTS, SELECTED, SELECTED_OBJECTS, counted
 from kit.paths import TESTS
 
 
@@ -24,4 +24,5 @@ def test_the_last_lines_count_each_store() -> None:
 def test_what_is_selected_is_there() -> None:
     """A test that gets another name does not leave the selection in silence."""
     written = {name for file in TESTS.rglob("test_*.py") for name in re.findall(r"^def (test_\w+)", file.read_text(), re.M)}
-    assert {name.partition("[")[0] for name in SELECTED | SELECTED_OBJECTS} <= written
+    assert {name.partition("[")[0] for name in SELECTED.union(*SELECTED_OBJECTS.values())} <= written
+    assert SELECTED_OBJECTS.keys() == OBJECTS
