@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -60,6 +60,35 @@ _TO_THE_PRIMARY = (
 T = TypeVar("T")
 
 
+class NoPassword(psycopg.OperationalError):
+    """The function that gives the password failed. The server was not asked."""
+
+
+class DsnWithPassword(str):
+    """A DSN whose password comes from a function: it is called for each new connection, and is pickled in place of what it returns."""
+
+    ask: Callable[[], str]
+
+    def __new__(cls, dsn: str, ask: Callable[[], str]) -> DsnWithPassword:
+        """The DSN, and the function."""
+        made = super().__new__(cls, dsn)
+        made.ask = ask
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DsnWithPassword, (str(self), self.ask)
+
+    def password(self) -> str:
+        """What the function returns now. Raises NoPassword."""
+        try:
+            told = self.ask()
+        except Exception as error:
+            raise NoPassword(f"password() raised {type(error).__name__}") from error
+        if not isinstance(told, str):
+            raise NoPassword(f"password() returned {type(told).__name__}; it must return text")
+        return told
+
+
 def redacted(dsn: str) -> str:
     """The DSN as it may be shown."""
     try:
@@ -71,6 +100,8 @@ def redacted(dsn: str) -> str:
 
 def checked(dsn: str) -> str:
     """The DSN as libpq takes it: the scheme of a URL in lower case. Raises ConfigError, without showing it: it may hold a password."""
+    if isinstance(dsn, DsnWithPassword):
+        return DsnWithPassword(checked(str(dsn)), dsn.ask)
     dsn = _URL.sub(lambda scheme: scheme[0].lower(), dsn)
     if _URL.match(dsn) and dsn.split("/")[2].count("@") > 1:
         raise ConfigError("The PostgreSQL URL has more than one @ before the database. Write %40 for an @ of the password.")
@@ -94,9 +125,11 @@ def settings(dsn: str) -> dict[str, Any]:
     """The keyword arguments for psycopg's connect: what the DSN says, else our defaults; autocommit, nothing prepared.
 
     Transactions are begun and ended by statements of our own; statements are few and large, so that preparing them gains nothing,
-    and poolers that switch sessions cannot have it.
+    and poolers that switch sessions cannot have it. Raises NoPassword.
     """
     given = {k: v for k, v in conninfo_to_dict(dsn).items() if v is not None}
+    if isinstance(dsn, DsnWithPassword):
+        given["password"] = dsn.password()
     return {**_DEFAULTS, **given, "client_encoding": "UTF8", "autocommit": True, "prepare_threshold": None}
 
 

@@ -68,14 +68,13 @@ class Place:
         given.check(PLACE, locals())
         self.dsn, self.schema, self.auto_migrate = checked(dsn), checked_schema(schema), auto_migrate
         self.timeout, self.sql = given.to_seconds(timeout), Statements(schema)
-        self._settings = settings(dsn)
         self._servers = len(str(conninfo_to_dict(dsn).get("host") or conninfo_to_dict(dsn).get("hostaddr") or "").split(","))
 
     def settings(self, until: float) -> dict[str, Any]:
         """For psycopg's connect: one server after the other, all within the time that is left (2 s each are the least that it can)."""
-        share = int((until - time.monotonic()) / self._servers)
-        given = int(float(self._settings["connect_timeout"]))
-        return {**self._settings, "connect_timeout": str(max(2, min(share, given if given > 0 else share)))}
+        share, kept = int((until - time.monotonic()) / self._servers), settings(self.dsn)
+        given = int(float(kept["connect_timeout"]))
+        return {**kept, "connect_timeout": str(max(2, min(share, given if given > 0 else share)))}
 
     def check(self, until: float) -> float:
         """Make sure that the tables are those of this library; a migration takes what it takes. Returns until when the call may go on.

@@ -33,6 +33,7 @@ POSTGRES_STORE: given.Settings = {
     "on_step": _ON_STEP,
     "auto_migrate": given.flag("False"),
     "filter_memory": given.whole("bytes", "512 * 1024 * 1024"),
+    "password": given.function("that returns the password", 'lambda: secrets.get("orders-db")', 0).or_none.hidden,
 }
 """What `PostgresStore` takes."""
 

@@ -25,7 +25,7 @@ from checkpoint.head import OVER_BUDGET, Claim, Head, Holder, Present, SliceClai
 from checkpoint.holders import is_alive, this_process
 from checkpoint.position import Partition
 from checkpoint.postgres import sql
-from checkpoint.postgres.connection import Connection, checked, checked_schema, redacted, translating
+from checkpoint.postgres.connection import Connection, DsnWithPassword, checked, checked_schema, redacted, translating
 from checkpoint.postgres.sql import Statements
 from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
@@ -272,6 +272,8 @@ class PostgresStore(Reads, Joins):
 
     Args:
         dsn: libpq connection string or URL. Leave the password to `~/.pgpass` or PGPASSWORD where you can; it is never shown.
+        password: a function that returns the password, for tokens that expire. It is called for each new connection, also in Spark's
+            tasks, to which it goes by pickle. What it raises counts as an outage.
         schema: the schema of dedup's tables. Sinks may be in any schema of the database.
         on_step: called with the name of each step right before it acts.
         auto_migrate: create or upgrade the tables at first use, if the role may. False: tables that are missing or old are SchemaOutdated.
@@ -308,8 +310,10 @@ class PostgresStore(Reads, Joins):
         on_step: Callable[[str], None] = _no_step,
         auto_migrate: bool = True,
         filter_memory: int = 512 * 2**20,
+        password: Callable[[], str] | None = None,
     ) -> None:
         given.check(POSTGRES_STORE, locals())
+        dsn = dsn if password is None else DsnWithPassword(dsn, password)
         self.dsn, self.schema, self.on_step, self.auto_migrate = checked(dsn), checked_schema(schema), on_step, auto_migrate
         self.filter_memory = filter_memory
         self._begin_anew()

@@ -162,7 +162,14 @@ SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
     ),
     PostgresStore: (
         {"dsn": "host=nowhere"},
-        {"dsn": TEXT, "schema": [None, *TEXT], "on_step": CALLED, "auto_migrate": FLAG, "filter_memory": [None, *SIZE]},
+        {
+            "dsn": TEXT,
+            "schema": [None, *TEXT],
+            "on_step": CALLED,
+            "auto_migrate": FLAG,
+            "filter_memory": [None, *SIZE],
+            "password": ["secret", 5],
+        },
         set(),
     ),
     DeltaStore: (
