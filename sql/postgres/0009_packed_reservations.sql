@@ -114,21 +114,39 @@ end
 $body$;
 comment on function {schema}.pack_range(int, int, int, int) is 'Write the pages of one range of keys. Under packing_lock.';
 
-create function {schema}.take_out(number int, shift int, key uuid) returns void
+create function {schema}.without_keys(part bytea, width int, keys bytea, gone bytea[]) returns bytea
+    language sql immutable
+as $body$
+select coalesce(string_agg(substring(part from width * n + 1 for width), ''::bytea order by n), ''::bytea)
+from generate_series(0, length(keys) / 16 - 1) n where substring(keys from 16 * n + 1 for 16) <> all(gone)
+$body$;
+comment on function {schema}.without_keys(bytea, int, bytea, bytea[]) is
+    'What a page has of its keys, so many bytes of each, without those that are gone.';
+
+create function {schema}.take_out(number int, shift int, gone uuid[]) returns void
     language plpgsql security definer set search_path = {schema}, pg_temp
 as $body$
 begin
+    -- Pages are locked in one order: nobody waits in a circle. Whoever had to wait for a page writes what was left of it: what is set depends on
+    -- the page alone, which the server then reads anew. A key that the snapshot does not find was never there, or is taken out already.
     execute format(
-        'update only %I p set
-            keys = substring(p.keys from 1 for 16 * n.at) || substring(p.keys from 16 * n.at + 17),
-            hashes = substring(p.hashes from 1 for 8 * n.at) || substring(p.hashes from 8 * n.at + 9)
-        from generate_series(0, (select length(q.keys) / 16 from only %1$I q where q.page = $1 >> $2) - 1) n (at)
-        where p.page = $1 >> $2 and substring(p.keys from 16 * n.at + 1 for 16) = uuid_send($3)',
+        'with found as materialized (
+            select q.page, array_agg(w.key) as gone
+            from (select (key_head(k) >> $1)::int as page, uuid_send(k) as key from unnest($2) k) w join only %1$I q on q.page = w.page
+            where position(w.key in q.keys) > 0
+            group by q.page
+        ), locked as materialized (
+            select q.page, f.gone from found f join only %1$I q on q.page = f.page order by q.page for update of q
+        )
+        update only %1$I p set keys = without_keys(p.keys, 16, p.keys, l.gone), hashes = without_keys(p.hashes, 8, p.keys, l.gone)
+        from locked l where p.page = l.page',
         'reservation_page_' || lpad(number::text, 6, '0')
-    ) using key_head(key), shift, key;
+    ) using shift, gone;
+exception when undefined_table then
+    null; -- Not made yet, or dropped since this was planned: nobody asks it.
 end
 $body$;
-comment on function {schema}.take_out(int, int, uuid) is 'Take a key out of its page. Of two at the same time the second one sees the page without the first.';
+comment on function {schema}.take_out(int, int, uuid[]) is 'Take these keys out of the pages of one table. Waits for whoever takes a key out of the same page.';
 
 create function {schema}.free_reservations(wanted uuid[]) returns void
     language plpgsql security definer set search_path = {schema}, pg_temp
@@ -143,27 +161,33 @@ begin
     join reservation_generation g on g.packing is not null and c.relname = 'reservation_' || lpad(g.id::text, 6, '0')
     on conflict do nothing;
     -- A statement of its own: it sees what was packed while the first one waited.
-    perform take_out(g.id, g.page_shift, k.key)
-    from reservation_generation g cross join unnest(wanted) k (key)
+    perform take_out(g.id, g.page_shift, wanted)
+    from reservation_generation g
     where g.packing is not null and g.dropped_at is null
         and to_regclass('reservation_page_' || lpad(g.id::text, 6, '0')) is not null
-    order by g.id, k.key;
+    order by g.id;
 end
 $body$;
 comment on function {schema}.free_reservations(uuid[]) is 'Forget these reservations, wherever they are. In a transaction that has called share_reservations.';
 
-create function {schema}.settle_packing(number int) returns text
+create function {schema}.settle_packing(number int, shift int) returns text
     language plpgsql security definer set search_path = {schema}, pg_temp
 as $body$
+declare
+    freed uuid[] := array(select f.key from reservation_freed f where f.generation = number order by f.key limit 1000);
 begin
-    perform take_out(number, g.page_shift, f.key)
-    from reservation_freed f join reservation_generation g on g.id = f.generation where f.generation = number order by f.key;
-    delete from reservation_freed where generation = number;
+    perform take_out(number, shift, freed);
+    delete from reservation_freed where generation = number and key = any(freed);
+    if exists (select from reservation_freed where generation = number) then
+        return 'partly settled';
+    end if;
     update reservation_generation set packing = 'COUNTING' where id = number;
     return 'settled';
 end
 $body$;
-comment on function {schema}.settle_packing(int) is 'Take out of the pages what was freed while they were written. Who frees keys from now on finds all pages.';
+comment on function {schema}.settle_packing(int, int) is
+    'Take out of the pages what was freed while they were written. Who frees keys from now on finds all pages. Some keys at a time: who frees '
+    'another key of these pages waits.';
 
 create function {schema}.count_packed(number int) returns text
     language plpgsql security definer set search_path = {schema}, pg_temp
@@ -222,7 +246,7 @@ begin
     elsif next.packing = 'PAGES' and next.ranges_packed < next.ranges then
         return pack_range(next.id, next.page_shift, next.ranges_packed, next.ranges);
     elsif next.packing = 'SETTLING' then
-        return settle_packing(next.id);
+        return settle_packing(next.id, next.page_shift);
     elsif next.packing = 'COUNTING' then
         return count_packed(next.id);
     elsif not pg_try_advisory_xact_lock(reservation_lock()) then
@@ -310,9 +334,9 @@ comment on view {schema}.reservation_key is
 
 revoke all on function {schema}.begin_packing(int, bigint) from public;
 revoke all on function {schema}.pack_range(int, int, int, int) from public;
-revoke all on function {schema}.take_out(int, int, uuid) from public;
+revoke all on function {schema}.take_out(int, int, uuid[]) from public;
 revoke all on function {schema}.free_reservations(uuid[]) from public;
-revoke all on function {schema}.settle_packing(int) from public;
+revoke all on function {schema}.settle_packing(int, int) from public;
 revoke all on function {schema}.count_packed(int) from public;
 revoke all on function {schema}.drop_packed_rows(int) from public;
 revoke all on function {schema}.pack_reservations(bigint) from public;

@@ -449,8 +449,8 @@ MUTANTS = (
     Mutant(
         "a key in a page is freed nowhere",
         _PACKED,
-        "    perform take_out(g.id, g.page_shift, k.key)\n    from reservation_generation g",
-        "    perform take_out(g.id, g.page_shift, k.key)\n    from (select * from reservation_generation where false) g",
+        "    perform take_out(g.id, g.page_shift, wanted)\n    from reservation_generation g",
+        "    perform take_out(g.id, g.page_shift, wanted)\n    from (select * from reservation_generation where false) g",
         _PACKING + "test_between_any_two_steps_known_is_what_was_reserved_and_not_freed",
     ),
     Mutant(

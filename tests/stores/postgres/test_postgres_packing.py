@@ -17,8 +17,9 @@ from dedup.postgres import PostgresStore, key_filter
 from fixtures.fix_postgres import run
 from kit.known_filter_kit import chunk as taken
 from kit.known_filter_kit import filtering, has_read
-from kit.pg_help import chunk, epoch, keys, park, purge_all
+from kit.pg_help import WAITING, chunk, epoch, keys, park, purge_all
 from kit.pg_help import letter as letter_of
+from kit.pg_proxy import until
 
 SIZES = """
 select pg_total_relation_size(c.oid)::float / (select count(*) from dedup.reservation_key where generation = 1)
@@ -56,6 +57,13 @@ def free(store: PostgresStore, names: Iterable[object]) -> None:
     """In a transaction of its own."""
     with store.begin_letters("shop") as tx:
         tx.execute(Free(keys(names).select(["key"])))
+        tx.execute(Commit())
+
+
+def free_keys(store: PostgresStore, gone: list[bytes]) -> None:
+    """The same, of keys."""
+    with store.begin_letters("shop") as tx:
+        tx.execute(Free(pa.table({"key": pa.array(gone, pa.binary(16))})))
         tx.execute(Commit())
 
 
@@ -300,3 +308,19 @@ def test_batches_and_letters_go_on_beside_packing(postgres: str) -> None:
         packing.result()
     assert known(made[0], range(10_000, 12_010)) == expected(range(10_000, 12_000))
     assert not [found for found in made[0].problems("shop") if "more than one table" in found]
+
+
+def test_two_that_free_keys_of_one_page_both_do(store: PostgresStore, postgres: str) -> None:
+    """The second one waits for the first one, and finds its key where that has put it."""
+    given(store, 100)
+    store.pack_reservations()
+    ((page,),) = run(postgres, "select keys from dedup.reservation_page order by length(keys) desc limit 1")
+    first, second = page[16:32], page[32:48]
+    with PostgresStore(postgres).begin_letters("shop") as tx, ThreadPoolExecutor(1) as pool:
+        tx.execute(Free(pa.table({"key": pa.array([first], pa.binary(16))})))
+        other = pool.submit(free_keys, PostgresStore(postgres), [second])
+        until(lambda: run(postgres, WAITING) == [(1,)])
+        tx.execute(Commit())
+        other.result()
+    found = {key for key, _ in known(store, range(100))}
+    assert len(found) == 98 and not found & {first, second}
