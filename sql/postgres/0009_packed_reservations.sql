@@ -294,26 +294,44 @@ begin
 end
 $body$;
 
+create function {schema}.dropped_by_now(number int) returns boolean
+    language plpgsql volatile security definer set search_path = {schema}, pg_temp
+as $body$
+begin
+    return exists (select from reservation_generation g where g.id = number and (g.rows_dropped_at is not null or g.dropped_at is not null));
+end
+$body$;
+comment on function {schema}.dropped_by_now(int) is 'Whether the rows of that table are dropped, whatever the snapshot of the statement knows.';
+
 create or replace function {schema}.is_reserved(number int, key uuid) returns boolean
     language plpgsql stable security definer set search_path = {schema}, pg_temp
 as $body$
 declare
+    seen record;
     child text := 'reservation_' || lpad(number::text, 6, '0');
-    pages text := 'reservation_page_' || lpad(number::text, 6, '0');
-    has_it boolean := false;
+    has_it boolean;
 begin
-    if to_regclass(child) is not null then
-        execute format('select exists (select from only %I r where r.key = $1)', child) into has_it using key;
-    elsif to_regclass(pages) is not null then
-        execute format(
-            'select hash_in_page(p.keys, p.hashes, $1) is not null from only %I p where p.page = key_head($1) >> $2', pages
-        ) into has_it using key, (select g.page_shift from reservation_generation g where g.id = number);
+    select g.packed_at, g.page_shift, g.dropped_at into seen from reservation_generation g where g.id = number;
+    if seen.packed_at is not null then
+        child := 'reservation_page_' || lpad(number::text, 6, '0');
     end if;
-    return coalesce(has_it, false);
+    if to_regclass(child) is null then
+        return seen.dropped_at is null and dropped_by_now(number);
+    elsif seen.packed_at is null then
+        execute format('select exists (select from only %I r where r.key = $1)', child) into has_it using key;
+    else
+        execute format(
+            'select exists (select from only %I p where p.page = key_head($1) >> $2 and hash_in_page(p.keys, p.hashes, $1) is not null)', child
+        ) into has_it using key, seen.page_shift;
+    end if;
+    return has_it;
+exception when undefined_table then -- dropped since it was found
+    return dropped_by_now(number);
 end
 $body$;
 comment on function {schema}.is_reserved(int, uuid) is
-    'Whether the table of that number has the key, packed or not. Asks that table alone: all of them would be locked.';
+    'Whether the table of that number has the key, packed or not. Asks that table alone: all of them would be locked. True where it was dropped '
+    'after the snapshot was taken, which sees no pages that were written since.';
 
 create view {schema}.reservation_key as
 select g.id as generation, r.key, r.payload_hash
@@ -332,6 +350,7 @@ where g.packed_at is not null and g.purged_at is null;
 comment on view {schema}.reservation_key is
     'Each reserved key with its payload hash and the number of its table, packed or not. Reads everything; without a number: written by hand.';
 
+revoke all on function {schema}.dropped_by_now(int) from public;
 revoke all on function {schema}.begin_packing(int, bigint) from public;
 revoke all on function {schema}.pack_range(int, int, int, int) from public;
 revoke all on function {schema}.take_out(int, int, uuid[]) from public;

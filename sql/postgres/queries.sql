@@ -1001,6 +1001,11 @@ select (select coalesce(sum(reserved), 0)::bigint from {schema}.batch)
     exists (select from {schema}.reservation_generation where purged_at is not null),
     (select count(*) from {schema}.consumer);
 
+-- name: lock_reservations
+-- Keep tables of reservations from being dropped to the end of the transaction.
+-- Before its snapshot is taken: in one that is older rows are gone, and the pages in their place are not there yet.
+lock table {schema}.reservation, {schema}.reservation_page in access share mode;
+
 -- name: contradictions
 -- Records that cannot be: decided after the last decision, or under an epoch that was never taken; letters whose held key is not reserved.
 -- Every decision leaves a batch record, an empty chunk's too, or is a person's; a purge merges records. One snapshot.

@@ -17,7 +17,7 @@ from dedup.postgres import PostgresStore, key_filter
 from fixtures.fix_postgres import run
 from kit.known_filter_kit import chunk as taken
 from kit.known_filter_kit import filtering, has_read
-from kit.pg_help import WAITING, chunk, epoch, keys, park, purge_all
+from kit.pg_help import WAITING, chunk, epoch, finish, keys, park, purge_all
 from kit.pg_help import letter as letter_of
 from kit.pg_proxy import until
 
@@ -324,3 +324,22 @@ def test_two_that_free_keys_of_one_page_both_do(store: PostgresStore, postgres: 
         other.result()
     found = {key for key, _ in known(store, range(100))}
     assert len(found) == 98 and not found & {first, second}
+
+
+def test_a_table_that_is_dropped_while_it_is_looked_at_contradicts_nothing(store: PostgresStore, postgres: str) -> None:
+    """`verify`, and a start that looks for restored tables, meet the end of packing: all keys are there, before it and after it."""
+    number = epoch(store)
+    with store.begin("shop", number) as tx:
+        tx.reserve(keys(range(100)))
+        finish(tx, 0, 99, reserved=100)
+    store.rotate_reservations()
+    while step(postgres) != "settled":
+        pass
+    with psycopg.connect(postgres) as packing, ThreadPoolExecutor(2) as pool:
+        packing.execute("lock table dedup.reservation_000001 in access exclusive mode")
+        looking = [pool.submit(PostgresStore(postgres).problems, "shop"), pool.submit(epoch, PostgresStore(postgres))]
+        until(lambda: run(postgres, WAITING) == [(2,)])
+        assert [packing.execute("select dedup.pack_reservations()").fetchone() for _ in range(2)] == [("packed",), ("dropped",)]
+        packing.commit()
+        assert looking[0].result() == []
+        assert looking[1].result() == number + 1
