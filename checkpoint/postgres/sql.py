@@ -207,9 +207,7 @@ def roles_sql(schema: str) -> str:
     """The roles that consumers and dashboards need, with their rights, as a script for psql."""
     text = files("dedup.sql").joinpath("postgres/roles.sql").read_text(encoding="utf-8")
     # inside a literal the quoted name needs its quotes doubled as well
-    return text.replace("'{schema}.checkpoint'", "'" + quoted(schema).replace("'", "''") + ".checkpoint'").replace(
-        "{schema}", quoted(schema)
-    )
+    return text.replace("'{schema}.", "'" + quoted(schema).replace("'", "''") + ".").replace("{schema}", quoted(schema))
 
 
 def ensure(connection: Connection, schema: str, *, auto: bool) -> None:

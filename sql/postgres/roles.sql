@@ -29,12 +29,17 @@ grant usage on all sequences in schema {schema} to dedup_run;
 revoke all on all tables in schema {schema} from dedup_read;
 
 do $rights$
+declare
+    pages regclass;
 begin
     if to_regclass('{schema}.checkpoint') is not null then
         revoke insert, update on {schema}.schema_version, {schema}.reservation_generation, {schema}.reservation_phase,
             {schema}.letter_count, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter, {schema}.outbox_message,
             {schema}.open_transaction, {schema}.restored, {schema}.last_page,
             {schema}.reservation_page, {schema}.reservation_freed, {schema}.reservation_key from dedup_run;
+        for pages in select i.inhrelid from pg_inherits i where i.inhparent = to_regclass('{schema}.reservation_page') loop
+            execute format('revoke insert, update on %s from dedup_run', pages);
+        end loop;
         grant delete on {schema}.checkpoint, {schema}.reservation, {schema}.blocked_sequence, {schema}.member, {schema}.outbox,
             {schema}.outbox_page,
             {schema}.publisher_lane, {schema}.publisher_event, {schema}.published_id to dedup_run;
@@ -43,7 +48,7 @@ begin
         -- All that dedup_run calls, by name: a database may grant no function to everybody by default.
         grant execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz, text[]), {schema}.reservation_lock(),
             {schema}.close_reservations(), {schema}.drop_purged_reservations(), {schema}.pack_reservations(bigint), {schema}.free_reservations(uuid[]),
-            {schema}.hash_in_page(bytea, bytea, uuid), {schema}.share_reservations(), {schema}.is_reserved(int, uuid),
+            {schema}.hash_in_page(bytea, bytea, uuid), {schema}.key_head(uuid), {schema}.share_reservations(), {schema}.is_reserved(int, uuid),
             {schema}.merge_batches(text), {schema}.purge_bounds(timestamptz), {schema}.guard_transaction(uuid),
             {schema}.claim_unowned(text, text, text, text[], text[], text[]) to dedup_run;
         grant select on {schema}.consumer, {schema}.progress, {schema}.heartbeat, {schema}.member, {schema}.topic, {schema}.checkpoint,

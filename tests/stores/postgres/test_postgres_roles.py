@@ -17,13 +17,14 @@ from psycopg.conninfo import make_conninfo
 from checkpoint import PostgresCheckpointStore
 from checkpoint.errors import StoreError
 from checkpoint.postgres.sql import roles_sql
+from deadletter.store import Commit, Free
 from dedup import PostgresStore
 from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.orders import assert_proven, batch, consumer, event, orders
 from kit.paths import ROOT
 from kit.people import failing
-from kit.pg_help import epoch, keys, purge_all
+from kit.pg_help import chunk, epoch, keys, purge_all
 from kit.places import PostgresPlace
 
 LOGINS = {"owner": "he_dba", "run": "he_app", "read": "he_dashboard"}
@@ -80,8 +81,9 @@ def test_the_runtime_role_works_where_no_function_is_granted_by_default(postgres
         "select proname from pg_proc where pronamespace = 'dedup'::regnamespace and has_function_privilege('dedup_run', oid, 'execute')"
     )
     called = {name for (name,) in run(postgres, "select proname from pg_proc where pronamespace = 'dedup'::regnamespace")}
-    ours = {name for name in called if f"{{schema}}.{name}(" in (ROOT / "sql/postgres/queries.sql").read_text()}
-    assert ours <= {name for (name,) in run(postgres, granted)}
+    texts = "".join((ROOT / name).read_text() for name in ("sql/postgres/queries.sql", "dedup/postgres/keys.py"))
+    ours = {name for name in called if f"}}.{name}(" in texts}
+    assert "key_head" in ours and ours <= {name for (name,) in run(postgres, granted)}
     store = LeastPlace(postgres).store()
     with store.begin("shop", epoch(store)) as tx:
         assert tx.reserve(keys([1])).num_rows == 0
@@ -127,6 +129,31 @@ def test_the_runtime_role_rotates_purges_and_keeps_checkpoints_of_processors(pla
     (won,) = processors.claim_ownership([{**where, "owner_id": "me", "last_modified_time": 0.0, "etag": ""}])
     processors.update_checkpoint({**where, "offset": "1", "sequence_number": 1})
     assert won["owner_id"] == "me" and next(iter(processors.list_checkpoints("ns", "hub", "g")))["sequence_number"] == 1
+
+
+def test_the_runtime_role_packs_and_frees(place: LeastPlace) -> None:
+    """It finds and frees packed keys, and writes no page by itself, also where the script was run again since; dashboards see none."""
+    store = place.store()
+    number = epoch(store)
+    chunk(store, number, 0, 99)
+    store.rotate_reservations()
+    assert store.pack_reservations() == 1
+    run(place.super, roles_sql("dedup"))
+    with store.begin_letters("shop") as tx:
+        tx.execute(Free(keys(range(10)).select(["key"])))
+        tx.execute(Commit())
+    assert chunk(store, number, 0, 99, batch_id=1) == 90
+    for user, statement in (
+        ("run", "update dedup.reservation_page_000001 set page = 0"),
+        ("run", "insert into dedup.reservation_page_000001 values (0, '', '')"),
+        ("run", "select dedup.take_out(1, 31, '{}')"),
+        ("run", "delete from dedup.reservation_freed"),
+        ("read", "select dedup.free_reservations('{}')"),
+        ("read", "select * from dedup.reservation_page_000001"),
+        ("read", "select * from dedup.reservation_key"),
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            run(make_conninfo(place.super, user=LOGINS[user]), statement)
 
 
 FORBIDDEN = [
