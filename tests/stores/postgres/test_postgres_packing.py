@@ -343,3 +343,28 @@ def test_a_table_that_is_dropped_while_it_is_looked_at_contradicts_nothing(store
         packing.commit()
         assert looking[0].result() == []
         assert looking[1].result() == number + 1
+
+
+def test_what_was_freed_meanwhile_is_taken_out_in_portions(store: PostgresStore, postgres: str) -> None:
+    """Who frees another key of these pages waits for one portion, not for all of them."""
+    given(store, 1_200)
+    while step(postgres, 1_000) != "range written":
+        pass
+    free(store, range(1_100))
+    while (done := step(postgres, 1_000)) == "range written":
+        pass
+    assert [done, step(postgres), step(postgres), step(postgres)] == ["written", "partly settled", "settled", "packed"]
+    assert known(store, range(1_200)) == expected(range(1_100, 1_200))
+
+
+def test_who_frees_a_key_does_not_miss_pages_that_are_dropped(store: PostgresStore, postgres: str) -> None:
+    """A purge drops them while a transaction is on its way to them: it has nothing to take out there, and goes on."""
+    given(store, 40)
+    store.pack_reservations()
+    with psycopg.connect(postgres) as dropping, ThreadPoolExecutor(1) as pool:
+        dropping.execute("lock table dedup.reservation_page_000001 in access exclusive mode")
+        other = pool.submit(run, postgres, "select dedup.free_reservations(array[gen_random_uuid()])")
+        until(lambda: run(postgres, WAITING) == [(1,)])
+        dropping.execute("drop table dedup.reservation_page_000001")
+        dropping.commit()
+        assert other.result() == [("",)]
