@@ -368,3 +368,30 @@ def test_who_frees_a_key_does_not_miss_pages_that_are_dropped(store: PostgresSto
         dropping.execute("drop table dedup.reservation_page_000001")
         dropping.commit()
         assert other.result() == [("",)]
+
+
+@pytest.mark.parametrize(
+    "keys_there",
+    [
+        pytest.param([], id="none"),
+        pytest.param([b"\xff" * 16], id="one"),
+        pytest.param([b"\0" * 16, b"\x7f" + b"\xff" * 15, b"\x80" + b"\0" * 15, b"\xff" * 16], id="the ends of the range"),
+        pytest.param([b"\xc0" * 8 + number.to_bytes(8, "big") for number in range(3_000)], id="a page larger than a block"),
+    ],
+)
+def test_any_keys_can_be_packed(store: PostgresStore, postgres: str, keys_there: list[bytes]) -> None:
+    """Whatever their first bits are: each is known, each second one can be freed, and no other key is there."""
+    there = pa.table([pa.array(keys_there, pa.binary(16)), pa.array(range(len(keys_there)), pa.int64())], schema=KEYS)
+    with store.begin_letters("shop") as tx:
+        tx.reserve(there)
+        tx.execute(Commit())
+    store.rotate_reservations()
+    assert store.pack_reservations(portion=1) == 1
+    with store.begin_letters("shop") as tx:
+        assert tx.known(there).sort_by("key") == there
+        assert tx.known(keys(range(100))).num_rows == 0
+    free_keys(store, keys_there[::2])
+    with store.begin_letters("shop") as tx:
+        left = tx.known(there).sort_by("key")
+        assert left["key"].to_pylist() == keys_there[1::2]
+        assert left["payload_hash"].to_pylist() == [*range(len(keys_there))][1::2]
