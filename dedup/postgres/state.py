@@ -244,7 +244,7 @@ def problems(connection: Connection, sql: Statements, consumer: str) -> list[str
     """Contradictions in the tables; reads every reservation."""
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
-        connection.execute(sql["lock_reservations"])
+        connection.execute(sql["lock_reservations"], {})
         checks = (sql["contradictions"], sql["restore_contradictions"], sql["order_contradictions"], sql["count_contradictions"])
         found = [str(row[0]) for check in checks for row in connection.execute(check, {"consumer": consumer})]
         kept, twice = _counted(connection, sql)
