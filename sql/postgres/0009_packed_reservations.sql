@@ -294,14 +294,17 @@ begin
 end
 $body$;
 
-create function {schema}.dropped_by_now(number int) returns boolean
+create function {schema}.dropped_by_now(number int, pages boolean) returns boolean
     language plpgsql volatile security definer set search_path = {schema}, pg_temp
 as $body$
 begin
-    return exists (select from reservation_generation g where g.id = number and (g.rows_dropped_at is not null or g.dropped_at is not null));
+    return exists (
+        select from reservation_generation g where g.id = number and (g.dropped_at is not null or g.rows_dropped_at is not null and not pages)
+    );
 end
 $body$;
-comment on function {schema}.dropped_by_now(int) is 'Whether the rows of that table are dropped, whatever the snapshot of the statement knows.';
+comment on function {schema}.dropped_by_now(int, boolean) is
+    'Whether we have dropped the rows of that table, or its pages, whatever the snapshot of the statement knows.';
 
 create or replace function {schema}.is_reserved(number int, key uuid) returns boolean
     language plpgsql stable security definer set search_path = {schema}, pg_temp
@@ -316,7 +319,7 @@ begin
         child := 'reservation_page_' || lpad(number::text, 6, '0');
     end if;
     if to_regclass(child) is null then
-        return seen.dropped_at is null and dropped_by_now(number);
+        return seen.dropped_at is null and dropped_by_now(number, seen.packed_at is not null);
     elsif seen.packed_at is null then
         execute format('select exists (select from only %I r where r.key = $1)', child) into has_it using key;
     else
@@ -326,7 +329,7 @@ begin
     end if;
     return has_it;
 exception when undefined_table then -- dropped since it was found
-    return dropped_by_now(number);
+    return dropped_by_now(number, seen.packed_at is not null);
 end
 $body$;
 comment on function {schema}.is_reserved(int, uuid) is
@@ -350,7 +353,7 @@ where g.packed_at is not null and g.purged_at is null;
 comment on view {schema}.reservation_key is
     'Each reserved key with its payload hash and the number of its table, packed or not. Reads everything; without a number: written by hand.';
 
-revoke all on function {schema}.dropped_by_now(int) from public;
+revoke all on function {schema}.dropped_by_now(int, boolean) from public;
 revoke all on function {schema}.begin_packing(int, bigint) from public;
 revoke all on function {schema}.pack_range(int, int, int, int) from public;
 revoke all on function {schema}.take_out(int, int, uuid[]) from public;

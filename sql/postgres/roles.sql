@@ -37,10 +37,12 @@ begin
             {schema}.letter_count, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter, {schema}.outbox_message,
             {schema}.open_transaction, {schema}.restored, {schema}.last_page,
             {schema}.reservation_page, {schema}.reservation_freed, {schema}.reservation_key from dedup_run;
+        -- Packed keys are freed by free_reservations alone.
+        revoke delete on {schema}.reservation from dedup_run;
         for pages in select i.inhrelid from pg_inherits i where i.inhparent = to_regclass('{schema}.reservation_page') loop
             execute format('revoke insert, update on %s from dedup_run', pages);
         end loop;
-        grant delete on {schema}.checkpoint, {schema}.reservation, {schema}.blocked_sequence, {schema}.member, {schema}.outbox,
+        grant delete on {schema}.checkpoint, {schema}.blocked_sequence, {schema}.member, {schema}.outbox,
             {schema}.outbox_page,
             {schema}.publisher_lane, {schema}.publisher_event, {schema}.published_id to dedup_run;
         revoke execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz, text[]),

@@ -395,3 +395,18 @@ def test_any_keys_can_be_packed(store: PostgresStore, postgres: str, keys_there:
         left = tx.known(there).sort_by("key")
         assert left["key"].to_pylist() == keys_there[1::2]
         assert left["payload_hash"].to_pylist() == [*range(len(keys_there))][1::2]
+
+
+def test_pages_that_are_lost_count_as_restored(store: PostgresStore, postgres: str) -> None:
+    """A packed table that is gone, or lacks the key that the last decision reserved, contradicts the state as rows do."""
+    with store.begin("shop", epoch(store)) as tx:
+        tx.reserve(keys(range(100)))
+        finish(tx, 0, 99, reserved=100)
+    store.rotate_reservations()
+    assert store.pack_reservations() == 1
+    lacking = [("`reservation` lacks a key that was reserved",)]
+    assert run(postgres, "select what from dedup.restored") == []
+    run(postgres, "update dedup.reservation_page set keys = '', hashes = ''")
+    assert run(postgres, "select what from dedup.restored") == lacking
+    run(postgres, "drop table dedup.reservation_page_000001")
+    assert run(postgres, "select what from dedup.restored") == lacking

@@ -164,6 +164,7 @@ FORBIDDEN = [
     "create table dedup.mine (x int)",
     "create schema mine",
     "truncate dedup.reservation",
+    "delete from dedup.reservation",
     "delete from dedup.batch",
     "delete from dedup.dead_letter",
     "delete from dedup.consumer",
