@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kit.mutant import Mutant
 from kit.mutant_patches_delta import DELTA
+from kit.mutant_patches_packing import PACKING
 
 _PHASES, _RETENTION = "sql/postgres/0002_reservations.sql", "tests/stores/postgres/test_postgres_retention.py::"
 _FENCE, _TX, _QUERIES = "dedup/postgres/epoch.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
-_PACKED, _PACKING = "sql/postgres/0009_packed_reservations.sql", "tests/stores/postgres/test_postgres_packing.py::"
 _RESTORED = "tests/stores/postgres/test_postgres_restored.py::"
 _PG, _COMMIT, _TAKEOVER = (
     "tests/stores/postgres/test_postgres_store.py::",
@@ -426,55 +426,6 @@ MUTANTS = (
         _RETENTION + "test_a_batch_that_writes_both_tables_meets_those_that_write_the_new_one",
     ),
     Mutant(
-        "a key that is freed while its table is packed stays in the pages",
-        _PACKED,
-        "join reservation_generation g on g.packing is not null and c.relname",
-        "join reservation_generation g on false and c.relname",
-        _PACKING + "test_who_frees_a_key_while_its_table_is_packed_is_waited_for",
-    ),
-    Mutant(
-        "packing does not wait for transactions that do not know of it",
-        _PACKED,
-        "    elsif older_phase_is_open(next.packing_phase) then\n",
-        "    elsif false then\n",
-        _PACKING + "test_who_frees_a_key_while_its_table_is_packed_is_waited_for",
-    ),
-    Mutant(
-        "pages are asked although they lack rows",
-        _PACKED,
-        "    if same then\n",
-        "    if true then\n",
-        _PACKING + "test_rows_that_were_written_by_hand_are_not_lost",
-    ),
-    Mutant(
-        "a key in a page is freed nowhere",
-        _PACKED,
-        "    perform take_out(g.id, g.page_shift, wanted)\n    from reservation_generation g",
-        "    perform take_out(g.id, g.page_shift, wanted)\n    from (select * from reservation_generation where false) g",
-        _PACKING + "test_between_any_two_steps_known_is_what_was_reserved_and_not_freed",
-    ),
-    Mutant(
-        "bytes across two keys are taken for a key",
-        "dedup/postgres/keys.py",
-        "case when mod(f.at, 16) = 1 then",
-        "case when f.at > 0 then",
-        _PACKING + "test_bytes_across_two_keys_are_no_key",
-    ),
-    Mutant(
-        "the filter of known keys leaves packed tables out",
-        _QUERIES,
-        "    from {schema}.reservation_generation where purged_at is null order by id\n",
-        "    from {schema}.reservation_generation where purged_at is null and packed_at is null order by id\n",
-        _PACKING + "test_the_filter_of_known_keys_reads_pages",
-    ),
-    Mutant(
-        "a table is closed while a batch is open that writes it alone",
-        _PHASES,
-        "where closing and closed_at is null and not older_phase_is_open(phase);",
-        "where closing and closed_at is null;",
-        _RETENTION + "test_a_rotation_waits_for_no_batch_and_no_batch_waits_for_it",
-    ),
-    Mutant(
         "the retention of PostgreSQL is counted from now",
         "sql/postgres/0002_reservations.sql",
         "least(before, at - greatest(",
@@ -639,4 +590,5 @@ MUTANTS = (
         "tests/crash/test_host_gone.py::test_a_transaction_asks_the_server_to_look_after_its_client",
     ),
     *DELTA,
+    *PACKING,
 )

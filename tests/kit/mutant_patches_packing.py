@@ -1,0 +1,88 @@
+"""Deliberate breaks of closed tables of reservations, and of packing. Applied by mutants.py."""
+
+from __future__ import annotations
+
+from kit.mutant import Mutant
+
+_PACKED, _PACKING = "sql/postgres/0009_packed_reservations.sql", "tests/stores/postgres/test_postgres_packing.py::"
+
+PACKING = (
+    Mutant(
+        "a table is closed while a batch is open that writes it alone",
+        "sql/postgres/0002_reservations.sql",
+        "where closing and closed_at is null and not older_phase_is_open(phase);",
+        "where closing and closed_at is null;",
+        "tests/stores/postgres/test_postgres_retention.py::test_a_rotation_waits_for_no_batch_and_no_batch_waits_for_it",
+    ),
+    Mutant(
+        "a key that is freed while its table is packed stays in the pages",
+        _PACKED,
+        "join reservation_generation g on g.packing is not null and c.relname",
+        "join reservation_generation g on false and c.relname",
+        _PACKING + "test_who_frees_a_key_while_its_table_is_packed_is_waited_for",
+    ),
+    Mutant(
+        "packing does not wait for transactions that do not know of it",
+        _PACKED,
+        "    elsif older_phase_is_open(next.packing_phase) then\n",
+        "    elsif false then\n",
+        _PACKING + "test_who_frees_a_key_while_its_table_is_packed_is_waited_for",
+    ),
+    Mutant(
+        "pages are asked although they lack rows",
+        _PACKED,
+        "    if same then\n",
+        "    if true then\n",
+        _PACKING + "test_rows_that_were_written_by_hand_are_not_lost",
+    ),
+    Mutant(
+        "a key in a page is freed nowhere",
+        _PACKED,
+        "    perform take_out(g.id, g.page_shift, wanted)\n    from reservation_generation g",
+        "    perform take_out(g.id, g.page_shift, wanted)\n    from (select * from reservation_generation where false) g",
+        _PACKING + "test_between_any_two_steps_known_is_what_was_reserved_and_not_freed",
+    ),
+    Mutant(
+        "who waits for a page writes what was in it before",
+        _PACKED,
+        "set keys = without_keys(p.keys, 16, p.keys, l.gone)",
+        "set keys = without_keys((select o.keys from only %1$I o where o.page = l.page), 16, "
+        "(select o.keys from only %1$I o where o.page = l.page), l.gone)",
+        _PACKING + "test_two_that_free_keys_of_one_page_both_do",
+    ),
+    Mutant(
+        "whoever takes keys out misses pages that are dropped",
+        _PACKED,
+        "exception when undefined_table then\n    null;",
+        "exception when lock_not_available then\n    null;",
+        _PACKING + "test_who_frees_a_key_does_not_miss_pages_that_are_dropped",
+    ),
+    Mutant(
+        "verify lets tables be dropped under its snapshot",
+        "dedup/postgres/state.py",
+        '        connection.execute(sql["lock_reservations"])\n',
+        "",
+        _PACKING + "test_a_table_that_is_dropped_while_it_is_looked_at_contradicts_nothing",
+    ),
+    Mutant(
+        "rows that are packed and dropped meanwhile count as lost",
+        _PACKED,
+        "or g.rows_dropped_at is not null and not pages",
+        "",
+        _PACKING + "test_a_table_that_is_dropped_while_it_is_looked_at_contradicts_nothing",
+    ),
+    Mutant(
+        "bytes across two keys are taken for a key",
+        "dedup/postgres/keys.py",
+        "case when mod(f.at, 16) = 1 then",
+        "case when f.at > 0 then",
+        _PACKING + "test_bytes_across_two_keys_are_no_key",
+    ),
+    Mutant(
+        "the filter of known keys leaves packed tables out",
+        "sql/postgres/queries.sql",
+        "    from {schema}.reservation_generation where purged_at is null order by id\n",
+        "    from {schema}.reservation_generation where purged_at is null and packed_at is null order by id\n",
+        _PACKING + "test_the_filter_of_known_keys_reads_pages",
+    ),
+)
