@@ -138,6 +138,7 @@ def test_one_dead_letter_is_shown_whole(place: Place, dedup: Run) -> None:
     (letter,) = document(dedup, "dead-letter list --kind UNDECODABLE", place)
     whole = document(dedup, f"dead-letter show {letter['id'][:10]}", place)
     assert [h["action"] for h in whole.pop("history")] == ["FAILED"]
+    assert whole.pop("redaction") is None
     assert whole == letter
     assert base64.b64decode(whole["body_base64"]) == BODY
     assert [(p["key"], base64.b64decode(p["value_base64"])) for p in whole["properties"]] == [("h", b"\xfe")]

@@ -37,9 +37,9 @@ def test_it_shows_what_it_would_do_and_does_it_with_yes(place: Place, dedup: Run
     assert (code, err) == (0, "") and "shop has read its log up to" in " ".join(out.split())
     code, out, _ = dedup("upkeep --retention 0d --json --yes", place)
     told = json.loads(out)
-    assert code == 0 and told["done"] and {line["count"] for line in told["upkeep"]} == {0}
+    assert code == 0 and told["done"] and {line["count"] for line in told["upkeep"] if line["what"] != "packed tables"} == {0}
     code, out, _ = dedup("upkeep --retention 0d --json --yes --although-behind shop", place)
-    assert code == 0 and [line["kept"] for line in json.loads(out)["upkeep"]] == [[], []]
+    assert code == 0 and not any(line["kept"] for line in json.loads(out)["upkeep"])
 
 
 @pytest.mark.parametrize("place", ["delta"], indirect=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 import uuid
 from collections.abc import Iterable, Iterator
@@ -85,6 +86,20 @@ def test_packed_keys_stay_known_and_new_ones_new(store: PostgresStore, postgres:
     assert chunk(store, number, 500, 1_499, batch_id=1) == 500
     assert store.problems("shop") == []
     assert store.reserved("shop") == 1_500
+
+
+def test_an_upkeep_packs_what_it_does_not_purge(store: PostgresStore, postgres: str) -> None:
+    """A dry run says how many tables, and leaves them; then they are packed, the one that it has closed among them, once."""
+    number, month = given(store, 10), dt.timedelta(days=30)
+
+    def packed(**options: bool) -> list[int]:
+        return [line.count for line in store.upkeep(month, **options) if line.what == "packed tables"]
+
+    assert packed(dry_run=True) == packed(dry_run=True) == [1]
+    chunk(store, number, 10, 19, batch_id=1)
+    run(postgres, "update dedup.reservation_generation set created_at = created_at - interval '2 days' where closed_at is null")
+    assert [packed(), packed()] == [[2], [0]]
+    assert known(store, range(30)) == expected(range(20))
 
 
 def test_a_key_at_rest_takes_a_quarter(store: PostgresStore, postgres: str) -> None:
