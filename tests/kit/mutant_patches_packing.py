@@ -60,7 +60,7 @@ PACKING = (
     Mutant(
         "verify lets tables be dropped under its snapshot",
         "dedup/postgres/state.py",
-        '        connection.execute(sql["lock_reservations"])\n',
+        '        connection.execute(sql["lock_reservations"], {})\n',
         "",
         _PACKING + "test_a_table_that_is_dropped_while_it_is_looked_at_contradicts_nothing",
     ),

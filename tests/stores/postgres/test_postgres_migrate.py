@@ -111,6 +111,9 @@ def test_a_schema_of_any_name_works(postgres: str) -> None:
         with store.begin("shop", epoch(store)) as tx:
             assert tx.reserve(keys(range(5, 15))).num_rows == 5
         assert store.rotate_reservations() == "reservation_000002" and store.problems("shop") == []
+        with store.begin("shop", epoch(store)) as tx:
+            assert store.pack_reservations(patience=0.0) == 0 and tx.known(keys(range(30))).num_rows == 10
+        assert store.pack_reservations() == 1 and chunk(store, epoch(store), 0, 9, batch_id=1) == 10
     assert run(postgres, "select count(*) from pg_namespace where nspname = 'public'") == [(1,)]
     for wrong in ("", "pg_mine", "x" * 64, "a\0b"):
         with pytest.raises(ConfigError):
