@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from checkpoint import given
 from checkpoint.errors import Refused, SealUnavailable
 from deadletter.failure import Failure, clean
-from deadletter.letter import LETTERS, PROPERTIES, Kind
+from deadletter.letter import LETTERS, PROPERTIES, Kind, extras_of
 from deadletter.masks import HIDDEN, Contents
 
 log = logging.getLogger("dedup")
@@ -42,7 +42,9 @@ BODY, REST, TEXTS = "body", "rest", "texts"
 
 _CONTENTS = ("id", "consumer", "source", "topic", "body", "body_sha256", "properties", "extras")
 _CHANGED = pa.struct([LETTERS.field(name) for name in ("body", "body_sha256", "properties", "extras")])
-_TOLD = ("reason", "error_message", "stack")
+TOLD = ("reason", "error_message", "stack")
+"""Texts of a letter that may quote its event; the last two are those of its history."""
+
 _WHY_BYTES = 500
 
 
@@ -110,9 +112,9 @@ def hide(letters: pa.Table, plain: pa.Table, redact: Redact) -> pa.Table:
     kept = pa.Table.from_struct_array(pa.array([_hidden(row, redact) for row in rows], _CHANGED))
     columns = {name: kept[name] for name in kept.column_names}
     if not keeps_texts(redact):
-        pairs = zip(rows, letters.select(_TOLD).to_pylist(), plain.select(_TOLD).to_pylist(), strict=True)
+        pairs = zip(rows, letters.select(TOLD).to_pylist(), plain.select(TOLD).to_pylist(), strict=True)
         told = [hide_texts(part_of(row, TEXTS), said, bare, redact) for row, said, bare in pairs]
-        columns |= {name: pa.array([one[name] for one in told], pa.string()) for name in _TOLD}
+        columns |= {name: pa.array([one[name] for one in told], pa.string()) for name in TOLD}
     return pa.table([columns.get(name, letters[name]) for name in LETTERS.names], schema=LETTERS)
 
 
@@ -128,7 +130,7 @@ def hide_history(past: pa.Table, plain: pa.Table, letters: pa.Table, redact: Red
 
 def texts_of(row: Mapping[str, Any]) -> dict[str, str | None]:
     """What a row of HISTORY tells of an error."""
-    return {name: row.get(name) for name in _TOLD[1:]}
+    return {name: row.get(name) for name in TOLD[1:]}
 
 
 def part_of(row: Mapping[str, Any], part: str) -> LetterPart:
@@ -170,12 +172,12 @@ def _seal_row(row: Mapping[str, Any], sealing: Sealing) -> dict[str, Any]:
     body, sealed = row["body"], None
     if row["properties"] or row["extras"]:
         rest = pa.table({"properties": pa.array([row["properties"]], PROPERTIES), "extras": pa.array([row["extras"]], pa.binary())})
-        sealed = _sealed(sealing, _ipc(rest), part_of(row, REST))
+        sealed = _sealed(sealing, extras_of(rest), part_of(row, REST))
     return {
         "body": None if body is None else _sealed(sealing, body, part_of(row, BODY)),
         "body_sha256": row["body_sha256"],
         "properties": None,
-        "extras": _ipc(pa.table({MARK: [json.dumps({"how": "sealed"})], SEALED: pa.array([sealed], pa.binary())})),
+        "extras": extras_of(pa.table({MARK: [json.dumps({"how": "sealed"})], SEALED: pa.array([sealed], pa.binary())})),
     }
 
 
@@ -210,7 +212,7 @@ def _mask_row(row: Mapping[str, Any], mask: Callable[[Contents], Contents]) -> d
         "body": after.body,
         "body_sha256": row["body_sha256"] or digest(row["body"]),
         "properties": [{"key": name, "value": value} for name, value in after.headers] if row["properties"] is not None else None,
-        "extras": _ipc(pa.table({**columns, MARK: [json.dumps({"how": MASKED, "parts": parts})]})),
+        "extras": extras_of(pa.table({**columns, MARK: [json.dumps({"how": MASKED, "parts": parts})]})),
     }
 
 
@@ -276,13 +278,6 @@ def _one(value: Any) -> pa.Array:
         return pa.array([value])
     except (pa.ArrowException, TypeError, OverflowError):
         return pa.array([HIDDEN])
-
-
-def _ipc(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
 
 
 @dataclass(frozen=True)
@@ -407,7 +402,7 @@ def unmasked(letter: Mapping[str, Any], mark: HiddenMark, whole: Mapping[str, An
     return {
         "body": whole["body"],
         "properties": whole["properties"] if "headers" in mark.masked else letter["properties"],
-        "extras": _ipc(pa.table(columns)) if columns else None,
+        "extras": extras_of(pa.table(columns)) if columns else None,
     }
 
 

@@ -158,6 +158,14 @@ PAST_CONTENTS = ("error_message", "stack", "body", "idempotence_key")
 """The same of HISTORY. Hashes of keys stay: they say which reservations are the letter's."""
 
 
+def extras_of(columns: pa.Table) -> bytes:
+    """One row of an event's other columns as a letter keeps them in `extras`: an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, columns.schema) as writer:
+        writer.write_table(columns)
+    return bytes(sink.getvalue())
+
+
 def is_erased(letters: pa.Table) -> pa.ChunkedArray:
     """For each letter whether its contents were erased: no handler may run it, and nobody can open it again."""
     return pc.equal(letters["reason"], ERASED)

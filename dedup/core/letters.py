@@ -17,7 +17,7 @@ from checkpoint.head import Head, Run
 from checkpoint.position import KEY_ONLY, Ints, Partition
 from deadletter import hiding
 from deadletter.failure import Failure
-from deadletter.letter import HOLDS_NO_KEY, LETTERS, SEQUENCES, Kind, LetterIds, fingerprint, letter_id
+from deadletter.letter import HOLDS_NO_KEY, LETTERS, SEQUENCES, Kind, LetterIds, extras_of, fingerprint, letter_id
 from deadletter.plans import REASONS, failure_entry, history, reason_of
 from deadletter.store import Park
 from dedup.core.envelope import ENVELOPE
@@ -73,8 +73,9 @@ def make_park(
     past = make_history(settled, letters, why)
     if redact is None:
         return Park(letters, past)
-    plain = make_letters(settled, content, why.plain(), head, run, now, max_body)
-    hidden = hiding.hide_history(past, make_history(settled, letters, why.plain()), letters, redact)
+    bare = why.plain()
+    plain = make_letters(settled, content, bare, head, run, now, max_body)
+    hidden = hiding.hide_history(past, make_history(settled, letters, bare), letters, redact)
     return Park(hiding.hide(letters, plain, redact), hidden)
 
 
@@ -231,18 +232,11 @@ def _extras(content: pa.Table) -> list[bytes | None]:
     others = others_of(content).combine_chunks()
     if not others.num_columns:
         return [None] * content.num_rows
-    return [_ipc(others.slice(i, 1)) for i in range(others.num_rows)]
+    return [extras_of(others.slice(i, 1)) for i in range(others.num_rows)]
 
 
 def _if_there(content: pa.Table, name: str) -> pa.ChunkedArray | None:
     return content[name] if name in content.column_names else None
-
-
-def _ipc(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
 
 
 def _column(field: pa.Field, columns: Mapping[str, Any], content: pa.Table, count: int) -> pa.ChunkedArray | pa.Array:

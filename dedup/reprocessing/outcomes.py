@@ -28,8 +28,6 @@ CHANGED = (
 """Columns of LETTERS that an attempt changes, and the id."""
 
 _CHANGED = pa.struct([LETTERS.field(name) for name in CHANGED])
-_TOLD = ("reason", "error_message", "stack")
-"""Texts of a letter that may quote its event; the last two are those of its history."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,9 @@ def change_of(tried: Tried, by: str, reason: str | None, at: dt.datetime) -> Cha
     """The step that writes it. Rows that only waited are left as they are, but for a key that they took before that was known."""
     rows = [row for row in range(len(tried.letters)) if tried.state(row) != WAITING or row in tried.won]
     plain = tried if tried.redact is None else replace(tried, why=tried.why.plain())
-    letters = [_hidden(tried, row, _TOLD, _after(tried, row, at), _after(plain, row, at)) for row in rows]
+    letters = [_hidden(tried, row, hiding.TOLD, _after(tried, row, at), _after(plain, row, at)) for row in rows]
     past = [zip(*(_entries(one, row, by, reason, at) for one in (tried, plain)), strict=True) for row in rows]
-    entries = [_hidden(tried, row, _TOLD[1:], said, bare) for row, pairs in zip(rows, past, strict=True) for said, bare in pairs]
+    entries = [_hidden(tried, row, hiding.TOLD[1:], said, bare) for row, pairs in zip(rows, past, strict=True) for said, bare in pairs]
     return Change(table_of(letters, _CHANGED), history(entries))
 
 
