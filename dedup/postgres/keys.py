@@ -46,8 +46,12 @@ def _known(connection: Connection, sql: Statements, tables: Tables, keys: wire.K
 
 def _asking(sql: Statements, name: str, tables: Tables) -> bytes:
     """A statement that asks all tables."""
-    of_letter = _reserved(sql, tables, "d.key", f"{quoted(sql.schema)}.key_head(d.key)")
-    return sql.of(name, _child(sql, tables.current.id), reserved_k=_reserved(sql, tables, "k.key", "k.head"), reserved_d=of_letter)
+    of_key = _reserved(sql, tables, "k.key", "k.head")
+    return sql.of(name, _child(sql, tables.current.id), reserved_k=of_key, reserved_d=_of_letter(sql, tables))
+
+
+def _of_letter(sql: Statements, tables: Tables) -> str:
+    return _reserved(sql, tables, "d.key", f"{quoted(sql.schema)}.key_head(d.key)")
 
 
 def _reserved(sql: Statements, tables: Tables, key: str, head: str) -> str:
@@ -141,9 +145,9 @@ def keep(connection: Connection, sql: Statements, ids: Sequence[str]) -> None:
 
     Crash: undone with the transaction.
     """
-    tables, head = tables_now(connection, sql), f"{quoted(sql.schema)}.key_head(d.key)"
+    tables = tables_now(connection, sql)
     for number in _written(tables):
-        statement = sql.of("keep_keys", _child(sql, number), reserved_d=_reserved(sql, tables, "d.key", head))
+        statement = sql.of("keep_keys", _child(sql, number), reserved_d=_of_letter(sql, tables))
         connection.execute(statement, {"ids": list(ids)})
         others = tuple(other for other in tables.asked if other != number)
         tables = tables._replace(asked=others)  # the next one is written what this one has just been

@@ -56,6 +56,13 @@ def one(connection: Connection, sql: Statements, name: str, **parameters: Any) -
         return cursor.execute(sql[name], parameters).fetchone()
 
 
+def value(connection: Connection, statement: bytes, **parameters: object) -> Any:
+    """The one value that a statement returns."""
+    row = connection.execute(statement, parameters).fetchone()
+    assert row is not None
+    return row[0]
+
+
 def refuse_restored(consumer: str, what: str | None) -> None:
     """Raise StoreRestored where tables of the state were restored, all of them or some."""
     if what is not None:

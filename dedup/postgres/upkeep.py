@@ -1,0 +1,58 @@
+"""Work on tables of reservations that goes in steps, each a transaction of its own, beside batches that go on: packing and dropping.
+
+A step that open transactions are in the way of is tried again for a while; then it is left to the next call. The steps are functions of the
+database (sql/postgres/0002_reservations.sql, 0009_packed_reservations.sql). Called by store.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from checkpoint.postgres.connection import Connection
+from checkpoint.postgres.sql import Statements
+from dedup.postgres.state import value
+
+log = logging.getLogger("dedup")
+
+PATIENCE = 10.0
+"""Seconds for which a step waits for open transactions before it leaves tables to the next call."""
+
+PACKED_AT_ONCE = 4_000_000
+"""Keys of one step of packing: some seconds of the server, which holds back vacuum for so long."""
+
+_AGAIN = 0.2
+"""Seconds between two looks at whether open transactions have ended that may ask a table."""
+
+
+def pack(connection: Connection, sql: Statements, patience: float, portion: int) -> int:
+    """Pack all tables that take no new keys; returns how many were packed.
+
+    Crash: each key is in the rows or in the pages that are asked, and the next call goes on with the step that was not committed.
+    """
+    count, until = 0, time.monotonic() + patience
+    while (done := value(connection, sql["pack"], portion=portion)) is not None:
+        count += done == "dropped"
+        if done != "waiting":
+            until = time.monotonic() + patience
+        elif time.monotonic() >= until:
+            log.info("A table of reservations is not packed yet, because open transactions may ask it: the next packing goes on.")
+            break
+        else:
+            time.sleep(_AGAIN)
+    return count
+
+
+def drop_purged(connection: Connection, sql: Statements, patience: float) -> None:
+    """Drop the tables that were given up.
+
+    Crash: nobody asks those that are left, and the next purge drops them.
+    """
+    until = time.monotonic() + patience
+    while left := value(connection, sql["purged_left"]):
+        if value(connection, sql["drop_purged"]) is not None:
+            continue
+        if time.monotonic() >= until:
+            log.warning("%d tables of reservations are purged, but open transactions may ask them: the next purge drops them", left)
+            return
+        time.sleep(_AGAIN)
