@@ -12,6 +12,7 @@ import pytest
 
 from checkpoint.errors import ConfigError, Refused, SealUnavailable
 from deadletter import hiding
+from deadletter.letter import extras_of
 from dedup import Contents, Encrypt, LetterPart, Mask
 from kit.redacting import LOST, NEW, OLD
 
@@ -165,7 +166,7 @@ def test_a_column_of_any_type_can_be_beside_a_masked_one() -> None:
         "map": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())),
         "who": pa.array(["anna"]),
     }
-    row = {"id": "a", "consumer": "shop", "body": None, "body_sha256": None, "properties": None, "extras": hiding._ipc(pa.table(columns))}
+    row = {"id": "a", "consumer": "shop", "body": None, "body_sha256": None, "properties": None, "extras": extras_of(pa.table(columns))}
     mark = hiding.mark_of(hiding._mask_row(row, Mask(columns=["who"]))["extras"])
     assert mark is not None and mark.masked == ("columns.who",)
     assert [mark.others[name].chunk(0) for name in ("at", "map")] == [columns["at"], columns["map"]]
