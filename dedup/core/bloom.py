@@ -38,14 +38,23 @@ class Bloom:
     """
 
     def __init__(self, capacity: int, words: tuple[Words, Words] | None = None) -> None:
-        self._shift = np.uint64(64 - _width(capacity))
         self.words = words or (_empty(capacity), _empty(capacity))
+        self._shift = np.uint64(65 - len(self.words[0]).bit_length())
         self.capacity, self.size = capacity, 0
 
     @property
     def crowded(self) -> bool:
         """Whether a larger one is due."""
         return self.size > 2 * self.capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory."""
+        return 2 * self.words[0].nbytes
+
+    def folded(self, times: int) -> Bloom:
+        """The same keys in words half as many, so many times over: more keys seem to be in that are not. It takes no new ones."""
+        return Bloom(self.capacity, (fold(self.words[0], times), fold(self.words[1], times))) if times else self
 
     def add(self, high: Words, low: Words) -> None:
         """Put in keys, given by their halves."""
@@ -76,3 +85,12 @@ class Bloom:
 
 def _empty(capacity: int) -> Words:
     return np.zeros(1 << _width(capacity), dtype=np.uint64)
+
+
+def fold(words: Words, times: int) -> Words:
+    """Words, or a run of them, of a filter that has half as many, so many times over. Their number is a multiple of 2 ** times.
+
+    A key's word is said by the high bits of its number, so neighbours become one.
+    """
+    halved: Words = np.bitwise_or.reduce(words.reshape(-1, 1 << times), axis=1)
+    return halved

@@ -1,22 +1,28 @@
-"""A Bloom filter of known keys in the consumer's memory: the database is asked only about keys that may be known.
+"""What a consumer's memory knows of reserved keys: the database is asked only about keys that may be known, where they may be.
 
-A key that the filter does not know need not be looked up, because the filter holds:
-* every key of the closed tables of reservations, which take no new ones, and every key that a letter holds. They are read while one table
-  is current, and count only for that table in that database: an older copy of the database, put in its place, may hold keys that were
-  purged or freed since. Where two tables take reservations the same holds for both together.
-* most keys that were reserved since then, because this process added them. Such a key is in the current table, or in the closing one, where
-  the unique index judges the COPY. If the filter lacks it, the COPY fails, keys are then reserved one by one, and the filter is read anew.
+A key need not be looked up
+* in a packed table whose stored filter does not have it (stored_filter.py). These filters are loaded when they are first needed.
+* in the tables of rows, and among the keys that letters hold, if the filter of rows rules it out. That filter holds
+  - every key of the closed tables of rows, which take no new ones, of packed tables without a stored filter, and every key that a letter
+    holds. They are read while one table is current, and count only for that table in that database: an older copy of the database, put in
+    its place, may hold keys that were purged or freed since. Where two tables take reservations the same holds for both together. What a
+    letter begins to hold later was reserved before: in one of these tables, or in a packed one. The stored filter of that one is kept as
+    long, for a purge may drop the table.
+  - most keys that were reserved since then, because this process added them. Such a key is in the current table, or in the closing one,
+    where the unique index judges the COPY. If the filter lacks it, the COPY fails, keys are then reserved one by one, and the filter is
+    read anew.
 
-A filter that holds too many keys only asks too often. It is never stored. A thread of its own reads it, once the keys that were looked up
+A filter that holds too many keys only asks too often. A thread of its own reads the filter of rows, once the keys that were looked up
 without it have cost about as much as reading it will. Called by keys.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -29,7 +35,9 @@ from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements, quoted
 from dedup.core.bloom import Bloom, memory
 from dedup.core.keys import Words
-from dedup.postgres.wire import HALVES, Keys
+from dedup.postgres.state import value
+from dedup.postgres.stored_filter import StoredFilters, keys_in_pages, words_of
+from dedup.postgres.wire import Keys
 
 log = logging.getLogger("dedup")
 
@@ -45,6 +53,15 @@ _ROOM = 1 << 20
 _CHEAPER = 4
 """So much less a key costs to read than to look up, or more."""
 
+_FASTER = 4_096
+"""So much less a key of a stored filter costs to load than to look up, or more: two to four bytes, which nobody has to compute."""
+
+_STORED = 0.75
+"""Of the memory is for stored filters at most."""
+
+_ROW, _PACKED = 52, 27
+"""Bytes of a key in a table of rows, and of pages, without indexes."""
+
 
 class Current(NamedTuple):
     """The table that takes new reservations."""
@@ -54,12 +71,36 @@ class Current(NamedTuple):
     made: str  # when, by which transaction, and when the server was started: an older copy of the database has another
 
 
+class Packed(NamedTuple):
+    """A packed table."""
+
+    number: int
+    shift: int  # its `page_shift`
+    made: str | None = None  # names its stored filter
+
+
 class Tables(NamedTuple):
     """Where reservations are: numbers of tables, the newest first."""
 
     current: Current
     asked: tuple[int, ...]  # rows, the current ones among them
-    packed: tuple[tuple[int, int], ...]  # pages, and their `page_shift`
+    packed: tuple[Packed, ...]
+
+
+class Maybe(NamedTuple):
+    """Where keys may be known."""
+
+    rows: npt.NDArray[np.bool_] | None  # in tables of rows, packed ones that are not in `pages`, or held by letters; None: all may be
+    pages: dict[int, npt.NDArray[np.bool_]]  # number of a packed table -> in it
+
+
+class Whole(NamedTuple):
+    """The filter of rows."""
+
+    current: Current
+    bloom: Bloom
+    read: frozenset[int]  # packed tables that it was read of
+    beside: dict[int, Bloom]  # packed table -> its stored filter, at that time
 
 
 class KnownFilter:
@@ -68,15 +109,19 @@ class KnownFilter:
     Args:
         fresh: gives a connection of its own.
         memory: bytes at most; 0: no filter.
+        reads: whether the filter of rows is read.
     """
 
-    def __init__(self, fresh: Callable[[], AbstractContextManager[Connection]], sql: Statements, memory: int) -> None:
-        self._fresh, self._sql, self._memory = fresh, sql, memory
+    def __init__(self, fresh: Callable[[], AbstractContextManager[Connection]], sql: Statements, memory: int, reads: bool = True) -> None:
+        self._fresh, self._sql, self._memory, self._reads = fresh, sql, memory, reads
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
-        self._whole: tuple[Current, Bloom] | None = None
+        self._stored = StoredFilters(self._sql, int(self._memory * _STORED))
+        self._unloaded = 0  # keys that were looked up without stored filters
+        self._worth: int | None = None  # as many as loading them costs; None: not known
+        self._whole: Whole | None = None
         self._growing: tuple[Current, Bloom] | None = None  # being read
         self._reader: threading.Thread | None = None
         self._asked = 0  # keys that were looked up without a filter
@@ -84,14 +129,40 @@ class KnownFilter:
         self._patience = 1
         self._closed = threading.Event()
 
-    def may_know(self, current: Current, keys: Keys) -> npt.NDArray[np.bool_] | None:
-        """For each key whether it may be known; None where there is no filter for this table, read in the same transaction."""
-        if len(keys) <= FEW or not self._memory:
+    def may_know(self, connection: Connection, tables: Tables, keys: Keys) -> Maybe:
+        """Where each of these keys may be known, with tables that were read in the transaction of this connection."""
+        if not self._memory:
+            return Maybe(None, {})
+        self._load(connection, tables, len(keys))
+        halves = words_of(keys)
+        found = {p.number: bloom for p in tables.packed if (bloom := self._stored.get(p.made)) is not None}
+        return Maybe(self._in_rows(tables, found, halves), {number: bloom.may_have(*halves) for number, bloom in found.items()})
+
+    def _load(self, connection: Connection, tables: Tables, count: int) -> None:
+        """Load the stored filters where they spare more than that costs. Without the lock: others would wait for the database."""
+        names = [p.made for p in tables.packed]
+        if not self._stored.lacks(names):
+            return
+        self._unloaded += count
+        if self._worth is None:
+            self._worth = self._stored.about(connection, names) // _FASTER
+        if count > FEW or self._unloaded > self._worth:
+            self._stored.load(connection, names)
+            self._unloaded, self._worth = 0, None
+
+    def _in_rows(self, tables: Tables, found: dict[int, Bloom], halves: tuple[Words, Words]) -> npt.NDArray[np.bool_] | None:
+        """For each key whether it may be in tables of rows, in packed ones without a filter, or held by a letter; None: not known."""
+        count = len(halves[0])
+        if count <= FEW or not self._reads:
             return None
+        others = {p.number for p in tables.packed} - found.keys()
         with self._mine():
-            if self._whole is not None and self._whole[0] == current and not self._whole[1].crowded:
-                return self._whole[1].may_have(*words_of(keys))
-            self._asked += len(keys)
+            whole = self._whole
+            if whole is not None and whole.current == tables.current and not whole.bloom.crowded and others <= whole.read:
+                gone = [bloom for number, bloom in whole.beside.items() if number not in found]
+                found_in: npt.NDArray[np.bool_] = np.logical_or.reduce([bloom.may_have(*halves) for bloom in (whole.bloom, *gone)])
+                return found_in
+            self._asked += count
             if self._asked >= self._due:
                 self._read_beside()
         return None
@@ -136,35 +207,37 @@ class KnownFilter:
             self._growing = None
 
     def _read(self, connection: Connection) -> None:
-        current = tables_now(connection, self._sql).current
-        keys = self._about(connection)
+        tables = tables_now(connection, self._sql)
+        self._stored.load(connection, [p.made for p in tables.packed])
+        beside = {p.number: bloom for p in tables.packed if (bloom := self._stored.get(p.made)) is not None}
+        packed = [p.number for p in tables.packed if p.number not in beside]
+        keys = about(connection, self._sql, tables.asked, packed)
         capacity = 2 * keys + _ROOM
         worth = keys * self._patience // _CHEAPER
-        if self._asked < worth or memory(capacity) > self._memory:
+        if self._asked < worth or memory(capacity) > self._memory - self._stored.nbytes:
             self._due = max(self._due, worth)
             return
         bloom = Bloom(capacity)
         with self._lock:
-            self._growing = (current, bloom)
-        for some in self._keys(connection):
+            self._growing = (tables.current, bloom)
+        for some in self._keys(connection, tables.asked, packed):
             with self._lock:
                 bloom.add(*words_of(some))
         # Asked without the lock: a statement may have to wait for a batch, and the batch would wait for the lock.
-        if not self._closed.is_set() and tables_now(connection, self._sql).current == current:
+        if not self._closed.is_set() and tables_now(connection, self._sql).current == tables.current:
             with self._lock:
-                self._whole, self._asked, self._due = (current, bloom), 0, 0
+                self._whole, self._asked, self._due = Whole(tables.current, bloom, frozenset(packed), beside), 0, 0
 
-    def _about(self, connection: Connection) -> int:
+    def _keys(self, connection: Connection, rows: Iterable[int], packed: Iterable[int]) -> Iterator[Keys]:
+        """The keys of these tables, then all that letters hold: what a purge drops in between is free, or a letter holds it.
+
+        Also those of the parent of the tables of rows, in case that somebody has put keys there by hand.
+        """
         schema = quoted(self._sql.schema)
-        tables = {"rows": f"{schema}.reservation", "pages": f"{schema}.reservation_page"}
-        row = connection.execute(self._sql["reservations_about"], tables).fetchone()
-        return int(row[0]) if row is not None else 0
-
-    def _keys(self, connection: Connection) -> Iterator[Keys]:
-        """All reserved keys, then all that letters hold: what a purge drops in between is free, or a letter holds it."""
-        for name, packed in connection.execute(self._sql["reservation_tables"], {}).fetchall():
-            keys_of = self._of_pages if packed else self._of_table
-            yield from keys_of(connection, f"{quoted(self._sql.schema)}.{quoted(name)}")
+        for table in (f"{schema}.reservation", *(f"{schema}.reservation_{number:06d}" for number in rows)):
+            yield from self._of_table(connection, table)
+        for number in packed:
+            yield from itertools.takewhile(lambda _: not self._closed.is_set(), keys_in_pages(connection, self._sql, number))
         yield _binary(connection, self._sql["held_keys"], {})
 
     def _of_table(self, connection: Connection, table: str) -> Iterator[Keys]:
@@ -178,16 +251,6 @@ class KnownFilter:
             yield _binary(connection, statement, {"first": f"({first},0)", "last": f"({last},0)"})
         if self._now(connection, table)[0] != node:
             raise psycopg.OperationalError(f"{table} was rewritten while it was read")
-
-    def _of_pages(self, connection: Connection, table: str) -> Iterator[Keys]:
-        """The keys of one packed table."""
-        statement, after = self._sql.of("packed_keys", table), -1
-        while not self._closed.is_set():
-            with connection.cursor(binary=True) as cursor:
-                keys, after = cursor.execute(statement, {"after": after, "pages": _PAGES}).fetchone() or (b"", None)
-            if after is None:
-                return
-            yield np.frombuffer(bytes(keys), dtype="V16")
 
     def _now(self, connection: Connection, table: str) -> tuple[int, int]:
         """File and pages. Raises psycopg.Error where the table is gone, also while this is asked."""
@@ -205,8 +268,16 @@ def tables_now(connection: Connection, sql: Statements, phase: int = 2**31 - 1) 
     """
     row = connection.execute(sql["current_reservations"], {"phase": phase}).fetchone()
     assert row is not None
-    number, closing, asked, packed, shifts, made = row
-    return Tables(Current(number, closing, made), tuple(asked), tuple(zip(packed, shifts, strict=True)))
+    number, closing, asked, packed, shifts, filters, made = row
+    return Tables(Current(number, closing, made), tuple(asked), tuple(map(Packed, packed, shifts, filters)))
+
+
+def about(connection: Connection, sql: Statements, rows: Collection[int], packed: Collection[int]) -> int:
+    """How many keys these tables have, estimated by their size."""
+    schema = quoted(sql.schema)
+    names = [f"{schema}.reservation_{n:06d}" for n in rows] + [f"{schema}.reservation_page_{n:06d}" for n in packed]
+    widths = [_ROW] * len(rows) + [_PACKED] * len(packed)
+    return int(value(connection, sql["reservations_about"], tables=names, widths=widths))
 
 
 def _binary(connection: Connection, statement: bytes, values: dict[str, str]) -> Keys:
@@ -214,9 +285,3 @@ def _binary(connection: Connection, statement: bytes, values: dict[str, str]) ->
         row = cursor.execute(statement, values).fetchone()
     assert row is not None
     return np.frombuffer(bytes(row[0]), dtype="V16")
-
-
-def words_of(keys: Keys) -> tuple[Words, Words]:
-    """The halves of keys, as numbers."""
-    halves = keys.view(HALVES)
-    return halves["high"].astype(np.uint64), halves["low"].astype(np.uint64)

@@ -7,9 +7,10 @@ both, that one first, and a key is theirs if it was new in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.postgres.connection import Connection
-from checkpoint.postgres.sql import Statements, quoted
+from checkpoint.postgres.sql import Statements, fill, quoted
 from deadletter.store import KEYS
 from dedup.core.store import Meanwhile
 from dedup.postgres import wire
-from dedup.postgres.key_filter import KnownFilter, Tables, tables_now
+from dedup.postgres.key_filter import KnownFilter, Packed, Tables, tables_now
 
 SOME = 256
 """Keys that are looked through for a new one."""
@@ -44,10 +45,19 @@ def _known(connection: Connection, sql: Statements, tables: Tables, keys: wire.K
     return wire.known_table(_probe(connection, _asking(sql, "known_keys", tables), keys))
 
 
-def _asking(sql: Statements, name: str, tables: Tables) -> bytes:
-    """A statement that asks all tables."""
-    of_key = _reserved(sql, tables, "k.key", "k.head")
-    return sql.of(name, _child(sql, tables.current.id), reserved_k=of_key, reserved_d=_of_letter(sql, tables))
+def _asking(sql: Statements, name: str, tables: Tables, apart: Collection[int] = ()) -> bytes:
+    """A statement that asks all tables: those of `apart`, which are packed, for keys of their own."""
+    near = tables._replace(packed=tuple(table for table in tables.packed if table.number not in apart))
+    statement = sql.of(name, _child(sql, tables.current.id), reserved_k=_reserved(sql, near, "k.key", "k.head"))
+    each = " ".join(_apart(sql, table) for table in tables.packed if table.number in apart)
+    return fill(statement, apart=each, reserved_d=_of_letter(sql, tables).replace("%", "%%"))  # of any of these tables: not to be cached
+
+
+def _apart(sql: Statements, table: Packed) -> str:
+    """Ask one packed table for its own keys."""
+    found = _in_page(sql, table, "k.key", "k.head").replace("%", "%%")
+    keys = f"%(keys_{table.number})s::uuid[], %(heads_{table.number})s::bigint[]"
+    return f"union all select k.key, r.hash from unnest({keys}) k (key, head) cross join lateral ({found}) r"
 
 
 def _of_letter(sql: Statements, tables: Tables) -> str:
@@ -58,13 +68,13 @@ def _reserved(sql: Statements, tables: Tables, key: str, head: str) -> str:
     """The payload hashes of a key, as SQL: from all tables, named one by one, and their parent, where a person may have written."""
     rows = [f"{quoted(sql.schema)}.reservation", *(_child(sql, number) for number in tables.asked)]
     each = [f"select int8send(t.payload_hash) as hash from only {table} t where t.key = {key}" for table in rows]
-    return "(" + " union all ".join([*each, *(_in_page(sql, number, shift, key, head) for number, shift in tables.packed)]) + ")"
+    return "(" + " union all ".join([*each, *(_in_page(sql, table, key, head) for table in tables.packed)]) + ")"
 
 
-def _in_page(sql: Statements, number: int, shift: int, key: str, head: str) -> str:
+def _in_page(sql: Statements, table: Packed, key: str, head: str) -> str:
     """The same from one packed table: of the one page that may have the key. Bytes found across two keys of it are not the key."""
     schema = quoted(sql.schema)
-    page = f"select p.keys, p.hashes from only {schema}.reservation_page_{number:06d} p where p.page = ({head} >> {shift})::int"
+    page = f"select p.keys, p.hashes from only {schema}.reservation_page_{table.number:06d} p where p.page = ({head} >> {table.shift})::int"
     return (
         "select h.hash from (select case when mod(f.at, 16) = 1 then substring(f.hashes from f.at / 2 + 1 for 8) "
         f"when f.at > 0 then {schema}.hash_in_page(f.keys, f.hashes, {key}) end as hash "
@@ -72,11 +82,18 @@ def _in_page(sql: Statements, number: int, shift: int, key: str, head: str) -> s
     )
 
 
-def _probe(connection: Connection, statement: bytes, keys: wire.Keys) -> bytes:
+def _probe(connection: Connection, statement: bytes, keys: wire.Keys, apart: Mapping[int, wire.Keys] = MappingProxyType({})) -> bytes:
+    values = _arrays("", keys)
+    for number, mine in apart.items():
+        values |= _arrays(f"_{number}", mine)
     with connection.cursor(binary=True) as cursor:
-        row = cursor.execute(statement, {"keys": wire.uuid_array(keys), "heads": wire.int8_array(wire.heads_of(keys))}).fetchone()
+        row = cursor.execute(statement, values).fetchone()
     assert row is not None
     return bytes(row[0])
+
+
+def _arrays(name: str, keys: wire.Keys) -> dict[str, bytes]:
+    return {f"keys{name}": wire.uuid_array(keys), f"heads{name}": wire.int8_array(wire.heads_of(keys))}
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ class Probe:
     wanted: wire.Keys  # sorted
     answer: Future[bytes]
     known_filter: KnownFilter
-    filtered: bool  # only those were looked up that the filter does not rule out
+    filtered: bool  # in the tables of rows only those were looked up that the filter does not rule out
 
 
 def begin_probe(connection: Connection, sql: Statements, phase: int, keys: pa.Array, known_filter: KnownFilter) -> Probe:
@@ -96,14 +113,14 @@ def begin_probe(connection: Connection, sql: Statements, phase: int, keys: pa.Ar
     tables, wanted = tables_now(connection, sql, phase), wire.keys_of(keys)
     order = wire.order_of(wanted)  # one order for all: nobody waits in a circle
     wanted = wanted[order]
-    maybe = known_filter.may_know(tables.current, wanted)
+    maybe = known_filter.may_know(connection, tables, wanted)
+    apart = {number: wanted[some] for number, some in maybe.pages.items() if some.any()}
+    there = tables._replace(packed=tuple(t for t in tables.packed if t.number in apart or t.number not in maybe.pages))
+    statement = _asking(sql, "known_keys" if maybe.rows is None else "likely_keys", there, apart)
     beside = ThreadPoolExecutor(1, "dedup probe")
-    if maybe is None:
-        answer = beside.submit(_probe, connection, _asking(sql, "known_keys", tables), wanted)
-    else:
-        answer = beside.submit(_probe, connection, _asking(sql, "likely_keys", tables), wanted[maybe])
+    answer = beside.submit(_probe, connection, statement, wanted if maybe.rows is None else wanted[maybe.rows], apart)
     beside.shutdown(wait=False)
-    return Probe(tables, order, wanted, answer, known_filter, maybe is not None)
+    return Probe(tables, order, wanted, answer, known_filter, maybe.rows is not None)
 
 
 def reserve_probed(connection: Connection, sql: Statements, asked: Probe, keys: pa.Table, meanwhile: Meanwhile | None = None) -> pa.Table:
@@ -118,7 +135,7 @@ def reserve_probed(connection: Connection, sql: Statements, asked: Probe, keys: 
     """
     wanted = asked.wanted
     hashes = keys["payload_hash"].to_numpy()[asked.order]
-    answer = wire.known_table(asked.answer.result())
+    answer = _once_each(wire.known_table(asked.answer.result()))
     new = ~wire.among(wanted, wire.keys_of(answer["key"]))
     if not new.any():
         return answer
@@ -131,6 +148,14 @@ def reserve_probed(connection: Connection, sql: Statements, asked: Probe, keys: 
     if len(raced) and asked.filtered:
         asked.known_filter.surprised()
     return pa.concat_tables([answer, *_raced(connection, sql, asked.tables, raced, hashes[wire.among(wanted, raced)])])
+
+
+def _once_each(found: pa.Table) -> pa.Table:
+    """Each key once (KEYS): where two tables take reservations, one key is in both, and each of them is asked."""
+    keys = wire.keys_of(found["key"])
+    order = wire.order_of(keys)
+    repeated = np.append(False, keys[order][1:] == keys[order][:-1])
+    return found if not repeated.any() else found.take(order[~repeated[: len(order)]])
 
 
 def some_new(keys: pa.Table, known: pa.Table) -> list[bytes]:

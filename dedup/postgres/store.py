@@ -30,7 +30,7 @@ from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
 from dedup.core.retention import PurgeBound, Remains, Upkept, purge_messages
 from dedup.core.settings import POSTGRES_STORE
-from dedup.postgres import letters, sinks, state, transaction, upkeep
+from dedup.postgres import letters, sinks, state, stored_filter, transaction, upkeep
 from dedup.postgres.connection import Lease, Pool, renew
 from dedup.postgres.epoch import (
     TakeoverWait,
@@ -52,6 +52,9 @@ log = logging.getLogger("dedup")
 
 _TABLES = 30
 """Tables of reservations that an upkeep keeps: each one costs every batch two locks, and a purge gives up a whole one."""
+
+_OF_A_TASK = 4
+"""There may be many processes of tasks on a host: each takes so much less memory for its filter."""
 
 _NOTHING = "nothing of the chunk is true; it is delivered again"
 _IN_DOUBT = "the server has all of it or nothing; the next run reads which"
@@ -142,7 +145,7 @@ class Reads:
     def problems(self, consumer: str) -> list[str]:
         """Contradictions between the tables. Reads every reservation: minutes where there are billions."""
         with self._connection(f"Checking the tables of {consumer!r}") as connection:
-            return state.problems(connection, self._sql, consumer)
+            return [*state.problems(connection, self._sql, consumer), *stored_filter.problems(connection, self._sql)]
 
 
 class Joins:
@@ -151,6 +154,7 @@ class Joins:
     _sql: Statements
     dsn: str
     filter_memory: int
+    _of_a_task = False
     _registered: dict[Any, int]
 
     def _begin_anew(self) -> None:
@@ -209,9 +213,10 @@ class Joins:
         return Claim(partition, number, run_id)
 
     def in_tasks(self) -> Self:
-        """The same store for a process of tasks: it keeps no filter of known keys, of which there would be one in each."""
+        """The same store for a process of tasks: of the filter of known keys it keeps what is stored, in a quarter of the memory."""
         store = copy.copy(self)
-        store.filter_memory = 0
+        store.filter_memory //= _OF_A_TASK
+        store._of_a_task = True
         store._begin_anew()
         return store
 
@@ -267,8 +272,9 @@ class PostgresStore(Reads, Joins):
         schema: the schema of dedup's tables. Sinks may be in any schema of the database.
         on_step: called with the name of each step right before it acts.
         auto_migrate: create or upgrade the tables at first use, if the role may. False: tables that are missing or old are SchemaOutdated.
-        filter_memory: bytes of the filter of known keys, which spares large batches most look-ups; 0: no filter. It takes four to eight
-            bytes for a key. With more keys than fit, every key is looked up. See docs/how-to/postgres.md.
+        filter_memory: bytes of the filter of known keys, which spares large batches most look-ups; 0: no filter. It takes two to four bytes
+            for a key of a packed table, less where they do not fit, and four to eight for another one. Each process of tasks takes a
+            quarter. See docs/how-to/postgres.md.
 
     Raises:
         ConfigError: the DSN or the schema's name cannot be used.
@@ -311,7 +317,7 @@ class PostgresStore(Reads, Joins):
     def _begin_anew(self) -> None:
         self._sql = Statements(self.schema)
         self._pool = Pool(self.dsn)
-        self.known_filter = KnownFilter(self._pool.fresh, self._sql, self.filter_memory)
+        self.known_filter = KnownFilter(self._pool.fresh, self._sql, self.filter_memory, reads=not self._of_a_task)
         self._ready = False
         self._registered: dict[Any, int] = {}  # (consumer, epoch, run of a claim) -> session on record
 

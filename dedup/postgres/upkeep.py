@@ -9,8 +9,12 @@ from __future__ import annotations
 import logging
 import time
 
+import psycopg
+
 from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements
+from dedup.postgres import stored_filter
+from dedup.postgres.key_filter import about
 from dedup.postgres.state import value
 
 log = logging.getLogger("dedup")
@@ -40,7 +44,25 @@ def pack(connection: Connection, sql: Statements, patience: float, portion: int)
             break
         else:
             time.sleep(_AGAIN)
+    _keep_filters(connection, sql, patience)
     return count
+
+
+def _keep_filters(connection: Connection, sql: Statements, patience: float) -> None:
+    """Store a filter beside each packed table that has none.
+
+    Crash: a table without one is asked, and the next packing makes it.
+    """
+    until = time.monotonic() + patience
+    for (number,) in connection.execute(sql["without_filter"], {}).fetchall():
+        try:
+            bloom = stored_filter.make(connection, sql, number, about(connection, sql, (), (number,)))
+        except psycopg.errors.UndefinedTable:
+            continue  # purged since
+        while stored_filter.keep(connection, sql, number, bloom) == "waiting":
+            if time.monotonic() >= until:
+                return
+            time.sleep(_AGAIN)
 
 
 def drop_purged(connection: Connection, sql: Statements, patience: float) -> None:

@@ -43,6 +43,30 @@ create table {schema}.reservation_freed (
 );
 comment on table {schema}.reservation_freed is 'Keys that were freed while their table was being packed: its pages may have them, and are not asked yet.';
 
+create table {schema}.reservation_filter (
+    generation int primary key references {schema}.reservation_generation (id),
+    made uuid not null default gen_random_uuid(),
+    kind text not null,
+    keys bigint not null,
+    words bigint not null,
+    parts int not null
+);
+comment on table {schema}.reservation_filter is
+    'A Bloom filter for each packed table: a key that it does not have is not in the pages. A process reads it in place of the pages.';
+comment on column {schema}.reservation_filter.made is 'Names this filter in all copies of the database: a process keeps it under that name.';
+comment on column {schema}.reservation_filter.kind is 'How the filter is computed. A process that does not know the kind asks the pages.';
+comment on column {schema}.reservation_filter.keys is 'How many keys it was made of. Some may have been freed since.';
+comment on column {schema}.reservation_filter.words is 'How many words of 64 bits each of its two halves has: a power of two.';
+
+create table {schema}.reservation_filter_part (
+    generation int not null references {schema}.reservation_filter (generation) on delete cascade,
+    part int not null,
+    words bytea not null,
+    primary key (generation, part)
+);
+alter table {schema}.reservation_filter_part alter words set storage external;
+comment on table {schema}.reservation_filter_part is 'The words of a filter, little-endian, its first half before its second, so many bytes in a row.';
+
 create function {schema}.key_head(key uuid) returns bigint
     language sql immutable
 as $body$ select ('x' || left(key::text, 8))::bit(32)::bigint >> 1 $body$;
@@ -266,6 +290,28 @@ comment on function {schema}.pack_reservations(bigint) is
     'One step of packing the oldest closed table that is not packed. Returns what was done: "dropped" ends a table, "waiting" says that somebody else '
     'packs, or that open transactions have to end first, null that nothing is left. Neither waits for a batch, nor does a batch wait for it.';
 
+create function {schema}.keep_filter(number int, how text, many bigint, width bigint, portions int) returns text
+    language plpgsql security definer set search_path = {schema}, pg_temp
+as $body$
+begin
+    if not pg_try_advisory_xact_lock(packing_lock()) then
+        return 'waiting';
+    end if;
+    insert into reservation_filter (generation, kind, keys, words, parts)
+    select g.id, how, many, width, portions
+    from reservation_generation g where g.id = number and g.packed_at is not null and g.purged_at is null
+    on conflict do nothing;
+    return case when found then 'begun' else 'not wanted' end;
+end
+$body$;
+comment on function {schema}.keep_filter(int, text, bigint, bigint, int) is
+    'Begin to store the filter of a packed table, whose parts follow in the same transaction. "not wanted": there is one, or the table was purged.';
+
+create function {schema}.keep_filter_part(number int, portion int, content bytea) returns void
+    language sql security definer set search_path = {schema}, pg_temp
+as $body$ insert into reservation_filter_part (generation, part, words) values (number, portion, content) $body$;
+comment on function {schema}.keep_filter_part(int, int, bytea) is 'Store one part of a filter, in the transaction that began it.';
+
 create or replace function {schema}.drop_purged_reservations() returns text
     language plpgsql security definer set search_path = {schema}, pg_temp set lock_timeout = '50ms'
 as $body$
@@ -284,6 +330,7 @@ begin
         begin
             execute format('drop table if exists %I, %I', child, 'reservation_page_' || lpad(old.id::text, 6, '0'));
             delete from reservation_freed where generation = old.id;
+            delete from reservation_filter where generation = old.id;
             update reservation_generation set dropped_at = clock_timestamp() where id = old.id;
             return child;
         exception when lock_not_available then
@@ -362,3 +409,5 @@ revoke all on function {schema}.settle_packing(int, int) from public;
 revoke all on function {schema}.count_packed(int) from public;
 revoke all on function {schema}.drop_packed_rows(int) from public;
 revoke all on function {schema}.pack_reservations(bigint) from public;
+revoke all on function {schema}.keep_filter(int, text, bigint, bigint, int) from public;
+revoke all on function {schema}.keep_filter_part(int, int, bytea) from public;

@@ -386,33 +386,59 @@ cross join lateral unnest(b.seen * int8multirange(int8range(w.first, w.last, '[]
 -- name: current_reservations
 -- The table that takes new reservations, the one that takes them as well, those to be asked, packed or not, and what tells this state from another copy's.
 -- Read after `transaction_facts`: as long as that transaction is open, none of these is dropped, and none that it leaves out is written alone.
-select g.id, c.id, asked.rows, asked.pages, asked.shifts,
+select g.id, c.id, asked.rows, asked.pages, asked.shifts, asked.filters,
     concat_ws(' ', extract(epoch from g.created_at), g.xmin, extract(epoch from pg_postmaster_start_time()))
 from {schema}.reservation_generation g left join {schema}.reservation_generation c on c.closing and c.closed_at is null
 cross join lateral (
     select coalesce(array_agg(a.id order by a.id desc) filter (where a.packed_at is null), '{}') as rows,
         coalesce(array_agg(a.id order by a.id desc) filter (where a.packed_at is not null), '{}') as pages,
-        coalesce(array_agg(a.page_shift order by a.id desc) filter (where a.packed_at is not null), '{}') as shifts
-    from {schema}.reservation_generation a
+        coalesce(array_agg(a.page_shift order by a.id desc) filter (where a.packed_at is not null), '{}') as shifts,
+        coalesce(array_agg(f.made::text order by a.id desc) filter (where a.packed_at is not null), '{}') as filters
+    from {schema}.reservation_generation a left join {schema}.reservation_filter f on f.generation = a.id
     where a.dropped_at is null and (a.purged_at is null or a.phase > %(phase)s)
 ) asked
 where g.closed_at is null and not g.closing;
 
--- name: reservation_tables
--- The tables of reservations that are there, the oldest first, and whether they are packed; and their parent, in case that somebody has put keys there by hand.
--- One that is dropped while it is read ends the reading, which is tried again later.
-select 'reservation', false
-union all
-(
-    select case when packed_at is null then 'reservation_' else 'reservation_page_' end || lpad(id::text, 6, '0'), packed_at is not null
-    from {schema}.reservation_generation where purged_at is null order by id
-);
+-- name: filters
+-- The filters of these packed tables: name, number of the table, kind, keys, words of a half, parts.
+-- One snapshot. A filter that a purge deletes meanwhile has no parts any more.
+select f.made::text, f.generation, f.kind, f.keys, f.words, f.parts from {schema}.reservation_filter f where f.made::text = any(%(made)s::text[]);
+
+-- name: filter_parts
+-- Some parts of one filter, in their order.
+-- One that is gone since, or was stored anew under another name, has none.
+select p.words from {schema}.reservation_filter_part p join {schema}.reservation_filter f using (generation)
+where f.made::text = %(made)s and p.part >= %(first)s and p.part < %(last)s order by p.part;
+
+-- name: without_filter
+-- The packed tables without a filter, the oldest first.
+-- One snapshot.
+select g.id from {schema}.reservation_generation g
+where g.packed_at is not null and g.purged_at is null and not exists (select from {schema}.reservation_filter f where f.generation = g.id)
+order by g.id;
+
+-- name: filtered
+-- The stored filters: name, packed table, and about the number of its last page.
+-- One snapshot. The width of a page's number follows from its shift.
+select f.made::text, g.id, (2147483647::bigint >> g.page_shift)::int
+from {schema}.reservation_filter f join {schema}.reservation_generation g on g.id = f.generation
+where g.purged_at is null order by g.id;
+
+-- name: keep_filter
+-- Begin to store the filter of a packed table: "begun", "waiting" (somebody packs), "not wanted" (there is one, or the table was purged).
+-- In one transaction with its parts: a reader sees all of them or none.
+select {schema}.keep_filter(%(number)s, %(kind)s, %(keys)s, %(words)s, %(parts)s);
+
+-- name: keep_filter_part
+-- Store one part of a filter.
+-- In the transaction of `keep_filter`.
+select {schema}.keep_filter_part(%(number)s, %(part)s, %(content)s);
 
 -- name: reservations_about
--- How many reservations there are, by the size of their tables: 52 bytes a row, 27 a packed key.
--- An estimate, for how much memory a filter of them takes. Too high while a table is being packed.
-select coalesce(sum(pg_relation_size(i.inhrelid) / case i.inhparent when %(rows)s::regclass then 52 else 27 end), 0)::bigint
-from pg_catalog.pg_inherits i where i.inhparent in (%(rows)s::regclass, %(pages)s::regclass);
+-- How many reservations these tables have, by their size: 52 bytes a row, 27 a packed key.
+-- An estimate, for how much memory a filter of them takes.
+select coalesce(sum(pg_relation_size(to_regclass(t.name)) / t.width), 0)::bigint
+from unnest(%(tables)s::text[], %(widths)s::int[]) t (name, width);
 
 -- name: table_now
 -- Which file a table is in, and how many pages it has.
@@ -446,6 +472,7 @@ from (
     select k.key, r.hash
     from unnest(%(keys)s::uuid[], %(heads)s::bigint[]) k (key, head)
     cross join lateral (select r.hash from {reserved_k} r limit 1) r
+    {apart}
     union all
     select d.key, int8send(coalesce(d.payload_hash, 0))
     from {schema}.dead_letter d
@@ -466,6 +493,7 @@ from (
         select r.hash from {reserved_k} r
         limit 1
     ) r
+    {apart}
     union all
     select d.key, int8send(coalesce(d.payload_hash, 0))
     from {schema}.dead_letter d

@@ -36,7 +36,8 @@ begin
         revoke insert, update on {schema}.schema_version, {schema}.reservation_generation, {schema}.reservation_phase,
             {schema}.letter_count, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter, {schema}.outbox_message,
             {schema}.open_transaction, {schema}.restored, {schema}.last_page,
-            {schema}.reservation_page, {schema}.reservation_freed, {schema}.reservation_key from dedup_run;
+            {schema}.reservation_page, {schema}.reservation_freed, {schema}.reservation_filter, {schema}.reservation_filter_part,
+            {schema}.reservation_key from dedup_run;
         -- Packed keys are freed by free_reservations alone.
         revoke delete on {schema}.reservation from dedup_run;
         for pages in select i.inhrelid from pg_inherits i where i.inhparent = to_regclass('{schema}.reservation_page') loop
@@ -49,7 +50,8 @@ begin
             {schema}.drop_purged_reservations() from public;
         -- All that dedup_run calls, by name: a database may grant no function to everybody by default.
         grant execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz, text[]), {schema}.reservation_lock(),
-            {schema}.close_reservations(), {schema}.drop_purged_reservations(), {schema}.pack_reservations(bigint), {schema}.free_reservations(uuid[]),
+            {schema}.close_reservations(), {schema}.drop_purged_reservations(), {schema}.pack_reservations(bigint), {schema}.keep_filter(int, text, bigint, bigint, int),
+            {schema}.keep_filter_part(int, int, bytea), {schema}.free_reservations(uuid[]),
             {schema}.hash_in_page(bytea, bytea, uuid), {schema}.key_head(uuid), {schema}.share_reservations(), {schema}.is_reserved(int, uuid),
             {schema}.merge_batches(text), {schema}.purge_bounds(timestamptz), {schema}.guard_transaction(uuid),
             {schema}.claim_unowned(text, text, text, text[], text[], text[]) to dedup_run;

@@ -191,7 +191,7 @@ def test_a_table_of_many_pages_is_read_to_its_end(store: PostgresStore, monkeypa
     read(store).surprised()
     chunk(store, 4000, 4000)  # reads: what is committed by now, for certain
     assert has_read(store)
-    _, bloom = store.known_filter._whole or (None, Bloom(1))
+    bloom = store.known_filter._whole.bloom if store.known_filter._whole else Bloom(1)
     assert bloom.may_have(*words_of(wire.keys_of(keys(range(3010))["key"]))).all()
 
 

@@ -137,7 +137,7 @@ def test_the_runtime_role_packs_and_frees(place: LeastPlace) -> None:
     number = epoch(store)
     chunk(store, number, 0, 99)
     store.rotate_reservations()
-    assert store.pack_reservations() == 1
+    assert store.pack_reservations() == 1 and run(place.super, "select count(*) from dedup.reservation_filter") == [(1,)]
     run(place.super, roles_sql("dedup"))
     with store.begin_letters("shop") as tx:
         tx.execute(Free(keys(range(10)).select(["key"])))
@@ -147,6 +147,10 @@ def test_the_runtime_role_packs_and_frees(place: LeastPlace) -> None:
         ("run", "update dedup.reservation_page_000001 set page = 0"),
         ("run", "insert into dedup.reservation_page_000001 values (0, '', '')"),
         ("run", "select dedup.take_out(1, 31, '{}')"),
+        ("run", "delete from dedup.reservation_filter"),
+        ("run", "insert into dedup.reservation_filter_part values (1, 9, '')"),
+        ("run", "update dedup.reservation_filter_part set words = ''"),
+        ("read", "select dedup.keep_filter(1, '', 1, 1, 1)"),
         ("run", "delete from dedup.reservation_freed"),
         ("read", "select dedup.free_reservations('{}')"),
         ("read", "select * from dedup.reservation_page_000001"),
