@@ -99,8 +99,8 @@ class Whole(NamedTuple):
 
     current: Current
     bloom: Bloom
-    read: frozenset[int]  # packed tables that it was read of
-    beside: dict[int, Bloom]  # packed table -> its stored filter, at that time
+    there: frozenset[int]  # all tables, when it was read: a transaction that is older may ask one that a purge had given up by then
+    beside: dict[int, Bloom]  # packed tables that it was not read of -> their stored filters
 
 
 class KnownFilter:
@@ -155,10 +155,10 @@ class KnownFilter:
         count = len(halves[0])
         if count <= FEW or not self._reads:
             return None
-        others = {p.number for p in tables.packed} - found.keys()
+        others = {*tables.asked, *(table.number for table in tables.packed)} - found.keys()
         with self._mine():
             whole = self._whole
-            if whole is not None and whole.current == tables.current and not whole.bloom.crowded and others <= whole.read:
+            if whole is not None and whole.current == tables.current and others <= whole.there and not whole.bloom.crowded:
                 gone = [bloom for number, bloom in whole.beside.items() if number not in found]
                 found_in: npt.NDArray[np.bool_] = np.logical_or.reduce([bloom.may_have(*halves) for bloom in (whole.bloom, *gone)])
                 return found_in
@@ -211,6 +211,7 @@ class KnownFilter:
         self._stored.load(connection, [p.made for p in tables.packed])
         beside = {p.number: bloom for p in tables.packed if (bloom := self._stored.get(p.made)) is not None}
         packed = [p.number for p in tables.packed if p.number not in beside]
+        there = frozenset({*tables.asked, *packed, *beside})
         keys = about(connection, self._sql, tables.asked, packed)
         capacity = 2 * keys + _ROOM
         worth = keys * self._patience // _CHEAPER
@@ -226,7 +227,7 @@ class KnownFilter:
         # Asked without the lock: a statement may have to wait for a batch, and the batch would wait for the lock.
         if not self._closed.is_set() and tables_now(connection, self._sql).current == tables.current:
             with self._lock:
-                self._whole, self._asked, self._due = Whole(tables.current, bloom, frozenset(packed), beside), 0, 0
+                self._whole, self._asked, self._due = Whole(tables.current, bloom, there, beside), 0, 0
 
     def _keys(self, connection: Connection, rows: Iterable[int], packed: Iterable[int]) -> Iterator[Keys]:
         """The keys of these tables, then all that letters hold: what a purge drops in between is free, or a letter holds it.

@@ -6,7 +6,65 @@ from kit.mutant import Mutant
 
 _PACKED, _PACKING = "sql/postgres/0009_packed_reservations.sql", "tests/stores/postgres/test_postgres_packing.py::"
 
+_STORED = "tests/stores/postgres/test_postgres_stored_filter.py::"
+
 PACKING = (
+    Mutant(
+        "the stored filter of a purged table is forgotten while letters may hold its keys",
+        "dedup/postgres/key_filter.py",
+        "if number not in found]\n                found_in",
+        "if False]\n                found_in",
+        _STORED + "test_keys_that_letters_hold_are_found_after_the_purge",
+    ),
+    Mutant(
+        "packed tables without a stored filter are not read into the filter of rows",
+        "dedup/postgres/key_filter.py",
+        "for some in self._keys(connection, tables.asked, packed):",
+        "for some in self._keys(connection, tables.asked, ()):",
+        _STORED + "test_a_table_whose_filter_is_gone_is_asked",
+    ),
+    Mutant(
+        "a filter that was read after a purge rules out what older transactions rely on",
+        "dedup/postgres/key_filter.py",
+        " and others <= whole.there and not",
+        " and not",
+        "tests/stores/postgres/test_postgres_known_filter.py::test_a_transaction_asks_what_a_purge_gave_up_after_it_began",
+    ),
+    Mutant(
+        "a filter of another kind is read as one of ours",
+        "dedup/postgres/stored_filter.py",
+        "        if told.kind != KIND:",
+        "        if False:",
+        _STORED + "test_a_filter_that_cannot_be_used_is_not",
+    ),
+    Mutant(
+        "a filter of which parts are missing is used",
+        "dedup/postgres/stored_filter.py",
+        "if len(halves) == whole else None",
+        "if len(halves) >= 4 or not len(halves) else None",
+        _STORED + "test_a_filter_that_cannot_be_used_is_not",
+    ),
+    Mutant(
+        "a filter is known by the number of its table",
+        "sql/postgres/queries.sql",
+        "array_agg(f.made::text order by a.id desc)",
+        "array_agg(a.id::text order by a.id desc)",
+        _STORED + "test_the_first_batch_asks_packed_tables_for_what_they_may_have",
+    ),
+    Mutant(
+        "a key that two tables have counts twice",
+        "dedup/postgres/keys.py",
+        "answer = _once_each(wire.known_table(asked.answer.result()))",
+        "answer = wire.known_table(asked.answer.result())",
+        _STORED + "test_a_key_in_two_tables_is_known_once",
+    ),
+    Mutant(
+        "halving a filter drops every other word",
+        "dedup/core/bloom.py",
+        "np.bitwise_or.reduce(words.reshape(-1, 1 << times), axis=1)",
+        "words.reshape(-1, 1 << times)[:, 0]",
+        _STORED + "test_folding_loses_no_key",
+    ),
     Mutant(
         "a table is closed while a batch is open that writes it alone",
         "sql/postgres/0002_reservations.sql",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,7 +59,7 @@ class Place(Protocol):
 
 
 PACKED = bool(os.environ.get("DEDUP_TEST_PACKED"))
-"""Whether a store on PostgreSQL finds the reservations before it packed."""
+"""Whether a store on PostgreSQL finds the reservations before it packed, and loads their filters for each look-up."""
 
 
 class PostgresPlace:
@@ -71,12 +72,14 @@ class PostgresPlace:
 
     def store(self, **options: Any) -> Store:
         """A new store object. What was reserved before it is packed, if that is wanted."""
-        from dedup.postgres import PostgresStore
+        from dedup.postgres import PostgresStore, key_filter
 
+        if PACKED:
+            key_filter.FEW = 0
         if PACKED and self.execute("SELECT to_regclass('dedup.reservation_page') IS NOT NULL") == [(True,)]:
             self.execute("SELECT dedup.rotate_reservations(), dedup.close_reservations()")
-            while self.execute("SELECT dedup.pack_reservations()")[0][0] not in (None, "waiting"):
-                pass
+            with closing(PostgresStore(self.url)) as packer:
+                packer.pack_reservations(patience=0)
         return PostgresStore(self.url, **options)
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:

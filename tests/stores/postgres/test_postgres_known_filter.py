@@ -248,3 +248,19 @@ def test_instances_that_write_the_same_keys_reserve_each_once(postgres: str) -> 
     new = [int(child.communicate()[0]) for child in children]
     assert run(postgres, "select count(distinct key) from dedup.reservation") == [(sum(new),)]
     assert "more than one table" not in str(PostgresStore(postgres).problems("shop-0"))
+
+
+def test_a_transaction_asks_what_a_purge_gave_up_after_it_began(store: PostgresStore, postgres: str) -> None:
+    """A filter that was read after the purge lacks those keys: for a transaction that began before they are known all the same."""
+    epoch(store)
+    chunk(store, 0, 99)
+    read(store)
+    store.rotate_reservations()
+    with store.begin_letters("shop") as tx:
+        other = PostgresStore(postgres, filter_memory=0)
+        assert purge_all(other, patience=0) == 1
+        chunk(store, 200, 209)
+        assert has_read(store)
+        tx.ask(keys(range(10))["key"])
+        assert tx.reserve(keys(range(10))).num_rows == 10
+    assert chunk(store, 0, 9) == 0
