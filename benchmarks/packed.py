@@ -1,7 +1,8 @@
-"""`python -m benchmarks.packed`: reservations at rest on PostgreSQL as pages, beside rows: bytes of a key, and how fast it is found.
+"""`python -m benchmarks.packed`: reservations at rest on PostgreSQL as pages with filters, beside rows: bytes of a key, seconds of a batch.
 
-One database is filled, copied, and the copy is packed. Then both get the same keys in turns, without the filter of known keys: each key is
-looked up in every table. First batches of new keys, which are reserved; then keys that are there. The answers are verified.
+One database is filled, copied, and the copy is packed. Then both get the same keys in turns: the first batch of a process, batches of later
+ones, in which one key in a hundred is known, and batches of known keys alone. The process beside rows has read its filter of them by
+then, except for its first batch. The answers are verified.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 from rich.console import Console
@@ -26,9 +28,18 @@ from deadletter.store import KEYS, Commit
 from dedup.postgres import PostgresStore
 
 SIZE = """
-SELECT coalesce(sum(pg_total_relation_size(i.inhrelid)), 0)::float FROM pg_inherits i
-WHERE i.inhparent IN ('dedup.reservation'::regclass, 'dedup.reservation_page'::regclass)
+SELECT coalesce(sum(pg_total_relation_size(t.oid)), 0)::float FROM (
+    SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent IN ('dedup.reservation'::regclass, 'dedup.reservation_page'::regclass)
+    UNION ALL SELECT 'dedup.reservation_filter_part'::regclass
+) t (oid)
 """
+
+KNOWN = 100
+"""One key in so many of a batch is known."""
+
+
+_FIRST = 3
+"""Processes that are started."""
 
 
 class Packed(NamedTuple):
@@ -52,26 +63,38 @@ class Side(NamedTuple):
 
 
 def compare(dsn: str, sizes: Packed) -> tuple[list[report.Measure], Seconds]:
-    """Bytes of a key at rest, seconds of a batch of new keys, and of keys that are known: packed beside rows. Verified."""
+    """Bytes of a key at rest, seconds of a first batch, of a later one, and of one of known keys: packed beside rows. Verified."""
     with ExitStack() as stack:
         rows = stack.enter_context(database(dsn))
         _fill(rows, sizes)
         pages = stack.enter_context(database(dsn, rows))
         with closing(PostgresStore(pages)) as store:
             assert store.pack_reservations() == -(-sizes.reservations // sizes.table), "not all tables were packed"
-        sides = {name: _side(stack, own) for name, own in (("pages", pages), ("rows", rows))}
+        dsns = {"pages": pages, "rows": rows}
+        size = {name: _size(own) / sizes.reservations for name, own in dsns.items()}
         known = _some(rows, sizes.events)
-        size = {name: _size(own) / sizes.reservations for name, own in (("pages", pages), ("rows", rows))}
-        seconds = {f"{what}, {name}": [] for what in ("new", "known") for name in sides}
+        seconds = {f"first, {name}": [_first(own, sizes, turn) for turn in range(_FIRST)] for name, own in dsns.items()}
+        sides = {name: _side(stack, own, sizes) for name, own in dsns.items()}
         for turn in range(sizes.batches):
             for name in list(sides)[:: 1 if turn % 2 else -1]:
-                seconds[f"new, {name}"].append(_reserve(sides[name], keys(sizes.events, 10**6 + turn)))
-                seconds[f"known, {name}"].append(_look_up(sides[name], known))
+                _note(seconds, f"lookup, {name}", _reserve(sides[name], *_mixed(sizes.events, known, turn)))
+                _note(seconds, f"known, {name}", _reserve(sides[name], known, known))
     millions = sizes.reservations // 1_000_000
     measures = [report.size("postgres/bytes_per_packed_key", size["pages"], size["rows"])]
-    for what, name in (("new", f"postgres/packed_batch_{millions}m"), ("known", f"postgres/packed_lookup_{millions}m")):
-        measures.append(report.slowness(name, seconds[f"{what}, pages"][2:], seconds[f"{what}, rows"][2:]))
+    for what, skipped in (("lookup", 2), ("first", 0), ("known", 2)):
+        pair = (seconds[f"{what}, pages"][skipped:], seconds[f"{what}, rows"][skipped:])
+        measures.append(report.slowness(f"postgres/packed_{what}_{millions}m", *pair))
     return measures, seconds
+
+
+def _note(seconds: Seconds, name: str, taken: float) -> None:
+    seconds.setdefault(name, []).append(taken)
+
+
+def _mixed(count: int, known: pa.Table, turn: int) -> tuple[pa.Table, pa.Table]:
+    """KEYS of a batch, and those of them that are known, other ones in each turn."""
+    some = known.take(np.arange(turn, known.num_rows, KNOWN))
+    return pa.concat_tables([keys(count - some.num_rows, 10**6 + turn), some]).sort_by("key"), some
 
 
 def _fill(dsn: str, sizes: Packed) -> None:
@@ -84,11 +107,23 @@ def _fill(dsn: str, sizes: Packed) -> None:
         connection.execute("CHECKPOINT")
 
 
-def _side(stack: ExitStack, dsn: str) -> Side:
+def _side(stack: ExitStack, dsn: str, sizes: Packed) -> Side:
+    """A process that has looked up a quarter as many keys as there are in tables of rows: then it reads its filter of them."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
-    store = stack.enter_context(closing(PostgresStore(dsn, filter_memory=0)))
+    store = stack.enter_context(closing(PostgresStore(dsn)))
+    store.known_filter._asked = sizes.reservations
+    store.known_filter._read_if_due()
+    assert store.known_filter._whole is not None, "the filter was not read"
     return Side(store, take_epoch(store, NAME, "packed", 1.0, force=True).epoch)
+
+
+def _first(dsn: str, sizes: Packed, turn: int) -> float:
+    """Seconds of the first batch of a process, whose connection is there."""
+    with closing(PostgresStore(dsn)) as store:
+        side = Side(store, take_epoch(store, NAME, "packed", 1.0, force=True).epoch)
+        new = keys(sizes.events, 2 * 10**6 + turn)
+        return _reserve(side, new, new.slice(0, 0))
 
 
 def _size(dsn: str) -> float:
@@ -109,23 +144,15 @@ def _some(dsn: str, count: int) -> pa.Table:
     return pa.table([pa.array([key for key, _ in some], pa.binary(16)), pa.array([told for _, told in some])], schema=KEYS)
 
 
-def _reserve(side: Side, wanted: pa.Table) -> float:
+def _reserve(side: Side, wanted: pa.Table, known: pa.Table) -> float:
+    """Seconds of a batch that reserves what it wants and finds what is known."""
     began = time.perf_counter()
     with side.store.begin(NAME, side.epoch) as transaction:
         transaction.ask(wanted["key"])
-        known = transaction.reserve(wanted)
+        found = transaction.reserve(wanted)
         transaction.execute(Commit())
     taken = time.perf_counter() - began
-    assert not known.num_rows, f"{known.num_rows} new keys are known"
-    return taken
-
-
-def _look_up(side: Side, wanted: pa.Table) -> float:
-    began = time.perf_counter()
-    with side.store.begin(NAME, side.epoch) as transaction:
-        known = transaction.known(wanted)
-    taken = time.perf_counter() - began
-    assert known.sort_by("key") == wanted.sort_by("key"), "keys are missing"
+    assert found.sort_by("key") == known.sort_by("key"), f"{found.num_rows} keys were found, {known.num_rows} are known"
     return taken
 
 
