@@ -211,23 +211,31 @@ class KnownFilter:
         self._stored.load(connection, [p.made for p in tables.packed])
         beside = {p.number: bloom for p in tables.packed if (bloom := self._stored.get(p.made)) is not None}
         packed = [p.number for p in tables.packed if p.number not in beside]
-        there = frozenset({*tables.asked, *packed, *beside})
-        keys = about(connection, self._sql, tables.asked, packed)
+        bloom = self._room(about(connection, self._sql, tables.asked, packed))
+        if bloom is None:
+            return
+        self._fill(tables.current, bloom, self._keys(connection, tables.asked, packed))
+        # Asked without the lock: a statement may have to wait for a batch, and the batch would wait for the lock.
+        if not self._closed.is_set() and tables_now(connection, self._sql).current == tables.current:
+            with self._lock:
+                there = frozenset({*tables.asked, *packed, *beside})
+                self._whole, self._asked, self._due = Whole(tables.current, bloom, there, beside), 0, 0
+
+    def _room(self, keys: int) -> Bloom | None:
+        """A filter for so many keys and for those that come; None where it is too large, or not worth its reading."""
         capacity = 2 * keys + _ROOM
         worth = keys * self._patience // _CHEAPER
         if self._asked < worth or memory(capacity) > self._memory - self._stored.nbytes:
             self._due = max(self._due, worth)
-            return
-        bloom = Bloom(capacity)
+            return None
+        return Bloom(capacity)
+
+    def _fill(self, current: Current, bloom: Bloom, keys: Iterable[Keys]) -> None:
         with self._lock:
-            self._growing = (tables.current, bloom)
-        for some in self._keys(connection, tables.asked, packed):
+            self._growing = (current, bloom)
+        for some in keys:
             with self._lock:
                 bloom.add(*words_of(some))
-        # Asked without the lock: a statement may have to wait for a batch, and the batch would wait for the lock.
-        if not self._closed.is_set() and tables_now(connection, self._sql).current == tables.current:
-            with self._lock:
-                self._whole, self._asked, self._due = Whole(tables.current, bloom, there, beside), 0, 0
 
     def _keys(self, connection: Connection, rows: Iterable[int], packed: Iterable[int]) -> Iterator[Keys]:
         """The keys of these tables, then all that letters hold: what a purge drops in between is free, or a letter holds it.
