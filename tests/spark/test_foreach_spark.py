@@ -18,9 +18,10 @@ from checkpoint.errors import BudgetExceeded, ConfigError, PositionGap
 from dedup import Consumer, DeadLetters, Encrypt, Selection, reprocess
 from dedup.core.store import Store
 from dedup.pipeline.handlers import Event
+from dedup.postgres import PostgresStore
 from kit import foreach_driver
 from kit.foreach_kit import bare, frame, killed_driver, spread
-from kit.orders import assert_proven, ids, letters, orders
+from kit.orders import assert_proven, event, ids, letters, orders
 from kit.pg_proxy import until
 from kit.places import Place, PostgresPlace
 from kit.redacting import OLD, Vault
@@ -155,6 +156,31 @@ def test_arrow_tables_and_connections_in_tasks(spark: SparkSession, base: Postgr
     with pytest.raises(KeyError, match="not this one"):
         made(frame(spark, *spread(range(5))), 0)
     assert sorted(ids(base.read())) == ["p0-1", "p0-2", "p0-3", "p0-4", "p1-1", "p1-2", "p1-3", "p1-4", "seen 0", "seen 1"]
+
+
+READ = "select coalesce(idx_scan, 0) + coalesce(seq_scan, 0) from pg_stat_user_tables where relname = 'reservation_filter_part'"
+"""How often parts of stored filters were read."""
+
+
+@pytest.mark.postgres
+def test_tasks_load_the_filters_of_packed_tables(spark: SparkSession, base: PostgresPlace) -> None:
+    """Each process of tasks loads the filters that are stored there; of many keys each known one is found, and no new one is lost."""
+    made = bare(base.store())
+
+    @made.foreach_arrow(into="orders")
+    def load(events: pa.Table, tx: Any) -> pa.Table:
+        return pa.table({name: pc.struct_field(events["data"], name) for name in ("id", "amount")})
+
+    made(frame(spark, *orders(range(1, 5_001))), 0)
+    store = PostgresStore(base.url)
+    store.rotate_reservations()
+    assert store.pack_reservations() == 1
+    late = [event(n, f"p0-{n - 100}", n - 100) for n in range(5_001, 10_101)]
+    again = made(frame(spark, *late), 1)
+    assert (again.duplicates, again.processed) == (100, 5_000)
+    until(lambda: int(base.execute(READ)[0][0]) > 0)
+    assert len(set(ids(base.read()))) == len(base.read()) == 10_000
+    assert_proven(base.store())
 
 
 @pytest.mark.postgres
