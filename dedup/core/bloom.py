@@ -6,6 +6,8 @@ are in two words, and the second word is read only if the bits of the first are 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dedup.core.keys import Bools, Words
@@ -27,6 +29,13 @@ def memory(capacity: int) -> int:
 
 def _width(capacity: int) -> int:
     return max((capacity * BITS // 128 - 1).bit_length(), 1)
+
+
+class Placed(NamedTuple):
+    """One half of each key."""
+
+    mixed: Words  # its high bits, as many as the filter is wide, say the word
+    bits: Words  # in that word
 
 
 class Bloom:
@@ -59,28 +68,38 @@ class Bloom:
     def add(self, high: Words, low: Words) -> None:
         """Put in keys, given by their halves."""
         for words, half in zip(self.words, (high, low), strict=True):
-            np.bitwise_or.at(words, *self._places(half))
+            mixed, bits = _placed(half)
+            np.bitwise_or.at(words, mixed >> self._shift, bits)
         self.size += len(high)
 
     def may_have(self, high: Words, low: Words) -> Bools:
         """For each key whether it may be in."""
+        return self.may_have_placed(placed(high, low))
+
+    def may_have_placed(self, keys: tuple[Placed, Placed]) -> Bools:
+        """The same of keys that are asked of several filters."""
+        high, low = keys
         found = self._has(0, high)
-        found[found] = self._has(1, low[found])
+        found[found] = self._has(1, Placed(low.mixed[found], low.bits[found]))
         return found
 
-    def _has(self, which: int, half: Words) -> Bools:
-        word, bits = self._places(half)
-        found: Bools = (self.words[which][word] & bits) == bits
+    def _has(self, which: int, half: Placed) -> Bools:
+        found: Bools = (self.words[which][half.mixed >> self._shift] & half.bits) == half.bits
         return found
 
-    def _places(self, half: Words) -> tuple[Words, Words]:
-        """Of one half of each key: its high bits, once mixed, say the word, and the bits below them which bits there."""
-        mixed = half * _MIXED
-        bits, rest = np.zeros(len(half), dtype=np.uint64), mixed >> np.uint64(10)
-        for _ in range(_SET):
-            bits |= np.uint64(1) << (rest & np.uint64(63))
-            rest >>= np.uint64(6)
-        return mixed >> self._shift, bits
+
+def placed(high: Words, low: Words) -> tuple[Placed, Placed]:
+    """Where keys, given by their halves, are in a filter of any size."""
+    return _placed(high), _placed(low)
+
+
+def _placed(half: Words) -> Placed:
+    mixed = half * _MIXED
+    bits, rest = np.zeros(len(half), dtype=np.uint64), mixed >> np.uint64(10)
+    for _ in range(_SET):
+        bits |= np.uint64(1) << (rest & np.uint64(63))
+        rest >>= np.uint64(6)
+    return Placed(mixed, bits)
 
 
 def _empty(capacity: int) -> Words:

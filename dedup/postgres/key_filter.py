@@ -33,8 +33,7 @@ import psycopg
 from checkpoint.errors import StoreError
 from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements, quoted
-from dedup.core.bloom import Bloom, memory
-from dedup.core.keys import Words
+from dedup.core.bloom import Bloom, Placed, memory, placed
 from dedup.postgres.state import value
 from dedup.postgres.stored_filter import StoredFilters, keys_in_pages, words_of
 from dedup.postgres.wire import Keys
@@ -134,9 +133,9 @@ class KnownFilter:
         if not self._memory:
             return Maybe(None, {})
         self._load(connection, tables, len(keys))
-        halves = words_of(keys)
+        where = placed(*words_of(keys))
         found = {p.number: bloom for p in tables.packed if (bloom := self._stored.get(p.made)) is not None}
-        return Maybe(self._in_rows(tables, found, halves), {number: bloom.may_have(*halves) for number, bloom in found.items()})
+        return Maybe(self._in_rows(tables, found, where), {number: bloom.may_have_placed(where) for number, bloom in found.items()})
 
     def _load(self, connection: Connection, tables: Tables, count: int) -> None:
         """Load the stored filters where they spare more than that costs. Without the lock: others would wait for the database."""
@@ -150,9 +149,9 @@ class KnownFilter:
             self._stored.load(connection, names)
             self._unloaded, self._worth = 0, None
 
-    def _in_rows(self, tables: Tables, found: dict[int, Bloom], halves: tuple[Words, Words]) -> npt.NDArray[np.bool_] | None:
+    def _in_rows(self, tables: Tables, found: dict[int, Bloom], keys: tuple[Placed, Placed]) -> npt.NDArray[np.bool_] | None:
         """For each key whether it may be in tables of rows, in packed ones without a filter, or held by a letter; None: not known."""
-        count = len(halves[0])
+        count = len(keys[0].mixed)
         if count <= FEW or not self._reads:
             return None
         others = {*tables.asked, *(table.number for table in tables.packed)} - found.keys()
@@ -160,7 +159,7 @@ class KnownFilter:
             whole = self._whole
             if whole is not None and whole.current == tables.current and others <= whole.there and not whole.bloom.crowded:
                 gone = [bloom for number, bloom in whole.beside.items() if number not in found]
-                found_in: npt.NDArray[np.bool_] = np.logical_or.reduce([bloom.may_have(*halves) for bloom in (whole.bloom, *gone)])
+                found_in: npt.NDArray[np.bool_] = np.logical_or.reduce([bloom.may_have_placed(keys) for bloom in (whole.bloom, *gone)])
                 return found_in
             self._asked += count
             if self._asked >= self._due:
