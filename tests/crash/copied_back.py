@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 from crash import child
-from crash.faults import Fault
+from crash.faults import Fault, started
 from crash.lane import Lane
 
 LEDGER, LETTERS = "state/ledger/shop", "state/dead_letters/shop"
@@ -67,7 +68,43 @@ def table_copied_back(lane: Lane, dice: random.Random) -> str:
     return f"{name}, {where}"
 
 
-FAULTS: dict[str, Fault] = {"the state was copied back": state_copied_back, "one table was copied back": table_copied_back}
+def keys_damaged(lane: Lane, dice: random.Random) -> str:
+    """Files of keys and their list are cut, changed, deleted or exchanged with older ones, beside a process and before the next one."""
+    lane.wait(lane.start(until=lane.batches - 1))
+    keys, older = _at(lane, "state/keys"), lane.folder / "older keys"
+    shutil.copytree(keys, older, dirs_exist_ok=True)
+    process = started(lane)
+    found = [_damage(keys, older, dice) for _ in range(3)]
+    lane.missed = not any(found)
+    lane.wait(process)
+    found += [_damage(keys, older, dice) for _ in range(3)]
+    shutil.rmtree(older)
+    return ", ".join(filter(None, found))
+
+
+def _damage(keys: Path, older: Path, dice: random.Random) -> str:
+    """One file; nothing if another process deletes it at that moment."""
+    files = sorted(path for path in keys.rglob("*") if path.is_file())
+    path, what = dice.choice(files or [keys]), dice.choice(["cut", "changed", "deleted", "older"])
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+        if what == "deleted":
+            path.unlink()
+        elif what == "older":
+            old = dice.choice(sorted(one for one in older.rglob("*") if one.is_file()))
+            shutil.copy(old, path)
+        else:
+            with path.open("r+b") as file:
+                at = dice.randrange(path.stat().st_size or 1)
+                file.truncate(at) if what == "cut" else (file.seek(at), file.write(dice.randbytes(8)))
+        return f"{path.name} {what}"
+    return ""
+
+
+FAULTS: dict[str, Fault] = {
+    "the state was copied back": state_copied_back,
+    "one table was copied back": table_copied_back,
+    "files of keys were damaged": keys_damaged,
+}
 
 
 class _Kept:

@@ -23,7 +23,7 @@ from kit.places import SINK, DeltaPlace
 
 pytestmark = pytest.mark.crash
 
-ONE_OF_EACH = {"postgres": 16, "delta": 7}
+ONE_OF_EACH = {"postgres": 16, "delta": 8}
 """Kinds of fault."""
 
 ROUNDS = {"postgres": 1, "delta": 2}
