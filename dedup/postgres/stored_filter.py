@@ -41,7 +41,7 @@ _PAGES = 8_192
 """Of a packed table that are read at once: some 200,000 keys, 4 MB."""
 
 
-class Stored(NamedTuple):
+class StoredFilter(NamedTuple):
     """What is told of a filter."""
 
     made: str
@@ -96,11 +96,11 @@ class StoredFilters:
         if more := self._unusable - before:
             log.warning("%d filters of packed reservations cannot be used: the tables themselves are asked", len(more))
 
-    def _told(self, connection: Connection, made: Iterable[str | None]) -> list[Stored]:
+    def _told(self, connection: Connection, made: Iterable[str | None]) -> list[StoredFilter]:
         rows = connection.execute(self._sql["filters"], {"made": sorted({name for name in made if name})}).fetchall()
-        return [Stored(*row) for row in rows]
+        return [StoredFilter(*row) for row in rows]
 
-    def _times(self, told: list[Stored]) -> dict[str, int]:
+    def _times(self, told: list[StoredFilter]) -> dict[str, int]:
         """How often each of them is halved, the largest first, until all fit."""
         times = {one.made: 0 for one in told}
         size = {one.made: one.nbytes for one in told}
@@ -110,7 +110,7 @@ class StoredFilters:
                 size[name], times[name] = size[name] // 2, times[name] + 1
         return times
 
-    def _one(self, connection: Connection, told: Stored, times: int) -> Bloom | None:
+    def _one(self, connection: Connection, told: StoredFilter, times: int) -> Bloom | None:
         """The filter, halved so many times; None where it cannot be used."""
         there = self._loaded.get(told.made)
         if there is not None and (more := times - _halved(told, there)) >= 0:
@@ -121,7 +121,7 @@ class StoredFilters:
         whole = 2 * told.words >> times
         return Bloom(told.keys, (halves[: whole // 2], halves[whole // 2 :])) if len(halves) == whole else None
 
-    def _parts(self, connection: Connection, told: Stored, times: int) -> Iterator[Words]:
+    def _parts(self, connection: Connection, told: StoredFilter, times: int) -> Iterator[Words]:
         """The words of its parts, halved. Fewer than it has where it is gone, or was damaged."""
         width = 2 * told.words // told.parts
         for first in range(0, told.parts, _AT_ONCE):
@@ -131,7 +131,7 @@ class StoredFilters:
             yield from (fold(words, min(times, width.bit_length() - 1)) for words in found if len(words) == width)
 
 
-def _halved(told: Stored, bloom: Bloom) -> int:
+def _halved(told: StoredFilter, bloom: Bloom) -> int:
     return told.words.bit_length() - len(bloom.words[0]).bit_length()
 
 

@@ -463,15 +463,15 @@ MUTANTS = (
     Mutant(
         "letters do not hold their keys",
         _QUERIES,
-        "limit 1) r\n" + _HELD,
-        "limit 1) r\n" + _HELD + " = 'NONE' and d.status",
+        "limit 1) r\n    {apart}\n" + _HELD,
+        "limit 1) r\n    {apart}\n" + _HELD + " = 'NONE' and d.status",
         "tests/stores/postgres/test_postgres_retention.py::test_a_purge_never_frees_a_key_that_a_letter_holds",
     ),
     Mutant(
         "letters do not hold keys that the filter says may be known",
         _QUERIES,
-        "    ) r\n" + _HELD,
-        "    ) r\n" + _HELD + " = 'NONE' and d.status",
+        "    ) r\n    {apart}\n" + _HELD,
+        "    ) r\n    {apart}\n" + _HELD + " = 'NONE' and d.status",
         "tests/stores/postgres/test_postgres_known_filter.py::test_keys_of_letters_are_known_where_their_table_was_purged",
     ),
     Mutant(

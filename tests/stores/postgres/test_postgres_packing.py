@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from deadletter.store import KEYS, Commit, Free
-from dedup.postgres import PostgresStore, key_filter
+from dedup.postgres import PostgresStore, stored_filter
 from fixtures.fix_postgres import run
 from kit.known_filter_kit import chunk as taken
 from kit.known_filter_kit import filtering, has_read
@@ -256,7 +256,7 @@ def test_a_page_without_keys_is_no_obstacle(store: PostgresStore, postgres: str)
 
 def test_the_filter_of_known_keys_reads_pages(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Page by page, some of which were written anew since: it rules out none of their keys."""
-    monkeypatch.setattr(key_filter, "_PAGES", 2)
+    monkeypatch.setattr(stored_filter, "_PAGES", 2)
     making = filtering(postgres, monkeypatch)
     store = next(making)
     epoch(store)
@@ -264,6 +264,7 @@ def test_the_filter_of_known_keys_reads_pages(postgres: str, monkeypatch: pytest
     assert has_read(store)
     store.rotate_reservations()
     store.pack_reservations(portion=300)
+    run(postgres, "delete from dedup.reservation_filter")
     free(store, range(0, 2_000, 50))
     taken(store, 5_000, 5_001)
     assert has_read(store)
