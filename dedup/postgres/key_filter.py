@@ -7,7 +7,8 @@ A key need not be looked up
     holds. They are read while one table is current, and count only for that table in that database: an older copy of the database, put in
     its place, may hold keys that were purged or freed since. Where two tables take reservations the same holds for both together. What a
     letter begins to hold later was reserved before: in one of these tables, or in a packed one. The stored filter of that one is kept as
-    long, for a purge may drop the table.
+    long, for a purge may drop the table. Tables that a purge gave up and that are not dropped yet count, too: the transaction of a letter
+    that began before, and is still open, relies on them.
   - most keys that were reserved since then, because this process added them. Such a key is in the current table, or in the closing one,
     where the unique index judges the COPY. If the filter lacks it, the COPY fails, keys are then reserved one by one, and the filter is
     read anew.
@@ -98,7 +99,7 @@ class Whole(NamedTuple):
 
     current: Current
     bloom: Bloom
-    there: frozenset[int]  # all tables, when it was read: a transaction that is older may ask one that a purge had given up by then
+    there: frozenset[int]  # all tables that were not dropped when it was read: no transaction that asks another one was open
     beside: dict[int, Bloom]  # packed tables that it was not read of -> their stored filters
 
 
@@ -206,7 +207,7 @@ class KnownFilter:
             self._growing = None
 
     def _read(self, connection: Connection) -> None:
-        tables = tables_now(connection, self._sql)
+        tables = tables_now(connection, self._sql, phase=0)  # also what a purge gave up: open transactions that began before rely on it
         self._stored.load(connection, [p.made for p in tables.packed])
         beside = {p.number: bloom for p in tables.packed if (bloom := self._stored.get(p.made)) is not None}
         packed = [p.number for p in tables.packed if p.number not in beside]

@@ -16,6 +16,7 @@ from deadletter.selection import Selection
 from deadletter.store import KEYS, Commit, Free
 from dedup.postgres import PostgresStore, key_filter, stored_filter
 from dedup.postgres import keys as looking
+from dedup.postgres.transaction import PgTransaction
 from dedup.reprocessing.dead_letters import DeadLetters
 from fixtures.fix_postgres import run
 from kit import pg_server
@@ -173,6 +174,38 @@ def test_keys_that_letters_hold_are_found_after_the_purge(store: PostgresStore, 
         tx.ask(z["key"])
         assert tx._asked.filtered and store.known_filter._whole is before
         assert tx.reserve(z).num_rows == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_key_that_a_letter_takes_while_its_table_is_purged_is_found(postgres: str, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
+    """A letter that is edited back finds its key reserved; a purge and a reading come before its commit: the key is known afterwards."""
+    monkeypatch.setattr(key_filter, "FEW", 0)
+    monkeypatch.setattr(key_filter, "_CHEAPER", 10**9)
+    store, other = PostgresStore(postgres), PostgresStore(postgres)
+    epoch(store)
+    (found,) = park(store, [letter(5)])
+    letters = DeadLetters(other)
+    letters.edit(found, key="z", by="ann", reason="")
+    z = keys_of_letter(store, found)
+    letters.edit(found, key="y", by="ann", reason="")
+    store.rotate_reservations()
+    assert store.pack_reservations() == 1 if packed else True
+    execute = PgTransaction.execute
+
+    def late(self: Any, step: Any) -> None:
+        if isinstance(step, Commit) and self._store is other:
+            assert purge_all(store, patience=0) == 1
+            chunk(store, 100, 110)
+            assert has_read(store)
+        execute(self, step)
+
+    monkeypatch.setattr(PgTransaction, "execute", late)
+    letters.edit(found, key="z", by="ann", reason="")
+    with store.begin_letters("shop") as tx:
+        tx.ask(z["key"])
+        assert tx._asked.filtered and tx.reserve(z).num_rows == 1
+    store.close()
+    other.close()
 
 
 def keys_of_letter(store: PostgresStore, found: str) -> Any:
