@@ -347,7 +347,8 @@ class NewFile:
         content = memoryview(pages.tobytes())
         self._file.write(content)
         self._sums += [zlib.crc32(content[at : at + PAGE.itemsize]) for at in range(0, len(content), PAGE.itemsize)]
-        self._firsts.append((rows.high[::PAGE_KEYS], rows.low[::PAGE_KEYS]))
+        # Copied: a view would keep all keys in memory until the file is whole.
+        self._firsts.append((rows.high[::PAGE_KEYS].copy(), rows.low[::PAGE_KEYS].copy()))
 
     def _describe(self) -> None:
         firsts = [np.concatenate(halves) for halves in zip(*self._firsts, strict=True)]

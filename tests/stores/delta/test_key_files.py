@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from checkpoint.errors import StoreUnavailable
 from checkpoint.holders import take_epoch
 from deadletter.selection import Selection
 from dedup.delta import key_files, keys
-from dedup.delta.key_files import HELD, DamagedKeys, KeyFolder, NewFile
+from dedup.delta.key_files import HELD, DamagedKeys, KeyFolder, KeyRows, NewFile
 from dedup.delta.keys import Joining, KeyIndex
 from dedup.delta.ledger import Ledger
 from dedup.delta.state import ConsumerState
@@ -372,3 +373,15 @@ def test_files_that_nobody_lists_are_deleted_after_a_day(folder: Path) -> None:
     number = take_epoch(store, kit.NAME, "again", 1.0, force=True).epoch
     decide(store, number, range(50, 60))
     assert not old.exists() and new.exists()
+
+
+def test_a_file_that_is_being_written_keeps_no_slice_in_memory() -> None:
+    """Of what is written a file keeps its filter, and one key and the checksum of each page: sixteen million keys are 270 MB."""
+    file, gone = NewFile(None, 4_096), []
+    for first in (0, 1_024, 2_048):
+        numbers = np.arange(first, first + 1_024, dtype=np.uint64)
+        gone.append(weakref.ref(numbers))
+        file.add(KeyRows(numbers, numbers, numbers.astype(np.int64), numbers.astype(np.uint16)))
+        del numbers
+    assert [ref() is None for ref in gone[:2]] == [True, True]
+    file.abandon()
