@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -125,12 +126,24 @@ class Statements:
         """
         return _filled(name, schema=quoted(self.schema), child=table, **parts)
 
+    def composed(self, name: str, table: str, **parts: str) -> bytes:
+        """As `of`, of parts that are other ones each time, and may have parameters: a percent sign in a name is doubled there."""
+        return _put(name, {"schema": _doubled(quoted(self.schema)), "child": _doubled(table), **parts})
+
 
 @functools.cache
 def _filled(name: str, **parts: str) -> bytes:
-    # In one pass, for a schema may be called {child}; and a percent sign must not look like a parameter.
-    names = "|".join(parts)
-    return re.sub(rf"\{{({names})\}}", lambda found: parts[found[1]].replace("%", "%%"), queries()[name].text).encode()
+    return _put(name, {key: _doubled(part) for key, part in parts.items()})
+
+
+def _put(name: str, parts: Mapping[str, str]) -> bytes:
+    # In one pass, for a schema may be called {child}.
+    return re.sub(rf"\{{({'|'.join(parts)})\}}", lambda found: parts[found[1]], queries()[name].text).encode()
+
+
+def _doubled(part: str) -> str:
+    """A percent sign must not look like a parameter."""
+    return part.replace("%", "%%")
 
 
 def fill(statement: bytes, **parts: str) -> bytes:

@@ -43,11 +43,11 @@ class Bloom:
 
     Args:
         capacity: keys.
-        words: what `words` of a filter of this capacity was; None: the filter begins empty.
+        words: what `words` of a filter was, or only the first of them: then more keys seem to be in that are not. None: it begins empty.
     """
 
-    def __init__(self, capacity: int, words: tuple[Words, Words] | None = None) -> None:
-        self.words = words or (_empty(capacity), _empty(capacity))
+    def __init__(self, capacity: int, words: tuple[Words, ...] | None = None) -> None:
+        self.words: tuple[Words, ...] = words or (_empty(capacity), _empty(capacity))
         self._shift = np.uint64(65 - len(self.words[0]).bit_length())
         self.capacity, self.size = capacity, 0
 
@@ -59,11 +59,11 @@ class Bloom:
     @property
     def nbytes(self) -> int:
         """Of memory."""
-        return 2 * self.words[0].nbytes
+        return sum(words.nbytes for words in self.words)
 
     def folded(self, times: int) -> Bloom:
         """The same keys in words half as many, so many times over: more keys seem to be in that are not. It takes no new ones."""
-        return Bloom(self.capacity, (fold(self.words[0], times), fold(self.words[1], times))) if times else self
+        return Bloom(self.capacity, tuple(fold(words, times) for words in self.words)) if times else self
 
     def add(self, high: Words, low: Words) -> None:
         """Put in keys, given by their halves."""
@@ -80,7 +80,8 @@ class Bloom:
         """The same of keys that are asked of several filters."""
         high, low = keys
         found = self._has(0, high)
-        found[found] = self._has(1, Placed(low.mixed[found], low.bits[found]))
+        if len(self.words) > 1:
+            found[found] = self._has(1, Placed(low.mixed[found], low.bits[found]))
         return found
 
     def _has(self, which: int, half: Placed) -> Bools:

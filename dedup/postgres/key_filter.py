@@ -53,8 +53,9 @@ _ROOM = 1 << 20
 _CHEAPER = 4
 """So much less a key costs to read than to look up, or more."""
 
-_FASTER = 4_096
-"""So much less a key of a stored filter costs to load than to look up, or more: two to four bytes, which nobody has to compute."""
+_LOADED = 2_000
+"""Bytes of stored filters that are loaded for each look-up in one table that was made without them: it takes as long as loading some 500,
+and far longer where its index is on disk."""
 
 _STORED = 0.75
 """Of the memory is for stored filters at most."""
@@ -117,10 +118,11 @@ class KnownFilter:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._pid, self._lock = os.getpid(), threading.Lock()
-        self._stored = StoredFilters(self._sql, int(self._memory * _STORED))
+        self._pid, self._lock, self._loading = os.getpid(), threading.Lock(), threading.Lock()
+        self._stored = StoredFilters(self._sql, int(self._memory * _STORED), halves=2 if self._reads else 1)
         self._unloaded = 0  # keys that were looked up without stored filters
         self._worth: int | None = None  # as many as loading them costs; None: not known
+        self._least = 0  # as many as have to be for the next try
         self._whole: Whole | None = None
         self._growing: tuple[Current, Bloom] | None = None  # being read
         self._reader: threading.Thread | None = None
@@ -139,16 +141,25 @@ class KnownFilter:
         return Maybe(self._in_rows(tables, found, where), {number: bloom.may_have_placed(where) for number, bloom in found.items()})
 
     def _load(self, connection: Connection, tables: Tables, count: int) -> None:
-        """Load the stored filters where they spare more than that costs. Without the lock: others would wait for the database."""
+        """Load the stored filters where that is worth it. A batch does without them if that fails: then later, after twice as many keys."""
         names = [p.made for p in tables.packed]
         if not self._stored.lacks(names):
             return
         self._unloaded += count
         if self._worth is None:
-            self._worth = self._stored.about(connection, names) // _FASTER
-        if count > FEW or self._unloaded > self._worth:
-            self._stored.load(connection, names)
-            self._unloaded, self._worth = 0, None
+            self._worth = self._stored.about(connection, names) // (_LOADED * len(names))
+        if self._unloaded <= max(self._worth, self._least):
+            return
+        with self._mine(loading=True):  # another thread may have loaded them meanwhile
+            try:
+                if self._stored.lacks(names):
+                    _in_passing(connection, self._sql, lambda: self._stored.load(connection, names))
+                self._unloaded, self._worth, self._least = 0, None, 0
+            except psycopg.Error as error:
+                if connection.broken:
+                    raise
+                log.warning("The filters of packed tables are not loaded (%s): the tables are asked", type(error).__name__)
+                self._least = 2 * self._unloaded
 
     def _in_rows(self, tables: Tables, found: dict[int, Bloom], keys: tuple[Placed, Placed]) -> npt.NDArray[np.bool_] | None:
         """For each key whether it may be in tables of rows, in packed ones without a filter, or held by a letter; None: not known."""
@@ -184,11 +195,11 @@ class KnownFilter:
         """Stop reading, soon."""
         self._closed.set()
 
-    def _mine(self) -> threading.Lock:
-        """The lock. A forked child begins anew: in its parent somebody may have held it, and who reads is there."""
+    def _mine(self, loading: bool = False) -> threading.Lock:
+        """The lock, or that of who loads. A forked child begins anew: in its parent somebody may have held it, and who reads is there."""
         if self._pid != os.getpid():
             self._begin_anew()
-        return self._lock
+        return self._loading if loading else self._lock
 
     def _read_beside(self) -> None:
         if self._reader is None or not self._reader.is_alive():
@@ -267,6 +278,18 @@ class KnownFilter:
         if node is None or pages is None:
             raise psycopg.OperationalError(f"{table} was dropped")
         return node, pages
+
+
+def _in_passing(connection: Connection, sql: Statements, act: Callable[[], object]) -> None:
+    """Do this inside an open transaction, which goes on if it fails. It hardly waits for a lock: who has it may wait for this transaction.
+
+    Raises psycopg.Error.
+    """
+    with connection.transaction():
+        before = value(connection, sql["lock_timeout"])
+        connection.execute(sql["set_local"], {"name": "lock_timeout", "value": "50ms"})
+        act()
+        connection.execute(sql["set_local"], {"name": "lock_timeout", "value": before})
 
 
 def tables_now(connection: Connection, sql: Statements, phase: int = 2**31 - 1) -> Tables:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.postgres.connection import Connection
-from checkpoint.postgres.sql import Statements, fill, quoted
+from checkpoint.postgres.sql import Statements, quoted
 from deadletter.store import KEYS
 from dedup.core.store import Meanwhile
 from dedup.postgres import wire
@@ -48,9 +48,9 @@ def _known(connection: Connection, sql: Statements, tables: Tables, keys: wire.K
 def _asking(sql: Statements, name: str, tables: Tables, apart: Collection[int] = ()) -> bytes:
     """A statement that asks all tables: those of `apart`, which are packed, for keys of their own."""
     near = tables._replace(packed=tuple(table for table in tables.packed if table.number not in apart))
-    statement = sql.of(name, _child(sql, tables.current.id), reserved_k=_reserved(sql, near, "k.key", "k.head"))
+    parts = {"reserved_k": _reserved(sql, near, "k.key", "k.head"), "reserved_d": _of_letter(sql, tables)}
     each = " ".join(_apart(sql, table) for table in tables.packed if table.number in apart)
-    return fill(statement, apart=each, reserved_d=_of_letter(sql, tables).replace("%", "%%"))  # of any of these tables: not to be cached
+    return sql.composed(name, _child(sql, tables.current.id), **{key: part.replace("%", "%%") for key, part in parts.items()}, apart=each)
 
 
 def _apart(sql: Statements, table: Packed) -> str:

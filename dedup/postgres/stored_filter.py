@@ -51,21 +51,17 @@ class StoredFilter(NamedTuple):
     words: int  # of a half
     parts: int
 
-    @property
-    def nbytes(self) -> int:
-        """Of both halves."""
-        return 16 * self.words
-
 
 class StoredFilters:
     """Those that one process has loaded. Used by several threads: what is loaded takes the place of what was there as a whole.
 
     Args:
         memory: bytes of all of them.
+        halves: 2; 1 loads the first half of each filter alone: half the bytes for a process that will not live long.
     """
 
-    def __init__(self, sql: Statements, memory: int) -> None:
-        self._sql, self._memory = sql, memory
+    def __init__(self, sql: Statements, memory: int, halves: int = 2) -> None:
+        self._sql, self._memory, self._halves = sql, memory, halves
         self._loaded: dict[str, Bloom] = {}
         self._unusable: frozenset[str] = frozenset()
 
@@ -83,8 +79,8 @@ class StoredFilters:
         return bool({name for name in made if name} - self._loaded.keys() - self._unusable)
 
     def about(self, connection: Connection, made: Iterable[str | None]) -> int:
-        """How many keys these filters have."""
-        return sum(told.keys for told in self._told(connection, made))
+        """How many bytes there are to load."""
+        return sum(self._size(told) for told in self._told(connection, made) if told.made not in self._loaded)
 
     def load(self, connection: Connection, made: Iterable[str | None]) -> None:
         """Load these filters, and forget all others. Raises psycopg.Error."""
@@ -93,21 +89,27 @@ class StoredFilters:
         loaded = {one.made: bloom for one in told if (bloom := self._one(connection, one, times[one.made])) is not None}
         before, self._unusable = self._unusable, frozenset(one.made for one in told if one.made not in loaded)
         self._loaded = loaded
-        if more := self._unusable - before:
-            log.warning("%d filters of packed reservations cannot be used: the tables themselves are asked", len(more))
+        if more := [one.number for one in told if one.made in self._unusable - before]:
+            log.warning(
+                "The filters of packed tables %s cannot be used: the tables are asked. `dedup upkeep` makes incomplete ones anew", more
+            )
 
     def _told(self, connection: Connection, made: Iterable[str | None]) -> list[StoredFilter]:
         rows = connection.execute(self._sql["filters"], {"made": sorted({name for name in made if name})}).fetchall()
         return [StoredFilter(*row) for row in rows]
 
+    def _size(self, told: StoredFilter) -> int:
+        return 8 * told.words * self._halves
+
     def _times(self, told: list[StoredFilter]) -> dict[str, int]:
-        """How often each of them is halved, the largest first, until all fit."""
+        """How often each of them is halved, always the largest, until all fit."""
         times = {one.made: 0 for one in told}
-        size = {one.made: one.nbytes for one in told}
-        while sum(size.values()) > self._memory and max(size.values()) > 64:
-            largest = max(size.values())
-            for name in (name for name, nbytes in size.items() if nbytes == largest):
-                size[name], times[name] = size[name] // 2, times[name] + 1
+        size = {one.made: self._size(one) for one in told}
+        while sum(size.values()) > self._memory:
+            name = max(size, key=lambda made: size[made])
+            if size[name] <= 16 * self._halves:
+                break
+            size[name], times[name] = size[name] // 2, times[name] + 1
         return times
 
     def _one(self, connection: Connection, told: StoredFilter, times: int) -> Bloom | None:
@@ -115,20 +117,25 @@ class StoredFilters:
         there = self._loaded.get(told.made)
         if there is not None and (more := times - _halved(told, there)) >= 0:
             return there.folded(more)
-        if told.kind != KIND:
+        if told.kind != KIND or told.words & (told.words - 1) or told.words < 2:
             return None
-        halves = np.concatenate([np.zeros(0, "<u8"), *self._parts(connection, told, times)]).astype(np.uint64)
-        whole = 2 * told.words >> times
-        return Bloom(told.keys, (halves[: whole // 2], halves[whole // 2 :])) if len(halves) == whole else None
+        words, done = np.zeros((self._halves, told.words >> times), dtype=np.uint64), 0
+        flat = words.reshape(-1)
+        for part in self._parts(connection, told, times):
+            if done + len(part) > len(flat):
+                return None
+            flat[done : done + len(part)] = part
+            done += len(part)
+        return Bloom(told.keys, tuple(words)) if done == len(flat) else None
 
     def _parts(self, connection: Connection, told: StoredFilter, times: int) -> Iterator[Words]:
         """The words of its parts, halved. Fewer than it has where it is gone, or was damaged."""
-        width = 2 * told.words // told.parts
-        for first in range(0, told.parts, _AT_ONCE):
+        wanted, width = told.parts * self._halves // 2, 2 * told.words // told.parts
+        for first in range(0, wanted, _AT_ONCE):
             with connection.cursor(binary=True) as cursor:
-                asked = {"made": told.made, "first": first, "last": first + _AT_ONCE}
-                found = [np.frombuffer(bytes(part), "<u8") for (part,) in cursor.execute(self._sql["filter_parts"], asked)]
-            yield from (fold(words, min(times, width.bit_length() - 1)) for words in found if len(words) == width)
+                asked = {"made": told.made, "first": first, "last": min(first + _AT_ONCE, wanted)}
+                found = [np.frombuffer(part, "<u8") for (part,) in cursor.execute(self._sql["filter_parts"], asked)]
+            yield from (fold(words, times) for words in found if len(words) == width and not width % (1 << times))
 
 
 def _halved(told: StoredFilter, bloom: Bloom) -> int:
@@ -182,22 +189,22 @@ def keep(connection: Connection, sql: Statements, number: int, bloom: Bloom) -> 
     with connection.transaction():
         asked = {"number": number, "kind": KIND, "keys": bloom.size, "words": words, "parts": 2 * words // width}
         done = str(value(connection, sql["keep_filter"], **asked))
-        halves = np.concatenate(bloom.words).astype("<u8")
-        for part in range(2 * words // width if done == "begun" else 0):
-            content = halves[part * width : (part + 1) * width].tobytes()
-            connection.execute(sql["keep_filter_part"], {"number": number, "part": part, "content": content})
+        parts = (half[at : at + width] for half in bloom.words for at in range(0, words, width)) if done == "begun" else ()
+        for part, some in enumerate(parts):
+            connection.execute(sql["keep_filter_part"], {"number": number, "part": part, "content": some.astype("<u8").tobytes()})
     return done
 
 
 def problems(connection: Connection, sql: Statements) -> list[str]:
-    """Filters that lack keys of their tables. Asks for some keys of each, from a place that is another one each time."""
-    tables = connection.execute(sql["filtered"], {}).fetchall()
-    lack = [number for made, number, last in tables if _lacks_some(connection, sql, made, number, _some_page(last))]
-    return [f"the filter of packed table {number} lacks keys that are in it: delete its row of reservation_filter" for number in lack]
-
-
-def _some_page(last: int) -> int:
-    return random.randint(-1, max(0, last - _PAGES))
+    """Filters that lack parts, or keys of their tables. Asks for some keys of each, from a place that is another one each time."""
+    found = []
+    for made, number, last, whole in connection.execute(sql["filtered"], {}).fetchall():
+        if not whole:
+            found.append(f"the filter of packed table {number} lacks parts: the next `dedup upkeep` makes it anew")
+        elif _lacks_some(connection, sql, made, number, random.randint(-1, max(0, last - _PAGES))):
+            remedy = f"delete from {quoted(sql.schema)}.reservation_filter where generation = {number}"
+            found.append(f"the filter of packed table {number} lacks keys that are in it, so duplicates may have taken effect: {remedy}")
+    return found
 
 
 def _lacks_some(connection: Connection, sql: Statements, made: str, number: int, after: int) -> bool:

@@ -61,6 +61,7 @@ def _keep_filters(connection: Connection, sql: Statements, patience: float) -> N
             continue  # purged since
         while stored_filter.keep(connection, sql, number, bloom) == "waiting":
             if time.monotonic() >= until:
+                log.info("The filter of packed table %d is not stored, because somebody else packs: the next packing stores it.", number)
                 return
             time.sleep(_AGAIN)
 

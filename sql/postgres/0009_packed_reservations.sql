@@ -61,11 +61,13 @@ comment on column {schema}.reservation_filter.words is 'How many words of 64 bit
 create table {schema}.reservation_filter_part (
     generation int not null references {schema}.reservation_filter (generation) on delete cascade,
     part int not null,
+    made uuid not null,
     words bytea not null,
     primary key (generation, part)
 );
 alter table {schema}.reservation_filter_part alter words set storage external;
 comment on table {schema}.reservation_filter_part is 'The words of a filter, little-endian, its first half before its second, so many bytes in a row.';
+comment on column {schema}.reservation_filter_part.made is 'The filter whose part it is: a part of another copy of the database is none.';
 
 create function {schema}.key_head(key uuid) returns bigint
     language sql immutable
@@ -290,6 +292,16 @@ comment on function {schema}.pack_reservations(bigint) is
     'One step of packing the oldest closed table that is not packed. Returns what was done: "dropped" ends a table, "waiting" says that somebody else '
     'packs, or that open transactions have to end first, null that nothing is left. Neither waits for a batch, nor does a batch wait for it.';
 
+create function {schema}.filter_is_whole(number int) returns boolean
+    language sql stable security definer set search_path = {schema}, pg_temp
+as $body$
+select count(p.part) = f.parts and sum(length(p.words)) = 16 * f.words
+from reservation_filter f left join reservation_filter_part p on p.generation = f.generation and p.made = f.made and p.part < f.parts
+where f.generation = number
+group by f.generation
+$body$;
+comment on function {schema}.filter_is_whole(int) is 'Whether all parts of the filter of that table are there, by their sizes. Null: it has none.';
+
 create function {schema}.keep_filter(number int, how text, many bigint, width bigint, portions int) returns text
     language plpgsql security definer set search_path = {schema}, pg_temp
 as $body$
@@ -297,6 +309,7 @@ begin
     if not pg_try_advisory_xact_lock(packing_lock()) then
         return 'waiting';
     end if;
+    delete from reservation_filter where generation = number and not filter_is_whole(number);
     insert into reservation_filter (generation, kind, keys, words, parts)
     select g.id, how, many, width, portions
     from reservation_generation g where g.id = number and g.packed_at is not null and g.purged_at is null
@@ -305,11 +318,15 @@ begin
 end
 $body$;
 comment on function {schema}.keep_filter(int, text, bigint, bigint, int) is
-    'Begin to store the filter of a packed table, whose parts follow in the same transaction. "not wanted": there is one, or the table was purged.';
+    'Begin to store the filter of a packed table, whose parts follow in the same transaction. "not wanted": there is one, or the table was purged. '
+    'One that lacks parts is replaced.';
 
 create function {schema}.keep_filter_part(number int, portion int, content bytea) returns void
     language sql security definer set search_path = {schema}, pg_temp
-as $body$ insert into reservation_filter_part (generation, part, words) values (number, portion, content) $body$;
+as $body$
+insert into reservation_filter_part (generation, part, made, words)
+select number, portion, f.made, content from reservation_filter f where f.generation = number
+$body$;
 comment on function {schema}.keep_filter_part(int, int, bytea) is 'Store one part of a filter, in the transaction that began it.';
 
 create or replace function {schema}.drop_purged_reservations() returns text
@@ -411,3 +428,4 @@ revoke all on function {schema}.drop_packed_rows(int) from public;
 revoke all on function {schema}.pack_reservations(bigint) from public;
 revoke all on function {schema}.keep_filter(int, text, bigint, bigint, int) from public;
 revoke all on function {schema}.keep_filter_part(int, int, bytea) from public;
+revoke all on function {schema}.filter_is_whole(int) from public;

@@ -262,6 +262,11 @@ select pg_terminate_backend(a.pid) from pg_stat_activity a where a.pid = %(pid)s
 select pg_terminate_backend(a.pid) from pg_stat_activity a
 where a.pid = %(pid)s and a.backend_start = %(start)s and a.backend_xid = (%(xid)s::text::xid8)::xid;
 
+-- name: lock_timeout
+-- How long a statement of this session waits for a lock at most.
+-- Reads a setting.
+select current_setting('lock_timeout');
+
 -- name: set_local
 -- Change a setting until the end of the transaction.
 -- Local: a pooled session never carries it into somebody else's transaction.
@@ -407,20 +412,20 @@ select f.made::text, f.generation, f.kind, f.keys, f.words, f.parts from {schema
 -- name: filter_parts
 -- Some parts of one filter, in their order.
 -- One that is gone since, or was stored anew under another name, has none.
-select p.words from {schema}.reservation_filter_part p join {schema}.reservation_filter f using (generation)
+select p.words from {schema}.reservation_filter_part p join {schema}.reservation_filter f on f.generation = p.generation and f.made = p.made
 where f.made::text = %(made)s and p.part >= %(first)s and p.part < %(last)s order by p.part;
 
 -- name: without_filter
--- The packed tables without a filter, the oldest first.
+-- The packed tables without a filter, or with one that lacks parts, the oldest first.
 -- One snapshot.
 select g.id from {schema}.reservation_generation g
-where g.packed_at is not null and g.purged_at is null and not exists (select from {schema}.reservation_filter f where f.generation = g.id)
+where g.packed_at is not null and g.purged_at is null and not coalesce({schema}.filter_is_whole(g.id), false)
 order by g.id;
 
 -- name: filtered
--- The stored filters: name, packed table, and about the number of its last page.
+-- The stored filters: name, packed table, about the number of its last page, whether all parts are there.
 -- One snapshot. The width of a page's number follows from its shift.
-select f.made::text, g.id, (2147483647::bigint >> g.page_shift)::int
+select f.made::text, g.id, (2147483647::bigint >> g.page_shift)::int, {schema}.filter_is_whole(g.id)
 from {schema}.reservation_filter f join {schema}.reservation_generation g on g.id = f.generation
 where g.purged_at is null order by g.id;
 

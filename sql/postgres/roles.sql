@@ -51,7 +51,7 @@ begin
         -- All that dedup_run calls, by name: a database may grant no function to everybody by default.
         grant execute on function {schema}.rotate_reservations(), {schema}.purge_reservations(timestamptz, text[]), {schema}.reservation_lock(),
             {schema}.close_reservations(), {schema}.drop_purged_reservations(), {schema}.pack_reservations(bigint), {schema}.keep_filter(int, text, bigint, bigint, int),
-            {schema}.keep_filter_part(int, int, bytea), {schema}.free_reservations(uuid[]),
+            {schema}.keep_filter_part(int, int, bytea), {schema}.filter_is_whole(int), {schema}.free_reservations(uuid[]),
             {schema}.hash_in_page(bytea, bytea, uuid), {schema}.key_head(uuid), {schema}.share_reservations(), {schema}.is_reserved(int, uuid),
             {schema}.merge_batches(text), {schema}.purge_bounds(timestamptz), {schema}.guard_transaction(uuid),
             {schema}.claim_unowned(text, text, text, text[], text[], text[]) to dedup_run;
