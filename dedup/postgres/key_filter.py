@@ -100,7 +100,6 @@ class Whole(NamedTuple):
 
     current: Current
     bloom: Bloom
-    there: frozenset[int]  # all tables that were not dropped when it was read: no transaction that asks another one was open
     beside: dict[int, Bloom]  # packed tables that it was not read of -> their stored filters
 
 
@@ -166,10 +165,9 @@ class KnownFilter:
         count = len(keys[0].mixed)
         if count <= FEW or not self._reads:
             return None
-        others = {*tables.asked, *(table.number for table in tables.packed)} - found.keys()
         with self._mine():
             whole = self._whole
-            if whole is not None and whole.current == tables.current and others <= whole.there and not whole.bloom.crowded:
+            if whole is not None and whole.current == tables.current and not whole.bloom.crowded:
                 gone = [bloom for number, bloom in whole.beside.items() if number not in found]
                 found_in: npt.NDArray[np.bool_] = np.logical_or.reduce([bloom.may_have_placed(keys) for bloom in (whole.bloom, *gone)])
                 return found_in
@@ -218,7 +216,7 @@ class KnownFilter:
             self._growing = None
 
     def _read(self, connection: Connection) -> None:
-        tables = tables_now(connection, self._sql, phase=0)  # also what a purge gave up: open transactions that began before rely on it
+        tables = tables_now(connection, self._sql, phase=0)  # also what a purge gave up: transactions that began before ask it
         self._stored.load(connection, [p.made for p in tables.packed])
         beside = {p.number: bloom for p in tables.packed if (bloom := self._stored.get(p.made)) is not None}
         packed = [p.number for p in tables.packed if p.number not in beside]
@@ -229,8 +227,7 @@ class KnownFilter:
         # Asked without the lock: a statement may have to wait for a batch, and the batch would wait for the lock.
         if not self._closed.is_set() and tables_now(connection, self._sql).current == tables.current:
             with self._lock:
-                there = frozenset({*tables.asked, *packed, *beside})
-                self._whole, self._asked, self._due = Whole(tables.current, bloom, there, beside), 0, 0
+                self._whole, self._asked, self._due = Whole(tables.current, bloom, beside), 0, 0
 
     def _room(self, keys: int) -> Bloom | None:
         """A filter for so many keys and for those that come; None where it is too large, or not worth its reading."""
