@@ -215,13 +215,29 @@ def _take(connection: Connection, sql: Statements, tables: Tables, keys: wire.Ke
 
 
 def _take_free(connection: Connection, sql: Statements, tables: Tables, keys: wire.Keys, hashes: Any) -> wire.Keys:
-    """Write those reservations that are free; returns the others."""
-    mine = keys
+    """Write those reservations that are free; returns the others.
+
+    A key that is free in the first of two tables alone is somebody else's who wrote the second one and a newer table. It stays in neither.
+    """
+    mine, lost = keys, True
+    while lost:
+        with connection.transaction() as attempt:
+            asked = wire.among(keys, mine)
+            first, mine = _take_in_all(connection, sql, tables, keys[asked], hashes[asked])
+            if lost := len(mine) < first:
+                raise psycopg.Rollback(attempt)
+    raced: wire.Keys = keys[~wire.among(keys, mine)]
+    return raced
+
+
+def _take_in_all(connection: Connection, sql: Statements, tables: Tables, keys: wire.Keys, hashes: Any) -> tuple[int, wire.Keys]:
+    """How many keys were free in the first table, and those that were free in all of them."""
+    counts, mine = [], keys
     for number in _written(tables):
         free = wire.among(keys, mine)
         mine = _take_one_by_one(connection, sql.of("reserve_one_by_one", _child(sql, number)), keys[free], hashes[free])
-    raced: wire.Keys = keys[~wire.among(keys, mine)]
-    return raced
+        counts.append(len(mine))
+    return counts[0], mine
 
 
 def _take_one_by_one(connection: Connection, statement: bytes, keys: wire.Keys, hashes: Any) -> wire.Keys:

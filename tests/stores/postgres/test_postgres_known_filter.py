@@ -264,3 +264,24 @@ def test_a_transaction_asks_what_a_purge_gave_up_after_it_began(store: PostgresS
         tx.ask(keys(range(10))["key"])
         assert tx.reserve(keys(range(10))).num_rows == 10
     assert chunk(store, 0, 9) == 0
+
+
+def test_who_loses_a_key_between_two_rotations_leaves_none_behind(store: PostgresStore, postgres: str) -> None:
+    """It writes the table that was closing when it began, which is closed by now, and finds the key taken in the next one: it keeps neither."""
+    epoch(store)
+    other, third = PostgresStore(postgres, filter_memory=0), PostgresStore(postgres, filter_memory=0)
+    with store.begin_letters("shop"):
+        store.rotate_reservations()
+        slow = other.begin_letters("shop")
+        tx = slow.__enter__()
+        tx.ask(keys(range(10))["key"])
+    assert store.rotate_reservations() == "reservation_000003"
+    with third.begin_letters("shop") as quick:
+        assert quick.reserve(keys(range(5))).num_rows == 0
+        quick.execute(Commit())
+    assert tx.reserve(keys(range(10))).num_rows == 5
+    tx.execute(Commit())
+    slow.__exit__(None, None, None)
+    count = "select count(*), count(distinct key) from dedup.reservation where tableoid = 'dedup.reservation_00000{}'::regclass"
+    assert [run(postgres, count.format(number)) for number in (1, 2, 3)] == [[(5, 5)], [(10, 10)], [(5, 5)]]
+    assert "more than one table" not in str(store.problems("shop"))

@@ -148,7 +148,7 @@ def test_the_runtime_role_packs_and_frees(place: LeastPlace) -> None:
         ("run", "insert into dedup.reservation_page_000001 values (0, '', '')"),
         ("run", "select dedup.take_out(1, 31, '{}')"),
         ("run", "delete from dedup.reservation_filter"),
-        ("run", "insert into dedup.reservation_filter_part values (1, 9, '')"),
+        ("run", "insert into dedup.reservation_filter_part select 1, 9, made, '' from dedup.reservation_filter"),
         ("run", "update dedup.reservation_filter_part set words = ''"),
         ("read", "select dedup.keep_filter(1, '', 1, 1, 1)"),
         ("run", "delete from dedup.reservation_freed"),
