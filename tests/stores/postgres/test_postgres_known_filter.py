@@ -267,7 +267,7 @@ def test_a_transaction_asks_what_a_purge_gave_up_after_it_began(store: PostgresS
 
 
 def test_who_loses_a_key_between_two_rotations_leaves_none_behind(store: PostgresStore, postgres: str) -> None:
-    """It writes the table that was closing when it began, which is closed by now, and finds the key taken in the next one: it keeps neither."""
+    """It writes the table that was closing when it began, and finds the key taken in the next one: it keeps neither."""
     epoch(store)
     other, third = PostgresStore(postgres, filter_memory=0), PostgresStore(postgres, filter_memory=0)
     with store.begin_letters("shop"):
