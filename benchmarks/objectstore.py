@@ -44,7 +44,7 @@ ROUNDS = 5
 def compare(spark: Any, folder: Path, dsn: str, sizes: Sizes) -> tuple[list[Measure], Seconds]:
     """Requests of a small batch, then batches in turns. Verified; and the seconds of every batch."""
     del spark, dsn
-    kit = _kit()
+    kit = tools()
     with kit.s3_server.running_s3() as server, kit.http_proxy.proxied(server, delay=DELAY) as proxy:
         settings = kit.object_storage.through(kit.object_storage.s3(server), proxy.address)
         requests = _requests(kit, proxy, settings, kit.object_storage.prefix("s3"))
@@ -144,9 +144,14 @@ def _verify(tables: dict[str, str], facts: Facts) -> None:
         verify(uri, facts, once=name == SINK)
 
 
-def _kit() -> Any:
-    """Servers and the proxy, which the tests have."""
+def with_tests() -> None:
+    """From now on `import kit` finds what the tests have."""
     sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+
+def tools() -> Any:
+    """Servers and the proxy, which the tests have."""
+    with_tests()
     from types import SimpleNamespace
 
     from kit import http_proxy, object_storage, s3_server

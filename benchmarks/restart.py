@@ -8,6 +8,7 @@ were reserved.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 from rich.console import Console
 
 from benchmarks import report
@@ -34,15 +36,26 @@ def start(folder: str, step: int) -> dict[str, float]:
     began = time.perf_counter()
     with closing(DeltaStore(folder)) as store, store._states.caught_up(NAME) as state:
         assert state.reserved()  # opens them all
-        memory, found = _most_memory(), state.probe(new)[0].sum()
+        memory, found = most_memory(), state.probe(new)[0].sum()
         taken = {"seconds": time.perf_counter() - began, "mb": memory}
         assert not found and state.probe(old)[0].all(), "the answers are wrong"
-        return {**taken, "reserved": state.reserved()}
+        return {**taken, "reserved": state.reserved(), "used": _memory_in_use()}
 
 
-def _most_memory() -> float:
+def most_memory() -> float:
     """MB of this process until now; `ru_maxrss` would be that of its parent, if that had more."""
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+    return _status("VmHWM")
+
+
+def _memory_in_use() -> float:
+    """MB of this process once allocators have given back what they keep."""
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)
+    return _status("VmRSS")
+
+
+def _status(name: str) -> float:
+    return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) / 1024
 
 
 def started(folder: Path, step: int) -> dict[str, float]:

@@ -1,0 +1,252 @@
+"""What docs/explanation/scale.md computes from constants that were measured: memory, files, requests, bytes, cost. It only reads two files.
+
+A number that was measured as it stands is `Measured`. Python makes a plain float of each sum and product of such numbers: it is computed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import scale_keys
+from dedup.core.bloom import memory
+from dedup.delta.keys import FLUSH_ROWS
+from dedup.delta.upkeep import TARGET_BYTES
+from dedup.postgres import PostgresStore
+from dedup.postgres.key_filter import _PAGES, _ROOM
+
+CONSTANTS, LATEST = (Path(__file__).with_name(name) for name in ("scale.json", "latest.json"))
+
+KEYS, PARTITIONS = (1_000_000, 100_000_000, 1_000_000_000), (1, 10, 100)
+
+EVENTS, BATCH = 1_000_000, 50_000
+BATCHES = EVENTS // BATCH
+
+TABLES = 30
+"""Of reservations on PostgreSQL: the upkeep begins one in a thirtieth of the retention."""
+
+PAGE_KEYS = 24
+"""Packed keys of a page: 16 to 32."""
+
+SEGMENT, MIB, GB = 2**30, 2**20, 1e9
+
+HEAP_BYTES = 52
+"""Of a row of reservations, as `queries.sql` estimates their number; the rest of it is the index."""
+
+
+class Measured(float):
+    """As it was measured. Arithmetic makes a float of it, which is computed."""
+
+
+class Constant(NamedTuple):
+    """A line of scale.json."""
+
+    constant: str
+    value: float
+    unit: str
+    benchmark: str
+    date: str
+
+
+class Prices(NamedTuple):
+    """In USD; the page says where they are from. `write` and `read` are of a thousand requests, the others of a GB and month."""
+
+    write: float = 0.005
+    read: float = 0.0004
+    objects: float = 0.023
+    disk: float = 0.115
+
+
+PRICES = Prices()
+
+
+class Case(NamedTuple):
+    """A line of a table.
+
+    Args:
+        requests: on Delta those that write or list, and those that read; on PostgreSQL calls to the server.
+        moved: bytes that are written by events, or read by a start.
+        kept: bytes that stay.
+    """
+
+    store: str
+    keys: int
+    partitions: int
+    memory: float
+    files: float
+    requests: tuple[float, ...]
+    moved: float
+    kept: float
+    usd: float
+
+
+def known(path: Path = CONSTANTS) -> dict[str, Constant]:
+    """The constants by name."""
+    return {line["constant"]: Constant(**line) for line in json.loads(path.read_text(encoding="utf-8"))}
+
+
+@cache
+def _values() -> dict[str, Measured]:
+    found = {name: Measured(one.value) for name, one in known().items()}
+    for line in json.loads(LATEST.read_text(encoding="utf-8")):
+        found |= {line["measure"]: Measured(line["ours"]), f"{line['measure']}, other": Measured(line["other"])}
+    return found
+
+
+def of(name: str) -> Measured:
+    """A constant, or dedup's number of a measure in latest.json; with ", other" that of the other way."""
+    return _values()[name]
+
+
+def filter_bytes_per_key(keys: int) -> float:
+    """Of a Bloom filter with sixteen bits a key or more: it has a power of two of words."""
+    return memory(keys) / keys
+
+
+@cache
+def key_files(keys: int) -> scale_keys.KeyFiles:
+    """The files of keys of a Delta consumer; simulated."""
+    return scale_keys.reserved(keys, BATCH)
+
+
+def known_filter(keys: int) -> int:
+    """Bytes of the filter of a process on PostgreSQL; 0 where it does not fit into `filter_memory`."""
+    needed = memory(2 * keys + _ROOM)
+    return needed if needed <= inspect.signature(PostgresStore).parameters["filter_memory"].default else 0
+
+
+def ledger_files(keys: int) -> float:
+    """Files of keys in a compacted ledger."""
+    return math.ceil(keys * of("delta/key_bytes_1p") / TARGET_BYTES)
+
+
+def delta_events(keys: int, partitions: int) -> Case:
+    """A million new events on object storage, beside so many keys, with files of keys on a disk of the process."""
+    files, p = key_files(keys), f"{partitions}p"
+    writes, reads = (BATCHES * of(f"delta/batch_{kind}s_{p}") for kind in ("write", "read"))
+    kept = EVENTS * (of(f"delta/sink_bytes_{p}") + of(f"delta/key_bytes_{p}")) + BATCHES * of(f"delta/record_bytes_{p}")
+    local = EVENTS * files.written / keys * files.disk / keys
+    held = MIB * (of("delta/process_mb") + of("delta/driver_memory_50k")) + files.memory
+    usd = _requests(writes, reads) + kept / GB * PRICES.objects
+    added = BATCHES * of(f"delta/batch_files_{p}") + 1
+    return Case("Delta", keys, partitions, held, added, (writes, reads), kept + EVENTS * of(f"delta/key_bytes_{p}") + local, kept, usd)
+
+
+def delta_restart(keys: int, partitions: int, *, files_kept: bool) -> Case:
+    """A start on object storage, up to the end of what it reads."""
+    files, p = key_files(keys), f"{partitions}p"
+    writes, reads = (float(of(f"delta/restart_{kind}s_{p}")) for kind in ("write", "read"))  # measured beside other numbers of keys
+    newest = min(keys, FLUSH_ROWS) * of(f"delta/key_bytes_{p}")
+    if files_kept:
+        held = _with_files(keys)
+        return Case("Delta", keys, partitions, held, len(files.sizes), (writes, reads), files.opened + newest, 0, _requests(writes, reads))
+    asked = reads + ledger_files(keys) * of(f"delta/compacted_reads_{p}")
+    held, opened, read = _without_files(keys), ledger_files(keys), keys * of(f"delta/key_bytes_{p}")
+    return Case("Delta, no files", keys, partitions, held, opened, (writes, asked), read, 0, _requests(writes, asked))
+
+
+def _with_files(keys: int) -> float:
+    return MIB * (of("delta/process_mb") + of("delta/newest_mb")) + key_files(keys).opened
+
+
+def _without_files(keys: int) -> float:
+    """Beside what a start with files has: what the C library keeps, in proportion to the keys."""
+    return _with_files(keys) + keys * kept_by_library()
+
+
+def kept_by_library() -> float:
+    """Bytes of a key that stay with a process that has read it from the ledger."""
+    return MIB * (of("delta/restart_100m_mb, other") - of("delta/restart_100m_mb")) / 100_000_000
+
+
+def tables(keys: int) -> int:
+    """Tables of reservations on PostgreSQL; one takes a million keys at least."""
+    return min(TABLES, math.ceil(keys / EVENTS))
+
+
+def index_pages(keys: int) -> float:
+    """Pages of the unique index of the table that takes new keys, when it is full."""
+    return max(keys / tables(keys), EVENTS) / of("postgres/keys_of_index_page")
+
+
+def changed_pages(keys: int) -> float:
+    """Those that a million random keys change: each key leaves a page as it was with the probability 1 - 1 / pages."""
+    pages = index_pages(keys)
+    return pages * -math.expm1(-EVENTS / pages)
+
+
+def postgres_events(keys: int, partitions: int) -> Case:
+    """A million new events, beside so many keys, between two checkpoints of the server."""
+    p = f"{partitions}p"
+    records = BATCHES * of(f"postgres/record_rows_{p}") * of(f"postgres/record_bytes_{p}")
+    kept = EVENTS * (of("postgres/sink_bytes") + of("postgres/bytes_per_reservation")) + records
+    log = EVENTS * of("postgres/wal_bytes") + changed_pages(keys) * of("postgres/wal_page_bytes") + records
+    held = MIB * (of("postgres/process_mb") + of("postgres/driver_memory_50k")) + known_filter(keys)
+    calls = BATCHES * of(f"postgres/calls_{p}")
+    return Case("PostgreSQL", keys, partitions, held, math.ceil(kept / SEGMENT), (calls,), log + kept, kept, kept / GB * PRICES.disk)
+
+
+def postgres_restart(keys: int, partitions: int) -> Case:
+    """A start, and the filter of known keys if there is one."""
+    read = known_filter(keys) and 16 * keys
+    calls = of(f"postgres/restart_calls_{partitions}p") + (_reading_calls(keys) if read else 0)
+    held = MIB * of("postgres/process_mb") + known_filter(keys)
+    return Case("PostgreSQL", keys, partitions, held, tables(keys), (calls,), read, 0, 0.0)
+
+
+def _reading_calls(keys: int) -> float:
+    """Of reading the filter: 8,192 pages of rows, or of packed keys, at a time."""
+    rows, count = keys / tables(keys), tables(keys)
+    return count + math.ceil(rows * HEAP_BYTES / 8192 / _PAGES) + (count - 1) * math.ceil(rows / PAGE_KEYS / _PAGES)
+
+
+class Rest(NamedTuple):
+    """The keys of a store between batches.
+
+    Args:
+        server: bytes of indexes that the server should have in memory.
+    """
+
+    store: str
+    keys: int
+    files: float
+    bytes: float
+    server: float
+    usd: float
+
+
+def delta_at_rest(keys: int) -> list[Rest]:
+    """The ledger on object storage, and the files of keys on a disk."""
+    files, size = key_files(keys), keys * of("delta/key_bytes_1p")
+    return [
+        Rest("Delta: ledger", keys, ledger_files(keys), size, 0, size / GB * PRICES.objects),
+        Rest("Delta: files of keys", keys, len(files.sizes), files.disk, 0, files.disk / GB * PRICES.disk),
+    ]
+
+
+def postgres_at_rest(keys: int) -> Rest:
+    """One table of rows, and all others packed; each file has a gigabyte at most."""
+    count, rows = tables(keys), keys / tables(keys)
+    heap, index = HEAP_BYTES * rows, rows / of("postgres/keys_of_index_page") * 8192
+    packed = rows * of("postgres/bytes_per_packed_key")
+    files = sum(math.ceil(size / SEGMENT) for size in (heap, index)) + (count - 1) * (math.ceil(packed / SEGMENT) + 1)
+    size = rows * of("postgres/bytes_per_reservation") + (count - 1) * packed
+    return Rest("PostgreSQL", keys, files, size, index + (count - 1) * packed, size / GB * PRICES.disk)
+
+
+def page_reads(keys: int) -> float:
+    """Pages of files of keys that a batch of new keys reads: for each file those keys that its filter lets through."""
+    return len(key_files(keys).sizes) * BATCH * of("delta/filter_lets_through")
+
+
+def look_ups(keys: int) -> int:
+    """Look-ups in indexes that a batch of new keys needs on PostgreSQL; with a filter nearly none."""
+    return 0 if known_filter(keys) else BATCH * tables(keys)
+
+
+def _requests(writes: float, reads: float) -> float:
+    return (writes * PRICES.write + reads * PRICES.read) / 1000
