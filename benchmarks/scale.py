@@ -46,6 +46,7 @@ PARTS: dict[str, Part] = {
     "postgres_process": _on_server(scale_postgres.process),
     "postgres_calls": _on_server(scale_postgres.calls),
     "postgres_log": _on_server(scale_postgres.log),
+    "postgres_large_index": _on_server(scale_postgres.log_of_large_index),
 }
 
 

@@ -58,6 +58,7 @@ class Amounts(NamedTuple):
         reserved: keys that are there before, and at a restart.
         starts: whose memory is looked at.
         ledger: keys that a start reads from the ledger.
+        large_index: keys in one table on PostgreSQL, of whose index a batch changes a part.
     """
 
     partitions: Sequence[int] = (1, 10, 100)
@@ -68,6 +69,7 @@ class Amounts(NamedTuple):
     reserved: int = 6_000_000
     starts: int = 3
     ledger: int = 24_000_000
+    large_index: int = 4_000_000
 
 
 def kinds(requests: Sequence[Any]) -> Counter[str]:

@@ -173,10 +173,13 @@ def index_pages(keys: int) -> float:
     return max(keys / tables(keys), EVENTS) / of("postgres/keys_of_index_page")
 
 
-def changed_pages(keys: int) -> float:
-    """Those that a million random keys change: each key leaves a page as it was with the probability 1 - 1 / pages."""
-    pages = index_pages(keys)
-    return pages * -math.expm1(-EVENTS / pages)
+def logged(events: int, pages: float) -> float:
+    """Bytes of the log of so many events between two checkpoints, where the index has so many pages.
+
+    The first change of a page logs all of it. A random key leaves a page as it was with the probability 1 - 1 / pages.
+    """
+    changed = pages * -math.expm1(-events / pages)
+    return events * of("postgres/wal_bytes") + changed * of("postgres/wal_page_bytes")
 
 
 def postgres_events(keys: int, partitions: int) -> Case:
@@ -184,7 +187,7 @@ def postgres_events(keys: int, partitions: int) -> Case:
     p = f"{partitions}p"
     records = BATCHES * of(f"postgres/record_rows_{p}") * of(f"postgres/record_bytes_{p}")
     kept = EVENTS * (of("postgres/sink_bytes") + of("postgres/bytes_per_reservation")) + records
-    log = EVENTS * of("postgres/wal_bytes") + changed_pages(keys) * of("postgres/wal_page_bytes") + records
+    log = logged(EVENTS, index_pages(keys)) + records
     held = MIB * (of("postgres/process_mb") + of("postgres/driver_memory_50k")) + known_filter(keys)
     calls = BATCHES * of(f"postgres/calls_{p}")
     return Case("PostgreSQL", keys, partitions, held, math.ceil(kept / SEGMENT), (calls,), log + kept, kept, kept / GB * PRICES.disk)

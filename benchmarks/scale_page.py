@@ -127,10 +127,17 @@ def checks() -> str:
     """What the model says where something was measured."""
     base = model.of("delta/process_mb") * model.MIB
     files = base + model.key_files(100_000_000).opened
+    there = model.of("postgres/large_index_keys")
+    log = model.logged(model.BATCH, there / model.of("postgres/keys_of_index_page"))
     ledger = base + model.key_files(24_000_000).opened + 24e6 * model.kept_by_library()
     rows = [
         ["Delta: memory of a start with files of keys, 100 million keys", size(files), _mib("delta/restart_100m_mb")],
         ["Delta: memory of a start that reads 24 million keys from the ledger", size(ledger), _mib("delta/ledger_start_mb")],
+        [
+            f"PostgreSQL: log of a batch beside {number(there)} keys in one table",
+            size(log),
+            size(model.of("postgres/large_index_wal_bytes")),
+        ],
     ]
     return _table(["what", "computed", "measured"], rows)
 

@@ -30,7 +30,7 @@ SELECT (SELECT count(*) FROM dedup.batch), pg_total_relation_size('dedup.batch')
 """
 
 INDEX = """
-SELECT pg_relation_size('dedup.reservation_000001_key_key') / 8192, (SELECT count(*) FROM dedup.reservation), pg_relation_size('orders')
+SELECT pg_relation_size('dedup.reservation_000001_key_key') / 8192, (SELECT count(*) FROM dedup.reservation)
 """
 
 SINK_BYTES = "SELECT pg_total_relation_size('orders')::float / count(*) FROM orders"
@@ -87,11 +87,38 @@ def log(dsn: str, amounts: Amounts) -> Values:
 
     The first batch after a checkpoint changes nearly all pages of an index as small as this one; the next batch finds them changed.
     """
+    (first, second), index, sink = _logged(dsn, amounts.reserved // 6, amounts)
+    return {
+        "postgres/wal_bytes": (round(second / amounts.events, 1), "bytes of an event"),
+        "postgres/wal_page_bytes": (round((first - second) / index.pages), "bytes of a page"),
+        "postgres/keys_of_index_page": (round(index.keys / index.pages, 1), "keys"),
+        "postgres/sink_bytes": (round(sink, 1), "bytes of an event"),
+    }
+
+
+def log_of_large_index(dsn: str, amounts: Amounts) -> Values:
+    """The log of the first batch after a checkpoint, where it changes a part of the pages: to compare the model with. Verified."""
+    (first, _), index, _ = _logged(dsn, amounts.large_index, amounts)
+    return {
+        "postgres/large_index_wal_bytes": (first, "bytes of a batch"),
+        "postgres/large_index_keys": (index.keys, "keys"),
+    }
+
+
+class _Index(NamedTuple):
+    """The unique index of the only table of reservations."""
+
+    pages: int
+    keys: int
+
+
+def _logged(dsn: str, there: int, amounts: Amounts) -> tuple[list[int], _Index, float]:
+    """Bytes of the log of two batches after a checkpoint beside so many keys, the index then, and bytes of a row of the sink."""
     orders, taken = Orders(amounts.partitions[0]), list[int]()
     with database(dsn) as own, psycopg.connect(own, autocommit=True) as connection, closing(PostgresStore(own)) as store:
         postgres.create_sinks(own)
         store.migrate()
-        generate(own, amounts.reserved // 6)
+        generate(own, there)
         made = arrow_consumer(store)
         for number in range(4):
             if number == 2:
@@ -99,15 +126,9 @@ def log(dsn: str, amounts: Amounts) -> Values:
             before = _written(connection)
             made(orders.batch(amounts.events), number)
             taken.append(_written(connection) - before)
-        pages, keys, _ = _one(own, INDEX)
-        sink = float(_one(own, SINK_BYTES)[0])
+        index, sink = _Index(*_one(own, INDEX)), float(_one(own, SINK_BYTES)[0])
         postgres.verify(own, SINK, orders.facts, once=True)
-    return {
-        "postgres/wal_bytes": (round(taken[3] / amounts.events, 1), "bytes of an event"),
-        "postgres/wal_page_bytes": (round((taken[2] - taken[3]) / pages), "bytes of a page"),
-        "postgres/keys_of_index_page": (round(keys / pages, 1), "keys"),
-        "postgres/sink_bytes": (round(sink, 1), "bytes of an event"),
-    }
+    return taken[2:], index, sink
 
 
 def process(dsn: str, amounts: Amounts) -> Values:

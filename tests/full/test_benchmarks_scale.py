@@ -61,8 +61,10 @@ def test_calls_and_bytes_on_postgres_are_measured(postgres: str, monkeypatch: py
     from benchmarks.scale_delta import Amounts
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    amounts = Amounts(partitions=(1, 3), batches=2, events=200, reserved=60_000, starts=1)
+    amounts = Amounts(partitions=(1, 3), batches=2, events=200, reserved=60_000, starts=1, large_index=20_000)
     found = scale_postgres.calls(postgres, amounts) | scale_postgres.log(postgres, amounts) | scale_postgres.process(postgres, amounts)
+    large = scale_postgres.log_of_large_index(postgres, amounts)
+    assert large["postgres/large_index_keys"][0] == 20_800 and large["postgres/large_index_wal_bytes"][0] > 10_000
     value = {name: told for name, (told, _) in found.items()}
     assert (value["postgres/record_rows_1p"], value["postgres/record_rows_3p"]) == (1, 3)
     assert value["postgres/calls_3p"] > value["postgres/calls_1p"] > 10 and value["postgres/restart_calls_1p"] > 0
